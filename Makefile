@@ -1,0 +1,44 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Everything else builds on the same .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test check fix bench clean help
+
+help:
+	@echo "make demo   train on the built-in characters, evaluate on unseen ones"
+	@echo "make test   run the tests"
+	@echo "make check  lint, types, tests (reads only)"
+	@echo "make fix    format and fix what ruff can"
+	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
+
+setup: .venv/.ready
+
+# torch first and pinned: nothing after it may pull another build.
+.venv/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/nofuss demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

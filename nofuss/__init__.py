@@ -1,0 +1,1 @@
+"""Distance metric learning with proxies."""

@@ -1,0 +1,51 @@
+"""Everything nofuss raises on purpose.
+
+    NofussError               exit 1   caught by the command line, printed as one line
+    ├── UsageError            exit 2   an option or a name that does not exist or fit
+    ├── DataError             exit 2   data that can't be read or used as asked
+    ├── RunError              exit 2   a run directory that can't be opened, continued or overwritten
+    └── TrainingError         exit 1   training that went wrong while running
+
+The library's pure functions raise plain `ValueError` for a caller's mistake;
+`UsageError` and `DataError` are `ValueError`s too, so one `except` serves both.
+A message is one line: what was got, what was expected, what to do about it.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class NofussError(Exception):
+    """Base of all errors that are reported as one line."""
+
+    exit_code = 1
+
+
+class UsageError(NofussError, ValueError):
+    """An option or a name that does not exist or does not fit the others."""
+
+    exit_code = 2
+
+
+class DataError(NofussError, ValueError):
+    """Data that can't be read, or can't be used as asked."""
+
+    exit_code = 2
+
+
+class RunError(NofussError):
+    """A run directory that can't be opened, continued or overwritten."""
+
+    exit_code = 2
+
+
+class TrainingError(NofussError):
+    """Training that went wrong while running."""
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
+    """The error for a name that is not among the choices; suggests the nearest."""
+    known = sorted(choices)
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UsageError(f"unknown {kind} {name!r}; {hint}choose from {', '.join(known)}")

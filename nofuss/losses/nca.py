@@ -1,0 +1,43 @@
+"""Neighbourhood component analysis, Eq. 4, over the instances of a batch.
+
+The positive is *not* in the denominator, as the paper writes it, so the loss can go below
+zero. d is |x − y|² with |x| = |y| = N, which makes −d = scale · cos − const with
+scale = 2N²; the constant cancels. `scale=None` leaves the norms free.
+"""
+
+import math
+
+from torch import Tensor
+
+from nofuss.geometry import normalize, squared_distances
+from nofuss.losses.inputs import zero_with_graph
+from nofuss.losses.instance_loss import InstanceLoss, pair_masks
+
+
+def nca(embeddings: Tensor, labels: Tensor, *, scale: float | None = 18.0) -> Tensor:
+    """Eq. 4, mean over positive pairs (x, y) of d(x,y) + log Σ_{z∈Z} exp(−d(x,z)).
+
+    Z is every item of another class in the batch.
+    """
+    positive, negative = pair_masks(labels)
+    anchor, y = (positive & negative.any(1, keepdim=True)).nonzero(as_tuple=True)  # (T,)
+    if len(anchor) == 0:
+        return zero_with_graph(embeddings)
+    if scale is None:
+        logits = -squared_distances(embeddings, embeddings)  # (B, B)
+    else:
+        x = normalize(embeddings)
+        logits = scale * x @ x.T
+    to_negatives = logits[anchor].masked_fill(~negative[anchor], -math.inf).logsumexp(1)
+    return (to_negatives - logits[anchor, y]).mean()
+
+
+class NCA(InstanceLoss):
+    """Eq. 4 over instances: the denominator sums the negatives of the batch only."""
+
+    def __init__(self, *, scale: float | None = 18.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nca(x, labels, scale=self.scale)

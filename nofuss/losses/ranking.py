@@ -1,0 +1,30 @@
+"""The ranking loss, Eq. 2: what all the others are surrogates of. For evaluation only."""
+
+import torch
+from torch import Tensor
+
+from nofuss.geometry import normalize, squared_distances
+from nofuss.losses.inputs import zero_with_graph
+from nofuss.losses.instance_loss import InstanceLoss, pair_masks
+
+
+@torch.no_grad()
+def ranking(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Eq. 2, mean of H(d(x,y) − d(x,z)) over all triplets, d on the unit sphere.
+
+    H(0) = 0: Eq. 1 asks for d(x,y) ≤ d(x,z), so a tie is no violation.
+    """
+    positive, negative = pair_masks(labels)
+    if not (positive.any(1) & negative.any(1)).any():
+        return zero_with_graph(embeddings)
+    d = squared_distances(x := normalize(embeddings), x)
+    anchor, y = positive.nonzero(as_tuple=True)  # (T,)
+    wrong = (d[anchor, y, None] > d[anchor]) & negative[anchor]  # (T, B)
+    return wrong.sum().to(d.dtype) / negative[anchor].sum()
+
+
+class Ranking(InstanceLoss):
+    """Eq. 2, the share of triplets in the wrong order; it has no gradient."""
+
+    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        return ranking(x, labels)

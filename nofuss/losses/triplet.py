@@ -1,0 +1,49 @@
+"""The margin triplet loss, Eq. 3, over all triplets of the batch."""
+
+from torch import Tensor
+
+from nofuss.geometry import normalize, squared_distances
+from nofuss.losses.inputs import zero_with_graph
+from nofuss.losses.instance_loss import InstanceLoss, pair_masks
+
+
+def triplet(
+    embeddings: Tensor, labels: Tensor, *, margin: float = 0.1, unit_norm: bool = True
+) -> Tensor:
+    """Eq. 3, mean of [d(x,y) + M − d(x,z)]₊ over all triplets of the batch."""
+    x = normalize(embeddings) if unit_norm else embeddings
+    positive, negative = pair_masks(labels)
+    d = squared_distances(x, x)
+    anchor, y = positive.nonzero(as_tuple=True)  # (T,)
+    hinge = (d[anchor, y, None] + margin - d[anchor]).clamp_min(0)  # (T, B)
+    count = negative[anchor].sum()
+    if count == 0:
+        return zero_with_graph(embeddings)
+    return (hinge * negative[anchor]).sum() / count
+
+
+class Triplet(InstanceLoss):
+    """Eq. 3 over all triplets of the batch, or over those that a miner hands in.
+
+    `unit_norm=False` takes distances between the embeddings as they are.
+    """
+
+    def __init__(self, *, margin: float = 0.1, unit_norm: bool = True) -> None:
+        super().__init__()
+        self.margin = margin
+        self.unit_norm = unit_norm
+
+    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        return triplet(x, labels, margin=self.margin, unit_norm=self.unit_norm)
+
+    def _mined(self, x: Tensor, indices_tuple: tuple[Tensor, ...]) -> Tensor:
+        if len(indices_tuple) != 3:
+            raise ValueError(
+                f"got {len(indices_tuple)} mined index tensors; expected three: "
+                "anchors, positives, negatives"
+            )
+        if len(indices_tuple[0]) == 0:
+            return zero_with_graph(x)
+        a, y, z = ((normalize(x) if self.unit_norm else x)[i] for i in indices_tuple)
+        d_y, d_z = (a - y).square().sum(1), (a - z).square().sum(1)
+        return (d_y + self.margin - d_z).clamp_min(0).mean()

@@ -1,0 +1,255 @@
+"""Which proxy stands for whom: p(x), Eq. 5 and "Proxy Assignment" (Section 4.1) of the paper.
+
+An assignment turns a batch into triplets over proxies (x, p(y), p(Z)):
+
+    Static       one proxy a label, p(x) = p_c(x); no sampling at all
+    Fractional   fewer proxies than labels; labels are dealt to proxies at random, once
+    Several      more proxies than labels; p(x) is the closest of the label's own
+    Dynamic      proxies belong to nobody; p(x) is the closest proxy now (Eq. 5)
+
+In all of them Z never contains p(y): a negative that shares the positive's proxy would ask
+for d(x, p) < d(x, p), which carries no signal, so it is left out of the denominator.
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nofuss.geometry import squared_distances
+
+
+class ProxyTriplets(NamedTuple):
+    """Triplets over proxies (x, p(y), p(Z)), T of them."""
+
+    positive: Tensor
+    """(T,) row of p(y) among the proxies."""
+    negative: Tensor | None = None
+    """(T, P) True where a proxy is in p(Z). None: every proxy but p(y)."""
+    anchor: Tensor | None = None
+    """(T,) row of x in the batch. None: triplet t belongs to row t."""
+
+
+class Assignment(nn.Module, ABC):
+    """p(x) for a batch; buffers travel with the loss's state_dict."""
+
+    name: str
+    num_proxies: int
+
+    @abstractmethod
+    def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
+        """p(x) for each row of x: (N,) rows of `proxies`."""
+
+    @abstractmethod
+    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """Triplets over proxies from a labelled batch."""
+
+    def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """Triplets over proxies from instances: y (B, D) positives, z (B, K, D) negatives."""
+        raise ValueError(
+            f"{self.name} assignment finds a proxy by its label; bare triplets have none: "
+            "pass assignment='dynamic'"
+        )
+
+
+class Static(Assignment):
+    """One proxy a label, p(x) = p_c(x); Z is every other proxy."""
+
+    name = "static"
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_proxies = num_classes
+
+    def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
+        """The label itself."""
+        return _required(labels, self.name)
+
+    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """(x, p_c(x), all others)."""
+        return ProxyTriplets(positive=labels)
+
+
+class Fractional(Assignment):
+    """Fewer proxies than labels (Section 5.5): labels are dealt to proxies at random, once.
+
+    The deal is even: every proxy gets ⌊C/P⌋ or ⌈C/P⌉ labels. Z is every proxy but the
+    positive's own; labels that share the anchor's proxy are thus no negatives of it.
+    """
+
+    name = "fractional"
+    proxy_of_label: Tensor
+
+    def __init__(
+        self, num_classes: int, num_proxies: int, *, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.num_proxies = num_proxies
+        deal = torch.randperm(num_classes, generator=generator) % num_proxies
+        self.register_buffer("proxy_of_label", deal)
+
+    def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
+        """The proxy that the label was dealt to."""
+        return self.proxy_of_label[_required(labels, self.name)]
+
+    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """(x, the label's proxy, all others)."""
+        return ProxyTriplets(positive=self.of(x, labels, proxies))
+
+
+class Several(Assignment):
+    """More proxies than labels: each label owns ⌊P/C⌋ or ⌈P/C⌉ neighbouring rows.
+
+    p(x) is the closest of the label's own (Eq. 5 within the label); Z is every proxy of
+    another label. A label's other proxies are neither positive nor negative.
+    """
+
+    name = "several"
+    label_of_proxy: Tensor
+
+    def __init__(self, num_classes: int, num_proxies: int) -> None:
+        super().__init__()
+        self.num_proxies = num_proxies
+        owner = torch.arange(num_proxies) * num_classes // num_proxies
+        self.register_buffer("label_of_proxy", owner)
+
+    def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
+        """The closest proxy of the label's own."""
+        own = _required(labels, self.name)[:, None] == self.label_of_proxy  # (N, P)
+        with torch.no_grad():
+            return squared_distances(x, proxies).masked_fill(~own, math.inf).argmin(1)
+
+    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """(x, the closest of the label's proxies, all proxies of other labels)."""
+        return ProxyTriplets(
+            positive=self.of(x, labels, proxies),
+            negative=labels[:, None] != self.label_of_proxy,
+        )
+
+
+class Dynamic(Assignment):
+    """p(x) is the closest proxy now (Eq. 5); proxies belong to no label.
+
+    From labels, an anchor's positives y are the *other* items of its label in the batch and
+    its negatives the items of other labels; each (x, y) is one triplet with
+    Z = {p(z)} \\ {p(y)}, each proxy counted once. From bare triplets the same, with y and Z
+    as given. Instances y, z only choose proxies: gradients reach x and the chosen proxies.
+    A triplet whose Z is empty is left out; when all are, the loss is zero (with a graph).
+
+    Proxies that nobody chooses get no gradient and stay behind; in the worst case all points
+    share one proxy and nothing is learned. `share_in_use` reports it, a warning says it once,
+    and `revive_after=n` mends it (off by default, not in the paper): a proxy that was not
+    chosen for n training batches is moved onto a random item of the batch.
+    """
+
+    name = "dynamic"
+    idle: Tensor
+    batches: Tensor
+
+    def __init__(self, num_proxies: int, *, revive_after: int | None = None, seed: int = 0) -> None:
+        super().__init__()
+        if revive_after is not None and revive_after < 1:
+            raise ValueError(f"revive_after is {revive_after}; it counts batches, from 1 up")
+        self.num_proxies = num_proxies
+        self.revive_after = revive_after
+        self.seed = seed
+        self._warned = False
+        self.register_buffer("idle", torch.zeros(num_proxies, dtype=torch.int64))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
+        """The closest proxy, Eq. 5."""
+        with torch.no_grad():
+            return squared_distances(x, proxies).argmin(1)
+
+    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """(x, p(y), p(Z)) for every positive pair (x, y) of the batch."""
+        chosen = self.of(x, None, proxies)  # (B,)
+        self._count(chosen)
+        same = labels[:, None] == labels
+        pairs = same & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
+        anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
+        holds = nn.functional.one_hot(chosen, self.num_proxies).to(x.dtype)  # (B, P)
+        of_others = ((~same).to(x.dtype) @ holds) > 0  # (B, P): proxies of x's negatives
+        return _without_empty(chosen[other], of_others[anchor], anchor)
+
+    def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """(x, p(y), p(Z)) with y and Z as given, one triplet a row."""
+        positive = self.of(y, None, proxies)  # (B,)
+        chosen = self.of(z.flatten(0, 1), None, proxies).view(z.shape[:2])  # (B, K)
+        self._count(torch.cat([positive, chosen.flatten()]))
+        negative = torch.zeros(len(y), self.num_proxies, dtype=torch.bool, device=y.device)
+        negative.scatter_(1, chosen, True)
+        return _without_empty(positive, negative, torch.arange(len(y), device=y.device))
+
+    def share_in_use(self, window: int = 100) -> float:
+        """Share of the proxies that were chosen within the last `window` training batches."""
+        seen = min(window, int(self.batches))
+        return float((self.idle < seen).float().mean())
+
+    @torch.no_grad()
+    def revive(self, x: Tensor, proxies: Tensor) -> int:
+        """Move proxies idle for `revive_after` batches onto random rows of x; how many moved."""
+        if self.revive_after is None or not self.training:
+            return 0
+        dead = (self.idle >= self.revive_after).nonzero().squeeze(1)
+        if len(dead):
+            # A pure function of (seed, batch number), so that a resumed run repeats it.
+            generator = torch.Generator().manual_seed(self.seed + int(self.batches))
+            rows = torch.randint(len(x), (len(dead),), generator=generator)
+            proxies[dead] = x[rows.to(x.device)].to(proxies.dtype)
+            self.idle[dead] = 0
+        return len(dead)
+
+    def _count(self, chosen: Tensor) -> None:
+        if not self.training:
+            return
+        self.batches += 1
+        self.idle += 1
+        self.idle[chosen] = 0
+        # Long enough for every proxy to have been chosen ten times, had the choice been even.
+        window = max(100, 10 * self.num_proxies // max(1, len(chosen)))
+        if not self._warned and self.batches >= window and self.share_in_use(window) < 0.1:
+            self._warned = True
+            used = round(self.share_in_use(window) * self.num_proxies)
+            warnings.warn(
+                f"dynamic assignment is collapsing: {used} of {self.num_proxies} proxies were "
+                f"chosen in the last {window} batches; use fewer proxies or revive_after=100",
+                stacklevel=2,
+            )
+
+
+def build_assignment(
+    name: str,
+    num_classes: int,
+    proxies_per_class: float,
+    *,
+    generator: torch.Generator | None = None,
+) -> Assignment:
+    """The assignment of a name and a ratio: "static" is fractional below 1, several above."""
+    num_proxies = max(1, round(num_classes * proxies_per_class))
+    if name == "dynamic":
+        return Dynamic(num_proxies)
+    if name != "static":
+        raise ValueError(f"unknown assignment {name!r}; choose from 'static', 'dynamic'")
+    if num_proxies < num_classes:
+        return Fractional(num_classes, num_proxies, generator=generator)
+    if num_proxies > num_classes:
+        return Several(num_classes, num_proxies)
+    return Static(num_classes)
+
+
+def _without_empty(positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
+    """Take p(y) out of p(Z), then drop triplets with no negative left."""
+    negative = negative.scatter(1, positive[:, None], False)
+    told = negative.any(1)
+    return ProxyTriplets(positive[told], negative[told], anchor[told])
+
+
+def _required(labels: Tensor | None, name: str) -> Tensor:
+    if labels is None:
+        raise ValueError(f"{name} assignment needs labels; got none")
+    return labels

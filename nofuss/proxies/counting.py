@@ -1,0 +1,24 @@
+"""How many triplets there are, over instances and over proxies (Section 3.2 and Figure 2)."""
+
+import torch
+
+from nofuss.geometry import Array, as_tensor
+
+
+def count_triplets(labels: Array, *, ordered: bool = True) -> int:
+    """Triplets (x, y, z) with c(x) = c(y) ≠ c(z): n²(n−k)(k−1)/k² for k classes of equal size.
+
+    `ordered=False` counts {x, y} once: Figure 2's two classes of four points give its 48.
+    """
+    sizes = torch.unique(as_tensor(labels), return_counts=True)[1]
+    total = int((sizes * (sizes - 1) * (sizes.sum() - sizes)).sum())
+    return total if ordered else total // 2
+
+
+def count_proxy_triplets(labels: Array, proxies_per_class: int = 1) -> int:
+    """Triplets (x, p(y), p(z)) over proxies: each anchor's own proxies times all others'.
+
+    Figure 2's two classes of four points, one proxy each, give its 8.
+    """
+    items, classes = len(labels), len(torch.unique(as_tensor(labels)))
+    return items * proxies_per_class * (classes - 1) * proxies_per_class
