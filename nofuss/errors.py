@@ -3,7 +3,7 @@
     NofussError               exit 1   caught by the command line, printed as one line
     ├── UsageError            exit 2   an option or a name that does not exist or fit
     ├── DataError             exit 2   data that can't be read or used as asked
-    ├── RunError              exit 2   a run directory that can't be opened, continued or overwritten
+    ├── RunError              exit 2   a run directory that can't be opened or overwritten
     └── TrainingError         exit 1   training that went wrong while running
 
 The library's pure functions raise plain `ValueError` for a caller's mistake;

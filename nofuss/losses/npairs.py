@@ -11,7 +11,7 @@ from nofuss.losses.instance_loss import InstanceLoss
 def first_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
     """The first two items of every class that has two, as rows (anchors, positives)."""
     order = labels.argsort(stable=True)
-    _, counts = labels[order].unique_consecutive(return_counts=True)
+    _, counts = torch.unique_consecutive(labels[order], return_counts=True)
     start = counts.cumsum(0) - counts
     start = start[counts > 1]
     return order[start], order[start + 1]

@@ -1,0 +1,76 @@
+"""Proxy-Anchor (Kim, Kim, Cho, Kwak 2020), Eq. 4 there: every proxy is an anchor.
+
+Later than the paper, and here for comparison.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
+from nofuss.proxies.assignment import Assignment, ProxyTriplets
+
+
+def proxy_anchor(
+    embeddings: Tensor, labels: Tensor, proxies: Tensor, *, scale: float = 32.0, margin: float = 0.1
+) -> Tensor:
+    """mean_{p∈P⁺} log(1+Σ_{x∈X⁺} e^{−α(s−δ)}) + mean_{p∈P} log(1+Σ_{x∈X⁻} e^{α(s+δ)})."""
+    cosines = proxy_logits(embeddings, proxies, 1.0)  # (B, P)
+    return anchor_of_cosines(cosines, ProxyTriplets(labels), scale=scale, margin=margin)
+
+
+def anchor_of_cosines(
+    cosines: Tensor, triplets: ProxyTriplets, *, scale: float | Tensor, margin: float
+) -> Tensor:
+    """Proxy-Anchor of cosines (B, P); P⁺ are the proxies with a positive in the batch."""
+    positive = torch.zeros_like(cosines, dtype=torch.bool)
+    positive.scatter_(1, triplets.positive[:, None], True)
+    negative = ~positive if triplets.negative is None else triplets.negative
+    pull = _log1p_sum_exp(-scale * (cosines - margin), positive)  # (P,)
+    push = _log1p_sum_exp(scale * (cosines + margin), negative)
+    return pull.sum() / positive.any(0).sum() + push.mean()
+
+
+def _log1p_sum_exp(logits: Tensor, counted: Tensor) -> Tensor:
+    """log(1 + Σ exp) down the columns, over the counted rows; no rows give log 1 = 0."""
+    one = torch.zeros_like(logits[:1])
+    return torch.cat([one, logits.masked_fill(~counted, -math.inf)]).logsumexp(0)
+
+
+class ProxyAnchor(ProxyLoss):
+    """Proxy-Anchor (Kim et al. 2020); scale is their α, margin their δ.
+
+    A proxy must stand for the same labels all the time, so dynamic assignment is refused.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several")
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        margin: float = 0.1,
+        proxies_per_class: float = 1.0,
+        assignment: str | Assignment = "static",
+        scale: float = 32.0,
+        learn_scale: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            num_classes,
+            dim,
+            proxies_per_class=proxies_per_class,
+            assignment=assignment,
+            scale=scale,
+            learn_scale=learn_scale,
+            seed=seed,
+        )
+        self.margin = margin
+
+    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
+        assert self.scale is not None
+        cosines = x @ p.T
+        return anchor_of_cosines(cosines, triplets, scale=self.scale, margin=self.margin)

@@ -1,0 +1,166 @@
+"""The shell of every loss over proxies: proxies, assignment, norms, one calling convention.
+
+Norms. The paper trains with free norms and analyses equal ones: |x| = N_x, |p| = N_p. With
+equal norms −d(x,p) = 2·N_x·N_p·cos(x,p) − N_x² − N_p², and the constants cancel in every loss
+here. So the two norms are one number, `scale` = 2·N_x·N_p, times the cosine of two directions.
+`scale=None` leaves the norms free: d(x,p) = |x − p|² of the vectors as they are.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from nofuss.geometry import normalize, squared_distances
+from nofuss.losses.inputs import check_embeddings, check_labels, zero_with_graph
+from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
+
+
+def proxy_logits(x: Tensor, p: Tensor, scale: float | Tensor | None) -> Tensor:
+    """−d(x, p) but for a constant, (B, D) × (P, D) → (B, P): scale·cos, or −|x − p|² if None."""
+    if scale is None:
+        return -squared_distances(x, p)
+    return scale * (normalize(x) @ normalize(p).T)
+
+
+class ProxyLoss(nn.Module, ABC):
+    """`criterion(embeddings, labels)`, or `criterion(anchors, positives=…, negatives=…)`.
+
+    `proxies` is one parameter (num_proxies, dim), float32 whatever the input's precision;
+    give it to the optimizer with a rate of its own, often 100 times the backbone's.
+
+    num_classes: labels are 0 … num_classes − 1.
+    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
+    assignment: "static", "dynamic", or an `Assignment`. Without labels (bare triplets) use
+        "dynamic"; num_classes × proxies_per_class is then just the number of proxies.
+    scale: 2·N_x·N_p, see this file's head; None leaves the norms free, as the paper trains.
+    learn_scale: learn the scale, as exp(log_scale).
+    seed: of the first proxies and the deal of labels; None draws from torch's global generator.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic")
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        proxies_per_class: float = 1.0,
+        assignment: str | Assignment = "static",
+        scale: float | None,
+        learn_scale: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if num_classes < 2 or dim < 1:
+            raise ValueError(
+                f"got num_classes={num_classes}, dim={dim}; proxies are told apart from other "
+                "classes' proxies, so there must be two classes or more, and dim from 1 up"
+            )
+        if not 0 < proxies_per_class < math.inf:
+            raise ValueError(f"proxies_per_class is {proxies_per_class}; expected above 0")
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"scale is {scale}; expected above 0, or None for free norms")
+        if learn_scale and scale is None:
+            raise ValueError("learn_scale needs a scale to start from; got scale=None")
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        if isinstance(assignment, str):
+            assignment = build_assignment(
+                assignment, num_classes, proxies_per_class, generator=generator
+            )
+        if assignment.name not in self.takes:
+            raise ValueError(
+                f"{type(self).__name__} does not go with {assignment.name} assignment; "
+                f"it takes {', '.join(self.takes)}"
+            )
+        if assignment.num_proxies < 2:
+            raise ValueError(
+                f"{num_classes} classes × {proxies_per_class} proxies a class is one proxy; "
+                "a positive and a negative need two: raise proxies_per_class"
+            )
+        self.num_classes = num_classes
+        self.dim = dim
+        self.assignment = assignment
+        first = torch.randn(assignment.num_proxies, dim, generator=generator)
+        self.proxies = nn.Parameter(normalize(first))
+        self._scale = scale
+        if learn_scale:
+            assert scale is not None
+            self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    @property
+    def scale(self) -> float | Tensor | None:
+        """2·N_x·N_p: a number, a tensor when it is learned, None when norms are free."""
+        return self.log_scale.exp() if "log_scale" in self._parameters else self._scale
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: None = None,
+        *,
+        positives: Tensor | None = None,
+        negatives: Tensor | None = None,
+    ) -> Tensor:
+        """The mean loss over the batch's triplets (x, p(y), p(Z)).
+
+        Labels (B,), or instead of them positives (B, D) and negatives (B, D) or (B, K, D).
+        """
+        if indices_tuple is not None:
+            raise ValueError("losses over proxies need no mined pairs; leave out the miner")
+        check_embeddings(embeddings, self.dim)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            x = self._place(embeddings)
+            if isinstance(self.assignment, Dynamic):
+                self.assignment.revive(x, self.proxies)
+            p = self._place(self.proxies).to(x.dtype)
+            if labels is not None:
+                if positives is not None or negatives is not None:
+                    raise ValueError("got labels and triplets; pass one of the two")
+                labels = check_labels(labels, embeddings, self.num_classes)
+                triplets = self.assignment.from_labels(x, labels, p)
+            else:
+                y, z = self._check_triplets(embeddings, positives, negatives)
+                triplets = self.assignment.from_triplets(self._place(y), self._place(z), p)
+            if len(triplets.positive) == 0:
+                return zero_with_graph(x) + zero_with_graph(self.proxies)
+            return self._loss(x if triplets.anchor is None else x[triplets.anchor], p, triplets)
+
+    @torch.no_grad()
+    def assign(self, embeddings: Tensor, labels: Tensor | None = None) -> Tensor:
+        """p(x) for each embedding, as rows of `proxies`."""
+        check_embeddings(embeddings, self.dim)
+        if labels is not None:
+            labels = check_labels(labels, embeddings, self.num_classes)
+        x = self._place(embeddings)
+        return self.assignment.of(x, labels, self._place(self.proxies).to(x.dtype))
+
+    @abstractmethod
+    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
+        """The loss of placed anchors x (T, D) and placed proxies p (P, D)."""
+
+    def _place(self, x: Tensor) -> Tensor:
+        """As a direction, or as it is with free norms; at least in the proxies' precision."""
+        x = x.to(torch.promote_types(x.dtype, self.proxies.dtype))
+        return x if self._scale is None else normalize(x)
+
+    def _logits(self, x: Tensor, p: Tensor) -> Tensor:
+        """`proxy_logits` of what is already placed."""
+        scale = self.scale
+        return -squared_distances(x, p) if scale is None else scale * (x @ p.T)
+
+    def _check_triplets(
+        self, x: Tensor, positives: Tensor | None, negatives: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if positives is None or negatives is None:
+            raise ValueError("got no labels; pass them, or both positives= and negatives=")
+        if negatives.ndim == 2:
+            negatives = negatives[:, None]  # (B, 1, D)
+        if positives.shape != x.shape or negatives[:, 0].shape != x.shape:
+            raise ValueError(
+                f"anchors are {tuple(x.shape)}, positives {tuple(positives.shape)}, negatives "
+                f"{tuple(negatives.shape)}; expected (B, D), (B, D) and (B, D) or (B, K, D)"
+            )
+        return positives, negatives

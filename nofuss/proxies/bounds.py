@@ -1,0 +1,175 @@
+"""How well proxies bound the loss over instances: ε, the ranking bound, Propositions 4.1, 4.2.
+
+All on the unit sphere, where the paper states them, with ε over the assignment really used
+(static assignment is not the argmin of Eq. 5). Two constants of the paper do not hold as
+printed, and are corrected by default; `printed=True` gives the printed ones:
+
+                 d                printed     corrected   why
+    ranking      |x − y|          2ε          2ε          triangle inequality: not for squares
+    Prop. 4.1    ½|x − y|²        2√(2ε)      2√ε         the appendix derives 2√ε for this d
+    Prop. 4.2    |x − y|²         2√ε         4√ε         the proof doubles two bounds of √ε
+
+√ε is max |x̂ − p̂(x)|, so ε = max |x̂ − p̂(x)|² as in Eq. 6. Proposition 4.1 also needs
+N_x·N_p > 1. A violation is counted beyond the rounding error of the sums.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nofuss.geometry import Array, as_tensor, normalize
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One inequality left ≤ right over many triplets."""
+
+    left: float
+    """Mean of the left side."""
+    right: float
+    """Mean of the right side."""
+    slack: float
+    """Mean of right − left: how loose the bound is."""
+    least_slack: float
+    """Smallest right − left; below zero where the inequality fails."""
+    violations: float
+    """Share of triplets with left > right."""
+    triplets: int
+    """How many triplets (x, y, z), or (x, y, Z) for Proposition 4.1, were looked at."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """ε = |x̂ − p̂(x)|² and the paper's four inequalities."""
+
+    epsilon_mean: float
+    epsilon_95: float
+    epsilon: float
+    """max over the points, Eq. 6."""
+    ranking: Bound
+    """|{d(x,y) − d(x,z)} − {d(x,p(y)) − d(x,p(z))}| ≤ 2 max d(x,p(x)), d = |x − y|."""
+    expected_ranking: Bound
+    """E[H over instances] ≤ E[H over proxies] + Pr[|d(x,p(y)) − d(x,p(z))| ≤ 2 max d]."""
+    nca: Bound
+    """Proposition 4.1 with Z = the sampled negatives of x, d = ½|x − y|²."""
+    triplet: Bound
+    """Proposition 4.2, d = |x − y|²."""
+
+
+def proxy_bounds(
+    embeddings: Array,
+    labels: Array,
+    proxies: Array,
+    assignment: Array,
+    *,
+    norm_x: float = 3.0,
+    norm_p: float = 3.0,
+    margin: float = 0.1,
+    printed: bool = False,
+    max_triplets: int = 1_000_000,
+    seed: int = 0,
+) -> Bounds:
+    """ε and both sides of each bound; assignment (N,) gives the row of p(x) for each point.
+
+    Points and proxies are put on spheres of radius norm_x and norm_p (scale = 2·norm_x·norm_p
+    of the losses). All triplets up to `max_triplets`, beyond that a sample drawn from `seed`.
+    """
+    alpha = 1 / (norm_x * norm_p)
+    if alpha >= 1:
+        raise ValueError(f"norm_x × norm_p is {1 / alpha:g}; Proposition 4.1 needs more than 1")
+    x, p = normalize(as_tensor(embeddings).double()), normalize(as_tensor(proxies).double())
+    c, own = as_tensor(labels), as_tensor(assignment)
+    if not len(x) == len(c) == len(own):
+        raise ValueError(
+            f"got {len(x)} embeddings, {len(c)} labels, {len(own)} assignments; expected as many"
+        )
+    px = p[own]  # (N, D): each point's proxy
+    epsilon = (x - px).square().sum(1)
+    root = epsilon.max().sqrt()  # √ε = max |x̂ − p̂(x)|
+
+    anchor, y, z = _triplets(c, max_triplets, seed)  # (A,), (A,), (A, K) padded with −1
+    counted = z >= 0
+    s_y, s_z = (x[anchor] * x[y]).sum(1), _dots(x[anchor], x, z)
+    t_y, t_z = (x[anchor] * px[y]).sum(1), _dots(x[anchor], px, z)
+
+    # |a − b|² = 2 − 2 a·b on the sphere.
+    d_y, d_z, e_y, e_z = ((2 - 2 * s).clamp_min(0) for s in (s_y, s_z, t_y, t_z))
+    apart = (d_y.sqrt()[:, None] - d_z.sqrt())[counted]
+    apart_p = (e_y.sqrt()[:, None] - e_z.sqrt())[counted]
+    unsure = apart_p.abs() <= 2 * root
+    expected = (apart > 0).double(), (apart_p > 0).double() + unsure
+
+    weigh = torch.where(counted, 0.0, -math.inf)
+    size = counted.sum(1).log()  # log |Z|
+    scaled = 1 / alpha
+    nca_left = (s_z + weigh).logsumexp(1) - s_y
+    nca_proxy = (scaled * t_z + weigh).logsumexp(1) - scaled * t_y
+    loose_41 = 2 * math.sqrt(2) * root if printed else 2 * root
+    loose_42 = 2 * root if printed else 4 * root
+    # d over proxies of norms N_x, N_p differs from the unit one by the factor N_x·N_p = 1/α.
+    triplet_left = (d_y[:, None] - d_z + margin).clamp_min(0)[counted]
+    triplet_proxy = (scaled * (e_y[:, None] - e_z) + margin).clamp_min(0)[counted]
+
+    return Bounds(
+        epsilon_mean=float(epsilon.mean()),
+        epsilon_95=float(epsilon.quantile(0.95)),
+        epsilon=float(epsilon.max()),
+        ranking=_bound((apart - apart_p).abs(), (2 * root).expand_as(apart)),
+        expected_ranking=_bound(expected[0].mean()[None], expected[1].mean()[None], len(apart)),
+        nca=_bound(nca_left, alpha * nca_proxy + (1 - alpha) * size + loose_41),
+        triplet=_bound(triplet_left, alpha * triplet_proxy + (1 - alpha) * margin + loose_42),
+    )
+
+
+def _bound(left: Tensor, right: Tensor, triplets: int | None = None) -> Bound:
+    slack = right - left
+    return Bound(
+        left=float(left.mean()),
+        right=float(right.mean()),
+        slack=float(slack.mean()),
+        least_slack=float(slack.min()),
+        violations=float((slack < -1e-9).double().mean()),
+        triplets=len(left) if triplets is None else triplets,
+    )
+
+
+def _dots(x: Tensor, points: Tensor, rows: Tensor) -> Tensor:
+    """xₐ · points[rows[a, k]], without gathering (A, K, D): (A, K)."""
+    if len(points) <= 4 * rows.shape[1]:
+        return (x @ points.T).gather(1, rows.clamp_min(0))
+    return torch.einsum("ad,akd->ak", x, points[rows.clamp_min(0)])
+
+
+def _triplets(labels: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs (x, y) of a class and, a row each, negatives Z (padded with −1 where fewer)."""
+    n = len(labels)
+    _, label, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    triplets = int((sizes * (sizes - 1) * (n - sizes)).sum())
+    if triplets == 0:
+        raise ValueError("no triplet: expected two classes or more, one of them with two items")
+    if triplets <= most:
+        same = label[:, None] == label
+        anchor, y = (same & ~torch.eye(n, dtype=torch.bool)).nonzero(as_tuple=True)
+        width = n - int(sizes.min())
+        # Negatives first in each row, in order; the rest is padding.
+        order = same.to(torch.int8).argsort(dim=1, stable=True)[:, :width]
+        z = torch.where(same.gather(1, order), -1, order)[anchor]
+        useful = (z >= 0).any(1)
+        return anchor[useful], y[useful], z[useful]
+    generator = torch.Generator().manual_seed(seed)
+    width = min(1000, n - int(sizes.max()))
+    pairs = max(1, most // width)
+    by_class = label.argsort(stable=True)
+    start = sizes.cumsum(0) - sizes
+    pool = ((sizes > 1) & (sizes < n))[label].nonzero().squeeze(1)
+    anchor = pool[torch.randint(len(pool), (pairs,), generator=generator)]
+    size = sizes[label[anchor]]
+    place = torch.empty_like(by_class).scatter_(0, by_class, torch.arange(n)) - start[label]
+    step = 1 + (torch.rand(pairs, generator=generator) * (size - 1)).long().clamp_max(size - 2)
+    y = by_class[start[label[anchor]] + (place[anchor] + step) % size]  # any but x itself
+    # In the order by class, x's own class is one run: draw from what is outside of it.
+    outside = torch.rand(pairs, width, generator=generator) * (n - size)[:, None]
+    z = (start[label[anchor]] + size)[:, None] + outside.long().clamp_max((n - size)[:, None] - 1)
+    return anchor, y, by_class[z % n]
