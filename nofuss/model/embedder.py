@@ -1,0 +1,112 @@
+"""The embedding e(x; θ): a backbone's features through a linear head, (B, C, …) → (B, D)."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from nofuss.model.backbones import PRETRAINED, Backbone, Weights, build_backbone
+
+
+class Embedder(nn.Module):
+    """Raw embeddings (B, dim); their norms are free, the loss and the evaluation normalise.
+
+    Convolutions are kept in channels-last layout, the faster one on CPUs in training and
+    in inference alike.
+    """
+
+    def __init__(self, backbone: Backbone, dim: int = 64) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim is {dim}, expected 1 or more")
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.features, dim)
+        self._backbone_frozen = False
+        self._batch_norm_frozen = False
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def dim(self) -> int:
+        """Length of an embedding."""
+        return self.head.out_features
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Raw embeddings (B, dim)."""
+        embeddings: Tensor = self.head(self.backbone(inputs))
+        return embeddings
+
+    def backbone_parameters(self) -> Iterator[nn.Parameter]:
+        """For the optimizer's group of their own; frozen ones get no gradient and stay put."""
+        return self.backbone.parameters()
+
+    def head_parameters(self) -> Iterator[nn.Parameter]:
+        """For the optimizer's group of their own."""
+        return self.head.parameters()
+
+    def freeze_backbone(self, frozen: bool = True) -> None:
+        """Hold the backbone still, batch-norm statistics included; False lets it move again."""
+        self._backbone_frozen = frozen
+        self._refresh_freezing()
+
+    def freeze_batch_norm(self, frozen: bool = True) -> None:
+        """Hold batch norm's statistics, scales and shifts still; False lets them move again."""
+        self._batch_norm_frozen = frozen
+        self._refresh_freezing()
+
+    def train(self, mode: bool = True) -> "Embedder":
+        """Training mode, except for what is frozen."""
+        super().train(mode)
+        self.backbone.train(mode and not self._backbone_frozen)
+        if self._batch_norm_frozen:
+            for norm in self._batch_norms():
+                norm.eval()
+        return self
+
+    def _refresh_freezing(self) -> None:
+        self.backbone.requires_grad_(not self._backbone_frozen)
+        for norm in self._batch_norms():
+            norm.requires_grad_(not (self._backbone_frozen or self._batch_norm_frozen))
+        self.train(self.training)
+
+    def _batch_norms(self) -> list[nn.Module]:
+        return [m for m in self.backbone.modules() if isinstance(m, _BatchNorm)]
+
+    @torch.no_grad()
+    def start_head_from_pca(self, features: Tensor) -> None:
+        """Let the head project onto the principal components of `features` (N, F), centred."""
+        mean, components = principal_components(features, self.dim)
+        self.head.weight.copy_(components)
+        self.head.bias.copy_(-components @ mean)
+
+
+def build_embedder(
+    backbone: str,
+    *,
+    dim: int = 64,
+    channels: int | None = None,
+    weights: Weights = PRETRAINED,
+    seed: int = 0,
+) -> Embedder:
+    """An embedder by name, its random parts drawn from `seed`; torch's own state is untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Embedder(build_backbone(backbone, channels=channels, weights=weights), dim)
+
+
+def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean (F,) and the `count` directions of largest variance (count, F), unit and orthogonal."""
+    n, width = features.shape
+    if count > min(n - 1, width):
+        raise ValueError(
+            f"{n} features of width {width} have at most {min(n - 1, width)} principal "
+            f"components, {count} wanted; lower dim or give more features"
+        )
+    x = features.double()
+    mean = x.mean(0)
+    x = x - mean
+    _, vectors = torch.linalg.eigh(x.T @ x)  # eigenvalues ascend
+    components = vectors.T.flip(0)[:count]
+    # An eigenvector's sign is arbitrary: make its largest entry positive, as scikit-learn does.
+    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
+    return mean.to(features.dtype), (components * largest.sign()).to(features.dtype)

@@ -1,0 +1,118 @@
+"""A trained model as a folder: weights.safetensors and model.json, no pickle.
+
+The folder holds all that embedding needs: which backbone, its weights, how to prepare a
+picture, the names of the training classes, and what else the caller wants kept.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from nofuss.config import Preprocessing
+from nofuss.errors import NofussError, RunError
+from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.tensors import fill, read_tensors
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a model folder holds."""
+
+    embedder: Embedder
+    preprocessing: Preprocessing | None
+    class_names: list[str]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def save_model(
+    folder: Path,
+    embedder: Embedder,
+    preprocessing: Preprocessing | None,
+    *,
+    class_names: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the folder as a whole: an interrupted write leaves the former one in place."""
+    description = {
+        "format": FORMAT,
+        "backbone": embedder.backbone.name,
+        "channels": embedder.backbone.channels,
+        "dim": embedder.dim,
+        "preprocessing": dataclasses.asdict(preprocessing) if preprocessing else None,
+        "class_names": list(class_names),
+        "extra": dict(extra or {}),
+    }
+    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    tensors = {name: t.detach().contiguous() for name, t in embedder.state_dict().items()}
+    save_file(tensors, new / "weights.safetensors")
+    (new / "model.json").write_text(json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    for path in (new / "weights.safetensors", new / "model.json", new):
+        _sync(path)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    new.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_model(folder: Path) -> SavedModel:
+    """Open a folder that save_model wrote; the embedder comes in eval mode."""
+    try:
+        description = json.loads((folder / "model.json").read_text())
+    except FileNotFoundError:
+        raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"can't read {folder / 'model.json'}: {error}; restore it") from None
+    found = description.get("format") if isinstance(description, dict) else None
+    if found != FORMAT:
+        raise RunError(
+            f"{folder / 'model.json'} has format {found}, expected {FORMAT}; "
+            "open it with the version of nofuss that wrote it, or train again"
+        )
+    try:
+        embedder = build_embedder(
+            description["backbone"],
+            dim=description["dim"],
+            channels=description["channels"],
+            weights=None,
+        )
+        preprocessing = _preprocessing(description["preprocessing"])
+        class_names, extra = list(description["class_names"]), dict(description["extra"])
+    except NofussError as error:
+        raise RunError(f"can't rebuild the model of {folder}: {error}") from None
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(
+            f"{folder / 'model.json'} is damaged ({type(error).__name__}: {error}); restore it"
+        ) from None
+    file = folder / "weights.safetensors"
+    if not file.is_file():
+        raise RunError(f"no weights.safetensors in {folder}; restore it or train again")
+    fill(embedder, read_tensors(file), source=file)
+    return SavedModel(embedder.eval(), preprocessing, class_names, extra)
+
+
+def _preprocessing(stored: dict[str, Any] | None) -> Preprocessing | None:
+    if stored is None:
+        return None
+    return Preprocessing(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])})
+
+
+def _sync(path: Path) -> None:
+    """Force a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
