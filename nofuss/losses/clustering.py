@@ -88,9 +88,12 @@ def _nmi(guesses: Tensor, truth: Tensor, k: int) -> Tensor:
     row = torch.arange(j, device=truth.device)[:, None] * k
     cell = (row + guesses) * k + truth  # (J, B)
     table = torch.bincount(cell.flatten(), minlength=j * k * k).view(j, k, k).double() / b
-    h_guess, h_truth = (torch.special.entr(table.sum(side)).sum(1) for side in (2, 1))
-    mutual: Tensor = h_guess + h_truth - torch.special.entr(table).sum((1, 2))
-    return 2 * mutual / (h_guess + h_truth)
+    h_guess, h_truth, h_both = (_entropy(t) for t in (table.sum(2), table.sum(1), table.flatten(1)))
+    return 2 * (h_guess + h_truth - h_both) / (h_guess + h_truth)
+
+
+def _entropy(shares: Tensor) -> Tensor:
+    return -torch.xlogy(shares, shares).sum(1)
 
 
 class StructuredClustering(InstanceLoss):

@@ -136,10 +136,9 @@ def _bound(left: Tensor, right: Tensor, triplets: int | None = None) -> Bound:
 
 
 def _dots(x: Tensor, points: Tensor, rows: Tensor) -> Tensor:
-    """xₐ · points[rows[a, k]], without gathering (A, K, D): (A, K)."""
-    if len(points) <= 4 * rows.shape[1]:
-        return (x @ points.T).gather(1, rows.clamp_min(0))
-    return torch.einsum("ad,akd->ak", x, points[rows.clamp_min(0)])
+    """xₐ · points[rows[a, k]]: (A, K), holding the points of a few anchors at a time."""
+    few = zip(x.split(64), rows.clamp_min(0).split(64), strict=True)
+    return torch.cat([torch.einsum("ad,akd->ak", xs, points[at]) for xs, at in few])
 
 
 def _triplets(labels: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
