@@ -33,7 +33,7 @@ def structured_clustering(
     assigned = d.detach()[:, medoids].argmin(1)
     margin = gamma * (1 - _nmi(assigned[None], truth, len(classes)))[0]
     to_medoid = d[torch.arange(len(d), device=d.device), medoids[assigned]]
-    return (margin - to_medoid.sum() + _best_medoid_cost(d, truth)).clamp_min(0)
+    return (margin.to(d.dtype) - to_medoid.sum() + _best_medoid_cost(d, truth)).clamp_min(0)
 
 
 @torch.no_grad()
