@@ -22,8 +22,14 @@ def triplet(
     return (hinge * negative[anchor]).sum() / count
 
 
+def triplets_of_pairs(a: Tensor, y: Tensor, b: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """Mined pairs (a, y) and (b, z) joined where they share the anchor: rows of (a, y, z)."""
+    pair, other = (a[:, None] == b).nonzero(as_tuple=True)
+    return a[pair], y[pair], z[other]
+
+
 class Triplet(InstanceLoss):
-    """Eq. 3 over all triplets of the batch, or over those that a miner hands in.
+    """Eq. 3 over all triplets of the batch, or over the triplets (or pairs) that a miner hands in.
 
     `unit_norm=False` takes distances between the embeddings as they are.
     """
@@ -37,10 +43,12 @@ class Triplet(InstanceLoss):
         return triplet(x, labels, margin=self.margin, unit_norm=self.unit_norm)
 
     def _mined(self, x: Tensor, indices_tuple: tuple[Tensor, ...]) -> Tensor:
+        if len(indices_tuple) == 4:
+            indices_tuple = triplets_of_pairs(*indices_tuple)
         if len(indices_tuple) != 3:
             raise ValueError(
-                f"got {len(indices_tuple)} mined index tensors; expected three: "
-                "anchors, positives, negatives"
+                f"got {len(indices_tuple)} mined index tensors; expected three: anchors, "
+                "positives, negatives, or four: anchors, positives, anchors, negatives"
             )
         if len(indices_tuple[0]) == 0:
             return zero_with_graph(x)
