@@ -59,6 +59,8 @@ class ProxyAnchor(ProxyLoss):
         learn_scale: bool = False,
         seed: int | None = None,
     ) -> None:
+        if scale is None:
+            raise ValueError("scale is None; ProxyAnchor is made of cosines, so it needs a number")
         super().__init__(
             num_classes,
             dim,

@@ -41,6 +41,8 @@ class ProxyLoss(nn.Module, ABC):
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic")
+    needs_scale: ClassVar[bool] = True
+    """False where the scale only trades with the margin."""
 
     def __init__(
         self,
@@ -74,6 +76,11 @@ class ProxyLoss(nn.Module, ABC):
             raise ValueError(
                 f"{type(self).__name__} does not go with {assignment.name} assignment; "
                 f"it takes {', '.join(self.takes)}"
+            )
+        if assignment.num_classes not in (None, num_classes):
+            raise ValueError(
+                f"the assignment is made for {assignment.num_classes} classes but the loss for "
+                f"{num_classes}; make them equal"
             )
         if assignment.num_proxies < 2:
             raise ValueError(
@@ -158,7 +165,9 @@ class ProxyLoss(nn.Module, ABC):
             raise ValueError("got no labels; pass them, or both positives= and negatives=")
         if negatives.ndim == 2:
             negatives = negatives[:, None]  # (B, 1, D)
-        if positives.shape != x.shape or negatives[:, 0].shape != x.shape:
+        b, d = x.shape
+        k = negatives.shape[1] if negatives.ndim == 3 else 0
+        if positives.shape != (b, d) or k < 1 or negatives.shape != (b, k, d):
             raise ValueError(
                 f"anchors are {tuple(x.shape)}, positives {tuple(positives.shape)}, negatives "
                 f"{tuple(negatives.shape)}; expected (B, D), (B, D) and (B, D) or (B, K, D)"

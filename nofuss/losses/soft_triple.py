@@ -26,7 +26,7 @@ def soft_triple(
 ) -> Tensor:
     """Softmax over classes of λ(S_c − δ[c=y]), S_c = Σ_k softmax_k(s_k/γ)·s_k, centers (C, K, D).
 
-    τ weighs the mean distance between centers of a class, which merges those not needed.
+    τ weighs half the mean distance between centers of a class, which merges those not needed.
     """
     c, k, _ = centers.shape
     w = normalize(centers)
@@ -57,6 +57,8 @@ class SoftTriple(ProxyLoss):
         tau: float = 0.2,
         seed: int | None = None,
     ) -> None:
+        if scale is None:
+            raise ValueError("scale is None; SoftTriple is made of cosines, so it needs a number")
         if proxies_per_class != int(proxies_per_class) or proxies_per_class < 1:
             raise ValueError(
                 f"proxies_per_class is {proxies_per_class}; SoftTriple wants a whole number, as "

@@ -38,6 +38,8 @@ class Assignment(nn.Module, ABC):
 
     name: str
     num_proxies: int
+    num_classes: int | None = None
+    """Labels are below this; None where proxies belong to no label."""
 
     @abstractmethod
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
@@ -62,7 +64,7 @@ class Static(Assignment):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.num_proxies = num_classes
+        self.num_classes = self.num_proxies = num_classes
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """The label itself."""
@@ -87,7 +89,7 @@ class Fractional(Assignment):
         self, num_classes: int, num_proxies: int, *, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        self.num_proxies = num_proxies
+        self.num_classes, self.num_proxies = num_classes, num_proxies
         deal = torch.randperm(num_classes, generator=generator) % num_proxies
         self.register_buffer("proxy_of_label", deal)
 
@@ -112,7 +114,7 @@ class Several(Assignment):
 
     def __init__(self, num_classes: int, num_proxies: int) -> None:
         super().__init__()
-        self.num_proxies = num_proxies
+        self.num_classes, self.num_proxies = num_classes, num_proxies
         owner = torch.arange(num_proxies) * num_classes // num_proxies
         self.register_buffer("label_of_proxy", owner)
 
@@ -142,7 +144,8 @@ class Dynamic(Assignment):
     Proxies that nobody chooses get no gradient and stay behind; in the worst case all points
     share one proxy and nothing is learned. `share_in_use` reports it, a warning says it once,
     and `revive_after=n` mends it (off by default, not in the paper): a proxy that was not
-    chosen for n training batches is moved onto a random item of the batch.
+    chosen for n training batches is moved onto a random item of the batch, and again after
+    every n more. It counts as in use once it is chosen, not because it was moved.
     """
 
     name = "dynamic"
@@ -192,16 +195,15 @@ class Dynamic(Assignment):
 
     @torch.no_grad()
     def revive(self, x: Tensor, proxies: Tensor) -> int:
-        """Move proxies idle for `revive_after` batches onto random rows of x; how many moved."""
+        """Move proxies idle for another `revive_after` batches onto rows of x; how many moved."""
         if self.revive_after is None or not self.training:
             return 0
-        dead = (self.idle >= self.revive_after).nonzero().squeeze(1)
+        dead = ((self.idle > 0) & (self.idle % self.revive_after == 0)).nonzero().squeeze(1)
         if len(dead):
             # A pure function of (seed, batch number), so that a resumed run repeats it.
             generator = torch.Generator().manual_seed(self.seed + int(self.batches))
             rows = torch.randint(len(x), (len(dead),), generator=generator)
             proxies[dead] = x[rows.to(x.device)].to(proxies.dtype)
-            self.idle[dead] = 0
         return len(dead)
 
     def _count(self, chosen: Tensor) -> None:
@@ -217,7 +219,8 @@ class Dynamic(Assignment):
             used = round(self.share_in_use(window) * self.num_proxies)
             warnings.warn(
                 f"dynamic assignment is collapsing: {used} of {self.num_proxies} proxies were "
-                f"chosen in the last {window} batches; use fewer proxies or revive_after=100",
+                f"chosen in the last {window} batches; use fewer proxies, or "
+                f"assignment=Dynamic({self.num_proxies}, revive_after=100)",
                 stacklevel=2,
             )
 
