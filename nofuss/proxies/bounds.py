@@ -74,7 +74,8 @@ def proxy_bounds(
     """ε and both sides of each bound; assignment (N,) gives the row of p(x) for each point.
 
     Points and proxies are put on spheres of radius norm_x and norm_p (scale = 2·norm_x·norm_p
-    of the losses). All triplets up to `max_triplets`, beyond that a sample drawn from `seed`.
+    of the losses). All triplets where they (padded to one number of negatives a pair) are at most
+    `max_triplets`; otherwise a sample drawn from `seed`, every triplet as likely.
     """
     alpha = 1 / (norm_x * norm_p)
     if alpha >= 1:
@@ -137,8 +138,9 @@ def _bound(left: Tensor, right: Tensor, triplets: int | None = None) -> Bound:
 
 def _dots(x: Tensor, points: Tensor, rows: Tensor) -> Tensor:
     """xₐ · points[rows[a, k]]: (A, K), holding the points of a few anchors at a time."""
-    few = zip(x.split(64), rows.clamp_min(0).split(64), strict=True)
-    return torch.cat([torch.einsum("ad,akd->ak", xs, points[at]) for xs, at in few])
+    rows = rows.clamp_min(0)
+    few = (slice(i, i + 64) for i in range(0, len(x), 64))
+    return torch.cat([torch.einsum("ad,akd->ak", x[s], points[rows[s]]) for s in few])
 
 
 def _triplets(labels: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,13 +150,15 @@ def _triplets(labels: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Ten
     triplets = int((sizes * (sizes - 1) * (n - sizes)).sum())
     if triplets == 0:
         raise ValueError("no triplet: expected two classes or more, one of them with two items")
-    if triplets <= most:
-        same = label[:, None] == label
-        anchor, y = (same & ~torch.eye(n, dtype=torch.bool)).nonzero(as_tuple=True)
-        width = n - int(sizes.min())
+    width = n - int(sizes[sizes > 1].min())
+    if int((sizes * (sizes - 1)).sum()) * width <= most:
+        rows = (sizes > 1)[label].nonzero()  # (R, 1): the points that have a positive
+        same = label[rows] == label  # (R, N)
+        row, y = (same & (rows != torch.arange(n))).nonzero(as_tuple=True)
+        anchor = rows[row, 0]
         # Negatives first in each row, in order; the rest is padding.
         order = same.to(torch.int8).argsort(dim=1, stable=True)[:, :width]
-        z = torch.where(same.gather(1, order), -1, order)[anchor]
+        z = torch.where(same.gather(1, order), -1, order)[row]
         useful = (z >= 0).any(1)
         return anchor[useful], y[useful], z[useful]
     generator = torch.Generator().manual_seed(seed)
@@ -162,8 +166,11 @@ def _triplets(labels: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Ten
     pairs = max(1, most // width)
     by_class = label.argsort(stable=True)
     start = sizes.cumsum(0) - sizes
-    pool = ((sizes > 1) & (sizes < n))[label].nonzero().squeeze(1)
-    anchor = pool[torch.randint(len(pool), (pairs,), generator=generator)]
+    # A point is drawn as often as it is the anchor of a triplet.
+    ends = ((sizes - 1) * (n - sizes))[label].cumsum(0)
+    anchor = torch.searchsorted(
+        ends, torch.randint(triplets, (pairs,), generator=generator), right=True
+    )
     size = sizes[label[anchor]]
     place = torch.empty_like(by_class).scatter_(0, by_class, torch.arange(n)) - start[label]
     step = 1 + (torch.rand(pairs, generator=generator) * (size - 1)).long().clamp_max(size - 2)
