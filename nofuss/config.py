@@ -1,6 +1,17 @@
-"""Frozen dataclasses that describe a run; each is saved as JSON and read back."""
+"""Frozen dataclasses that describe a run; each is saved as JSON and read back.
 
+`TrainConfig` is also the command line of `nofuss train`: a field is a flag, its docstring the
+help. A field left at None is filled by the preset, which is chosen by the data.
+"""
+
+import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from nofuss.errors import UsageError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -25,3 +36,227 @@ class Preprocessing:
     """Mirror at random in training; off where left and right differ in meaning (characters)."""
     affine: float = 0.0
     """Strength of small random affine changes in training (0 = none): rotation, scale, shift."""
+
+
+_by_preset = "(default: by the preset)"
+_Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_by_preset)]
+_Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=_by_preset)]
+_Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint=_by_preset)]
+_Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Learn a distance from labelled data and try it on classes never seen."""
+
+    data: Annotated[
+        Path | None,
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the built-in characters)"),
+    ] = None
+    """A folder of class folders, a CSV (path,label or anchor,positive,negative), arrays (.npz,
+    .safetensors), or the official folder of CUB-200-2011, Cars196 or Stanford Online Products."""
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),
+    ] = None
+    """The run directory; never overwritten."""
+    resume: bool = False
+    """Go on with the run in --out where it was interrupted."""
+    force: bool = False
+    """With --resume: go on although data or settings differ from the run's."""
+    preset: Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] = "auto"
+    """Settings that go together. auto chooses by the data: frozen for photographs (the backbone
+    stays, its features are computed once), small for small pictures, vectors for vectors.
+    finetune trains the whole network, paper does so as the paper did."""
+    freeze: bool = False
+    """Short for --preset frozen."""
+
+    loss: str = "proxy-nca"
+    """proxy-nca, proxy-triplet, proxy-nca++, proxy-anchor, soft-triple; or over instances:
+    nca, triplet, semi-hard, lifted, n-pairs, clustering."""
+    assignment: Literal["static", "dynamic"] = "static"
+    """static: a label has its proxy. dynamic: a point has the closest one."""
+    proxies_per_class: float = 1.0
+    """Below 1 labels share proxies, above 1 a label has several."""
+    revive_after: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: never)")
+    ] = None
+    """Dynamic assignment: move a proxy that nobody chose for N batches onto a random item."""
+    scale: _Number = None
+    """2·N_x·N_p, the scale of the cosine; the loss's own default if not given."""
+    free_norms: bool = False
+    """Leave the norms of embeddings and proxies free, as the paper trains; no scale then."""
+
+    backbone: _Text = None
+    """convnet, inception-bn, efficientnet-lite0, -lite1, -lite2, timm:NAME."""
+    weights: _Path = None
+    """A local checkpoint of the backbone (inception-bn: a public BN-Inception file)."""
+    dim: int = 64
+    """Size of the embedding."""
+    size: _Count = None
+    """Side of the picture that the backbone sees; the backbone's own if not given."""
+    start: Annotated[
+        Literal["random", "data"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
+    ] = None
+    """data: the head starts at the PCA of the features, proxies at their class means."""
+    freeze_batch_norm: Annotated[
+        bool | None,
+        tyro.conf.arg(metavar="{True,False}", help_behavior_hint=_by_preset),
+    ] = None
+    """Keep the batch-norm statistics of the backbone as they came."""
+    warmup: _Count = None
+    """Epochs in which only head and proxies move."""
+
+    epochs: _Count = None
+    """How often the training set is seen."""
+    batch: _Count = None
+    """Items a step."""
+    per_class: Annotated[
+        int | None, tyro.conf.arg(metavar="M", help_behavior_hint="(default: by the loss)")
+    ] = None
+    """Items of a class in a batch, for losses over pairs; 0 shuffles."""
+    optimizer: Annotated[
+        Literal["adam", "adamw", "rmsprop"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
+    ] = None
+    """The optimizer of all parameters."""
+    rate: _Number = None
+    """Learning rate of the backbone."""
+    head_rate: _Number = None
+    """Learning rate of the head."""
+    proxy_rate: _Number = None
+    """Learning rate of the proxies."""
+    weight_decay: _Number = None
+    """Pull of backbone and head towards zero (adamw); proxies have none."""
+    schedule: Annotated[
+        Literal["exponential", "cosine", "constant"] | None,
+        tyro.conf.arg(help_behavior_hint=_by_preset),
+    ] = None
+    """exponential: all rates times 0.94 an epoch, as the paper. cosine: down to zero."""
+
+    seed: int = 0
+    """Of everything random: split, order, augmentation, first weights."""
+    test_share: Annotated[
+        float | None,
+        tyro.conf.arg(metavar="X", help_behavior_hint="(default: the data's own split, else 0.5)"),
+    ] = None
+    """Share of the classes kept out of training, for the scores at the end; 0 trains on all."""
+    holdout: float = 0.1
+    """Share of the *training* classes held out to watch training; 0 trains on all of them."""
+    workers: int = 0
+    """Processes that decode pictures, where they are not cached."""
+    checkpoint_seconds: float = 60.0
+    """Time between checkpoints; one is also written after every epoch."""
+    keep_memory: bool = True
+    """Linux: let the allocator keep freed memory, which makes training faster."""
+
+
+Preset = dict[str, Any]
+_COMMON: Preset = {
+    "optimizer": "adam",
+    "weight_decay": 0.0,
+    "warmup": 0,
+    "freeze_batch_norm": False,
+}
+PRESETS: dict[str, Preset] = {
+    # A head on fixed features. Started at the PCA with small rates: started at random it
+    # over-fits the training classes and ends below the features it came from.
+    "frozen": _COMMON
+    | {
+        "backbone": "efficientnet-lite0",
+        "start": "data",
+        "epochs": 20,
+        "batch": 128,
+        "rate": 0.0,
+        "head_rate": 1e-4,
+        "proxy_rate": 1e-3,
+        "schedule": "cosine",
+        "scale": 16.0,
+    },
+    "vectors": _COMMON
+    | {
+        "backbone": "identity",
+        "start": "data",
+        "epochs": 20,
+        "batch": 128,
+        "rate": 0.0,
+        "head_rate": 1e-4,
+        "proxy_rate": 1e-3,
+        "schedule": "cosine",
+        "scale": 16.0,
+    },
+    "finetune": _COMMON
+    | {
+        "backbone": "efficientnet-lite0",
+        "start": "data",
+        "epochs": 12,
+        "batch": 32,
+        "rate": 1e-4,
+        "head_rate": 1e-4,
+        "proxy_rate": 1e-2,
+        "schedule": "cosine",
+        "freeze_batch_norm": True,
+        "warmup": 1,
+    },
+    "small": _COMMON
+    | {
+        "backbone": "convnet",
+        "start": "random",
+        "epochs": 6,
+        "batch": 128,
+        "rate": 1e-3,
+        "head_rate": 1e-3,
+        "proxy_rate": 1e-2,
+        "schedule": "cosine",
+    },
+    # Section 4.4: RMSprop, batch 32, 64-d, decay 0.94 (read as the rate's, an epoch). The paper
+    # gives no rates and no number of epochs: these are ours.
+    "paper": _COMMON
+    | {
+        "backbone": "inception-bn",
+        "start": "random",
+        "epochs": 40,
+        "batch": 32,
+        "optimizer": "rmsprop",
+        "rate": 1e-4,
+        "head_rate": 1e-4,
+        "proxy_rate": 1e-2,
+        "schedule": "exponential",
+    },
+}
+
+
+def resolve(config: TrainConfig, *, kind: str, side: int | None = None) -> TrainConfig:
+    """Fill every None from the preset; `auto` chooses it by the kind of data.
+
+    kind: "vectors", "images" (arrays of pictures) or "pictures" (files); side: the pictures'
+    median short side, where known.
+    """
+    preset = config.preset
+    if config.freeze:
+        if preset not in ("auto", "frozen"):
+            raise UsageError(f"--freeze means --preset frozen, but --preset is {preset}")
+        preset = "frozen"
+    if preset == "auto":
+        small = kind == "images" or (side is not None and side < 96)
+        preset = "vectors" if kind == "vectors" else "small" if small else "frozen"
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    if (preset == "vectors") != (kind == "vectors"):
+        raise UsageError(f"--preset {preset} does not fit data that are {kind}; leave it out")
+    if config.free_norms and config.scale is not None:
+        raise UsageError("--free-norms leaves no scale; drop --scale or --free-norms")
+    filled = {
+        name: value for name, value in PRESETS[preset].items() if getattr(config, name) is None
+    }
+    if config.free_norms:
+        filled.pop("scale", None)
+    return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A dataclass as a dict that JSON can hold; paths become strings."""
+    return {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in dataclasses.asdict(config).items()
+    }

@@ -1,5 +1,7 @@
 """Proxy-Triplet: the margin triplet loss, Eq. 3, over proxies."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
@@ -34,6 +36,8 @@ class ProxyTriplet(ProxyLoss):
     scale: 2 is the unit sphere, N_x = N_p = 1, d in [0, 4]; a larger one only shrinks the
         margin, since the hinge is linear.
     """
+
+    needs_scale: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -1,0 +1,126 @@
+"""What the user sees in the terminal: lines, a progress bar, tables. Plain lines when piped."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def say(message: str) -> None:
+    """One line of ordinary output; no markup, so that names are shown as they are."""
+    out.print(message, markup=False)
+
+
+def warn(message: str) -> None:
+    """One line that asks for attention."""
+    out.print(f"note: {message}", markup=False, style="yellow")
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for work of known length; hands out a function to tell how many are done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=out,
+        transient=True,
+        disable=not out.is_terminal,
+    ) as bar:
+        task = bar.add_task(label, total=total, speed="")
+        began = time.monotonic()
+
+        def tell(done: int) -> None:
+            speed = done / max(1e-9, time.monotonic() - began)
+            bar.update(task, completed=done, speed=f"{speed:,.0f}/s")
+
+        yield tell
+    seconds = time.monotonic() - began
+    say(f"{label}: {total:,} in {seconds:.1f} s ({total / max(seconds, 1e-9):,.0f}/s)")
+
+
+class TrainingDisplay:
+    """Watches training: a bar within the epoch, a line after it."""
+
+    def __init__(
+        self, epochs: int, *, what: str = "images", record: Callable[[list[dict[str, Any]]], None]
+    ) -> None:
+        self.epochs, self.what, self.record = epochs, what, record
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=out,
+            transient=True,
+            disable=not out.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, note="")
+        self._began, self._epoch, self._loss = time.monotonic(), -1, 0.0
+
+    def __enter__(self) -> "TrainingDisplay":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
+        """Move the bar; time left is of the whole training."""
+        if epoch != self._epoch:
+            self._epoch, self._began, self._loss = epoch, time.monotonic(), loss
+        self._loss += 0.05 * (loss - self._loss)
+        speed = items / max(1e-9, time.monotonic() - self._began)
+        self._bar.update(
+            self._task,
+            total=self.epochs * steps,
+            completed=epoch * steps + step,
+            description=f"epoch {epoch + 1}/{self.epochs}",
+            note=f"loss {self._loss:.3f}  {speed:,.0f} {self.what}/s",
+        )
+
+    def epoch(self, history: list[dict[str, Any]]) -> None:
+        """A line for the epoch, and the record."""
+        row = history[-1]
+        parts = [f"epoch {row['epoch']:>3}/{self.epochs}", f"loss {row['loss']:8.4f}"]
+        if "held_out_recall@1" in row:
+            parts.append(f"held-out Recall@1 {row['held_out_recall@1']:.3f}")
+        if "proxies_in_use" in row:
+            parts.append(f"proxies in use {row['proxies_in_use']:.0%}")
+        parts.append(f"{row['seconds']:.1f} s")
+        say("  ".join(parts))
+        self.record(history)
+
+    def say(self, message: str) -> None:
+        """A warning from within training."""
+        warn(message)
+
+
+def table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """A small table; the first column left, the others right."""
+    shown = Table(title=title, title_justify="left", title_style="bold", header_style="")
+    for i, name in enumerate(header):
+        shown.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        shown.add_row(*row)
+    out.print(shown)
+
+
+def fail(message: str) -> None:
+    """One line on standard error."""
+    err.print(f"nofuss: {message}", markup=False, style="red" if sys.stderr.isatty() else "")

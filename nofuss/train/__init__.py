@@ -1,0 +1,1 @@
+"""Training: step, loop, optimizer groups, checks, checkpoints."""

@@ -1,0 +1,119 @@
+"""Checkpoints: safetensors + JSON + checksums in a folder that appears as a whole or not at all.
+
+    checkpoints/step-N/tensors.safetensors   model, criterion, optimizer
+                       state.json            where training stood
+                       manifest.json         sha256 of the other two
+
+The last two are kept. Loading verifies the newest and falls back to the one before.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nofuss.errors import RunError
+from nofuss.files import sha256, write_folder
+
+FORMAT = 1
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read back."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]
+) -> None:
+    """Write step-N as a whole, then drop all but the last two."""
+    with write_folder(folder / f"step-{step}") as new:
+        save_file(
+            {k: t.detach().contiguous() for k, t in tensors.items()}, new / "tensors.safetensors"
+        )
+        (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
+        sums = {name: sha256(new / name) for name in ("tensors.safetensors", "state.json")}
+        (new / "manifest.json").write_text(json.dumps(sums))
+    for old in _newest_first(folder)[KEPT:]:
+        shutil.rmtree(old)
+
+
+def load_checkpoint(folder: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; `say` hears of those that are not. None if none are."""
+    for path in _newest_first(folder):
+        try:
+            return _read(path)
+        except RunError as error:
+            say(f"{error}; going back to the checkpoint before")
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = [p for p in folder.glob("step-*") if p.name[5:].isdigit()]
+    return sorted(found, key=lambda p: int(p.name[5:]), reverse=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        sums = json.loads((path / "manifest.json").read_text())
+        for name in ("tensors.safetensors", "state.json"):
+            if sums[name] != sha256(path / name):
+                raise RunError(f"{path / name} is damaged: its checksum differs")
+        state = json.loads((path / "state.json").read_text())
+        if state["format"] != FORMAT:
+            raise RunError(f"{path} has format {state['format']}, expected {FORMAT}")
+        return Checkpoint(state["step"], load_file(path / "tensors.safetensors"), state)
+    except RunError:
+        raise
+    except Exception as error:  # whatever a damaged file makes a parser raise
+        raise RunError(f"{path} can't be read ({type(error).__name__}: {error})") from None
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as flat names `optimizer.PARAMETER.NAME`; rates are no part of it."""
+    return dict(_flatten(optimizer.state_dict()["state"]))
+
+
+def _flatten(state: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    for index, values in state.items():
+        for name, value in values.items():
+            if value is not None:
+                yield f"optimizer.{index}.{name}", torch.as_tensor(value)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put `optimizer_tensors` back."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    """A module's state_dict under `prefix.`."""
+    return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
+
+
+def restore_module(prefix: str, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put `module_tensors` back; every name must be there and fit."""
+    own = {
+        k.removeprefix(f"{prefix}."): t for k, t in tensors.items() if k.startswith(f"{prefix}.")
+    }
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(f"the checkpoint does not fit the {prefix}: {reason}") from None

@@ -1,0 +1,57 @@
+"""The optimizer's groups and the schedule of their rates.
+
+Backbone, head and proxies have rates of their own: proxies start far from where they belong,
+see few gradients each, and want a rate that would wreck a pretrained backbone.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from nofuss.errors import unknown_name
+
+SCHEDULES: dict[str, Callable[[float, int], float]] = {
+    "exponential": lambda epoch, epochs: 0.94 ** math.floor(epoch),
+    "cosine": lambda epoch, epochs: (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2,
+    "constant": lambda epoch, epochs: 1.0,
+}
+
+
+def build_optimizer(
+    name: str,
+    *,
+    backbone: Iterable[nn.Parameter],
+    head: Iterable[nn.Parameter],
+    proxies: Iterable[nn.Parameter],
+    rate: float,
+    head_rate: float,
+    proxy_rate: float,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    """Three groups, each remembering its `base_rate`; proxies are never decayed."""
+    groups = [
+        {"params": list(params), "lr": lr, "base_rate": lr, "name": group, "weight_decay": decay}
+        for group, params, lr, decay in (
+            ("backbone", backbone, rate, weight_decay),
+            ("head", head, head_rate, weight_decay),
+            ("proxies", proxies, proxy_rate, 0.0),
+        )
+    ]
+    groups = [group for group in groups if group["params"]]
+    if name == "adam":
+        return torch.optim.Adam(groups, fused=True)
+    if name == "adamw":
+        return torch.optim.AdamW(groups, fused=True)
+    if name == "rmsprop":
+        return torch.optim.RMSprop(groups, alpha=0.9, foreach=True)
+    raise unknown_name("optimizer", name, ("adam", "adamw", "rmsprop"))
+
+
+def set_rates(optimizer: Optimizer, schedule: str, epoch: float, epochs: int) -> None:
+    """Rates for this moment, a pure function of it: a resumed run needs no scheduler state."""
+    factor = SCHEDULES[schedule](epoch, epochs)
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_rate"] * factor
