@@ -10,6 +10,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
+import torch
 from efficientnet_lite_pytorch import EfficientNet
 from torch import Tensor, nn
 
@@ -170,8 +171,11 @@ def timm_backbone(
     """timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
     try:
         import timm
-    except ImportError as error:
-        raise UsageError(f"{name} needs timm ({error}); pip install 'nofuss[timm]'") from None
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision for another torch
+        raise UsageError(
+            f"{name} can't import timm ({error}); pip install 'nofuss[timm]', "
+            f"with the torchvision made for torch {torch.__version__}"
+        ) from None
     model_name = name.removeprefix("timm:")
     if not timm.is_model(model_name):
         raise unknown_name("timm model", model_name, timm.list_models())

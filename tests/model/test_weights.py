@@ -1,0 +1,126 @@
+"""A model folder: the same bits back, and one clear line when something is wrong with it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nofuss.config import Preprocessing
+from nofuss.errors import RunError
+from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.weights import load_model, save_model
+
+CASES = {
+    "convnet": (1, 28, 28),
+    "efficientnet-lite0": (3, 64, 64),
+    "identity": (6,),
+    "inception-bn": (3, 64, 64),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    embedder = build_embedder("convnet", dim=8)
+    save_model(tmp_path / "model", embedder, embedder.backbone.preprocessing, class_names=["a"])
+    return tmp_path / "model"
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    file = folder / "model.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def trained(name: str) -> tuple[Embedder, torch.Tensor]:
+    """An embedder whose statistics are no longer those of the start."""
+    shape = CASES[name]
+    embedder = build_embedder(name, channels=shape[0], dim=8, weights=None, seed=3).train()
+    inputs = torch.randn(4, *shape)
+    embedder(inputs).square().mean().backward()
+    torch.optim.SGD(embedder.parameters(), lr=0.1).step()
+    return embedder.eval(), inputs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_save_then_load_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    embedder, inputs = trained(name)
+    names, extra = ["Пингвин", "auk"], {"threshold": 0.1, "trained": {"epochs": 3}}
+    preprocessing = embedder.backbone.preprocessing
+    save_model(tmp_path / "model", embedder, preprocessing, class_names=names, extra=extra)
+    loaded = load_model(tmp_path / "model")
+    assert not loaded.embedder.training
+    assert torch.equal(loaded.embedder(inputs), embedder(inputs))
+    for key, tensor in embedder.state_dict().items():
+        assert torch.equal(tensor, loaded.embedder.state_dict()[key]), key
+    assert (loaded.preprocessing, loaded.class_names) == (preprocessing, names)
+    assert loaded.extra == extra
+
+
+def test_preprocessing_is_saved_as_given_not_as_the_backbones_default(tmp_path: Path) -> None:
+    chosen = Preprocessing(size=40, resize=44, mode="L", mean=(1.5,), std=(2.5,), flip=False)
+    save_model(tmp_path / "model", build_embedder("convnet"), chosen)
+    assert load_model(tmp_path / "model").preprocessing == chosen
+
+
+def test_saving_again_replaces_and_leaves_nothing_behind(folder: Path) -> None:
+    other = build_embedder("convnet", dim=9, seed=5)
+    (folder.parent / "model.new").mkdir()  # what an interrupted save leaves
+    save_model(folder, other, other.backbone.preprocessing)
+    assert load_model(folder).embedder.dim == 9
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    assert {path.name for path in folder.iterdir()} == {"model.json", "weights.safetensors"}
+
+
+def test_what_cannot_be_written_leaves_the_former_model(folder: Path) -> None:
+    other = build_embedder("convnet", dim=9)
+    with pytest.raises(TypeError):
+        save_model(folder, other, None, extra={"no json": object()})
+    assert load_model(folder).embedder.dim == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 99}, "has format 99, expected 1; open it with the version"),
+        ({"backbone": "convnot"}, "unknown backbone 'convnot'; did you mean 'convnet'"),
+        ({"backbone": None}, "is damaged"),
+        ({"dim": 7}, r"has head.bias \(8,\) instead of \(7,\)"),
+        ({"dim": "wide"}, "is damaged"),
+        ({"dim": -3}, "is damaged"),
+        ({"channels": 3}, r"\(64, 1, 3, 3\) instead of \(64, 3, 3, 3\)"),
+        ({"preprocessing": {"size": 3}}, "is damaged"),
+        ({"class_names": None}, "is damaged"),
+    ],
+)
+def test_a_wrong_description_is_one_clear_line(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    edit(folder, **changes)
+    with pytest.raises(RunError, match=message) as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_or_broken_files_are_named(folder: Path) -> None:
+    weights, description = folder / "weights.safetensors", folder / "model.json"
+    tensors = load_file(weights)
+    del tensors["head.bias"]
+    save_file({**tensors, "tail.bias": torch.zeros(1)}, weights)
+    with pytest.raises(RunError, match=r"lacks head\.bias; has surplus tail\.bias"):
+        load_model(folder)
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(RunError, match=r"can't read .*weights\.safetensors"):
+        load_model(folder)
+    weights.unlink()
+    with pytest.raises(RunError, match=r"no weights\.safetensors"):
+        load_model(folder)
+    description.write_text('{"format": 1')
+    with pytest.raises(RunError, match=r"can't read .*model\.json"):
+        load_model(folder)
+    description.write_text("[]")
+    with pytest.raises(RunError, match="has format None"):
+        load_model(folder)
+    with pytest.raises(RunError, match=r"no model\.json in"):
+        load_model(folder.parent / "elsewhere")
