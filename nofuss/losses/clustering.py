@@ -28,7 +28,9 @@ def structured_clustering(
     if len(classes) < 2 or len(classes) == len(labels):
         return zero_with_graph(embeddings)
     x = normalize(embeddings)
-    d = distances(x, x)  # (B, B)
+    itself = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    # A medoid is at distance 0 from itself; the root of a rounding error is not.
+    d = distances(x, x).masked_fill(itself, 0)  # (B, B)
     medoids = loss_augmented_medoids(d.detach(), truth, gamma=gamma, refinements=refinements)
     assigned = d.detach()[:, medoids].argmin(1)
     margin = gamma * (1 - _nmi(assigned[None], truth, len(classes)))[0]
