@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nofuss.losses import fused, fused_walk
+from nofuss.losses import fused_walk
 from nofuss.losses.fused import fused_proxy_nca
 
 
 def slow_nca(x: Tensor, positive: Tensor, p: Tensor, scale: float, softmax: bool) -> float:
-    total = 0.0
+    total, x, p = 0.0, x.detach(), p.detach()
     for xi, y in zip(x, positive.tolist(), strict=True):
         logits = [scale * float(xi @ z / z.norm().clamp_min(1e-12)) for z in p]
         others = [v for j, v in enumerate(logits) if softmax or j != y]
@@ -67,7 +67,131 @@ def test_equals_the_slow_loop_and_the_plain_gradients(
 ) -> None:
     x, positive, p = (t.requires_grad_(t.is_floating_point()) for t in batch(*size))
     loss = fused_proxy_nca(x, positive, p, scale=scale, include_positive=softmax, keep=keep)
-    assert loss.item() == pytest.approx(slow_nca(x, positive, p, scale, softmax), rel=1e-9)
+    assert loss.item() == pytest.approx(
+        slow_nca(x, positive, p, scale, softmax), rel=1e-9, abs=1e-9
+    )
     plain = plain_nca(x, positive, p, scale=scale, include_positive=softmax)
     for got, expected in zip(gradients(loss, x, p), gradients(plain, x, p), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("scale", [18.0, 64.0, 300.0])
+@pytest.mark.parametrize("size", [(32, 64, 5000), (64, 16, 999), (1, 128, 3001)])
+def test_float32_gradients_match_the_plain_form(
+    size: tuple[int, int, int], scale: float, softmax: bool, keep: bool
+) -> None:
+    x, positive, p = batch(*size, dtype=torch.float32)
+    x, p = x.requires_grad_(), p.requires_grad_()
+    got = fused_proxy_nca(x, positive, p, scale=scale, include_positive=softmax, keep=keep)
+    exact_x, exact_p = (t.detach().double().requires_grad_() for t in (x, p))
+    exact = plain_nca(exact_x, positive, exact_p, scale=scale, include_positive=softmax)
+    assert got.item() == pytest.approx(exact.item(), rel=1e-5)
+    for a, b in zip(gradients(got, x, p), gradients(exact, exact_x, exact_p), strict=True):
+        assert (a.double() - b).norm() <= 1e-5 * b.norm()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 2000.0])
+@pytest.mark.usefixtures("chunk")
+def test_gradcheck_of_embeddings_proxies_and_scale(scale: float, keep: bool) -> None:
+    x, positive, p = batch(3, 4, 7)
+    near = x + 0.01 * p[positive]  # not on the sphere: the kernel must not lean on it
+    s = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, p, s: fused_proxy_nca(x, positive, p, scale=s, keep=keep),
+        (near.requires_grad_(), p.requires_grad_(), s),
+        eps=1e-7 if scale > 1 else 1e-6,
+        atol=1e-3 * scale**0.5,
+        rtol=1e-3,
+    )
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("scale", [64.0, 500.0])
+def test_worst_placed_point_has_the_right_loss_and_a_gradient(scale: float, keep: bool) -> None:
+    """A point opposite every negative (or its own proxy): in float32 naive exponentials vanish."""
+    p = torch.tensor([[1.0, 0.0], [-1.0, 1e-3], [-1.0, 0.0]], requires_grad=True)
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], requires_grad=True)
+    positive = torch.tensor([0, 0])
+    loss = fused_proxy_nca(x, positive, p, scale=scale, keep=keep)
+    # By hand: first 2·scale below zero, second as much above, each + log 2 for two negatives.
+    assert loss.item() == pytest.approx(math.log(2), abs=2e-4)
+    each = [fused_proxy_nca(x[i : i + 1], positive[:1], p, scale=scale, keep=keep) for i in (0, 1)]
+    assert each[0].item() == pytest.approx(-2 * scale + math.log(2), rel=1e-4)
+    assert each[1].item() == pytest.approx(2 * scale + math.log(2), rel=1e-4)
+    for one in each:
+        (grad,) = gradients(one, p)
+        assert grad.isfinite().all()
+        assert grad.abs().sum() > 0
+
+
+def test_all_labels_equal_and_duplicate_points() -> None:
+    x, _, p = batch(6, 4, 11)
+    x = x[:1].repeat(6, 1).requires_grad_()
+    p = p[[0, 0, 0, 3, 4, 5, 5, 7, 8, 9, 10]].requires_grad_()
+    positive = torch.zeros(6, dtype=torch.long)
+    got = fused_proxy_nca(x, positive, p, scale=9.0)
+    plain = plain_nca(x, positive, p, scale=9.0, include_positive=False)
+    torch.testing.assert_close(got, plain)
+    torch.testing.assert_close(gradients(got, x, p), gradients(plain, x, p))
+
+
+def test_zero_proxy_is_treated_as_normalize_does() -> None:
+    x, positive, p = batch(5, 4, 6)
+    p[2] = 0
+    p.requires_grad_()
+    got = fused_proxy_nca(x, positive, p, scale=9.0)
+    plain = plain_nca(x, positive, p, scale=9.0, include_positive=False)
+    torch.testing.assert_close(got, plain)
+    torch.testing.assert_close(gradients(got, p), gradients(plain, p))
+
+
+def test_permuting_proxies_with_labels_changes_nothing() -> None:
+    x, positive, p = batch(9, 8, 50)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    loss = fused_proxy_nca(x, positive, p, scale=18.0)
+    permuted = fused_proxy_nca(x, order.argsort()[positive], p[order], scale=18.0)
+    torch.testing.assert_close(loss, permuted)
+
+
+def test_gradients_add_up_over_calls_and_over_a_retained_graph() -> None:
+    x, positive, p = batch(9, 8, 50)
+    p = torch.nn.Parameter(p)
+    fused_proxy_nca(x, positive, p, scale=18.0).backward()
+    assert p.grad is not None
+    once = p.grad.clone()
+    loss = fused_proxy_nca(x, positive, p, scale=18.0)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close(p.grad, 3 * once)
+
+
+def test_lower_precision_embeddings_meet_float32_proxies() -> None:
+    x, positive, p = batch(9, 8, 50, dtype=torch.float32)
+    half = x.bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fused_proxy_nca(half, positive, p.requires_grad_(), scale=18.0)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    expected = fused_proxy_nca(half.float(), positive, p, scale=18.0)
+    torch.testing.assert_close(loss, expected)
+    assert half.grad is not None
+    assert half.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("positive", [[0, -1], [0, 3], [0]])
+def test_labels_without_a_proxy_are_refused(positive: list[int]) -> None:
+    x, _, p = batch(2, 4, 3)
+    with pytest.raises(ValueError, match="positive"):
+        fused_proxy_nca(x, torch.tensor(positive), p, scale=1.0)
+
+
+def test_one_proxy_has_no_negatives() -> None:
+    x, _, p = batch(2, 4, 1)
+    positive = torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ValueError, match="one proxy"):
+        fused_proxy_nca(x, positive, p, scale=1.0)
+    softmax = fused_proxy_nca(x, positive, p, scale=1.0, include_positive=True)
+    assert softmax.item() == pytest.approx(0, abs=1e-12)
