@@ -1,0 +1,26 @@
+"""Scores of embeddings: Recall@K, MAP@R, R-precision, NMI and AMI over k-means, with intervals."""
+
+from nofuss.evaluate.kmeans import kmeans
+from nofuss.evaluate.nmi import (
+    adjusted_mutual_information,
+    ami,
+    nmi,
+    normalized_mutual_information,
+)
+from nofuss.evaluate.precision import map_at_r, r_precision
+from nofuss.evaluate.protocol import Scores, evaluate
+from nofuss.evaluate.recall import ranks_of_first_positive, recall_at_k
+
+__all__ = [
+    "Scores",
+    "adjusted_mutual_information",
+    "ami",
+    "evaluate",
+    "kmeans",
+    "map_at_r",
+    "nmi",
+    "normalized_mutual_information",
+    "r_precision",
+    "ranks_of_first_positive",
+    "recall_at_k",
+]

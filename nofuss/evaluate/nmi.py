@@ -1,0 +1,68 @@
+"""NMI and AMI: how well k-means on the embeddings finds the classes again.
+
+NMI = 2·I(Ω, C) / (H(Ω) + H(C)). The paper's text says "harmonic"; its formula is this arithmetic
+mean, which is also what scikit-learn computes by default. Seeding moves the score by several
+points, so it is fixed (k-means++) and reproducible by `seed`.
+"""
+
+import torch
+from sklearn.metrics import adjusted_mutual_info_score
+from torch import Tensor
+
+from nofuss.evaluate.inputs import classes_of, vectors_of
+from nofuss.evaluate.kmeans import kmeans
+from nofuss.geometry import Array
+from nofuss.geometry import normalize as to_unit_sphere
+
+
+def nmi(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> float:
+    """NMI of the classes and a k-means with as many clusters as there are classes."""
+    return normalized_mutual_information(
+        cluster(embeddings, labels, seed=seed, normalize=normalize), labels
+    )
+
+
+def ami(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> float:
+    """AMI (NMI less what chance gives) of the classes and the same k-means as in `nmi`."""
+    return adjusted_mutual_information(
+        cluster(embeddings, labels, seed=seed, normalize=normalize), labels
+    )
+
+
+def cluster(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> Tensor:
+    """The cluster of each item, as many clusters as there are classes."""
+    x = vectors_of(embeddings)
+    classes = classes_of(labels, len(x))
+    return kmeans(to_unit_sphere(x) if normalize else x, int(classes.max()) + 1, seed=seed)[1]
+
+
+def normalized_mutual_information(a: Array, b: Array) -> float:
+    """2·I(a, b) / (H(a) + H(b)) of two labelings, natural logarithm; 1 when both are constant."""
+    first, second = _two_labelings(a, b)
+    width = int(second.max()) + 1
+    pairs, counts = torch.unique(first * width + second, return_counts=True)
+    size_a, size_b = torch.bincount(first), torch.bincount(second)
+    entropies = _entropy(size_a) + _entropy(size_b)
+    if entropies == 0:
+        return 1.0
+    joint = counts.double() / len(first)
+    apart = size_a[pairs // width].double() * size_b[pairs % width] / len(first) ** 2
+    information = float((joint * (joint / apart).log()).sum())
+    return min(1.0, max(0.0, 2 * information / entropies))
+
+
+def adjusted_mutual_information(a: Array, b: Array) -> float:
+    """Mutual information above chance, over the mean entropy above chance (scikit-learn's)."""
+    first, second = _two_labelings(a, b)
+    return float(adjusted_mutual_info_score(first.numpy(), second.numpy()))
+
+
+def _two_labelings(a: Array, b: Array) -> tuple[Tensor, Tensor]:
+    if len(a) == 0:
+        raise ValueError("labelings are empty; there is nothing to compare")
+    return classes_of(a, len(a)), classes_of(b, len(a))
+
+
+def _entropy(sizes: Tensor) -> float:
+    share = sizes.double() / sizes.sum()
+    return -float((share * share.log()).sum())

@@ -1,0 +1,117 @@
+"""All scores of an embedding at once, with intervals: the protocol of the paper, stated.
+
+Recall@K and NMI as in the paper's section 5; MAP@R, R-precision and AMI beside them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.inputs import classes_of, vectors_of
+from nofuss.evaluate.nmi import (
+    adjusted_mutual_information,
+    cluster,
+    normalized_mutual_information,
+)
+from nofuss.evaluate.precision import precisions_at_r
+from nofuss.evaluate.recall import ranks_of_first_positive, recall_of_ranks
+from nofuss.geometry import Array
+
+PROTOCOL = (
+    "every item queries all others, itself left out by index; classes with one item stay in the "
+    "gallery and are no queries; Euclidean distance on the unit sphere, ties count as wrong; "
+    "k-means++ with as many clusters as classes; 95% intervals by resampling classes"
+)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What `evaluate` found; `as_dict()` is what `scores.json` holds."""
+
+    recall: dict[int, float]
+    map_at_r: float
+    r_precision: float
+    nmi: float
+    ami: float
+    items: int
+    classes: int
+    queries: int
+    seed: int
+    intervals: dict[str, tuple[float, float]]
+    protocol: str = PROTOCOL
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat and ready for JSON: `recall@1`, `recall@1_interval` [low, high], `map@r` …"""
+        scores: dict[str, Any] = {f"recall@{k}": share for k, share in self.recall.items()}
+        scores |= {"map@r": self.map_at_r, "r_precision": self.r_precision}
+        scores |= {"nmi": self.nmi, "ami": self.ami}
+        scores |= {f"{name}_interval": list(ends) for name, ends in self.intervals.items()}
+        scores |= {"items": self.items, "classes": self.classes, "queries": self.queries}
+        return scores | {"seed": self.seed, "protocol": self.protocol}
+
+
+def evaluate(
+    embeddings: Array,
+    labels: Array,
+    *,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    seed: int = 0,
+    bootstrap: int = 1000,
+) -> Scores:
+    """Recall@K, MAP@R, R-precision, NMI and AMI of embeddings whose classes are known.
+
+    The intervals (95%, for the retrieval scores) resample the classes `bootstrap` times and average
+    the results that their queries had. They cover which classes happened to be in the test set; not
+    a gallery of other classes, another training run, or the seed of k-means (NMI and AMI have no
+    interval). The same seed gives the same scores; `bootstrap=0` leaves the intervals out.
+    """
+    x = vectors_of(embeddings)
+    classes = classes_of(labels, len(x))
+    ranks = ranks_of_first_positive(x, classes)
+    recall = recall_of_ranks(ranks, ks)
+    precisions = precisions_at_r(x, classes)
+    clusters = cluster(x, classes, seed=seed)
+    results = {f"recall@{k}": (ranks <= k).double() for k in recall}
+    results |= {"map@r": precisions.map_at_r, "r_precision": precisions.r_precision}
+    is_query = (ranks > 0).cpu()
+    intervals = class_intervals(
+        {name: values.cpu()[is_query] for name, values in results.items()},
+        classes[is_query],
+        seed=seed,
+        resamples=bootstrap,
+    )
+    return Scores(
+        recall=recall,
+        map_at_r=float(precisions.map_at_r.nanmean()),
+        r_precision=float(precisions.r_precision.nanmean()),
+        nmi=normalized_mutual_information(clusters, classes),
+        ami=adjusted_mutual_information(clusters, classes),
+        items=len(x),
+        classes=int(classes.max()) + 1,
+        queries=int(is_query.sum()),
+        seed=seed,
+        intervals=intervals,
+    )
+
+
+def class_intervals(
+    results: dict[str, Tensor], classes: Tensor, *, seed: int, resamples: int
+) -> dict[str, tuple[float, float]]:
+    """95% percentile intervals of the mean results (Q,) when classes are drawn with repeats."""
+    if resamples < 0:
+        raise ValueError(f"bootstrap is {resamples}; expected 0 (no intervals) or more")
+    if resamples == 0:
+        return {}
+    _, group, sizes = torch.unique(classes, return_inverse=True, return_counts=True)
+    # A class's queries come and go together: its sums are all a resample needs.
+    sums = torch.stack([torch.bincount(group, values) for values in results.values()], 1)
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.empty(resamples, len(results), dtype=torch.float64)
+    for i in range(resamples):
+        drawn = torch.randint(len(sizes), (len(sizes),), generator=generator)
+        means[i] = sums[drawn].sum(0) / sizes[drawn].sum()
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0).tolist()
+    return {name: (low[i], high[i]) for i, name in enumerate(results)}
