@@ -1,0 +1,43 @@
+"""Data: from whatever the user has to batches of inputs and labels.
+
+detect → folder | manifest | triplets | vectors | benchmarks | glyphs → Collection
+Collection → scan (what can't be used) → split → pictures (decoded once)
+sampling (which items) → loader (decode, transforms) → Batch(inputs, labels, indices)
+"""
+
+from nofuss.data.cache import cache_directory
+from nofuss.data.collection import Collection, compact_labels, from_dataset
+from nofuss.data.decode import PictureError, decode
+from nofuss.data.detect import open_data
+from nofuss.data.folder import find_pictures
+from nofuss.data.loader import Batch, batches
+from nofuss.data.pictures import decode_ahead
+from nofuss.data.sampling import in_order, m_per_class, shuffled, triplet_batches
+from nofuss.data.split import Split, hold_out, split_classes, split_collection
+from nofuss.data.transforms import test_view, test_views, train_view, train_views
+
+__all__ = [
+    "Batch",
+    "Collection",
+    "PictureError",
+    "Split",
+    "batches",
+    "cache_directory",
+    "compact_labels",
+    "decode",
+    "decode_ahead",
+    "find_pictures",
+    "from_dataset",
+    "hold_out",
+    "in_order",
+    "m_per_class",
+    "open_data",
+    "shuffled",
+    "split_classes",
+    "split_collection",
+    "test_view",
+    "test_views",
+    "train_view",
+    "train_views",
+    "triplet_batches",
+]

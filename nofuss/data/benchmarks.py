@@ -1,0 +1,183 @@
+"""The paper's three benchmarks in their official layouts, with the paper's splits.
+
+    CUB-200-2011              images.txt, image_class_labels.txt, images/     first 100 / last 100
+    Cars196                   cars_annos.mat and car_ims/, or the devkit's    first 98 / last 98
+                              cars_train_annos.mat, cars_test_annos_withlabels.mat
+    Stanford Online Products  Ebay_train.txt, Ebay_test.txt                   as those two files say
+
+The splits are by class (zero-shot): CUB's own train_test_split.txt and Cars196's own test
+flag split *images* of the same classes, and are not used.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
+from nofuss.errors import DataError
+
+
+def layout_of(folder: Path) -> Callable[[Path], Collection] | None:
+    """The reader for an official layout, or None where there is none."""
+    if (folder / "images.txt").is_file() and (folder / "image_class_labels.txt").is_file():
+        return open_cub
+    if _cars_annotations(folder):
+        return open_cars
+    if (folder / "Ebay_train.txt").is_file() and (folder / "Ebay_test.txt").is_file():
+        return open_products
+    return None
+
+
+def open_cub(folder: Path) -> Collection:
+    """CUB-200-2011: images.txt "id path", image_class_labels.txt "id class", classes.txt."""
+    path_of = dict(_lines(folder / "images.txt", (int, str)))
+    class_of = dict(_lines(folder / "image_class_labels.txt", (int, int)))
+    names: dict[int, str] = {}
+    if (folder / "classes.txt").is_file():
+        names = dict(_lines(folder / "classes.txt", (int, str)))
+    if unlabelled := sorted(path_of.keys() - class_of.keys()):
+        missing = first_five([str(i) for i in unlabelled])
+        raise DataError(f"image_class_labels.txt has no class for the images {missing}")
+    ids = sorted(path_of)
+    return _collection(
+        folder,
+        layout="official CUB layout",
+        paths=[folder / "images" / path_of[i] for i in ids],
+        classes=[class_of[i] for i in ids],
+        names=names,
+    )
+
+
+def open_cars(folder: Path) -> Collection:
+    """Cars196: the annotations of all images in one .mat file, or in the devkit's two."""
+    paths: list[Path] = []
+    classes: list[int] = []
+    names: dict[int, str] = {}
+    files = _cars_annotations(folder)
+    if len(files) == 1 and files[0][0].name != "cars_annos.mat":
+        raise DataError(
+            f"{printable(folder)} has only {files[0][0].name}; Cars196 needs both "
+            "cars_train_annos.mat and cars_test_annos_withlabels.mat, or cars_annos.mat"
+        )
+    for file, pictures in files:
+        content = _load_mat(file)
+        try:
+            rows = np.atleast_1d(content["annotations"])
+            for row in rows:
+                picture = row["relative_im_path"] if "relative_im_path" in row else row["fname"]
+                paths.append(pictures / str(picture))
+                classes.append(int(row["class"]))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(
+                f"{file.name} lacks annotations with a class and a file name; "
+                "for the test images, the file is cars_test_annos_withlabels.mat"
+            ) from error
+        names |= dict(enumerate(_words(content.get("class_names")), start=1))
+    for meta in (folder / "devkit" / "cars_meta.mat", folder / "cars_meta.mat"):
+        if not names and meta.is_file():
+            names = dict(enumerate(_words(_load_mat(meta).get("class_names")), start=1))
+    layout = "official Cars196 layout"
+    return _collection(folder, layout=layout, paths=paths, classes=classes, names=names)
+
+
+def open_products(folder: Path) -> Collection:
+    """Stanford Online Products: "image_id class_id super_class_id path", a file a side."""
+    columns = (int, int, int, str)
+    sides = {TRAIN: folder / "Ebay_train.txt", TEST: folder / "Ebay_test.txt"}
+    rows = [
+        (side, class_id, path)
+        for side, file in sides.items()
+        for _, class_id, _, path in _lines(file, columns, skip=1)
+    ]
+    collection = _collection(
+        folder,
+        layout="official Stanford Online Products layout",
+        paths=[folder / path for *_, path in rows],
+        classes=[class_id for _, class_id, _ in rows],
+        names={},
+        split=[side for side, *_ in rows],
+    )
+    return collection
+
+
+def _collection(
+    folder: Path,
+    *,
+    layout: str,
+    paths: Sequence[Path],
+    classes: Sequence[int],
+    names: dict[int, str],
+    split: Sequence[str] | None = None,
+) -> Collection:
+    """A benchmark; without a split of its own, the first half of its classes are for training."""
+    if not paths:
+        raise DataError(f"{printable(folder)} has an {layout} but lists no images")
+    if missing := [printable(p) for p in paths if not p.is_file()]:
+        raise DataError(
+            f"{len(missing):,} of {len(paths):,} images are missing: {first_five(missing)}"
+        )
+    labels, ids = compact_labels(classes)
+    if split is None:
+        split = [TRAIN if label < len(ids) // 2 else TEST for label in labels]
+    return Collection(
+        name=folder.name,
+        layout=layout,
+        kind="pictures",
+        paths=paths,
+        root=folder,
+        labels=labels,
+        class_names=tuple(names.get(int(i), str(i)) for i in ids),
+        split=np.array(split),
+    )
+
+
+def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tuple[Any, ...]]:
+    """The cells of a text file of space-separated columns, the last of which may hold spaces."""
+    rows: list[tuple[Any, ...]] = []
+    complaints: list[str] = []
+    try:
+        text = file.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"can't read {printable(file)}: {error.strerror}") from error
+    for number, line in enumerate(text.split("\n")[skip:], start=1 + skip):
+        cells = line.strip().split(maxsplit=len(columns) - 1)
+        if not cells:
+            continue
+        try:
+            rows.append(tuple(column(c) for column, c in zip(columns, cells, strict=True)))
+        except ValueError:
+            complaints.append(f"line {number}: {printable(line.strip()[:80])!r}")
+    if complaints:
+        raise DataError(f"{file.name} has lines that can't be read: {first_five(complaints)}")
+    return rows
+
+
+def _cars_annotations(folder: Path) -> list[tuple[Path, Path]]:
+    """The annotation files there are, each with the folder its file names start from."""
+    if (folder / "cars_annos.mat").is_file():
+        return [(folder / "cars_annos.mat", folder)]
+    found = []
+    for file, pictures in (
+        ("cars_train_annos.mat", "cars_train"),
+        ("cars_test_annos_withlabels.mat", "cars_test"),
+    ):
+        place = next((d / file for d in (folder, folder / "devkit") if (d / file).is_file()), None)
+        if place is not None:
+            found.append((place, folder / pictures))
+    return found
+
+
+def _load_mat(file: Path) -> dict[str, Any]:
+    from scipy.io import loadmat
+
+    try:
+        content: dict[str, Any] = loadmat(file, simplify_cells=True)
+    except Exception as error:  # a parser of foreign bytes: it raises whatever it trips over
+        raise DataError(f"{printable(file)} can't be read as a MATLAB file: {error}") from error
+    return content
+
+
+def _words(names: Any) -> list[str]:
+    return [] if names is None else [str(name) for name in np.atleast_1d(names)]

@@ -1,0 +1,220 @@
+"""A `Collection`: items (files, arrays or vectors), what class each has, and how they are split.
+
+Every reader in this folder ends in one; samplers, loader and training start from one.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nofuss.errors import DataError
+
+if TYPE_CHECKING:
+    from nofuss.data.pictures import DecodedPictures
+
+Labels = NDArray[np.int64]
+Kind = Literal["pictures", "images", "vectors", "dataset"]
+
+TRAIN, TEST = "train", "test"
+
+
+def compact_labels(labels: ArrayLike) -> tuple[Labels, NDArray[Any]]:
+    """Renumber labels to 0…C−1 without gaps; also the old label of each new one, sorted.
+
+    >>> compact_labels([7, 3, 7])
+    (array([1, 0, 1]), array([3, 7]))
+    """
+    values, compact = np.unique(np.asarray(labels), return_inverse=True)
+    return compact.reshape(-1).astype(np.int64), values
+
+
+def printable(path: Path | str) -> str:
+    """A file name fit for a message or a JSON file, whatever bytes it is made of."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Collection:
+    """Items of one kind with their labels; nothing is read before it is asked for."""
+
+    name: str
+    """What the user calls it: the folder's or file's name."""
+    layout: str
+    """How it was recognised, in words: "official CUB layout"."""
+    kind: Kind
+    """pictures: files; images: uint8 (N, H, W) or (N, H, W, 3); vectors: float32 (N, D)."""
+    paths: Sequence[Path] = ()
+    root: Path | None = None
+    """What the paths are told relative to."""
+    array: NDArray[Any] | None = None
+    dataset: Any = None
+    """A torch Dataset of (input, label) pairs, see `from_dataset`."""
+    decoded: "DecodedPictures | None" = None
+    """The pictures as a memory map of pixels, see `decode_ahead`."""
+    labels: Labels | None = None
+    """(N,) of 0…C−1 without gaps."""
+    class_names: tuple[str, ...] = ()
+    split: NDArray[np.str_] | None = None
+    """(N,) of "train" and "test", where the data brings its own split."""
+    triplets: NDArray[np.int64] | None = None
+    """(T, 3) of anchor, positive and negative, as indices of items."""
+    notes: tuple[str, ...] = ()
+    """What was left out or put right while reading, to be said aloud."""
+
+    def __post_init__(self) -> None:
+        for values in (self.labels, self.split):
+            assert values is None or values.shape == (len(self),)
+        if self.labels is not None:
+            assert self.labels.dtype == np.int64
+            assert not len(self) or self.labels.max() < len(self.class_names)
+
+    def __len__(self) -> int:
+        if self.kind == "pictures":
+            return len(self.paths)
+        return len(self.dataset if self.array is None else self.array)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are; 0 without labels."""
+        return len(self.class_names)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What to call each item in a message: its relative path, or "row 17"."""
+        if self.kind != "pictures":
+            return tuple(f"row {i}" for i in range(len(self)))
+        return tuple(printable(relative(path, self.root)) for path in self.paths)
+
+    def describe(self) -> str:
+        """The one line said aloud: "200 classes, 11,788 images, official CUB layout"."""
+        items = f"{len(self):,} {'images' if self.kind != 'vectors' else 'vectors'}"
+        if self.kind == "vectors" and self.array is not None:
+            items += f" of {self.array.shape[1]:,} dimensions"
+        classes = "no labels" if self.labels is None else f"{self.num_classes:,} classes"
+        parts = [classes, items, self.layout]
+        if self.triplets is not None:
+            parts.insert(1, f"{len(self.triplets):,} triplets")
+        return ", ".join(parts)
+
+    def subset(self, indices: ArrayLike) -> "Collection":
+        """These items only, in this order; classes that are left out lose their number.
+
+        Triplets stay where all three of their items do.
+        """
+        index = np.asarray(indices, dtype=np.int64).reshape(-1)
+        labels, names = None, self.class_names
+        if self.labels is not None:
+            labels, kept = compact_labels(self.labels[index])
+            names = tuple(self.class_names[i] for i in kept)
+        return replace(
+            self,
+            paths=[self.paths[int(i)] for i in index] if self.paths else (),
+            array=None if self.array is None else self.array[index],
+            dataset=None if self.dataset is None else Subset(self.dataset, index),
+            decoded=None if self.decoded is None else self.decoded.subset(index),
+            labels=labels,
+            class_names=names,
+            split=None if self.split is None else self.split[index],
+            triplets=None if self.triplets is None else _reindex(self.triplets, index, len(self)),
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of layout, item names and sizes, labels and split: other data, other hash.
+
+        The place of the data on disk is no part of it, nor is the pictures' content (their
+        sizes in bytes are); arrays are hashed whole.
+        """
+        seen = hashlib.blake2b(f"{self.layout}\0{self.kind}\0".encode(), digest_size=16)
+        if self.kind == "pictures":
+            for path in self.paths:
+                seen.update(os.fsencode(relative(path, self.root)) + b"\0")
+                seen.update(f"{_size(path)}\0".encode())
+        elif self.array is not None:
+            seen.update(f"{self.array.dtype}{self.array.shape}".encode())
+            seen.update(np.ascontiguousarray(self.array).data)
+        else:
+            seen.update(str(len(self)).encode())
+        seen.update("\0".join(self.class_names).encode("utf-8", "backslashreplace"))
+        for values in (self.labels, self.split, self.triplets):
+            seen.update(b"\0" if values is None else np.ascontiguousarray(values).tobytes())
+        return seen.hexdigest()
+
+
+class Subset:
+    """Some items of a dataset, in the given order."""
+
+    def __init__(self, dataset: Any, indices: NDArray[np.int64]) -> None:
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.indices[index])]
+
+
+def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "") -> Collection:
+    """A collection over a torch `Dataset` of (input, label) pairs.
+
+    Labels are taken from `labels`, or from the dataset's `targets` as torchvision has them,
+    or by walking through the dataset once. Pictures (PIL or uint8 arrays) go through our
+    preprocessing; float tensors are taken as they are.
+    """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise DataError(
+            f"{type(dataset).__name__} has no length or index; give a map-style Dataset"
+        )
+    if not len(dataset):
+        raise DataError(f"{type(dataset).__name__} is empty")
+    if labels is None:
+        labels = getattr(dataset, "targets", None)
+    if labels is None:
+        labels = [int(dataset[i][1]) for i in range(len(dataset))]
+    compact, values = compact_labels(np.asarray(labels))
+    if len(compact) != len(dataset):
+        raise DataError(f"{len(compact):,} labels for a dataset of {len(dataset):,} items")
+    names = getattr(dataset, "classes", None)
+    if names is None or len(names) <= int(values.max()):
+        names = None
+    return Collection(
+        name=name or type(dataset).__name__,
+        layout=f"torch dataset {type(dataset).__name__}",
+        kind="dataset",
+        dataset=dataset,
+        labels=compact,
+        class_names=tuple(str(v if names is None else names[int(v)]) for v in values),
+    )
+
+
+def relative(path: Path, root: Path | None) -> Path:
+    """`path` as seen from `root`, where it lies below it."""
+    return path.relative_to(root) if root is not None and path.is_relative_to(root) else path
+
+
+def first_five(complaints: Sequence[str]) -> str:
+    """The first five complaints and how many there are: "row 3: …; row 9: … (7 in all)"."""
+    shown = "; ".join(complaints[:5])
+    return shown if len(complaints) <= 5 else f"{shown}; … ({len(complaints):,} in all)"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _reindex(triplets: NDArray[np.int64], index: Labels, count: int) -> NDArray[np.int64]:
+    """Triplets in terms of positions in `index`; those with an item left out are dropped."""
+    position = np.full(count, -1, dtype=np.int64)
+    position[index] = np.arange(len(index))
+    moved = position[triplets]
+    return moved[(moved >= 0).all(axis=1)]

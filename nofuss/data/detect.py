@@ -1,0 +1,36 @@
+"""From whatever the user names to a `Collection`."""
+
+from pathlib import Path
+
+from nofuss.data import benchmarks
+from nofuss.data.collection import Collection, printable
+from nofuss.data.folder import PICTURE_SUFFIXES, open_folder
+from nofuss.data.glyphs import open_glyphs
+from nofuss.data.manifest import header, open_manifest
+from nofuss.data.triplets import open_triplets
+from nofuss.data.vectors import open_arrays
+from nofuss.errors import DataError
+
+ACCEPTED = (
+    "a folder of class folders, a CSV with path,label or anchor,positive,negative, an .npz or "
+    ".safetensors file, or the folder of CUB-200-2011, Cars196 or Stanford Online Products"
+)
+
+
+def open_data(path: str | Path | None) -> Collection:
+    """Recognise the data at `path` and open it; None is the built-in set of characters."""
+    if path is None:
+        return open_glyphs()
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return (benchmarks.layout_of(path) or open_folder)(path.absolute())
+    if not path.is_file():
+        raise DataError(f"{printable(path)} does not exist; expected {ACCEPTED}")
+    path, suffix = path.absolute(), path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return open_triplets(path) if "anchor" in header(path) else open_manifest(path)
+    if suffix in (".npz", ".safetensors"):
+        return open_arrays(path)
+    if suffix in PICTURE_SUFFIXES:
+        raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
+    raise DataError(f"can't tell what {printable(path)} is; expected {ACCEPTED}")

@@ -1,0 +1,105 @@
+"""A folder of class folders: the class of a picture is the folder that holds it.
+
+    photos/robin/1.jpg            class "robin"
+    photos/birds/wren/1.jpg       class "birds/wren"
+    photos/train/robin/1.jpg      class "robin", for training; likewise test/ (or val/)
+
+Hidden files and files that are no pictures are passed over and counted.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, printable, relative
+from nofuss.errors import DataError
+
+PICTURE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+)
+SPLIT_FOLDERS = {"train": TRAIN, "test": TEST, "val": TEST, "valid": TEST, "validation": TEST}
+
+
+def open_folder(folder: Path) -> Collection:
+    """The pictures below `folder`, labelled by the folder each is in."""
+    passed_over: Counter[str] = Counter()
+    pictures = sorted(_walk(folder, passed_over), key=os.fsencode)
+    loose = [p for p in pictures if p.parent == folder]
+    pictures = [p for p in pictures if p.parent != folder]
+    if not pictures:
+        where = printable(folder)
+        if loose:
+            raise DataError(
+                f"{where} holds {len(loose):,} pictures but no class folders; put the pictures of "
+                "each class into a folder of its own, or list them in a CSV with path,label"
+            )
+        raise DataError(
+            f"{where} holds no pictures; expected a folder of class folders with "
+            "JPEG, PNG, WebP, BMP, GIF or TIFF files"
+        )
+    if loose:
+        passed_over["pictures outside any class folder"] = len(loose)
+
+    holders = [relative(p.parent, folder) for p in pictures]
+    split, layout = None, "folder of class folders"
+    tops = {h.parts[0] for h in holders}
+    if TRAIN in tops and len(tops) > 1 and tops <= SPLIT_FOLDERS.keys():
+        split = np.array([SPLIT_FOLDERS[h.parts[0]] for h in holders])
+        layout = f"class folders in {' and '.join(sorted(tops))}"
+        holders = [h.relative_to(h.parts[0]) for h in holders]
+    labels, names = compact_labels([os.fsencode(h) for h in holders])
+    return Collection(
+        name=folder.name,
+        layout=layout,
+        kind="pictures",
+        paths=pictures,
+        root=folder,
+        labels=labels,
+        class_names=tuple(printable(os.fsdecode(name)) for name in names),
+        split=split,
+        notes=tuple(f"{count:,} {what} passed over" for what, count in passed_over.items()),
+    )
+
+
+def find_pictures(folder: Path) -> list[Path]:
+    """All picture files below `folder`, sorted, whether in class folders or not."""
+    return sorted(_walk(folder, Counter()), key=os.fsencode)
+
+
+def _walk(top: Path, passed_over: Counter[str]) -> Iterator[Path]:
+    """Picture files below `top`; each real directory once, so that no link makes a loop."""
+    seen: set[tuple[int, int]] = set()
+    folders, links = (
+        [top],
+        list[Path](),
+    )  # links last: a folder goes by its own name, not by a link's
+    while folders or links:
+        folder = folders.pop() if folders else links.pop()
+        try:
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            entries = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
+        except OSError as error:
+            if folder == top:
+                raise DataError(f"can't read {printable(top)}: {error.strerror}") from error
+            passed_over["unreadable folders"] += 1
+            continue
+        holds_pictures = holds_folders = False
+        for entry in entries:
+            if entry.name.startswith("."):
+                passed_over["hidden files"] += 1
+            elif os.path.isdir(entry.path):  # unlike entry.is_dir(), no error on a link to itself
+                holds_folders = True
+                (links if entry.is_symlink() else folders).append(Path(entry.path))
+            elif Path(entry.name).suffix.lower() in PICTURE_SUFFIXES:
+                holds_pictures = True
+                yield Path(entry.path)
+            else:
+                passed_over["files that are no pictures"] += 1
+        if not holds_pictures and not holds_folders:
+            passed_over["folders without pictures"] += 1

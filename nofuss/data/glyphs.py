@@ -1,0 +1,161 @@
+"""The built-in data set: characters in the typefaces that ship with matplotlib.
+
+GLYPH_COUNTS
+
+A class is a character, an item its picture in one typeface: gray, white on black, 28 × 28,
+the ink centred. Homoglyphs (Latin A, Greek Α, Cyrillic А) are one class under the first of
+them, with one picture a typeface, so that no two pictures of a class are copies of each other.
+Half of the classes, drawn with a fixed seed, are for testing only. Nothing is downloaded;
+rendering takes a few seconds and is kept in the cache directory.
+"""
+
+import hashlib
+import unicodedata
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont, features
+
+from nofuss.data.cache import cache_directory, write_atomically
+from nofuss.data.collection import TEST, TRAIN, Collection
+
+SIDE = 28
+FONT_SIZE = 20
+"""Pixels an em: capitals with two accents still fit into 28 rows."""
+FEWEST_FACES = 12
+FACES = (
+    *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+)
+SAME = 0.005
+"""Two pictures show the same shape if they differ by less than this share of their ink."""
+SPLIT_SEED = 0
+
+Glyphs = dict[str, NDArray[Any]]
+
+
+def open_glyphs() -> Collection:
+    """The built-in characters, from the cache or rendered now."""
+    glyphs = _cached() or _render_into_cache()
+    names = tuple(chr(code) for code in glyphs["codes"])
+    held_out = np.zeros(len(names), dtype=bool)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(names))
+    held_out[order[: len(names) // 2]] = True
+    return Collection(
+        name="characters",
+        layout="built-in characters",
+        kind="images",
+        array=glyphs["images"],
+        labels=glyphs["labels"],
+        class_names=names,
+        split=np.where(held_out[glyphs["labels"]], TEST, TRAIN),
+    )
+
+
+def render() -> Glyphs:
+    """Draw every character of at least twelve typefaces, and merge the homoglyphs."""
+    codes_of = {face: _alphanumeric(face) for face in FACES}
+    faces_of = Counter(code for codes in codes_of.values() for code in codes)
+    codes = np.array(sorted(c for c, count in faces_of.items() if count >= FEWEST_FACES))
+    places, pictures = [], []
+    for face in FACES:
+        place = np.flatnonzero(np.isin(codes, list(codes_of[face])))
+        places.append(place)
+        pictures.append(_draw(face, [chr(code) for code in codes[place]]))
+    parent = _merge_homoglyphs(places, pictures, len(codes))
+    kept = [np.unique(parent[place], return_index=True) for place in places]
+    labels = np.concatenate([parents for parents, _ in kept])
+    images = np.concatenate([p[first] for p, (_, first) in zip(pictures, kept, strict=True)])
+    order = np.argsort(labels, kind="stable")
+    parents, compact = np.unique(labels[order], return_inverse=True)
+    return {
+        "images": images[order],
+        "labels": compact.astype(np.int64),
+        "codes": codes[parents].astype(np.int64),
+    }
+
+
+def _font_file(face: str) -> Path:
+    import matplotlib
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
+
+
+def _alphanumeric(face: str) -> set[int]:
+    """The letters and digits a typeface really has, by its character map."""
+    from matplotlib.ft2font import FT2Font
+
+    return {code for code in FT2Font(str(_font_file(face))).get_charmap() if chr(code).isalnum()}
+
+
+def _draw(face: str, characters: list[str]) -> NDArray[np.uint8]:
+    """Pictures (N, SIDE, SIDE) of characters, the ink in the middle."""
+    fonts: dict[int, ImageFont.FreeTypeFont] = {}
+    pictures = np.empty((len(characters), SIDE, SIDE), dtype=np.uint8)
+    for i, character in enumerate(characters):
+        for size in range(FONT_SIZE, 0, -1):  # the few widest letters need a smaller size
+            if size not in fonts:
+                basic = ImageFont.Layout.BASIC  # the same with and without libraqm
+                fonts[size] = ImageFont.truetype(_font_file(face), size, layout_engine=basic)
+            left, top, right, bottom = fonts[size].getbbox(character, anchor="ls")
+            if max(right - left, bottom - top) <= SIDE:
+                break
+        picture = Image.new("L", (SIDE, SIDE))
+        start = (SIDE - (right - left)) // 2 - left, (SIDE - (bottom - top)) // 2 - top
+        ImageDraw.Draw(picture).text(start, character, fill=255, font=fonts[size], anchor="ls")
+        pictures[i] = np.asarray(picture)
+    return pictures
+
+
+def _merge_homoglyphs(
+    places: list[NDArray[np.int64]], pictures: list[NDArray[np.uint8]], count: int
+) -> NDArray[np.int64]:
+    """For each character the first one that looks the same in half of the faces they share."""
+    same = np.zeros((count, count), dtype=np.int16)
+    shared = np.zeros((count, count), dtype=np.int16)
+    for place, drawn in zip(places, pictures, strict=True):
+        x = drawn.reshape(len(drawn), -1).astype(np.float32) / 255
+        ink = np.square(x).sum(axis=1)
+        squared = ink[:, None] + ink - 2 * x @ x.T
+        here = np.ix_(place, place)
+        same[here] += squared < SAME * np.minimum(ink[:, None], ink)
+        shared[here] += 1
+    from scipy.sparse.csgraph import connected_components
+
+    _, group = connected_components(2 * same >= np.maximum(shared, 1), directed=False)
+    _, first = np.unique(group, return_index=True)
+    return np.asarray(first[group], dtype=np.int64)
+
+
+def _cache_file() -> Path:
+    """Named after all that the pictures depend on: another font or renderer, another file."""
+    key = hashlib.blake2b(digest_size=8)
+    settings = (SIDE, FONT_SIZE, FEWEST_FACES, FACES, SAME, unicodedata.unidata_version)
+    key.update(f"2 {settings} {features.version('freetype2')}".encode())
+    for face in FACES:
+        key.update(_font_file(face).read_bytes())
+    return cache_directory() / f"characters-{key.hexdigest()}.npz"
+
+
+def _cached() -> Glyphs | None:
+    try:
+        with np.load(_cache_file(), allow_pickle=False) as file:
+            glyphs = {key: file[key] for key in ("images", "labels", "codes")}
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    fits = glyphs["images"].shape == (len(glyphs["labels"]), SIDE, SIDE)
+    return glyphs if fits else None
+
+
+def _render_into_cache() -> Glyphs:
+    glyphs = render()
+    write_atomically(
+        _cache_file(), lambda file: np.savez_compressed(file, allow_pickle=False, **glyphs)
+    )
+    return glyphs

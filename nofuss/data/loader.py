@@ -1,0 +1,113 @@
+"""Batches of inputs and labels, in the order a sampler gives.
+
+Pictures come from the memory map of decoded ones where there is one (`pictures.py`), which
+needs no workers; else they are decoded by `workers` threads, a few batches ahead (Pillow's
+decoders run without Python's lock). Arrays are transformed a batch at a time; vectors are rows.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from nofuss.config import Preprocessing
+from nofuss.data.collection import Collection
+from nofuss.data.decode import decode_resized, in_mode, resized
+from nofuss.data.pictures import before_crop
+from nofuss.data.transforms import draws, fitted, test_views, train_views
+
+Indices = NDArray[np.int64]
+AHEAD = 3
+"""Batches in preparation while one is used, when there are workers."""
+
+
+class Batch(NamedTuple):
+    """Inputs (B, C, H, W) or (B, D), labels (B,) and which items of the collection they are."""
+
+    inputs: Tensor
+    labels: Tensor
+    indices: Tensor
+
+
+def batches(
+    collection: Collection,
+    preprocessing: Preprocessing | None,
+    index_batches: Sequence[Indices],
+    *,
+    train: bool,
+    seed: int = 0,
+    epoch: int = 0,
+    workers: int = 0,
+) -> Iterator[Batch]:
+    """The batches a sampler chose; `train` takes random views, else centre crops.
+
+    `preprocessing` is None for vectors. Without labels, every label is −1.
+    """
+    labels = np.full(len(collection), -1) if collection.labels is None else collection.labels
+    fetch = _fetcher(collection, preprocessing)
+
+    def load(chosen: Indices) -> Batch:
+        inputs = fetch(chosen)
+        if not isinstance(inputs, Tensor):
+            assert preprocessing is not None
+            if train:
+                inputs = train_views(inputs, preprocessing, draws(seed, epoch, chosen))
+            else:
+                inputs = test_views(inputs, preprocessing)
+        return Batch(inputs, torch.from_numpy(labels[chosen]), torch.from_numpy(chosen))
+
+    if not workers:
+        yield from map(load, index_batches)
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="nofuss-loader")
+    waiting: deque[Future[Batch]] = deque()
+    try:
+        for chosen in index_batches:
+            waiting.append(pool.submit(load, chosen))
+            if len(waiting) > max(AHEAD, workers):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
+
+
+def _fetcher(
+    collection: Collection, preprocessing: Preprocessing | None
+) -> Callable[[Indices], Fetched]:
+    """How to get the items of a batch: as pictures still to be transformed, or as tensors."""
+    if collection.kind == "vectors":
+        array: NDArray[Any] = np.asarray(collection.array)
+        return lambda chosen: torch.from_numpy(array[chosen])
+    if preprocessing is None:
+        raise ValueError(f"{collection.kind} need a preprocessing; only vectors go without")
+    if collection.kind == "images":
+        images: NDArray[Any] = np.asarray(collection.array)
+        return lambda chosen: fitted(images[chosen], preprocessing)
+    if collection.kind == "dataset":
+        return lambda chosen: _from_dataset(collection.dataset, chosen, preprocessing)
+    if (decoded := collection.decoded) is not None:
+        if decoded.made_for != before_crop(preprocessing):
+            raise ValueError("the pictures were decoded for another preprocessing; decode_ahead()")
+        return lambda chosen: [decoded[i] for i in chosen]
+    return lambda chosen: [decode_resized(collection.paths[i], preprocessing) for i in chosen]
+
+
+def _from_dataset(dataset: Any, chosen: Indices, preprocessing: Preprocessing) -> Fetched:
+    """Inputs of a torch Dataset: pictures are fitted like our own, tensors are stacked as is."""
+    items = [dataset[int(i)][0] for i in chosen]
+    if isinstance(items[0], Image.Image):
+        upright = (in_mode(item, preprocessing.mode) for item in items)
+        return [np.asarray(resized(image, preprocessing)) for image in upright]
+    if isinstance(items[0], np.ndarray) and items[0].dtype == np.uint8:
+        return [fitted(item[None], preprocessing)[0] for item in items]
+    return torch.stack([torch.as_tensor(item) for item in items])

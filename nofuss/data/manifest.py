@@ -1,0 +1,121 @@
+"""A CSV manifest: `path,label[,split]`, one picture a row, paths relative to the CSV.
+
+Rows are counted as a spreadsheet shows them: the header is row 1.
+"""
+
+import csv
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
+from nofuss.errors import DataError
+
+SPLITS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "eval": TEST}
+
+
+def open_manifest(path: Path) -> Collection:
+    """The pictures a CSV lists, labelled by its `label` column."""
+    paths: list[Path] = []
+    labels: list[str] = []
+    split: list[str] = []
+    complaints: list[str] = []
+    for number, row in read_rows(path, required=("path", "label"), optional=("split",)):
+        try:
+            picture, label = row["path"], row["label"].strip()
+            if not picture or not label:
+                raise ValueError(f"no {'label' if picture else 'path'}")
+            if "split" in row and row["split"].strip().lower() not in SPLITS:
+                raise ValueError(f"split {row['split']!r} is neither train nor test")
+            paths.append(existing(path.parent, picture))
+            labels.append(label)
+            split.append(SPLITS[row["split"].strip().lower()] if "split" in row else "")
+        except ValueError as error:
+            complaints.append(f"row {number}: {error}")
+    name = printable(path.name)
+    if complaints:
+        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
+    if not paths:
+        raise DataError(f"{name} has a header but no rows; expected path,label[,split]")
+    order, names = _by_number_or_name(labels)
+    return Collection(
+        name=path.stem,
+        layout=f"CSV manifest {name}",
+        kind="pictures",
+        paths=paths,
+        root=path.parent,
+        labels=order,
+        class_names=tuple(printable(n) for n in names),
+        split=np.array(split) if all(split) else None,
+    )
+
+
+class Row(NamedTuple):
+    """One record of a CSV: its number in a spreadsheet, and its cells by column."""
+
+    number: int
+    cells: dict[str, str]
+
+
+def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[Row]:
+    """The records of a CSV that has the required columns; blank lines are skipped.
+
+    Bytes that are not UTF-8 survive as surrogates, since file names may hold them.
+    """
+    name, wanted = printable(path.name), ",".join(required) + "".join(f"[,{o}]" for o in optional)
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            first = file.readline()
+            if not first.strip():
+                raise DataError(f"{name} is empty; expected the columns {wanted}")
+            delimiter = max(",;\t", key=first.count)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            columns = [cell.strip().lower() for cell in next(reader)]
+            if missing := [column for column in required if column not in columns]:
+                raise DataError(
+                    f"{name} has the columns {printable(', '.join(columns))}; "
+                    f"{' and '.join(missing)} missing, expected {wanted}"
+                )
+            where = {c: columns.index(c) for c in (*required, *optional) if c in columns}
+            for number, record in enumerate(reader, start=2):
+                if any(cell.strip() for cell in record):
+                    yield Row(
+                        number, {c: record[i] if i < len(record) else "" for c, i in where.items()}
+                    )
+    except csv.Error as error:
+        raise DataError(
+            f"{name} is not a readable CSV: {error} (line {reader.line_num})"
+        ) from error
+    except OSError as error:
+        raise DataError(f"can't read {name}: {error.strerror}") from error
+
+
+def header(path: Path) -> list[str]:
+    """The column names of a CSV, in small letters; empty where there are none."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            first = file.readline()
+    except OSError as error:
+        raise DataError(f"can't read {printable(path)}: {error.strerror}") from error
+    return [cell.strip().strip('"').lower() for cell in first.split(max(",;\t", key=first.count))]
+
+
+def existing(folder: Path, name: str) -> Path:
+    """The file `name` in `folder`; ValueError where there is none."""
+    file = folder / name
+    if "\0" in name or not os.path.isfile(file):
+        raise ValueError(f"no file {printable(name.replace(chr(0), '�'))}")
+    return file
+
+
+def _by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Compact labels, in order of number where all are numbers: "10" comes after "9"."""
+    if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels):
+        compact, values = compact_labels([int(label) for label in labels])
+        return compact, [str(v) for v in values]
+    compact, values = compact_labels(np.array([os.fsencode(label) for label in labels]))
+    return compact, [os.fsdecode(v) for v in values]
