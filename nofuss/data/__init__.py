@@ -7,12 +7,13 @@ sampling (which items) → loader (decode, transforms) → Batch(inputs, labels,
 
 from nofuss.data.cache import cache_directory
 from nofuss.data.collection import Collection, compact_labels, from_dataset
-from nofuss.data.decode import PictureError, decode
+from nofuss.data.decode import PictureError
 from nofuss.data.detect import open_data
 from nofuss.data.folder import find_pictures
 from nofuss.data.loader import Batch, batches
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.sampling import in_order, m_per_class, shuffled, triplet_batches
+from nofuss.data.scan import ScanReport, scan_pictures
 from nofuss.data.split import Split, hold_out, split_classes, split_collection
 from nofuss.data.transforms import test_view, test_views, train_view, train_views
 
@@ -20,11 +21,11 @@ __all__ = [
     "Batch",
     "Collection",
     "PictureError",
+    "ScanReport",
     "Split",
     "batches",
     "cache_directory",
     "compact_labels",
-    "decode",
     "decode_ahead",
     "find_pictures",
     "from_dataset",
@@ -32,6 +33,7 @@ __all__ = [
     "in_order",
     "m_per_class",
     "open_data",
+    "scan_pictures",
     "shuffled",
     "split_classes",
     "split_collection",

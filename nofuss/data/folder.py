@@ -72,10 +72,7 @@ def find_pictures(folder: Path) -> list[Path]:
 def _walk(top: Path, passed_over: Counter[str]) -> Iterator[Path]:
     """Picture files below `top`; each real directory once, so that no link makes a loop."""
     seen: set[tuple[int, int]] = set()
-    folders, links = (
-        [top],
-        list[Path](),
-    )  # links last: a folder goes by its own name, not by a link's
+    folders, links = [top], list[Path]()  # links last: folders go by their own names
     while folders or links:
         folder = folders.pop() if folders else links.pop()
         try:
@@ -96,6 +93,8 @@ def _walk(top: Path, passed_over: Counter[str]) -> Iterator[Path]:
             elif os.path.isdir(entry.path):  # unlike entry.is_dir(), no error on a link to itself
                 holds_folders = True
                 (links if entry.is_symlink() else folders).append(Path(entry.path))
+            elif not os.path.isfile(entry.path):
+                passed_over["broken links and special files"] += 1  # a pipe would block forever
             elif Path(entry.name).suffix.lower() in PICTURE_SUFFIXES:
                 holds_pictures = True
                 yield Path(entry.path)

@@ -1,6 +1,9 @@
 """The built-in data set: characters in the typefaces that ship with matplotlib.
 
-GLYPH_COUNTS
+1,446 characters (letters and digits of at least twelve typefaces) in 19,581 pictures: 540 in all
+sixteen typefaces, 863 in the twelve of DejaVu alone. 723 classes (9,808 pictures) are for
+training, 723 (9,773) for testing; the nearest neighbour by raw pixels is of the same character
+for 52 % of the test pictures.
 
 A class is a character, an item its picture in one typeface: gray, white on black, 28 × 28,
 the ink centred. Homoglyphs (Latin A, Greek Α, Cyrillic А) are one class under the first of
@@ -12,6 +15,7 @@ rendering takes a few seconds and is kept in the cache directory.
 import hashlib
 import unicodedata
 import zipfile
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -147,7 +151,7 @@ def _cached() -> Glyphs | None:
     try:
         with np.load(_cache_file(), allow_pickle=False) as file:
             glyphs = {key: file[key] for key in ("images", "labels", "codes")}
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
     fits = glyphs["images"].shape == (len(glyphs["labels"]), SIDE, SIDE)
     return glyphs if fits else None

@@ -1,0 +1,162 @@
+"""Look at every picture before training starts: which can't be used, and which are copies.
+
+Each file is hashed and decoded once; what was found is kept in the cache under the file's path,
+size and time of change, so that a second scan only asks the file system. Files are never touched.
+"""
+
+import csv
+import hashlib
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nofuss.data.cache import cache_directory, write_atomically
+from nofuss.data.collection import Collection
+from nofuss.data.decode import MAX_PIXELS, PictureError, decode
+
+DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
+VERSION = f"1 {MAX_PIXELS}"
+
+Progress = Callable[[int, int], object]
+"""Called with how many are done, and of how many."""
+
+
+class Problem(NamedTuple):
+    """One file that is listed, and why."""
+
+    item: int
+    name: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """What a scan found; `readable` and `distinct` are what to hand to `Collection.subset`."""
+
+    count: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def readable(self) -> NDArray[np.int64]:
+        """Items that decode, copies included: the benchmarks count these."""
+        return self._without(lambda reason: reason not in (DUPLICATE, CONFLICT))
+
+    @property
+    def distinct(self) -> NDArray[np.int64]:
+        """Items that decode, one of each set of copies, none whose copies disagree on the label."""
+        return self._without(lambda reason: True)
+
+    def summary(self) -> str:
+        """One line: "11,788 images looked at: 2 truncated, 1 oversized"."""
+        reasons = Counter(problem.reason for problem in self.problems)
+        found = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+        return f"{self.count:,} images looked at: {found or 'nothing to complain about'}"
+
+    def write_csv(self, path: Path) -> None:
+        """All problems as a table: file, reason, detail."""
+        with path.open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(("file", "reason", "detail"))
+            table.writerows((p.name, p.reason, p.detail) for p in self.problems)
+
+    def _without(self, left_out: Callable[[str], bool]) -> NDArray[np.int64]:
+        kept = np.ones(self.count, dtype=bool)
+        kept[[p.item for p in self.problems if left_out(p.reason)]] = False
+        return np.flatnonzero(kept)
+
+
+class Finding(NamedTuple):
+    """What one file is: its version on disk, a hash of its content, and what is wrong with it."""
+
+    size: int
+    mtime_ns: int
+    digest: str
+    reason: str
+    detail: str
+
+
+def scan_pictures(
+    collection: Collection, *, progress: Progress | None = None, workers: int | None = None
+) -> ScanReport:
+    """Hash and decode every picture file of the collection; other kinds have nothing to scan."""
+    if collection.kind != "pictures":
+        return ScanReport(len(collection), ())
+    memory = _cache_file(collection)
+    known = _recall(memory)
+    findings: list[Finding] = []
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        look = pool.map(lambda path: _look(path, known.get(str(path))), collection.paths)
+        for finding in look:
+            findings.append(finding)
+            if progress is not None:
+                progress(len(findings), len(collection))
+    files = dict(zip(map(str, collection.paths), findings, strict=True))
+    if files != known:
+        text = json.dumps({"version": VERSION, "files": files})
+        write_atomically(memory, lambda file: file.write(text.encode()))
+    return ScanReport(len(collection), tuple(_problems(collection, findings)))
+
+
+def _look(path: Path, known: Finding | None) -> Finding:
+    try:
+        status = path.stat()
+    except OSError as error:
+        return Finding(-1, -1, "", "missing", error.strerror or "")
+    version = status.st_size, status.st_mtime_ns
+    if known is not None and known[:2] == version:
+        return known
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        decode(path, at_least=1)  # all of the stream, at the smallest scale
+    except PictureError as error:
+        return Finding(*version, "", error.reason, error.detail)
+    except OSError as error:
+        return Finding(*version, "", "unreadable", error.strerror or "")
+    return Finding(*version, digest, "", "")
+
+
+def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Problem]:
+    """Bad files, and all but the first of each set of copies (all, where labels disagree)."""
+    names, labels = collection.names, collection.labels
+    copies: defaultdict[str, list[int]] = defaultdict(list)
+    problems: list[Problem] = []
+    for i, finding in enumerate(findings):
+        if finding.reason:
+            problems.append(Problem(i, names[i], finding.reason, finding.detail))
+        else:
+            copies[finding.digest].append(i)
+    for same in copies.values():
+        first, *others = same
+        if labels is not None and len(set(labels[same])) > 1:
+            classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))
+            problems += [Problem(i, names[i], CONFLICT, f"labelled {classes}") for i in same]
+        else:
+            problems += [Problem(i, names[i], DUPLICATE, f"of {names[first]}") for i in others]
+    return sorted(problems)
+
+
+def _cache_file(collection: Collection) -> Path:
+    place = f"{collection.root}\0{collection.layout}\0{collection.name}"
+    key = hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()
+    return cache_directory() / "scans" / f"{key}.json"
+
+
+def _recall(memory: Path) -> dict[str, Finding]:
+    """The findings of an earlier scan; none where the file is missing or damaged."""
+    try:
+        content = json.loads(memory.read_bytes())
+        if content["version"] != VERSION:
+            return {}
+        return {path: Finding(*finding) for path, finding in content["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
