@@ -1,0 +1,235 @@
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from nofuss.losses.proxy_nca import ProxyNCA
+from nofuss.losses.proxy_triplet import ProxyTriplet
+from nofuss.proxies.assignment import Dynamic, Fractional, Several, Static, build_assignment
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def test_static_is_the_label_and_z_is_the_rest() -> None:
+    labels = torch.tensor([3, 0, 3])
+    triplets = Static(4).from_labels(numbers(3, 2), labels, numbers(4, 2))
+    assert triplets.positive.tolist() == [3, 0, 3]
+    assert triplets.negative is None
+    assert triplets.anchor is None
+
+
+@pytest.mark.parametrize(("classes", "proxies"), [(10, 5), (10, 3), (98, 49), (7, 6)])
+def test_fractional_deal_is_even_and_seeded(classes: int, proxies: int) -> None:
+    deals = [
+        Fractional(classes, proxies, generator=torch.Generator().manual_seed(seed)).proxy_of_label
+        for seed in (1, 1, 2)
+    ]
+    counts = torch.bincount(deals[0], minlength=proxies)
+    assert counts.sum() == classes
+    assert {*counts.tolist()} <= {classes // proxies, -(-classes // proxies)}
+    assert torch.equal(deals[0], deals[1])
+    assert not torch.equal(deals[0], deals[2])
+    assert deals[0].tolist() != sorted(deals[0].tolist())  # at random, not in runs
+
+
+def test_fractional_loss_against_a_slow_loop() -> None:
+    criterion = ProxyNCA(6, 3, proxies_per_class=0.5, scale=2, seed=0).double()
+    x, labels = unit(numbers(9, 3)), torch.arange(9) % 6
+    assert isinstance(criterion.assignment, Fractional)
+    total = 0.0
+    for x_i, c in zip(x, labels, strict=True):
+        own = criterion.assignment.proxy_of_label[c]
+        d = [(x_i - p).square().sum() for p in criterion.proxies]
+        others = [d[z] for z in range(3) if z != own]  # Z: the other proxies
+        total += d[own] + torch.log(sum(torch.exp(-d_z) for d_z in others))
+    torch.testing.assert_close(criterion(x, labels), total / 9)
+
+
+@pytest.mark.parametrize(("classes", "proxies"), [(4, 12), (4, 10), (5, 7)])
+def test_several_owns_neighbouring_rows_evenly(classes: int, proxies: int) -> None:
+    owner = Several(classes, proxies).label_of_proxy
+    counts = torch.bincount(owner)
+    assert owner.tolist() == sorted(owner.tolist())
+    assert len(counts) == classes
+    assert {*counts.tolist()} <= {proxies // classes, -(-proxies // classes)}
+
+
+def test_several_loss_against_a_slow_loop() -> None:
+    criterion = ProxyNCA(4, 3, proxies_per_class=2.5, scale=2, seed=0).double()
+    x, labels = unit(numbers(9, 3)), torch.arange(9) % 4
+    assert isinstance(criterion.assignment, Several)
+    owner, total = criterion.assignment.label_of_proxy, 0.0
+    for x_i, c in zip(x, labels, strict=True):
+        d = (x_i - criterion.proxies).square().sum(1)
+        total += d[owner == c].min() + torch.log(torch.exp(-d[owner != c]).sum())
+    torch.testing.assert_close(criterion(x, labels), total / 9)
+    chosen = criterion.assign(x, labels)
+    assert torch.equal(owner[chosen], labels)
+
+
+def nearest(v: Tensor, proxies: Tensor) -> int:
+    """Eq. 5."""
+    return min(range(len(proxies)), key=lambda p: (v - proxies[p]).square().sum())
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_dynamic_from_labels_against_a_slow_loop(free: bool) -> None:
+    scale = None if free else 2.0
+    criterion = ProxyNCA(4, 3, proxies_per_class=1.5, assignment="dynamic", scale=scale, seed=0)
+    criterion.double()
+    x, labels = numbers(10, 3), torch.arange(10) % 4
+    x = x if free else unit(x)
+    terms = []
+    for i in range(10):
+        d = [(x[i] - p).square().sum() for p in criterion.proxies]
+        p_z = {nearest(x[z], criterion.proxies) for z in range(10) if labels[z] != labels[i]}
+        for y in (y for y in range(10) if labels[y] == labels[i] and y != i):
+            p_y = nearest(x[y], criterion.proxies)
+            if others := p_z - {p_y}:
+                terms.append(d[p_y] + torch.log(sum(torch.exp(-d[z]) for z in others)))
+    assert len(terms) > 10
+    torch.testing.assert_close(criterion(x, labels), sum(terms) / len(terms))
+    assert criterion.assign(x).tolist() == [nearest(x_i, criterion.proxies) for x_i in x]
+
+
+def test_dynamic_from_bare_triplets_against_a_slow_loop() -> None:
+    criterion = ProxyNCA(6, 3, assignment="dynamic", scale=2, seed=0).double()
+    x, y, z = unit(numbers(8, 3)), unit(numbers(8, 3, seed=1)), unit(numbers(8, 4, 3, seed=2))
+    terms = []
+    for x_i, y_i, z_i in zip(x, y, z, strict=True):
+        d = [(x_i - p).square().sum() for p in criterion.proxies]
+        p_y = nearest(y_i, criterion.proxies)
+        if others := {nearest(v, criterion.proxies) for v in z_i} - {p_y}:
+            terms.append(d[p_y] + torch.log(sum(torch.exp(-d[v]) for v in others)))
+    loss = criterion(x, positives=y, negatives=z)
+    torch.testing.assert_close(loss, sum(terms) / len(terms))
+
+
+def test_one_negative_a_row_may_come_without_its_dimension() -> None:
+    criterion = ProxyTriplet(6, 3, assignment="dynamic", seed=0).double()
+    x, y, z = numbers(8, 3), numbers(8, 3, seed=1), numbers(8, 3, seed=2)
+    one = criterion(x, positives=y, negatives=z)
+    assert torch.equal(one, criterion(x, positives=y, negatives=z[:, None]))
+
+
+def test_instances_only_choose_proxies() -> None:
+    criterion = ProxyNCA(6, 3, assignment="dynamic", seed=0).double()
+    x, y, z = (numbers(8, 3, seed=s).requires_grad_() for s in (0, 1, 2))
+    criterion(x, positives=y, negatives=z).backward()
+    assert x.grad is not None
+    assert x.grad.any()
+    assert y.grad is None
+    assert z.grad is None
+    chosen = {*criterion.assign(y).tolist(), *criterion.assign(z).tolist()}
+    assert criterion.proxies.grad is not None
+    moved = {*criterion.proxies.grad.any(1).nonzero().squeeze(1).tolist()}
+    assert moved <= chosen
+
+
+def test_negatives_that_share_the_positive_s_proxy_say_nothing() -> None:
+    criterion = ProxyNCA(3, 2, assignment=Dynamic(3), scale=2)
+    criterion.proxies.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    east, north = torch.tensor([[1.0, 0.1]]), torch.tensor([[0.1, 1.0]])
+    x = torch.tensor([[1.0, 1.0]], requires_grad=True)
+    silent = criterion(x, positives=east, negatives=torch.stack([east, 2 * east], 1))
+    assert silent == 0
+    silent.backward()
+    assert x.grad is not None
+    assert not x.grad.any()
+    # Beside another negative the shared one is left out: p(Z) is the north alone.
+    alone = criterion(x, positives=east, negatives=north)
+    assert torch.equal(criterion(x, positives=east, negatives=torch.stack([east, north], 1)), alone)
+
+
+def collapsed(batches: int, **options: int) -> ProxyNCA:
+    """Points in one corner of the sphere, so that one proxy of twenty is closest to all."""
+    criterion = ProxyNCA(4, 2, assignment=Dynamic(20, **options), scale=2, seed=0)
+    criterion.proxies.data = torch.tensor([[1.0, 0.0]] + 19 * [[-1.0, 0.0]])
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3]])
+    for _ in range(batches):
+        criterion(x, torch.tensor([0, 0, 1, 1]))
+    return criterion
+
+
+def test_share_in_use() -> None:
+    assignment = collapsed(30).assignment
+    assert isinstance(assignment, Dynamic)
+    assert assignment.share_in_use() == pytest.approx(1 / 20)
+    assert Dynamic(5).share_in_use() == 0  # nothing was chosen yet
+    both = Dynamic(4)
+    corners = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+    for row in (0, 1, 1, 1):
+        both.from_triplets(corners[[row]], corners[[row]][:, None], corners)
+    assert both.share_in_use() == 0.5
+    assert both.share_in_use(window=3) == 0.25
+
+
+def test_evaluation_does_not_count() -> None:
+    criterion = collapsed(0).eval()
+    criterion(torch.ones(2, 2), torch.tensor([0, 1]))
+    assert criterion.assignment.batches == 0
+
+
+def test_collapse_is_said_once() -> None:
+    with pytest.warns(
+        UserWarning, match=r"1 of 20 proxies .*Dynamic\(20, revive_after=100\)"
+    ) as seen:
+        collapsed(250)
+    assert len(seen) == 1
+
+
+def test_proxies_in_use_do_not_warn() -> None:
+    criterion = ProxyNCA(4, 2, assignment=Dynamic(8), seed=0)
+    generator = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(120):
+            criterion(torch.randn(8, 2, generator=generator), torch.arange(8) % 4)
+    assert isinstance(criterion.assignment, Dynamic)
+    assert criterion.assignment.share_in_use() == 1
+
+
+def test_idle_proxies_are_moved_onto_points_of_the_batch() -> None:
+    before = collapsed(5, revive_after=5)
+    assert (before.proxies[1:] == torch.tensor([-1.0, 0.0])).all()
+    after = collapsed(6, revive_after=5)
+    points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3]])
+    points = points / points.norm(dim=1, keepdim=True)
+    assert torch.cdist(after.proxies, points).amin(1).max() < 1e-3
+    assert isinstance(before.assignment, Dynamic)
+    assert isinstance(after.assignment, Dynamic)
+    assert after.assignment.share_in_use() > before.assignment.share_in_use()
+    assert torch.equal(after.proxies, collapsed(6, revive_after=5).proxies)
+
+
+def test_a_proxy_that_was_only_moved_is_not_in_use() -> None:
+    # All points in one place: of the proxies moved there, just one can be the closest.
+    criterion = ProxyNCA(4, 2, assignment=Dynamic(20, revive_after=2), seed=0)
+    for _ in range(50):
+        criterion(torch.ones(4, 2), torch.tensor([0, 0, 1, 1]))
+    assert isinstance(criterion.assignment, Dynamic)
+    assert criterion.assignment.share_in_use(10) == pytest.approx(1 / 20)
+
+
+def test_revive_after_counts_from_one() -> None:
+    with pytest.raises(ValueError, match="from 1 up"):
+        Dynamic(4, revive_after=0)
+
+
+def test_labels_are_asked_for_where_needed() -> None:
+    for assignment in (Static(4), Fractional(4, 2), Several(4, 8)):
+        with pytest.raises(ValueError, match="needs labels"):
+            assignment.of(numbers(3, 2), None, numbers(4, 2))
+
+
+def test_names() -> None:
+    assert build_assignment("dynamic", 10, 1.5).num_proxies == 15
+    with pytest.raises(ValueError, match="unknown assignment 'fractional'"):
+        build_assignment("fractional", 10, 0.5)

@@ -1,0 +1,254 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nofuss.proxies.bounds import ROUNDING, Bounds, _triplets, proxy_bounds
+
+NAMES = ("ranking", "expected_ranking", "nca", "triplet")
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def near_tight(root: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, y | z with proxies moved by √ε along x: y's towards x, z's away from it."""
+    half, up = root / 2, math.sqrt(1 - root**2 / 4)
+    x = torch.tensor([[1.0, 0.0], [-half, up], [half, up]]).double()
+    p = torch.tensor([[1.0, 0.0], [half, up], [-half, up]]).double()
+    return x, torch.tensor([0, 0, 1]), p, torch.arange(3)
+
+
+def test_epsilon_by_hand() -> None:
+    angles = torch.deg2rad(torch.tensor([0.0, 60.0, 90.0]).double())
+    x = 5 * torch.stack([angles.cos(), angles.sin()], 1)  # lengths do not count
+    p = torch.tensor([[2.0, 0.0], [0.0, 3.0]])
+    found = proxy_bounds(x, torch.tensor([0, 0, 1]), p, torch.tensor([0, 0, 1]))
+    # Static, not the closest: the point at 60° keeps the proxy at 0°, |x − p|² = 1.
+    assert found.epsilon == pytest.approx(1)
+    assert found.epsilon_mean == pytest.approx(1 / 3)
+    assert found.epsilon_95 == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("printed", [False, True])
+def test_slow_loop(printed: bool) -> None:
+    n_x, n_p, margin = 2.0, 1.5, 0.3
+    alpha, labels, own = 1 / 3, [0, 0, 0, 1, 1, 2, 1], torch.tensor([0, 3, 0, 1, 1, 2, 3])
+    x, p = unit(numbers(7, 3)), unit(numbers(4, 3, seed=1))
+    epsilon = max(float((x[i] - p[own[i]]).square().sum()) for i in range(7))
+    root, n = math.sqrt(epsilon), range(7)
+    ranking, nca, hinge, h, h_p, unsure = [], [], [], [], [], []
+    for i, j in [(i, j) for i in n for j in n if i != j and labels[i] == labels[j]]:
+        p_y = p[own[j]]
+        zs = [z for z in n if labels[z] != labels[i]]
+        for z in zs:
+            p_z = p[own[z]]
+            apart = float((x[i] - x[j]).norm() - (x[i] - x[z]).norm())
+            apart_p = float((x[i] - p_y).norm() - (x[i] - p_z).norm())
+            ranking.append((abs(apart - apart_p), 2 * root))
+            h.append(apart > 0)
+            h_p.append(apart_p > 0)
+            unsure.append(abs(apart_p) <= 2 * root)
+            left = max(
+                0, float((x[i] - x[j]).square().sum() - (x[i] - x[z]).square().sum()) + margin
+            )
+            d_y = float((n_x * x[i] - n_p * p_y).square().sum())
+            d_z = float((n_x * x[i] - n_p * p_z).square().sum())
+            right = alpha * max(0, d_y - d_z + margin) + (1 - alpha) * margin
+            hinge.append((left, right + (2 if printed else 4) * root))
+        # ½|·|² in both, the positive out of the denominator.
+        half = lambda a, b: float((a - b).square().sum()) / 2  # noqa: E731
+        left = half(x[i], x[j]) + math.log(sum(math.exp(-half(x[i], x[z])) for z in zs))
+        over = [math.exp(-half(n_x * x[i], n_p * p[own[z]])) for z in zs]
+        right = alpha * (half(n_x * x[i], n_p * p_y) + math.log(sum(over)))
+        loose = 2 * math.sqrt(2 * epsilon) if printed else 2 * root
+        nca.append((left, right + (1 - alpha) * math.log(len(zs)) + loose))
+    found = proxy_bounds(
+        x, torch.tensor(labels), p, own, norm_x=n_x, norm_p=n_p, margin=margin, printed=printed
+    )
+    for bound, pairs in ((found.ranking, ranking), (found.nca, nca), (found.triplet, hinge)):
+        left, right = np.array(pairs).T
+        assert bound.left == pytest.approx(left.mean())
+        assert bound.right == pytest.approx(right.mean())
+        assert bound.slack == pytest.approx((right - left).mean())
+        assert bound.least_slack == pytest.approx((right - left).min())
+        assert bound.violations == pytest.approx((left > right).mean())
+        assert bound.triplets == len(pairs)
+    assert found.expected_ranking.left == pytest.approx(np.mean(h))
+    assert found.expected_ranking.right == pytest.approx(np.mean(h_p) + np.mean(unsure))
+
+
+def _no_violations(found: Bounds) -> None:
+    for name in NAMES:
+        bound = getattr(found, name)
+        assert bound.violations == 0, name
+        assert bound.least_slack >= -ROUNDING, name
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**31),
+    dim=st.integers(1, 6),
+    labels=st.lists(st.integers(0, 3), min_size=4, max_size=24).filter(
+        lambda c: 1 < len({*c}) < len(c)
+    ),
+    closeness=st.sampled_from([0.0, 1e-6, 1e-2, 0.3, 1.0, 10.0]),
+    static=st.booleans(),
+    norms=st.tuples(st.floats(1.01, 8), st.floats(1.0, 8)),
+    margin=st.floats(0, 4),
+)
+def test_corrected_bounds_hold(
+    seed: int,
+    dim: int,
+    labels: list[int],
+    closeness: float,
+    static: bool,
+    norms: tuple[float, float],
+    margin: float,
+) -> None:
+    c = torch.tensor(labels)
+    p = numbers(4, dim, seed=seed)
+    x = unit(p)[c] + closeness * numbers(len(c), dim, seed=seed + 1)
+    own = c if static else torch.cdist(unit(x), unit(p)).argmin(1)
+    found = proxy_bounds(x, c, p, own, norm_x=norms[0], norm_p=norms[1], margin=margin)
+    _no_violations(found)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 8])
+@pytest.mark.parametrize("move", ["anywhere", "along x"])
+def test_corrected_constants_on_a_hundred_thousand_cases(dim: int, move: str) -> None:
+    # Written out anew: x, y, z, their proxies and ε are drawn a hundred thousand times.
+    n, z_count = 100_000, 3
+    x, p_y, p_z = (
+        unit(numbers(n, dim)),
+        unit(numbers(n, dim, seed=1)),
+        unit(numbers(n, z_count, dim, seed=2)),
+    )
+    size = torch.logspace(-3, 0.3, n).double()[:, None]
+    if move == "anywhere":
+        y, z = (
+            p_y + size * numbers(n, dim, seed=3),
+            p_z + size[..., None] * numbers(n, z_count, dim, seed=4),
+        )
+    else:  # the worst: y away from x, z towards it
+        y, z = p_y - size * x, p_z + (size * x)[:, None]
+    y, z = unit(y), unit(z)
+    root = torch.maximum((y - p_y).norm(dim=1), (z - p_z).norm(dim=2).amax(1))
+    alpha = 1 / (1.01 + 20 * torch.linspace(0, 1, n).double())
+    cos_y, cos_py = (x * y).sum(1), (x * p_y).sum(1)
+    cos_z, cos_pz = torch.einsum("nd,nkd->nk", x, z), torch.einsum("nd,nkd->nk", x, p_z)
+
+    nca = cos_z.logsumexp(1) - cos_y
+    over = (cos_pz / alpha[:, None]).logsumexp(1) - cos_py / alpha
+    need_41 = (nca - alpha * over - (1 - alpha) * math.log(z_count)) / root
+    assert need_41.max() <= 2 + 1e-6
+
+    margin = 8 / alpha  # wide enough to keep every hinge open
+    triplet = (2 * cos_z[:, 0] - 2 * cos_y + margin).clamp(min=0)
+    over = ((2 * cos_pz[:, 0] - 2 * cos_py) / alpha + margin).clamp(min=0)
+    need_42 = (triplet - alpha * over - (1 - alpha) * margin) / root
+    assert need_42.max() <= 4 + 1e-6
+    if move == "along x":
+        assert need_42.max() > 3.9  # no smaller constant will do
+        assert need_42.max() > 2  # the printed one: false
+
+
+def test_printed_proposition_4_2_is_false() -> None:
+    case = near_tight(0.1)
+    settings = {"norm_x": 1.1, "norm_p": 1.0, "margin": 4.0}
+    printed = proxy_bounds(*case, printed=True, **settings)
+    assert printed.triplet.violations == 0.5  # of the two anchors that have a positive
+    assert printed.triplet.least_slack == pytest.approx(-2 * 0.1, abs=1e-3)
+    corrected = proxy_bounds(*case, **settings)
+    _no_violations(corrected)
+    assert corrected.triplet.least_slack < 1e-3  # and 4√ε is reached
+
+
+def test_appendix_of_proposition_4_1_is_tighter_than_its_statement_and_reached() -> None:
+    case, settings = near_tight(0.1), {"norm_x": 1.0001, "norm_p": 1.0}
+    printed = proxy_bounds(*case, printed=True, **settings)
+    corrected = proxy_bounds(*case, **settings)
+    assert printed.nca.right - corrected.nca.right == pytest.approx((2 * 2**0.5 - 2) * 0.1)
+    assert printed.nca.violations == corrected.nca.violations == 0
+    assert corrected.nca.least_slack < 1e-3
+
+
+def test_ranking_bound_holds_for_distances_not_for_their_squares() -> None:
+    x, labels, p, own = near_tight(0.1)
+    found = proxy_bounds(x, labels, p, own)
+    assert found.ranking.violations == 0
+    d = lambda a, b: (a - b).square().sum()  # noqa: E731
+    left = abs((d(x[0], x[1]) - d(x[0], x[2])) - (d(x[0], p[1]) - d(x[0], p[2])))
+    assert found.epsilon == pytest.approx(0.01)
+    assert left > 10 * (2 * found.epsilon)  # 4√ε of difference against 2ε
+
+
+@pytest.mark.parametrize("norms", [(1.0, 1.0), (0.5, 2.0), (0.9, 1.0)])
+def test_hoelder_needs_norms_above_one(norms: tuple[float, float]) -> None:
+    x, labels, p, own = near_tight(0.1)
+    with pytest.raises(ValueError, match=r"Proposition 4\.1 needs more than 1"):
+        proxy_bounds(x, labels, p, own, norm_x=norms[0], norm_p=norms[1])
+
+
+def test_a_sample_agrees_with_all_triplets_in_expectation() -> None:
+    labels = torch.tensor(60 * [0] + 25 * [1] + 5 * [2] + [3])  # unequal on purpose
+    x = numbers(91, 4) + 1.5 * numbers(4, 4, seed=1)[labels]
+    p = numbers(4, 4, seed=1)
+    every = proxy_bounds(x, labels, p, labels)
+    draws = [proxy_bounds(x, labels, p, labels, max_triplets=20_000, seed=s) for s in range(30)]
+    assert draws[0] == proxy_bounds(x, labels, p, labels, max_triplets=20_000, seed=0)
+    assert draws[0] != draws[1]
+    for name in ("ranking", "triplet", "expected_ranking"):
+        lefts = np.array([getattr(draw, name).left for draw in draws])
+        error = lefts.std(ddof=1) / len(lefts) ** 0.5
+        assert abs(lefts.mean() - getattr(every, name).left) < 4 * error
+        assert all(getattr(draw, name).violations == 0 for draw in draws)
+    assert {draw.epsilon for draw in draws} == {every.epsilon}
+
+
+@pytest.mark.parametrize("most", [10, 1000, 10**6])
+def test_triplets_are_triplets_and_fit(most: int) -> None:
+    for labels in (
+        torch.tensor(300 * [7] + [2, 2]),
+        torch.tensor(300 * [7] + [2]),
+        torch.arange(400).clamp_min(1),
+        torch.arange(60) // 3,
+    ):
+        anchor, y, z = _triplets(labels, most, seed=0)
+        real = z >= 0
+        assert real.any(1).all()
+        assert z.numel() <= max(most, 1000)
+        assert (anchor != y).all()
+        assert torch.equal(labels[anchor], labels[y])
+        assert (labels[anchor][:, None] != labels[z])[real].all()
+
+
+def test_numpy_arrays_do_as_well() -> None:
+    case = near_tight(0.2)
+    assert proxy_bounds(*(v.numpy() for v in case)) == proxy_bounds(*case)
+
+
+def test_points_on_their_proxies_leave_nothing() -> None:
+    x, labels = numbers(12, 3), torch.arange(12) % 3
+    found = proxy_bounds(x, labels, x, torch.arange(12))
+    assert found.epsilon == 0
+    assert found.ranking.left == 0
+    assert found.expected_ranking.slack == pytest.approx(0)
+
+
+def test_no_triplets_and_wrong_lengths() -> None:
+    x = numbers(4, 3)
+    for labels in (torch.zeros(4), torch.arange(4)):
+        with pytest.raises(ValueError, match="no triplet"):
+            proxy_bounds(x, labels, x, torch.arange(4))
+    with pytest.raises(ValueError, match="got 4 embeddings, 3 labels, 4 assignments"):
+        proxy_bounds(x, torch.arange(3), x, torch.arange(4))
