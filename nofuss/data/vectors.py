@@ -100,7 +100,8 @@ def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
     if not items.size:
         raise DataError(f"{got}: empty")
     if items.ndim == 2 and items.dtype.kind in "fiu":
-        vectors = items.astype(np.float32)
+        with np.errstate(over="ignore"):  # becomes infinite, and is refused below
+            vectors = items.astype(np.float32)
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad):
             rows = first_five([str(row) for row in bad]).replace(";", ",")

@@ -1,0 +1,87 @@
+"""Folders of class folders, the tidy and the untidy."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nofuss.data import find_pictures, open_data
+from nofuss.errors import DataError
+
+
+def test_the_class_is_the_folder_that_holds_the_picture(photos: Path, draw) -> None:
+    draw("photos/more/owl/x.JPG")
+    data = open_data(photos)
+    assert data.class_names == ("more/owl", "robin", "tit", "wren")
+    assert data.describe() == "4 classes, 10 images, folder of class folders"
+    assert data.names[0] == "more/owl/x.JPG"
+    for path, label in zip(data.paths, data.labels, strict=True):
+        assert str(path.parent).endswith(data.class_names[label])
+
+
+def test_what_is_passed_over_is_counted(photos: Path, draw) -> None:
+    draw("photos/loose.png")
+    (photos / ".hidden.png").touch()
+    (photos / "tit" / "notes.txt").touch()
+    (photos / "empty").mkdir()
+    os.mkfifo(photos / "tit" / "pipe.png")
+    data = open_data(str(photos))
+    assert len(data) == 9
+    assert sorted(data.notes) == [
+        "1 broken links and special files passed over",
+        "1 files that are no pictures passed over",
+        "1 folders without pictures passed over",
+        "1 hidden files passed over",
+        "1 pictures outside any class folder passed over",
+    ]
+    assert len(find_pictures(photos)) == 10
+
+
+def test_links_are_followed_once_and_never_in_circles(photos: Path) -> None:
+    (photos / "wren" / "up").symlink_to(photos, target_is_directory=True)
+    (photos / "a copy of wren").symlink_to(photos / "wren", target_is_directory=True)
+    (photos / "itself.png").symlink_to(photos / "itself.png")
+    data = open_data(photos)
+    assert data.class_names == ("robin", "tit", "wren")
+    assert len(data) == 9
+
+
+def test_names_of_any_bytes(photos: Path, draw) -> None:
+    picture = draw("photos/tit/0.png").read_bytes()
+    odd = [b"new\nline", b"not utf-8 \xff", "übergrößenträger 鳥".encode()]
+    for name in odd:
+        folder = os.fsencode(photos) + b"/" + name
+        os.mkdir(folder)
+        Path(os.fsdecode(folder + b"/" + name + b".png")).write_bytes(picture)
+    data = open_data(photos)
+    assert {"new\\nline", "not utf-8 \\xff", "übergrößenträger 鳥"} < set(data.class_names)
+    assert all(name.isprintable() for name in data.names)
+    assert len(data.fingerprint()) == 32
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_out: str) -> None:
+    draw("d/train/robin/0.png")
+    draw("d/train/wren/0.png")
+    draw(f"d/{held_out}/tit/0.png")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("robin", "tit", "wren")
+    sides = {data.class_names[label]: side for label, side in zip(data.labels, data.split)}  # noqa: B905
+    assert sides == {"robin": "train", "tit": "test", "wren": "train"}
+    assert held_out in data.describe()
+
+
+def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:
+    with pytest.raises(DataError, match="nowhere does not exist; expected a folder of class"):
+        open_data(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no pictures"):
+        open_data(tmp_path / "empty")
+    draw("flat/1.png")
+    with pytest.raises(DataError, match="1 pictures but no class folders"):
+        open_data(tmp_path / "flat")
+    with pytest.raises(DataError, match="is one picture"):
+        open_data(tmp_path / "flat" / "1.png")
+    (tmp_path / "data.xyz").touch()
+    with pytest.raises(DataError, match=r"can't tell what .*data\.xyz is"):
+        open_data(tmp_path / "data.xyz")

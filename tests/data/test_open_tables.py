@@ -1,0 +1,105 @@
+"""CSV manifests and CSVs of triplets."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nofuss.data import open_data
+from nofuss.errors import DataError
+
+
+def table(folder: Path, text: str | bytes, name: str = "list.csv") -> Path:
+    file = folder / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def test_a_manifest_gives_paths_labels_and_split(photos: Path) -> None:
+    rows = "path,label,split\nrobin/0.png,10,train\ntit/0.png,9,test\n\nwren/1.png,10,Train\n"
+    data = open_data(table(photos, rows))
+    assert data.class_names == ("9", "10")
+    assert data.labels.tolist() == [1, 0, 1]
+    assert data.split.tolist() == ["train", "test", "train"]
+    assert data.names == ("robin/0.png", "tit/0.png", "wren/1.png")
+    assert data.describe() == "2 classes, 3 images, CSV manifest list.csv"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '\ufeffLabel;Path\r\n"big bird";robin/0.png\r\nb;tit/0.png\r\n',
+        "id\tlabel\tpath\n1\tbig bird\trobin/0.png\n2\tb\ttit/0.png\n",
+    ],
+)
+def test_columns_in_any_order_and_the_usual_separators(photos: Path, rows: str) -> None:
+    data = open_data(table(photos, rows))
+    assert data.class_names == ("b", "big bird")
+    assert [path.parent.name for path in data.paths] == ["robin", "tit"]
+    assert data.split is None
+
+
+def test_bad_rows_are_listed_by_number_five_at_most(photos: Path) -> None:
+    rows = "path,label,split\nrobin/0.png,,train\n,a,train\nrobin/0.png,a,maybe\n"
+    rows += "".join(f"gone/{i}.png,a,test\n" for i in range(4))
+    with pytest.raises(DataError) as caught:
+        open_data(table(photos, rows))
+    assert str(caught.value) == (
+        "list.csv has rows that can't be used: row 2: no label; row 3: no path; "
+        "row 4: split 'maybe' is neither train nor test; row 5: no file gone/0.png; "
+        "row 6: no file gone/1.png; … (7 in all)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("", "list.csv is empty"),
+        ("file,label\nx,y\n", "path missing, expected path,label"),
+        ("path,label\n", "has a header but no rows"),
+        ('path,label\n"robin/0.png,a\n', "not a readable CSV"),
+        (b"path,label\nrobin\0/0.png,a\n", "row 2: no file|not a readable CSV"),
+        (b"path,label\nrobin/\xff.png,a\n", r"row 2: no file robin/\\xff.png"),
+        ("path,label\nrobin,a\n", "row 2: no file robin"),
+    ],
+)
+def test_broken_manifests_are_one_line(photos: Path, rows: str | bytes, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint) as caught:
+        open_data(table(photos, rows))
+    assert "\n" not in str(caught.value)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.one_of(st.binary(), st.binary().map(lambda tail: b"path,label,split\n" + tail)))
+def test_no_bytes_do_more_than_raise_one_line(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(DataError) as caught:
+        open_data(table(tmp_path, content))
+    assert str(caught.value).isprintable()
+
+
+def test_triplets_name_each_picture_once(photos: Path) -> None:
+    rows = "anchor,positive,negative\nrobin/0.png,robin/1.png,tit/0.png\n"
+    rows += "tit/0.png,tit/1.png,robin/1.png\n"
+    data = open_data(table(photos, rows))
+    named = np.array(data.names)[data.triplets]
+    assert named.tolist() == [
+        ["robin/0.png", "robin/1.png", "tit/0.png"],
+        ["tit/0.png", "tit/1.png", "robin/1.png"],
+    ]
+    assert len(data) == 4
+    assert data.labels is None
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("robin/0.png,robin/1.png,gone.png", "row 2: no file gone.png"),
+        ("robin/0.png,,tit/0.png", "row 2: no positive"),
+        ("robin/0.png,tit/0.png,tit/0.png", "row 2: the negative is also the anchor or the pos"),
+    ],
+)
+def test_triplets_that_can_not_be_used(photos: Path, row: str, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint):
+        open_data(table(photos, f"anchor,positive,negative\n{row}\n"))
