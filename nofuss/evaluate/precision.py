@@ -101,12 +101,11 @@ def _wrong_before(task: Retrieval, rows: slice, block: int) -> Tensor:
     last = (task.positives[rows, None] - 1).clamp_min(0)  # a query's R may be below the strip's
     nearest = torch.full_like(reach, -torch.inf)  # (b, R) the R nearest wrong items, falling
     floor = reach.gather(1, last)[:, 0]  # the similarity from which a wrong item can matter
-    r, m = reach.shape[1], len(task.right)
-    for cols in blocks(0, m, max(block, r)):
+    r, span = reach.shape[1], task.gallery_span(rows)
+    for cols in blocks(0, len(task.right), max(block, r)):
         s = task.left[rows] @ task.right[cols].T
-        same = task.shared(rows, cols)
-        if same is not None:
-            s.masked_fill_(same, -torch.inf)
+        if cols.start < span.stop and span.start < cols.stop:
+            task.hide_positives(s, rows, cols)
         some = (s.amax(1) >= floor).nonzero()[:, 0]
         merged = torch.cat([nearest[some], s[some]], 1).topk(r).values
         nearest[some] = merged
@@ -121,5 +120,5 @@ def _sorted_positives(task: Retrieval, rows: slice) -> Tensor:
     """Similarities of a strip's queries to the items of their class, falling, (b, R)."""
     cols = task.gallery_span(rows)
     s = task.left[rows] @ task.right[cols].T
-    s.masked_fill_(~task.positive(rows, cols), -torch.inf)
+    task.hide_others(s, rows, cols)
     return s.topk(max(1, int(task.positives[rows].max()))).values

@@ -80,7 +80,7 @@ def _best_positives(task: Retrieval, block: int) -> Tensor:
         span = task.gallery_span(rows)
         for cols in blocks(span.start, span.stop, block):
             s = task.left[rows] @ task.right[cols].T
-            s.masked_fill_(~task.positive(rows, cols), -torch.inf)
+            task.hide_others(s, rows, cols)
             best[rows] = torch.maximum(best[rows], s.amax(1))
     return best
 
@@ -91,19 +91,24 @@ def _count_at_least(task: Retrieval, threshold: Tensor, block: int) -> Tensor:
     Counts are sums of float ones, exact up to 2²⁴ items: comparing in place and summing by a
     matrix-vector product is several times faster here than going through booleans.
     """
-    n, m = len(task.left), len(task.right)
     counts = torch.zeros_like(threshold)
     ones = threshold.new_ones(block)
     product, compared = threshold.new_empty(2, block * block)  # reused: fresh memory is slow
-    for rows in blocks(0, n, block):
-        for cols in blocks(rows.start if task.symmetric else 0, m, block):
-            r, c = rows.stop - rows.start, cols.stop - cols.start
-            s = torch.mm(task.left[rows], task.right[cols].T, out=product[: r * c].view(r, c))
-            same = task.shared(rows, cols)
-            if same is not None:
-                s.masked_fill_(same, -torch.inf)
-            reached = torch.ge(s, threshold[rows, None], out=compared[: r * c].view(r, c))
-            counts[rows].addmv_(reached, ones[:c])
-            if task.symmetric and rows != cols:
-                counts[cols].addmv_(s.ge_(threshold[cols]).T, ones[:r])
+    # Views made once: at this block size slicing anew would cost a tenth of the product.
+    queries = [(task.left[i], threshold[i], counts[i]) for i in blocks(0, len(counts), block)]
+    gallery = [task.right[j].T for j in blocks(0, len(task.right), block)]
+    for i, (x, reach, count) in enumerate(queries):
+        rows = slice(i * block, i * block + len(x))
+        span = task.gallery_span(rows)
+        for j in range(i if task.symmetric else 0, len(gallery)):
+            r, c = len(x), gallery[j].shape[1]
+            s = torch.mm(x, gallery[j], out=product[: r * c].view(r, c))
+            cols = slice(j * block, j * block + c)
+            if cols.start < span.stop and span.start < cols.stop:
+                task.hide_positives(s, rows, cols)
+            reached = torch.ge(s, reach[:, None], out=compared[: r * c].view(r, c))
+            count.addmv_(reached, ones[:c])
+            if task.symmetric and i != j:
+                _, reach_back, count_back = queries[j]
+                count_back.addmv_(s.ge_(reach_back).T, ones[:r])
     return counts
