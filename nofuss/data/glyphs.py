@@ -7,9 +7,9 @@ for 52 % of the test pictures.
 
 A class is a character, an item its picture in one typeface: gray, white on black, 28 × 28,
 the ink centred. Homoglyphs (Latin A, Greek Α, Cyrillic А) are one class under the first of
-them, with one picture a typeface, so that no two pictures of a class are copies of each other.
-Half of the classes, drawn with a fixed seed, are for testing only. Nothing is downloaded;
-rendering takes a few seconds and is kept in the cache directory.
+them, with one picture a typeface, lest copies of a picture find each other (51 are left, where
+typefaces share a glyph such as ℂ). Half of the classes, drawn with a fixed seed, are for
+testing only. Nothing is downloaded; rendering takes a few seconds and is kept in the cache.
 """
 
 import hashlib
@@ -149,7 +149,7 @@ def _cache_file() -> Path:
 
 def _cached() -> Glyphs | None:
     try:
-        with np.load(_cache_file(), allow_pickle=False) as file:
+        with _cache_file().open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             glyphs = {key: file[key] for key in ("images", "labels", "codes")}
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         return None

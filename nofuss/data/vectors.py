@@ -86,7 +86,7 @@ def _load(path: Path) -> Arrays:
         return {k: (t.float() if t.is_floating_point() else t).numpy() for k, t in tensors.items()}
     if not zipfile.is_zipfile(path):
         raise ValueError("not a zip archive as np.savez writes")
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         return {key: file[key] for key in file.files}
 
 

@@ -76,7 +76,7 @@ def test_triplets_of_rows(tmp_path: Path) -> None:
     triplets = np.array([[0, 1, 2], [4, 3, 0]])
     assert open_data(npz(tmp_path, X=X, triplets=triplets)).triplets.tolist() == triplets.tolist()
     with pytest.raises(DataError, match=r"beyond 0…4 in rows 1"):
-        open_data(npz(tmp_path, X=X, triplets=triplets + [[0], [1]]))
+        open_data(npz(tmp_path, X=X, triplets=triplets + np.array([[0], [1]])))
 
 
 def with_holes() -> np.ndarray:
@@ -137,7 +137,9 @@ def test_damaged_files_raise_one_line_or_still_read(tmp_path: Path, data: st.Dat
         damaged[place] ^= data.draw(st.integers(1, 255))
     file = tmp_path / "a.npz"
     file.write_bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
+    complaint = ""
     try:
         assert len(open_data(file)) == 5
     except DataError as error:
-        assert "\n" not in str(error)
+        complaint = str(error)
+    assert "\n" not in complaint
