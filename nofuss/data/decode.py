@@ -7,6 +7,8 @@ upright, "RGB" or "L", with transparency laid over white, and the first frame wh
 
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +23,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 80_000_000
 """Larger pictures are refused unread: 80 megapixels are 240 MB once decoded."""
 
-_header_lock = threading.Lock()  # warning filters belong to the process, not to a thread
+_filters = threading.Lock()  # warning filters belong to the process, not to a thread
 
 
 class PictureError(DataError):
@@ -40,11 +42,15 @@ def decode(source: Path | IO[bytes], *, mode: str = "RGB", at_least: int = 0) ->
     """
     name = printable(source) if isinstance(source, Path) else "picture"
     try:
-        with _open(source) as image:
+        # Pillow leaves a file that it opened itself open when decoding fails
+        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
+            image = _open(file)
             if at_least:
                 image.draft(None, (at_least, at_least))
             image.load()
-            return in_mode(ImageOps.exif_transpose(image), mode)
+            with _quietly():
+                image = ImageOps.exif_transpose(image)
+        return in_mode(image, mode)
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -80,17 +86,22 @@ def decode_resized(source: Path | IO[bytes], preprocessing: Preprocessing) -> np
     return np.asarray(resized(image, preprocessing))
 
 
-def _open(source: Path | IO[bytes]) -> Image.Image:
+def _open(file: IO[bytes]) -> Image.Image:
     """Read the header only; refuse what is too large before a pixel is decoded."""
-    with _header_lock, warnings.catch_warnings():
+    with _quietly():
+        image = Image.open(file, formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        raise Image.DecompressionBombError
+    return image
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Pillow's complaints about odd headers are not shown; those about bombs are errors."""
+    with _filters, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        image = Image.open(source, formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            image.close()
-            raise Image.DecompressionBombError
-        image.getexif()  # parsed here, where its complaints are not shown
-    return image
+        yield
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:

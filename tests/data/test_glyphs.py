@@ -77,11 +77,3 @@ def test_the_cache_is_used_and_a_damaged_one_made_again(characters: Collection, 
         assert glyphs._cached() is None
     assert open_data(None).fingerprint() == characters.fingerprint()
     assert glyphs._cached() is not None
-
-
-def test_a_cache_that_can_not_be_written_is_no_reason_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a file").touch()
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "a file" / "below"))
-    assert len(open_data(None)) == 19581

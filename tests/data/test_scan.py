@@ -1,0 +1,115 @@
+import csv
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nofuss.data import compact_labels, open_data, scan_pictures
+from nofuss.data.scan import CONFLICT, DUPLICATE
+
+
+@pytest.fixture
+def untidy(photos: Path) -> Path:
+    (photos / "tit" / "empty.jpg").touch()
+    (photos / "tit" / "text.png").write_text("hello")
+    whole = (photos / "wren" / "0.png").read_bytes()
+    (photos / "tit" / "half.png").write_bytes(whole[: len(whole) // 2])
+    shutil.copy(photos / "robin" / "0.png", photos / "robin" / "copy.png")
+    shutil.copy(photos / "robin" / "1.png", photos / "wren" / "stray.png")
+    return photos
+
+
+def test_every_bad_file_is_found_and_named(untidy: Path) -> None:
+    report = scan_pictures(open_data(untidy))
+    assert {(p.name, p.reason, p.detail) for p in report.problems} == {
+        ("tit/empty.jpg", "empty file", ""),
+        ("tit/half.png", "truncated", "image file is truncated"),
+        ("tit/text.png", "not a picture", ""),
+        ("robin/copy.png", DUPLICATE, "of robin/0.png"),
+        ("robin/1.png", CONFLICT, "labelled robin, wren"),
+        ("wren/stray.png", CONFLICT, "labelled robin, wren"),
+    }
+    assert report.summary().startswith("14 images looked at: 2 duplicate with another label, ")
+
+
+def test_what_is_left_can_be_used(untidy: Path) -> None:
+    data = open_data(untidy)
+    report = scan_pictures(data)
+    readable, distinct = data.subset(report.readable), data.subset(report.distinct)
+    assert (len(readable), len(distinct)) == (11, 8)
+    assert not scan_pictures(distinct).problems
+    assert {"robin/1.png", "wren/stray.png"}.isdisjoint(distinct.names)
+
+
+def test_the_users_files_are_left_alone(untidy: Path) -> None:
+    def state() -> dict[str, tuple[bytes, int]]:
+        files = [p for p in untidy.rglob("*") if p.is_file()]
+        return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
+
+    before = state()
+    scan_pictures(open_data(untidy))
+    assert state() == before
+
+
+def test_a_second_scan_remembers_and_looks_again_where_a_file_changed(
+    untidy: Path, cache: Path
+) -> None:
+    data = open_data(untidy)
+    first = scan_pictures(data)
+    (memory,) = (cache / "scans").iterdir()
+    written = memory.stat().st_mtime_ns
+    seen: list[tuple[int, int]] = []
+    assert scan_pictures(data, progress=lambda *at: seen.append(at)) == first
+    assert memory.stat().st_mtime_ns == written
+    assert seen == [(i, 14) for i in range(1, 15)]
+
+    # the same size and time of change: taken on trust, which shows that the file was not read
+    file = untidy / "wren" / "2.png"
+    status = file.stat()
+    file.write_bytes(bytes(status.st_size))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert scan_pictures(data) == first
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert "wren/2.png" in {p.name for p in scan_pictures(data).problems}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'{"version": "1 80000000", "files": 3}'])
+def test_a_damaged_memory_is_made_again(photos: Path, cache: Path, damage: bytes) -> None:
+    data = open_data(photos)
+    first = scan_pictures(data)
+    (memory,) = (cache / "scans").iterdir()
+    memory.write_bytes(damage)
+    assert scan_pictures(data) == first
+    assert len(memory.read_bytes()) > 100
+
+
+def test_a_file_that_goes_away_is_missing(photos: Path) -> None:
+    data = open_data(photos)
+    (photos / "tit" / "0.png").unlink()
+    (problem,) = scan_pictures(data).problems
+    assert (problem.name, problem.reason) == ("tit/0.png", "missing")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(photos: Path) -> None:
+    (photos / "tit" / "0.png").chmod(0)
+    (problem,) = scan_pictures(open_data(photos)).problems
+    assert (problem.reason, problem.detail) == ("unreadable", "Permission denied")
+
+
+def test_the_table_holds_every_problem(untidy: Path, tmp_path: Path) -> None:
+    report = scan_pictures(open_data(untidy))
+    report.write_csv(tmp_path / "scan.csv")
+    with (tmp_path / "scan.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["file"], r["reason"]) for r in rows] == [(p.name, p.reason) for p in report.problems]
+
+
+def test_names_that_are_not_utf8_are_remembered_too(photos: Path) -> None:
+    odd = os.fsencode(photos) + b"/tit/\xff\n.png"
+    shutil.copy(photos / "tit" / "0.png", odd)
+    data = open_data(photos)
+    assert scan_pictures(data) == scan_pictures(data)
+    assert [p.name for p in scan_pictures(data).problems] == ["tit/\\xff\\n.png"]
+    assert len(compact_labels(data.labels)[1]) == 3
