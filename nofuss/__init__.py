@@ -1,1 +1,111 @@
-"""Distance metric learning with proxies."""
+"""nofuss: learn a distance that works on classes never seen before.
+
+"No Fuss Distance Metric Learning using Proxies" (Movshovitz-Attias et al., ICCV 2017), whole.
+Names are imported when first used, so that `import nofuss` alone does not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nofuss.data import compact_labels, from_dataset, open_data
+    from nofuss.encoder import Encoder, load
+    from nofuss.estimator import ProxyEmbedding
+    from nofuss.evaluate import kmeans, map_at_r, nmi, recall_at_k
+    from nofuss.losses import (
+        NCA,
+        LiftedStructure,
+        NPairs,
+        ProxyAnchor,
+        ProxyNCA,
+        ProxyNCAPlusPlus,
+        ProxyTriplet,
+        Ranking,
+        SemiHardTriplet,
+        SoftTriple,
+        StructuredClustering,
+        Triplet,
+    )
+    from nofuss.proxies import (
+        Dynamic,
+        Fractional,
+        Several,
+        Static,
+        count_proxy_triplets,
+        count_triplets,
+        proxy_bounds,
+    )
+
+_HOMES = {
+    "nofuss.data": ("compact_labels", "from_dataset", "open_data"),
+    "nofuss.encoder": ("Encoder", "load"),
+    "nofuss.estimator": ("ProxyEmbedding",),
+    "nofuss.evaluate": ("kmeans", "map_at_r", "nmi", "recall_at_k"),
+    "nofuss.losses": (
+        "NCA",
+        "LiftedStructure",
+        "NPairs",
+        "ProxyAnchor",
+        "ProxyNCA",
+        "ProxyNCAPlusPlus",
+        "ProxyTriplet",
+        "Ranking",
+        "SemiHardTriplet",
+        "SoftTriple",
+        "StructuredClustering",
+        "Triplet",
+    ),
+    "nofuss.proxies": (
+        "Dynamic",
+        "Fractional",
+        "Several",
+        "Static",
+        "count_proxy_triplets",
+        "count_triplets",
+        "proxy_bounds",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "NCA",
+    "Dynamic",
+    "Encoder",
+    "Fractional",
+    "LiftedStructure",
+    "NPairs",
+    "ProxyAnchor",
+    "ProxyEmbedding",
+    "ProxyNCA",
+    "ProxyNCAPlusPlus",
+    "ProxyTriplet",
+    "Ranking",
+    "SemiHardTriplet",
+    "Several",
+    "SoftTriple",
+    "Static",
+    "StructuredClustering",
+    "Triplet",
+    "compact_labels",
+    "count_proxy_triplets",
+    "count_triplets",
+    "from_dataset",
+    "kmeans",
+    "load",
+    "map_at_r",
+    "nmi",
+    "open_data",
+    "proxy_bounds",
+    "recall_at_k",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'nofuss' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from nofuss.errors import UsageError, unknown_name
+from nofuss.errors import RunError, UsageError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class TrainConfig:
         tyro.conf.arg(metavar="X", help_behavior_hint="(default: the data's own split, else 0.5)"),
     ] = None
     """Share of the classes kept out of training, for the scores at the end; 0 trains on all."""
-    holdout: float = 0.1
+    holdout: _Number = None
     """Share of the *training* classes held out to watch training; 0 trains on all of them."""
     workers: int = 0
     """Processes that decode pictures, where they are not cached."""
@@ -157,6 +157,7 @@ _COMMON: Preset = {
     "weight_decay": 0.0,
     "warmup": 0,
     "freeze_batch_norm": False,
+    "holdout": 0.1,
 }
 PRESETS: dict[str, Preset] = {
     # A head on fixed features. Started at the PCA with small rates: started at random it
@@ -172,6 +173,7 @@ PRESETS: dict[str, Preset] = {
         "proxy_rate": 1e-3,
         "schedule": "cosine",
         "scale": 16.0,
+        "holdout": 0.2,
     },
     "vectors": _COMMON
     | {
@@ -184,6 +186,7 @@ PRESETS: dict[str, Preset] = {
         "proxy_rate": 1e-3,
         "schedule": "cosine",
         "scale": 16.0,
+        "holdout": 0.2,
     },
     "finetune": _COMMON
     | {
@@ -226,11 +229,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def resolve(config: TrainConfig, *, kind: str, side: int | None = None) -> TrainConfig:
-    """Fill every None from the preset; `auto` chooses it by the kind of data.
+def resolve(config: TrainConfig, *, kind: str, small: bool) -> TrainConfig:
+    """Fill every None from the preset; `auto` chooses it by the data.
 
-    kind: "vectors", "images" (arrays of pictures) or "pictures" (files); side: the pictures'
-    median short side, where known.
+    kind: "vectors" or "pictures"; small: pictures too small for a backbone of photographs.
     """
     preset = config.preset
     if config.freeze:
@@ -238,7 +240,6 @@ def resolve(config: TrainConfig, *, kind: str, side: int | None = None) -> Train
             raise UsageError(f"--freeze means --preset frozen, but --preset is {preset}")
         preset = "frozen"
     if preset == "auto":
-        small = kind == "images" or (side is not None and side < 96)
         preset = "vectors" if kind == "vectors" else "small" if small else "frozen"
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
@@ -260,3 +261,21 @@ def to_json(config: Any) -> dict[str, Any]:
         key: str(value) if isinstance(value, Path) else value
         for key, value in dataclasses.asdict(config).items()
     }
+
+
+def read_config(values: dict[str, Any], *, where: Path) -> TrainConfig:
+    """The configuration that `to_json` wrote; a name or a type it does not know is refused."""
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    known = {key: value for key, value in values.items() if key in fields}
+    surplus = sorted(values.keys() - fields - {"fingerprint"})
+    if surplus:
+        raise RunError(f"{where} has settings of another version: {', '.join(surplus)}")
+    for name in ("data", "out", "weights"):
+        if known.get(name) is not None:
+            known[name] = Path(known[name])
+    config = TrainConfig(**known)
+    for name, value in known.items():
+        default = getattr(TrainConfig(), name)
+        if default is not None and not isinstance(value, type(default) | int):
+            raise RunError(f"{where}: {name} is {value!r}, expected {type(default).__name__}")
+    return config

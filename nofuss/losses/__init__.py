@@ -10,6 +10,7 @@ from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.losses.proxy_nca import ProxyNCA, ProxyNCAPlusPlus
 from nofuss.losses.proxy_triplet import ProxyTriplet
+from nofuss.losses.ranking import Ranking
 from nofuss.losses.semihard import SemiHardTriplet
 from nofuss.losses.soft_triple import SoftTriple
 from nofuss.losses.triplet import Triplet
@@ -29,3 +30,21 @@ INSTANCE_LOSSES: dict[str, type[nn.Module]] = {
     "n-pairs": NPairs,
     "clustering": StructuredClustering,
 }
+
+__all__ = [
+    "INSTANCE_LOSSES",
+    "NCA",
+    "PROXY_LOSSES",
+    "LiftedStructure",
+    "NPairs",
+    "ProxyAnchor",
+    "ProxyLoss",
+    "ProxyNCA",
+    "ProxyNCAPlusPlus",
+    "ProxyTriplet",
+    "Ranking",
+    "SemiHardTriplet",
+    "SoftTriple",
+    "StructuredClustering",
+    "Triplet",
+]

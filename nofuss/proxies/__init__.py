@@ -1,1 +1,18 @@
 """Proxies: which one stands for whom, how many triplets they save, how well they bound."""
+
+from nofuss.proxies.assignment import Assignment, Dynamic, Fractional, Several, Static
+from nofuss.proxies.bounds import Bound, Bounds, proxy_bounds
+from nofuss.proxies.counting import count_proxy_triplets, count_triplets
+
+__all__ = [
+    "Assignment",
+    "Bound",
+    "Bounds",
+    "Dynamic",
+    "Fractional",
+    "Several",
+    "Static",
+    "count_proxy_triplets",
+    "count_triplets",
+    "proxy_bounds",
+]

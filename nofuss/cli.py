@@ -1,0 +1,155 @@
+"""The commands. Thin: each is a dataclass of its flags and a call; torch loads only when needed."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from nofuss.config import TrainConfig
+from nofuss.errors import NofussError, unknown_name
+
+_Run = Annotated[Path, Positional, arg(metavar="RUN")]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen."""
+
+    run: _Run
+    """A run directory of `nofuss train`."""
+    data: Annotated[
+        Path | None,
+        Positional,
+        arg(metavar="DATA", help_behavior_hint="(default: the run's own test classes)"),
+    ] = None
+    """Other data to score the run on, all of it."""
+    k: Annotated[tuple[int, ...], arg(metavar="K")] = (1, 2, 4, 8)
+    """The K of Recall@K."""
+    seed: int = 0
+    """Of k-means and the bootstrap."""
+    json: bool = False
+    """Print the scores as JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Embed data with a run's model and write vectors, names and labels to a file."""
+
+    run: _Run
+    """A run directory of `nofuss train`."""
+    data: Annotated[Path, Positional, arg(metavar="DATA")]
+    """Pictures or vectors, in any layout that `nofuss train` reads."""
+    out: Annotated[Path, arg(metavar="FILE")]
+    """An .npz or .safetensors file; never overwritten."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train on half of the built-in characters, then find the other half. Three minutes."""
+
+    out: Annotated[
+        Path | None,
+        arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),
+    ] = None
+    """The run directory."""
+    epochs: int = 6
+    """How often the training characters are seen."""
+    seed: int = 0
+    """Of everything random."""
+
+
+Command = TrainConfig | Evaluate | Embed | Demo
+COMMANDS: dict[str, Callable[..., object]] = {
+    "train": TrainConfig,
+    "evaluate": Evaluate,
+    "embed": Embed,
+    "demo": Demo,
+}
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """The command line as one of the dataclasses; exits with 2 on what it does not know."""
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        raise unknown_name("command", argv[0], COMMANDS)
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="nofuss",
+        description="Learn a distance that works on classes never seen before.",
+        args=list(argv),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    assert isinstance(command, Command)
+    return command
+
+
+def run(command: Command) -> None:
+    """Do what the command asks."""
+    from nofuss import commands, pipeline
+
+    match command:
+        case TrainConfig():
+            pipeline.train(command)
+        case Evaluate():
+            commands.evaluate_run(
+                command.run, command.data, ks=command.k, seed=command.seed, as_json=command.json
+            )
+        case Embed():
+            commands.embed(command.run, command.data, command.out)
+        case Demo():
+            commands.demo(command.out, epochs=command.epochs, seed=command.seed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `nofuss` program; returns the exit code: 0, 1 runtime, 2 usage or data, 130 stopped."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        command = parse([a for a in arguments if a != "--debug"])
+        if getattr(command, "keep_memory", True):
+            _keep_freed_memory()
+        run(command)
+    except NofussError as error:
+        if debug:
+            raise
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _fail("stopped", 130)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _fail(f"{reason} (unexpected; run again with --debug for the details)", 1)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    from nofuss.console import fail
+
+    fail(message)
+    return code
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc not to give freed memory back: mapping it anew costs as much as the arithmetic.
+
+    Training a convolutional network is then nearly twice as fast on a CPU. Memory stays at its
+    peak, so this is for a program of our own, never for a library.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    m_trim_threshold, m_mmap_max = -1, -4
+    mallopt(m_mmap_max, 0)
+    mallopt(m_trim_threshold, 2**31 - 1)

@@ -1,0 +1,94 @@
+"""What the commands other than `train` do: evaluate, embed, demo."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as to_safetensors
+from torch import Tensor
+
+from nofuss import console
+from nofuss.config import TrainConfig
+from nofuss.data import open_data
+from nofuss.data.collection import Collection
+from nofuss.encoder import load
+from nofuss.errors import DataError, UsageError
+from nofuss.files import write_file
+from nofuss.pipeline import split, train
+from nofuss.run import open_run
+from nofuss.scoring import scorable, score_all, score_table
+
+
+def evaluate_run(
+    path: Path, data: Path | None, *, ks: Sequence[int], seed: int, as_json: bool
+) -> None:
+    """`nofuss evaluate`: the run's test classes, or all of other data."""
+    run = open_run(path)
+    encoder = load(path)
+    collection = open_data(data or run.config.data)
+    if data is None:
+        collection = collection.subset(split(collection, run.config).test)
+    if collection.labels is None or not scorable(collection.labels):
+        raise DataError(
+            f"{collection.name} can't be scored: two classes are needed, one with two items"
+        )
+    if not as_json:
+        console.say(collection.describe())
+    found = encoder.embed_collection(collection)
+    scores = score_all({run.config.loss: found}, collection.labels, ks=ks, seed=seed)
+    content = scores[run.config.loss].as_dict()
+    if as_json:
+        print(json.dumps(content, indent=2))
+    else:
+        score_table(f"{path} on {collection.name}", scores)
+    if data is None:
+        run.write("scores.json", content)
+
+
+def embed(path: Path, data: Path, out: Path) -> None:
+    """`nofuss embed`: vectors, names and labels to a file."""
+    if out.suffix not in (".npz", ".safetensors"):
+        raise UsageError(f"--out is {out}; expected a name ending in .npz or .safetensors")
+    if out.exists():
+        raise UsageError(f"{out} exists and is never overwritten; give another --out")
+    encoder = load(path)
+    collection = open_data(data)
+    console.say(collection.describe())
+    with console.progress("embedding", len(collection)) as progress:
+        vectors = encoder.embed_collection(collection, progress=progress)
+    write_embeddings(out, vectors, collection)
+    console.say(f"{len(vectors):,} vectors of {vectors.shape[1]} dimensions in {out}")
+
+
+def demo(out: Path | None, *, epochs: int, seed: int) -> Path:
+    """`nofuss demo`: the built-in characters, half of them never seen in training."""
+    console.say(
+        "The built-in set: characters in the typefaces of matplotlib; a class is a character."
+    )
+    console.say(
+        "Half of the characters are for training. The other half is never seen until the end."
+    )
+    path = train(TrainConfig(out=out, epochs=epochs, seed=seed))
+    console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
+    return path
+
+
+def write_embeddings(out: Path, vectors: Tensor, collection: Collection) -> None:
+    """Vectors, labels and names; class names as a second array (.npz) or metadata."""
+    arrays: dict[str, Any] = {"vectors": vectors.numpy()}
+    if collection.labels is not None:
+        arrays["labels"] = collection.labels
+    if out.suffix == ".npz":
+        arrays |= {"names": np.array(collection.names), "classes": np.array(collection.class_names)}
+        with io.BytesIO() as buffer:
+            np.savez(buffer, **arrays)
+            write_file(out, buffer.getvalue())
+    else:
+        text = {
+            "names": json.dumps(collection.names),
+            "classes": json.dumps(collection.class_names),
+        }
+        write_file(out, to_safetensors(arrays, metadata=text))

@@ -1,0 +1,117 @@
+"""A trained model with its preprocessing: pictures or vectors in, embeddings out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nofuss.config import Preprocessing
+from nofuss.data.collection import Collection
+from nofuss.data.decode import decode_resized, in_mode, resized
+from nofuss.data.loader import batches
+from nofuss.data.sampling import in_order
+from nofuss.data.transforms import test_views
+from nofuss.errors import DataError
+from nofuss.geometry import normalize
+from nofuss.model.embedder import Embedder
+from nofuss.model.inference import extract, for_inference
+from nofuss.model.weights import load_model
+
+BATCH = 32
+
+
+class Encoder:
+    """What `nofuss.load` opens: `embed` gives unit vectors, ready for search."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        preprocessing: Preprocessing | None,
+        *,
+        class_names: Sequence[str] = (),
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        self.embedder = for_inference(embedder)
+        self.preprocessing = preprocessing
+        self.class_names = tuple(class_names)
+        self.extra = extra or {}
+
+    @property
+    def dim(self) -> int:
+        """Length of an embedding."""
+        return self.embedder.dim
+
+    def embed(self, items: Any) -> Tensor:
+        """Unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors (N, F)."""
+        if self.preprocessing is None:
+            return self._normalized(
+                iter([_vectors(items, self.embedder.backbone.channels)]), len(items)
+            )
+        if isinstance(items, str | Path | Image.Image):
+            raise ValueError("embed takes several pictures; put the one into a list")
+        views = (
+            test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)
+            for i in range(0, len(items), BATCH)
+        )
+        return self._normalized(views, len(items))
+
+    def embed_collection(
+        self,
+        collection: Collection,
+        *,
+        workers: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Unit embeddings (N, dim) of all items of a collection, in its order."""
+        check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
+        chosen = in_order(len(collection), BATCH if self.preprocessing else 4096)
+        loaded = batches(collection, self.preprocessing, chosen, train=False, workers=workers)
+        return self._normalized((batch.inputs for batch in loaded), len(collection), progress)
+
+    def _normalized(
+        self,
+        inputs: Iterator[Tensor],
+        count: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        return normalize(extract(self.embedder, inputs, count=count, progress=progress))
+
+    def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        assert self.preprocessing is not None
+        if isinstance(item, str | Path):
+            return decode_resized(Path(item), self.preprocessing)
+        image = item if isinstance(item, Image.Image) else Image.fromarray(np.asarray(item))
+        return np.asarray(resized(in_mode(image, self.preprocessing.mode), self.preprocessing))
+
+
+def check_fits(collection: Collection, preprocessing: Preprocessing | None, width: int) -> None:
+    """Refuse vectors for a model of pictures, and the other way round."""
+    vectors = collection.kind == "vectors"
+    if vectors != (preprocessing is None):
+        takes = "vectors" if preprocessing is None else "pictures"
+        raise DataError(f"{collection.name} holds {collection.kind}, but the model takes {takes}")
+    if vectors and collection.array is not None and collection.array.shape[1] != width:
+        raise DataError(
+            f"{collection.name} has vectors of {collection.array.shape[1]} dimensions, but the "
+            f"model takes {width}"
+        )
+
+
+def load(path: str | Path) -> Encoder:
+    """Open a run directory, or its model/ folder."""
+    folder = Path(path)
+    saved = load_model(folder / "model" if (folder / "model").is_dir() else folder)
+    return Encoder(
+        saved.embedder, saved.preprocessing, class_names=saved.class_names, extra=saved.extra
+    )
+
+
+def _vectors(items: Any, width: int) -> Tensor:
+    x = torch.as_tensor(items, dtype=torch.float32)
+    if x.ndim != 2 or x.shape[1] != width:
+        raise ValueError(f"got vectors of shape {tuple(x.shape)}; expected (N, {width})")
+    return x

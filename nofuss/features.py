@@ -1,0 +1,50 @@
+"""Features of a fixed backbone, computed once and kept: epochs on them take seconds."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from nofuss import console
+from nofuss.config import Preprocessing
+from nofuss.data.cache import cache_directory, write_atomically
+from nofuss.data.collection import Collection
+from nofuss.data.loader import batches
+from nofuss.data.sampling import in_order
+from nofuss.model.embedder import Embedder
+from nofuss.model.inference import extract, for_inference
+
+
+def backbone_features(
+    embedder: Embedder, collection: Collection, preprocessing: Preprocessing, *, workers: int = 0
+) -> Tensor:
+    """(N, F) features of the centre crops, from the cache where the same were asked for before.
+
+    The key covers the items, the preprocessing and every weight of the backbone.
+    """
+    file = _cache_file(embedder, collection, preprocessing)
+    try:
+        return load_file(file)["features"]
+    except (OSError, SafetensorError, KeyError):
+        pass  # not there, or damaged: made again
+    backbone = for_inference(embedder).backbone
+    chosen = in_order(len(collection), 32)
+    with console.progress("computing features once", len(collection)) as progress:
+        loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
+        inputs = (batch.inputs for batch in loaded)
+        features = extract(backbone, inputs, count=len(collection), progress=progress)
+    content = save({"features": features})
+    write_atomically(file, lambda out: out.write(content))
+    return features
+
+
+def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:
+    key = hashlib.blake2b(digest_size=16)
+    key.update(f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode())
+    for name, tensor in embedder.backbone.state_dict().items():
+        key.update(name.encode())
+        key.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+    return cache_directory() / f"features-{key.hexdigest()}.safetensors"

@@ -1,0 +1,30 @@
+"""Ctrl-C and SIGTERM: the first asks for a stop at the next step, the second ends at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def stop_on_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Hands out a function that tells whether to stop; former handlers are put back."""
+    asked = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            os._exit(130)
+        asked.set()
+        say("stopping after this step and saving; once more to stop at once without saving")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    former = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

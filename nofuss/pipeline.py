@@ -1,0 +1,403 @@
+"""The whole way: data → model → training → scores, as the commands run it.
+
+The rooms do the work; this file says in which order, and tells the user about it.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nofuss import console
+from nofuss.config import Preprocessing, TrainConfig, resolve
+from nofuss.data import open_data
+from nofuss.data.collection import Collection
+from nofuss.data.decode import decode
+from nofuss.data.pictures import decode_ahead
+from nofuss.data.split import hold_out, split_collection
+from nofuss.encoder import Encoder
+from nofuss.errors import DataError, TrainingError
+from nofuss.features import backbone_features
+from nofuss.files import write_file
+from nofuss.interrupt import stop_on_signals
+from nofuss.losses import INSTANCE_LOSSES
+from nofuss.model.backbones import PRETRAINED
+from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.weights import save_model
+from nofuss.run import Run, check_same_data, create_run, resume_run
+from nofuss.scoring import recall_at_1, scorable, score_all, score_table, untrained
+from nofuss.train.checkpoint import load_checkpoint
+from nofuss.train.checks import check_before_training
+from nofuss.train.feed import CollectionFeed
+from nofuss.train.loop import Interrupted, Training
+from nofuss.train.loop import train as run_loop
+from nofuss.train.setup import build_criterion, build_training, start_from_data
+from nofuss.train.step import NonFiniteLoss
+
+Rows = NDArray[np.int64]
+SMALL_SIDE = 96
+"""Pictures with a shorter side are small: they want the small convnet, not ImageNet's weights."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Rows of the collection, with no class in common; held_out and test may be empty."""
+
+    train: Rows
+    held_out: Rows
+    """Training classes kept aside to watch training."""
+    test: Rows
+
+
+@dataclass
+class Job:
+    """What the steps of one training hand to each other."""
+
+    run: Run
+    collection: Collection
+    sides: Sides
+    embedder: Embedder
+    preprocessing: Preprocessing | None
+    features: Tensor | None = None
+    """(N, F) of a pretrained backbone before training, or the vectors themselves."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The resolved configuration."""
+        return self.run.config
+
+    @property
+    def fixed(self) -> bool:
+        """Only the head is trained, on features that stay as they are."""
+        return self.config.preset in ("frozen", "vectors")
+
+
+def train(config: TrainConfig, collection: Collection | None = None) -> Path:
+    """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path."""
+    if config.resume:
+        config = resume_run(config, say=console.warn)
+    collection = open_data(config.data) if collection is None else collection
+    console.say(collection.describe())
+    for note in collection.notes:
+        console.warn(note)
+    config = _settle(config, collection)
+    sides = split(collection, config)
+    embedder, preprocessing = build_model(config, collection)
+    build_criterion(
+        config, max(2, collection.num_classes)
+    )  # refuse bad options before a run exists
+    fingerprint = collection.fingerprint()
+    if config.resume:
+        assert config.out is not None
+        check_same_data(config.out, fingerprint, force=config.force)
+        run = Run(config.out, config)
+    else:
+        run = create_run(config, name=collection.name, fingerprint=fingerprint)
+    console.say(f"run directory {run.path}, settings: {config.preset}")
+    job = Job(run, collection, sides, embedder, preprocessing)
+    run.write("data.json", _describe(job))
+    with stop_on_signals(console.warn) as stop:
+        try:
+            _compute_features(job)
+            _learn(job, stop)
+        except NonFiniteLoss as error:
+            raise _explain_non_finite(job, error) from None
+        except Interrupted:
+            console.say(f"saved; go on with: nofuss train --out {run.path} --resume")
+            raise KeyboardInterrupt from None
+    names = [
+        collection.class_names[i] for i in _classes(collection, np.r_[sides.train, sides.held_out])
+    ]
+    save_model(run.model, embedder, preprocessing, class_names=names)
+    _score(job)
+    return run.path
+
+
+def split(collection: Collection, config: TrainConfig) -> Sides:
+    """The test classes, and those of the training classes that are held out."""
+    nothing = np.empty(0, dtype=np.int64)
+    everything = np.arange(len(collection))
+    if collection.labels is None:
+        return Sides(everything, nothing, nothing)
+    train_rows, test = everything, nothing
+    if collection.split is not None or config.test_share != 0:
+        share = 0.5 if config.test_share is None else config.test_share
+        train_rows, test = split_collection(collection, seed=config.seed, test_share=share)
+    if len(_classes(collection, train_rows)) < 2:
+        raise DataError(
+            f"{collection.name} has one class to train on; a distance is learned between two or "
+            "more: add classes, or lower --test-share"
+        )
+    share = float(config.holdout or 0)
+    if not share or len(_classes(collection, train_rows)) < 8:  # too few to spare any
+        return Sides(train_rows, nothing, test)
+    assert collection.labels is not None
+    inner = hold_out(collection.labels[train_rows], share, config.seed)
+    return Sides(train_rows[inner.train], train_rows[inner.test], test)
+
+
+def build_model(
+    config: TrainConfig, collection: Collection
+) -> tuple[Embedder, Preprocessing | None]:
+    """The embedder at its start, and how its pictures are prepared."""
+    assert config.backbone is not None
+    channels = _channels(config, collection)
+    weights = config.weights or (None if config.backbone == "inception-bn" else PRETRAINED)
+    embedder = build_embedder(
+        config.backbone, dim=config.dim, channels=channels, weights=weights, seed=config.seed
+    )
+    if config.freeze_batch_norm:
+        embedder.freeze_batch_norm()
+    preprocessing = embedder.backbone.preprocessing
+    if preprocessing is None:
+        return embedder, None
+    if config.backbone == "convnet":
+        side = config.size or min(_side(collection) or preprocessing.size, 64)
+        preprocessing = replace(preprocessing, size=side, resize=side)
+    elif config.size:
+        resize = round(config.size * preprocessing.resize / preprocessing.size)
+        preprocessing = replace(preprocessing, size=config.size, resize=resize)
+    return embedder, preprocessing
+
+
+def _settle(config: TrainConfig, collection: Collection) -> TrainConfig:
+    """Resolve what the data decide."""
+    kind = "vectors" if collection.kind == "vectors" else "pictures"
+    side = _side(collection)
+    config = resolve(config, kind=kind, small=side is not None and side < SMALL_SIDE)
+    if collection.labels is None and config.assignment != "dynamic":
+        console.say("triplets without labels: assignment is dynamic")
+        config = replace(config, assignment="dynamic")
+    if config.per_class is None:
+        pairs = config.loss in INSTANCE_LOSSES or config.assignment == "dynamic"
+        config = replace(config, per_class=(2 if config.loss == "n-pairs" else 4) if pairs else 0)
+    return config
+
+
+def _compute_features(job: Job) -> None:
+    """Features that training starts from: of the backbone, or the vectors themselves."""
+    if job.preprocessing is None:
+        job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
+        return
+    if job.config.start == "data":
+        job.features = backbone_features(
+            job.embedder, job.collection, job.preprocessing, workers=job.config.workers
+        )
+    if not job.fixed:
+        with console.progress("decoding pictures once", len(job.collection)) as progress:
+            job.collection = decode_ahead(
+                job.collection, job.preprocessing, progress=lambda done, _: progress(done)
+            )
+
+
+def _learn(job: Job, stop: Callable[[], bool]) -> None:
+    """Train the embedder of the job in place."""
+    config, sides = job.config, job.sides
+    until = config.epochs
+    rows = sides.train
+    if job.fixed and len(sides.held_out):
+        until = _choose_epochs(job, stop)
+        rows = np.sort(np.r_[sides.train, sides.held_out])  # then learn from all training classes
+    training, feed = _prepare(job, job.embedder, rows)
+    training.until = until
+    if config.resume:
+        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn)
+        if checkpoint is None:
+            console.warn("no whole checkpoint to go on from; starting anew")
+        else:
+            training.restore(checkpoint)
+            console.say(f"going on at epoch {training.epoch + 1}, step {training.step + 1}")
+    elif until:
+        first = next(iter(feed(0, 0)))
+        job.embedder.freeze_backbone(bool(config.warmup))
+        check_before_training(
+            training.model, training.criterion, training.optimizer, first, say=console.warn
+        )
+    validate = None
+    if not job.fixed and len(sides.held_out):
+        held_out = job.collection.subset(sides.held_out)
+
+        def validate() -> dict[str, float]:
+            encoder = Encoder(job.embedder, job.preprocessing)
+            return {
+                "held_out_recall@1": recall_at_1(
+                    encoder.embed_collection(held_out), held_out.labels
+                )
+            }
+
+    _run(job, training, feed, stop, validate=validate, checkpoints=job.run.checkpoints)
+
+
+def _prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
+    """Criterion, optimizer and batches for training on these rows."""
+    config, data = job.config, job.collection.subset(rows)
+    if job.fixed:
+        assert job.features is not None
+        data = replace(
+            data, kind="vectors", array=job.features[rows].numpy(), paths=(), decoded=None
+        )
+    classes = data.num_classes if data.labels is not None else max(2, min(1000, len(data) // 5))
+    criterion = build_criterion(config, classes)
+    if config.start == "data":
+        assert job.features is not None
+        labels = None if data.labels is None else torch.from_numpy(data.labels)
+        start_from_data(embedder.head, criterion, job.features[rows], labels)
+    batch, per_class = min(int(config.batch or 1), len(data)), int(config.per_class or 0)
+    if per_class and data.labels is not None:
+        batch = per_class * max(2, min(batch // per_class, classes))
+    feed = CollectionFeed(
+        data,
+        None if job.fixed else job.preprocessing,
+        batch,
+        per_class=per_class,
+        seed=config.seed,
+        workers=config.workers,
+    )
+    return build_training(config, embedder, criterion), feed
+
+
+def _choose_epochs(job: Job, stop: Callable[[], bool]) -> int:
+    """Train without the held-out classes, and find after how many epochs those are found best.
+
+    Tells when no number of epochs beats the untrained start; then there are none.
+    """
+    assert job.features is not None
+    held_out = job.sides.held_out
+    labels = np.asarray(job.collection.labels)[held_out]
+    embedder = copy.deepcopy(job.embedder)
+    training, feed = _prepare(job, embedder, job.sides.train)
+    x = job.features[held_out]
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        return {"held_out_recall@1": recall_at_1(embedder.head(x), labels)}
+
+    start = validate()["held_out_recall@1"]
+    _run(job, training, feed, stop, validate=validate, checkpoints=None)
+    curve = [start, *(row["held_out_recall@1"] for row in training.history)]
+    best = int(np.argmax(curve))
+    job.run.write("holdout.json", {"recall@1": curve, "best_epoch": best})
+    classes = len(np.unique(labels))
+    console.say(
+        f"on {classes} held-out training classes Recall@1 goes from {curve[0]:.3f} untrained to "
+        f"{curve[best]:.3f} after {best} epochs; now with all training classes, {best} epochs"
+    )
+    if best == 0:
+        console.warn(
+            "training does not beat the untrained start on held-out training classes; "
+            "keeping the start: the PCA of the features"
+        )
+    return best
+
+
+def _run(
+    job: Job,
+    training: Training,
+    feed: CollectionFeed,
+    stop: Callable[[], bool],
+    *,
+    validate: Callable[[], dict[str, float]] | None,
+    checkpoints: Path | None,
+) -> None:
+    """The loop, with its display."""
+    config = job.config
+    what = "vectors" if job.fixed else "images"
+    last = training.epochs if training.until is None else training.until
+    record = job.run.write_metrics if checkpoints else lambda history: None
+    with console.TrainingDisplay(last, what=what, record=record) as display:
+        run_loop(
+            training,
+            feed,
+            watch=display,
+            validate=validate,
+            before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
+            checkpoints=checkpoints,
+            checkpoint_seconds=config.checkpoint_seconds,
+            stop=stop,
+        )
+
+
+def _score(job: Job) -> None:
+    """Scores on the test classes, beside what needed no training; scores.json."""
+    config, rows = job.config, job.sides.test
+    if job.collection.labels is None or not len(rows):
+        console.say("no test classes, so no scores; try it: nofuss evaluate RUN DATA")
+        return
+    labels = np.asarray(job.collection.labels)[rows]
+    if not scorable(labels):
+        console.say("the test classes are too few to score: two are needed, one with two items")
+        return
+    if job.fixed:
+        assert job.features is not None
+        with torch.no_grad():
+            found = job.embedder.head(job.features[rows])
+    else:
+        encoder = Encoder(job.embedder, job.preprocessing)
+        with console.progress("embedding test classes", len(rows)) as progress:
+            found = encoder.embed_collection(job.collection.subset(rows), progress=progress)
+    fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
+    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=config.dim)
+    scores = score_all({config.loss: found} | baselines, labels, ks=(1, 2, 4, 8), seed=config.seed)
+    score_table("unseen classes, last epoch", scores)
+    content = scores[config.loss].as_dict()
+    content["baselines"] = {name: scores[name].as_dict() for name in baselines}
+    job.run.write("scores.json", content)
+
+
+def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
+    """Name the batch's items in a file, and say what to try."""
+    file = job.run.path / "non_finite_batch.txt"
+    rows = job.sides.train if not job.fixed else np.sort(np.r_[job.sides.train, job.sides.held_out])
+    names = [job.collection.names[rows[i]] for i in error.indices.tolist()]
+    write_file(file, "".join(f"{name}\n" for name in names))
+    return TrainingError(
+        f"{error}; nothing was updated, the last checkpoint is whole; the batch's items are in "
+        f"{file}; try lower rates, or a lower scale"
+    )
+
+
+def _describe(job: Job) -> dict[str, Any]:
+    """What data.json holds."""
+    c, s = job.collection, job.sides
+    counts = {side: len(getattr(s, side)) for side in ("train", "held_out", "test")}
+    classes = {side: [c.class_names[i] for i in _classes(c, getattr(s, side))] for side in counts}
+    return {"description": c.describe(), "items": counts, "classes": classes}
+
+
+def _classes(collection: Collection, rows: Rows) -> Rows:
+    """The classes of these rows, ascending."""
+    if collection.labels is None:
+        return np.empty(0, dtype=np.int64)
+    return np.unique(collection.labels[rows])
+
+
+def _side(collection: Collection) -> int | None:
+    """The pictures' short side: of the arrays, or the median of a few files."""
+    if collection.kind == "images" and collection.array is not None:
+        return int(min(collection.array.shape[1:3]))
+    if collection.kind == "pictures":
+        few = collection.paths[:: max(1, len(collection.paths) // 20)]
+        sides = []
+        for path in few:
+            with contextlib.suppress(DataError):
+                sides.append(min(decode(path, at_least=SMALL_SIDE).size))
+        return int(np.median(sides)) if sides else None
+    return None
+
+
+def _channels(config: TrainConfig, collection: Collection) -> int | None:
+    """Width of vectors; 1 for gray arrays into the small convnet, 3 for other pictures."""
+    if collection.kind == "vectors":
+        assert collection.array is not None
+        return int(collection.array.shape[1])
+    if config.backbone == "convnet":
+        gray = collection.array is not None and collection.array.ndim == 3
+        return 1 if gray else 3
+    return None

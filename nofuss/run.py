@@ -1,0 +1,147 @@
+"""The run directory: what training leaves behind, and what every other command opens.
+
+    config.json        the resolved configuration
+    environment.json   versions, machine, command
+    data.json          what was trained on: counts, classes of each side, fingerprint
+    metrics.jsonl      a line an epoch
+    scores.json        the last evaluation
+    checkpoints/       where training stood, see train/checkpoint.py
+    model/             what `nofuss.load` opens, see model/weights.py
+
+A directory that has something in it is never overwritten.
+"""
+
+import dataclasses
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nofuss.config import TrainConfig, read_config, to_json
+from nofuss.errors import RunError
+from nofuss.files import write_file
+
+# What may differ between a run and its resumption: where and how fast, never what.
+_FREE = {"out", "resume", "force", "workers", "checkpoint_seconds", "keep_memory", "data", "freeze"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and the configuration it was made with."""
+
+    path: Path
+    config: TrainConfig
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where training stood."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """What `nofuss.load` opens."""
+        return self.path / "model"
+
+    def write(self, name: str, content: Any) -> None:
+        """Replace a JSON file of the run."""
+        write_file(self.path / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+    def write_metrics(self, history: list[dict[str, Any]]) -> None:
+        """A line an epoch."""
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in history)
+        write_file(self.path / "metrics.jsonl", lines)
+
+
+def create_run(config: TrainConfig, *, name: str, fingerprint: str) -> Run:
+    """A new directory, config.out or the first free runs/NAME, with its description in it."""
+    path = config.out or _free_directory(Path("runs"), name)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(
+            f"{path} is not empty and is never overwritten; give another --out, "
+            "or go on with it: --resume"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    run = Run(path, dataclasses.replace(config, out=path))
+    run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
+    run.write("environment.json", environment())
+    return run
+
+
+def open_run(path: Path) -> Run:
+    """A directory that training made."""
+    return Run(path, read_config(_read_config(path), where=path / "config.json"))
+
+
+def resume_run(given: TrainConfig, *, say: Callable[[str], None]) -> TrainConfig:
+    """The configuration to resume with: the run's own, unless flags say otherwise and --force."""
+    if given.out is None:
+        raise RunError("--resume needs to know which run: add --out RUN")
+    saved = open_run(given.out).config
+    default = TrainConfig()
+    names = [f.name for f in dataclasses.fields(TrainConfig) if f.name not in _FREE]
+    told = {n: getattr(given, n) for n in names if getattr(given, n) != getattr(default, n)}
+    differing = {n: v for n, v in told.items() if v != getattr(saved, n)}
+    if differing:
+        lines = ", ".join(f"{n} {getattr(saved, n)} → {v}" for n, v in differing.items())
+        if not given.force:
+            raise RunError(
+                f"{given.out} was made with other settings ({lines}); drop those flags, "
+                "or add --force to go on with them"
+            )
+        say(f"going on with other settings: {lines}")
+    kept = {n: getattr(given, n) for n in _FREE - {"data", "freeze"}}
+    return dataclasses.replace(saved, **differing, **kept, data=given.data or saved.data)
+
+
+def check_same_data(run: Path, fingerprint: str, *, force: bool) -> None:
+    """Refuse to go on with data other than the run's."""
+    saved = _read_config(run).get("fingerprint")
+    if saved != fingerprint and not force:
+        raise RunError(
+            f"the data differ from what {run} was started on (fingerprint {fingerprint[:8]}, "
+            f"was {str(saved)[:8]}); give the same data, or --force"
+        )
+
+
+def environment() -> dict[str, Any]:
+    """What a reader of the numbers would ask: versions, machine, threads, command."""
+    versions = {}
+    for package in ("nofuss", "torch", "numpy", "pillow", "scikit-learn"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return {
+        "command": shlex.join(["nofuss", *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+    }
+
+
+def _read_config(run: Path) -> dict[str, Any]:
+    file = run / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{run} is no run directory: no config.json in it") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"can't read {file}: {error}; restore it or train again") from None
+    if not isinstance(config, dict):
+        raise RunError(f"{file} is damaged: not an object; restore it or train again")
+    return config
+
+
+def _free_directory(parent: Path, name: str) -> Path:
+    number = 1
+    while (path := parent / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path

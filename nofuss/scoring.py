@@ -1,0 +1,77 @@
+"""Scores of a model on classes it has not seen, beside what needs no training at all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss import console
+from nofuss.data.collection import Collection
+from nofuss.evaluate.protocol import Scores, evaluate
+from nofuss.evaluate.recall import recall_at_k
+from nofuss.geometry import normalize
+from nofuss.model.embedder import principal_components
+
+
+def untrained(
+    collection: Collection, features: Tensor | None, *, fit: Any, rows: Any, dim: int
+) -> dict[str, Tensor]:
+    """Embeddings of `rows` that nothing was learned for: features as they are, and their PCA.
+
+    The PCA is fitted on the rows `fit`, as the head's start is. Without features (a backbone
+    that starts at random) the pixels are the baseline.
+    """
+    if features is not None:
+        raw, name = features, f"untrained features, {features.shape[1]}-d"
+    elif collection.kind == "images" and collection.array is not None:
+        pixels = np.asarray(collection.array).reshape(len(collection), -1)
+        raw, name = torch.from_numpy(pixels).float() / 255, "raw pixels"
+    else:
+        return {}
+    baselines = {name: raw[rows]}
+    if features is not None and dim < features.shape[1] and dim < len(fit):
+        mean, components = principal_components(features[fit], dim)
+        baselines[f"their PCA, {dim}-d"] = (raw[rows] - mean) @ components.T
+    return baselines
+
+
+def recall_at_1(embeddings: Tensor, labels: Any) -> float:
+    """Recall@1 alone; NaN where no class has two items."""
+    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
+    return recall_at_k(embeddings, labels, ks=(1,))[1] if sizes.max(initial=0) > 1 else float("nan")
+
+
+def score_table(title: str, scores: dict[str, Scores]) -> None:
+    """A row a method; intervals are over classes."""
+    ks = list(next(iter(scores.values())).recall)
+    header = ["", *(f"R@{k}" for k in ks), "MAP@R", "R-prec.", "NMI", "AMI"]
+    rows = []
+    for name, s in scores.items():
+        recalls = [f"{100 * s.recall[k]:.2f}" for k in ks]
+        rest = [f"{100 * v:.2f}" for v in (s.map_at_r, s.r_precision, s.nmi, s.ami)]
+        rows.append([name, *recalls, *rest])
+    console.table(title, header, rows)
+    first = next(iter(scores.values()))
+    low, high = first.intervals[f"recall@{ks[0]}"]
+    console.say(
+        f"{first.queries:,} queries of {first.classes:,} classes; 95% interval of R@{ks[0]} over "
+        f"classes {100 * low:.2f} to {100 * high:.2f}"
+    )
+
+
+def scorable(labels: Any) -> bool:
+    """Whether retrieval can be scored: two classes or more, one of them with two items."""
+    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
+    return len(sizes) > 1 and int(sizes.max()) > 1
+
+
+def score_all(
+    embeddings: dict[str, Tensor], labels: Any, *, ks: Sequence[int], seed: int
+) -> dict[str, Scores]:
+    """`evaluate` for each set of embeddings, all on the same items."""
+    return {
+        name: evaluate(normalize(x), torch.as_tensor(labels), ks=ks, seed=seed)
+        for name, x in embeddings.items()
+    }

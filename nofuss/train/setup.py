@@ -1,0 +1,91 @@
+"""From a resolved configuration to what moves: criterion, optimizer, first values."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nofuss.config import TrainConfig
+from nofuss.errors import UsageError, unknown_name
+from nofuss.geometry import normalize
+from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.embedder import Embedder, principal_components
+from nofuss.proxies.assignment import Dynamic
+from nofuss.train.loop import Training
+from nofuss.train.optim import build_optimizer
+
+
+def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
+    """The loss of a name, with the options of the configuration that it takes."""
+    if config.loss in INSTANCE_LOSSES:
+        for option in ("assignment", "proxies_per_class", "revive_after"):
+            if getattr(config, option) != getattr(TrainConfig(), option):
+                flag = option.replace("_", "-")
+                raise UsageError(f"--{flag} is for losses over proxies; {config.loss} has none")
+        return INSTANCE_LOSSES[config.loss]()
+    if config.loss not in PROXY_LOSSES:
+        raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
+    options: dict[str, Any] = {"seed": config.seed}
+    if config.proxies_per_class != 1:
+        options["proxies_per_class"] = config.proxies_per_class
+    if config.assignment != "static":
+        options["assignment"] = config.assignment
+    if config.free_norms:
+        options["scale"] = None
+    elif config.scale is not None and config.loss == "proxy-nca++":
+        options["temperature"] = 2 / config.scale
+    elif config.scale is not None:
+        options["scale"] = config.scale
+    try:
+        criterion = PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--loss {config.loss}: {error}") from None
+    if config.revive_after is not None:
+        if not isinstance(criterion.assignment, Dynamic):
+            raise UsageError("--revive-after is for --assignment dynamic")
+        criterion.assignment.revive_after = config.revive_after
+    return criterion
+
+
+def build_training(config: TrainConfig, embedder: Embedder, criterion: nn.Module) -> Training:
+    """Model, criterion and optimizer, at step 0; on fixed features only the head is trained."""
+    fixed = config.preset in ("frozen", "vectors")
+    assert config.epochs is not None
+    assert config.schedule is not None
+    return Training(
+        model=embedder.head if fixed else embedder,
+        criterion=criterion,
+        optimizer=build_optimizer(
+            str(config.optimizer),
+            backbone=[] if fixed else embedder.backbone_parameters(),
+            head=embedder.head_parameters(),
+            proxies=criterion.parameters(),
+            rate=float(config.rate or 0),
+            head_rate=float(config.head_rate or 0),
+            proxy_rate=float(config.proxy_rate or 0),
+            weight_decay=float(config.weight_decay or 0),
+        ),
+        schedule=config.schedule,
+        epochs=config.epochs,
+        seed=config.seed,
+    )
+
+
+@torch.no_grad()
+def start_from_data(
+    head: nn.Linear, criterion: nn.Module, features: Tensor, labels: Tensor | None
+) -> None:
+    """Head at the PCA of the features; proxies at the mean direction of their class.
+
+    Proxies that do not belong to one class each stay where they are.
+    """
+    mean, components = principal_components(features, head.out_features)
+    head.weight.copy_(components)
+    head.bias.copy_(-components @ mean)
+    if not isinstance(criterion, ProxyLoss) or labels is None:
+        return
+    if len(criterion.proxies) == criterion.num_classes and criterion.assignment.name == "static":
+        directions = normalize(head(features))
+        sums = torch.zeros_like(criterion.proxies).index_add_(0, labels, directions)
+        criterion.proxies.copy_(normalize(sums))
