@@ -6,6 +6,7 @@ anywhere and resumed ends with the same bits as one that was not.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,20 @@ class Watch(Protocol):
 
     def say(self, message: str) -> None:
         """Something the user should know."""
+
+
+class Silent:
+    """A watch that tells nobody."""
+
+    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
+        """Nothing."""
+
+    def epoch(self, history: list[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def say(self, message: str) -> None:
+        """A warning, as a library gives it."""
+        warnings.warn(message, stacklevel=2)
 
 
 class Interrupted(BaseException):
