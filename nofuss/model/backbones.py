@@ -8,6 +8,7 @@ pictures, and the identity where the inputs are feature vectors already.
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -60,19 +61,22 @@ class Backbone(nn.Module):
 class ConvNet(nn.Sequential):
     """Four blocks of convolution, batch norm, ReLU and pooling, for pictures of 28 to 64 pixels."""
 
-    def __init__(self, channels: int, widths: tuple[int, ...] = (64, 64, 64, 64)) -> None:
+    features = 256
+
+    def __init__(self, channels: int) -> None:
         layers: list[nn.Module] = []
-        for before, after in zip((channels, *widths), widths, strict=False):
+        for before, after in pairwise((channels, 32, 64, 128, self.features)):
             # Batch norm takes the mean away, so a bias before it would do nothing.
             layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
             layers += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         layers[-1] = nn.AdaptiveAvgPool2d(1)
         super().__init__(*layers, nn.Flatten())
-        self.features = widths[-1]
 
 
 class EfficientNetLite(nn.Module):
     """EfficientNet-Lite up to its pooled features: no dropout, no classifier."""
+
+    features = 1280
 
     def __init__(self, version: int) -> None:
         super().__init__()
@@ -136,7 +140,9 @@ def inception_bn(channels: int | None, weights: Weights) -> Backbone:
     preprocessing = Preprocessing(
         size=227, resize=256, squash=True, mean=(128.0, 117.0, 104.0), std=(1.0, 1.0, 1.0)
     )
-    return Backbone("inception-bn", network, features=1024, channels=3, preprocessing=preprocessing)
+    return Backbone(
+        "inception-bn", network, features=network.features, channels=3, preprocessing=preprocessing
+    )
 
 
 def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> Backbone:
@@ -151,7 +157,9 @@ def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> B
     size = EfficientNet.get_image_size(name)
     # Its published scores use a centre crop of size / (size + 32) of the short side.
     preprocessing = Preprocessing(size=size, resize=size + 32)
-    return Backbone(name, network, features=1280, channels=3, preprocessing=preprocessing)
+    return Backbone(
+        name, network, features=network.features, channels=3, preprocessing=preprocessing
+    )
 
 
 def identity(channels: int | None, weights: Weights) -> Backbone:
@@ -180,9 +188,15 @@ def timm_backbone(
     if not timm.is_model(model_name):
         raise unknown_name("timm model", model_name, timm.list_models())
     channels = channels or 3
-    network = timm.create_model(
-        model_name, pretrained=weights == PRETRAINED, num_classes=0, in_chans=channels
-    )
+    try:
+        network = timm.create_model(
+            model_name, pretrained=weights == PRETRAINED, num_classes=0, in_chans=channels
+        )
+    except Exception as error:  # the hub's client raises what its transport raises
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"{name} can't be had ({reason}); without a network, give its weights as a file"
+        ) from None
     if file := _file(weights):
         fill(network, read_tensors(file), source=file)
     stated = timm.data.resolve_model_data_config(network)
@@ -194,10 +208,13 @@ def timm_backbone(
         mean=tuple(255 * m for m in stated["mean"][:channels]),
         std=tuple(255 * s for s in stated["std"][:channels]),
     )
+    # Asked of the network itself: num_features is the width before a head that stays in some.
+    with torch.no_grad():
+        features = network.eval()(torch.zeros(1, channels, size, size)).shape[1]
     return Backbone(
         name,
-        network,
-        features=network.num_features,
+        network.train(),
+        features=features,
         channels=channels,
         preprocessing=preprocessing,
     )

@@ -51,6 +51,7 @@ def extract(
     """
     width = model.dim if isinstance(model, Embedder) else model.features
     out = torch.empty(count, width)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     done = 0
@@ -58,7 +59,7 @@ def extract(
         for batch in batches:
             if done + len(batch) > count:
                 raise ValueError(f"batches hold more than the {count} inputs announced")
-            out[done : done + len(batch)] = model(batch)
+            out[done : done + len(batch)] = model(batch.to(device))
             done += len(batch)
             if progress:
                 progress(done)

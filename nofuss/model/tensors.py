@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nofuss.errors import NofussError, RunError, UsageError
+from nofuss.errors import RunError, UsageError
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -32,13 +32,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return dict(stored)
 
 
-def fill(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    *,
-    source: Path,
-    error: type[NofussError] = RunError,
-) -> None:
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
     """Copy `tensors` into `module`; missing, surplus and misshapen ones are one error."""
     wanted = module.state_dict()
     # Networks saved before torch 0.4.1 have no such counter, and nothing here reads it.
@@ -55,7 +49,7 @@ def fill(
         if names
     ]
     if problems:
-        raise error(f"{source} {'; '.join(problems)}; is it the file of another network?")
+        raise RunError(f"{source} {'; '.join(problems)}; is it the file of another network?")
     module.load_state_dict(dict(tensors), strict=False)
 
 

@@ -163,5 +163,7 @@ def test_timm_networks_are_backbones(tmp_path: Path) -> None:
     torch.save(theirs.state_dict(), file)
     again = build_backbone("timm:resnet10t", weights=file).eval()
     assert torch.equal(again(pictures), theirs(pictures))
+    wide = build_backbone("timm:mobilenetv3_small_050", weights=None).eval()
+    assert wide(pictures).shape == (4, wide.features)
     with pytest.raises(UsageError, match="unknown timm model 'resnet10'"):
         build_backbone("timm:resnet10", weights=None)

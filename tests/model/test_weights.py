@@ -89,7 +89,7 @@ def test_what_cannot_be_written_leaves_the_former_model(folder: Path) -> None:
         ({"dim": 7}, r"has head.bias \(8,\) instead of \(7,\)"),
         ({"dim": "wide"}, "is damaged"),
         ({"dim": -3}, "is damaged"),
-        ({"channels": 3}, r"\(64, 1, 3, 3\) instead of \(64, 3, 3, 3\)"),
+        ({"channels": 3}, r"\(32, 1, 3, 3\) instead of \(32, 3, 3, 3\)"),
         ({"preprocessing": {"size": 3}}, "is damaged"),
         ({"class_names": None}, "is damaged"),
     ],
