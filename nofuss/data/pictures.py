@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory
-from nofuss.data.collection import Collection
-from nofuss.data.decode import decode_resized
+from nofuss.data.collection import Collection, printable
+from nofuss.data.decode import PictureError, decode_resized
 
 LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
@@ -90,7 +90,8 @@ def decode_ahead(
         expected = int(len(collection) * area * channels(preprocessing))
         try:
             home.mkdir(parents=True, exist_ok=True)
-            _make_room(home, limit - expected)
+            if expected <= limit:
+                _make_room(home, limit - expected)
             if expected <= min(limit, 0.8 * shutil.disk_usage(home).free):
                 _build(place, collection.paths, preprocessing, limit, progress, workers)
                 decoded = _open(place, len(collection), preprocessing)
@@ -112,7 +113,10 @@ def channels(preprocessing: Preprocessing) -> int:
 def _key(paths: Sequence[Path], preprocessing: Preprocessing) -> str:
     key = hashlib.blake2b(f"1 {before_crop(preprocessing)}".encode(), digest_size=16)
     for path in paths:
-        status = path.stat()
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise PictureError(printable(path), "missing", error.strerror or "") from error
         key.update(os.fsencode(path.absolute()))
         key.update(f"\0{status.st_size} {status.st_mtime_ns}\0".encode())
     return key.hexdigest()

@@ -93,10 +93,8 @@ def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
     )
     if size == (height, width):
         return images
-    planes = torch.from_numpy(np.ascontiguousarray(images)).reshape(*images.shape[:3], -1)
-    planes = F.interpolate(
-        planes.permute(0, 3, 1, 2).float(), size, mode="bilinear", antialias=True
-    )
+    planes = torch.from_numpy(images.astype(np.float32)).reshape(*images.shape[:3], -1)
+    planes = F.interpolate(planes.permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
     result: Picture = planes.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
     return result[..., 0] if images.ndim == 3 else result
 

@@ -1,0 +1,209 @@
+"""From a collection to batches: the same bits however they are loaded."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from nofuss.config import Preprocessing
+from nofuss.data import (
+    Batch,
+    Collection,
+    PictureError,
+    batches,
+    decode_ahead,
+    from_dataset,
+    in_order,
+    open_data,
+    shuffled,
+)
+from nofuss.data.decode import decode_resized
+from nofuss.data.transforms import draws, train_view
+
+SMALL = Preprocessing(size=10, resize=12)
+
+
+def load(
+    data: Collection, preprocessing: Preprocessing | None = SMALL, **how: object
+) -> list[Batch]:
+    order = shuffled(len(data), 4, seed=1, epoch=2)
+    return list(batches(data, preprocessing, order, **{"train": True, "seed": 1, "epoch": 2} | how))
+
+
+def same(one: list[Batch], other: list[Batch]) -> bool:
+    pairs = [pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True)]
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_batches_are_what_a_plain_loop_gives(photos: Path) -> None:
+    data = open_data(photos)
+    loaded = load(data)
+    assert [len(batch.labels) for batch in loaded] == [4, 4, 1]
+    for batch in loaded:
+        for view, label, index in zip(*batch, strict=True):
+            picture = decode_resized(data.paths[index], SMALL)
+            assert torch.equal(view, train_view(picture, SMALL, draws(1, 2, [index])[0]))
+            assert label == data.labels[index]
+        assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_neither_workers_nor_decoding_ahead_change_a_bit(photos: Path, workers: int) -> None:
+    data = open_data(photos)
+    ahead = decode_ahead(data, SMALL)
+    assert ahead.decoded is not None
+    for train in (True, False):
+        plain = load(data, train=train)
+        assert same(plain, load(data, train=train, workers=workers))
+        assert same(plain, load(ahead, train=train))
+        assert same(plain, load(ahead, train=train, workers=workers))
+    assert not same(load(data), load(data, epoch=3))
+
+
+def test_a_run_that_starts_in_the_middle_sees_the_same_batches(photos: Path) -> None:
+    data = open_data(photos)
+    order = shuffled(len(data), 2, seed=0, epoch=0)
+    late = list(batches(data, SMALL, order[2:], train=True))
+    assert same(list(batches(data, SMALL, order, train=True))[2:], late)
+
+
+def test_a_subset_keeps_its_decoded_pictures(photos: Path) -> None:
+    data = open_data(photos)
+    ahead = decode_ahead(data, SMALL)
+    assert same(load(ahead.subset([7, 2, 5])), load(data.subset([7, 2, 5])))
+
+
+def test_decoded_pictures_are_kept_and_made_again_when_a_file_changes(
+    photos: Path, cache: Path
+) -> None:
+    data = open_data(photos)
+    seen: list[tuple[int, int]] = []
+    decode_ahead(data, SMALL, progress=lambda *at: seen.append(at))
+    assert seen[-1] == (9, 9)
+    seen.clear()
+    decode_ahead(data, SMALL, progress=lambda *at: seen.append(at))
+    assert not seen
+    shutil.copy(photos / "wren" / "0.png", photos / "tit" / "0.png")
+    assert same(load(decode_ahead(data, SMALL)), load(data))
+    assert len(list((cache / "pictures").iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["pixels.bin", "shapes.npy"])
+def test_damaged_decoded_pictures_are_made_again(photos: Path, cache: Path, name: str) -> None:
+    data = open_data(photos)
+    decode_ahead(data, SMALL)
+    (file,) = (cache / "pictures").rglob(name)
+    file.write_bytes(file.read_bytes()[:-7])
+    assert same(load(decode_ahead(data, SMALL)), load(data))
+    file.unlink()
+    assert same(load(decode_ahead(data, SMALL)), load(data))
+
+
+def test_other_preprocessing_is_refused_where_the_pixels_differ(photos: Path) -> None:
+    ahead = decode_ahead(open_data(photos), SMALL)
+    assert load(ahead, Preprocessing(size=8, resize=12, flip=False))
+    with pytest.raises(ValueError, match="decoded for another preprocessing"):
+        load(ahead, Preprocessing(size=8, resize=11))
+
+
+def test_too_many_pictures_are_not_kept(photos: Path, cache: Path) -> None:
+    data = open_data(photos)
+    first = decode_ahead(data, SMALL).decoded
+    assert first is not None
+    room = len(first.pixels)
+    assert decode_ahead(data.subset([0]), SMALL, limit=100).decoded is None
+    assert decode_ahead(data, Preprocessing(size=10, resize=13), limit=room).decoded is None
+    assert len(list((cache / "pictures").iterdir())) == 1
+
+
+def test_the_longest_unused_pictures_make_room(photos: Path, cache: Path) -> None:
+    data = open_data(photos)
+    kept = []
+    for resize in (12, 13, 14):
+        decode_ahead(data, Preprocessing(size=10, resize=resize), limit=15_000)
+        kept.append({p.name for p in (cache / "pictures").iterdir()})
+    assert [len(sets) for sets in kept] == [1, 2, 2]
+    assert kept[0].isdisjoint(kept[2])
+
+
+def test_remains_of_a_dead_build_are_cleared_and_a_failed_one_leaves_none(
+    photos: Path, cache: Path
+) -> None:
+    dead = cache / "pictures" / ".partial-999999999-x"
+    dead.mkdir(parents=True)
+    data = open_data(photos)
+    (photos / "tit" / "1.png").write_bytes(b"not a picture")
+    with pytest.raises(PictureError, match=r"1\.png: not a picture"):
+        decode_ahead(data, SMALL)
+    assert not list((cache / "pictures").iterdir())
+
+
+def test_a_cache_that_can_not_be_written_means_decoding_as_needed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file"))
+    data = decode_ahead(open_data(photos), SMALL)
+    assert data.decoded is None
+    assert len(load(data)) == 3
+
+
+def test_a_picture_that_went_away_is_named(photos: Path) -> None:
+    data = open_data(photos)
+    (photos / "tit" / "1.png").unlink()
+    with pytest.raises(PictureError, match=r"tit/1\.png: missing"):
+        decode_ahead(data, SMALL)
+
+
+def test_a_bad_picture_is_named_also_from_a_worker(photos: Path) -> None:
+    data = open_data(photos)
+    (photos / "tit" / "1.png").write_bytes(b"not a picture")
+    for workers in (0, 2):
+        with pytest.raises(PictureError, match=r"tit/1\.png: not a picture"):
+            load(data, workers=workers)
+
+
+def test_leaving_early_stops_the_workers(photos: Path) -> None:
+    data = open_data(photos)
+    loading = batches(data, SMALL, in_order(9, 1), train=False, workers=2)
+    next(loading)
+    loading.close()
+    assert list(loading) == []
+
+
+def test_vectors_are_rows(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    np.savez(tmp_path / "v.npz", X=x)
+    for batch in load(open_data(tmp_path / "v.npz"), None):
+        assert torch.equal(batch.inputs, torch.from_numpy(x)[batch.indices])
+        assert (batch.labels == -1).all()
+    assert len(np.load(tmp_path / "v.npz")["X"]) == 6
+
+
+def test_arrays_of_images_go_through_the_same_views(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 12, 12), dtype=np.uint8)
+    np.savez(tmp_path / "i.npz", images=images, y=np.arange(6))
+    data = open_data(tmp_path / "i.npz")
+    gray = Preprocessing(size=10, resize=12, mode="L", mean=(0.0,), std=(255.0,), affine=0.1)
+    for batch in load(data, gray):
+        for view, index in zip(batch.inputs, batch.indices, strict=True):
+            expected = train_view(images[index], gray, draws(1, 2, [index])[0])
+            assert torch.equal(view, expected)
+    with pytest.raises(ValueError, match="images need a preprocessing"):
+        load(data, None)
+
+
+def test_datasets_give_tensors_as_they_are_and_pictures_through_our_views(photos: Path) -> None:
+    tensors = TensorDataset(torch.randn(6, 3, 10, 10), torch.arange(6) % 2)
+    for batch in load(from_dataset(tensors)):
+        assert torch.equal(batch.inputs, tensors.tensors[0][batch.indices])
+        assert torch.equal(batch.labels, tensors.tensors[1][batch.indices])
+    data = open_data(photos)
+    pictures = [(Image.open(path), int(y)) for path, y in zip(data.paths, data.labels, strict=True)]
+    assert same(load(from_dataset(pictures)), load(data))
+    arrays = [(np.asarray(picture), y) for picture, y in pictures]
+    assert load(from_dataset(arrays))[0].inputs.shape == (4, 3, 10, 10)
