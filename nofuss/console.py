@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -113,7 +114,9 @@ class TrainingDisplay:
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> None:
     """A small table; the first column left, the others right."""
-    shown = Table(title=title, title_justify="left", title_style="bold", header_style="")
+    shown = Table(
+        title=title, title_justify="left", title_style="bold", header_style="", box=box.SIMPLE_HEAD
+    )
     for i, name in enumerate(header):
         shown.add_column(name, justify="left" if i == 0 else "right")
     for row in rows:

@@ -190,7 +190,7 @@ def _compute_features(job: Job) -> None:
         job.features = backbone_features(
             job.embedder, job.collection, job.preprocessing, workers=job.config.workers
         )
-    if not job.fixed:
+    if not job.fixed and job.collection.kind == "pictures":
         with console.progress("decoding pictures once", len(job.collection)) as progress:
             job.collection = decode_ahead(
                 job.collection, job.preprocessing, progress=lambda done, _: progress(done)

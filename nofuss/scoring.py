@@ -44,20 +44,22 @@ def recall_at_1(embeddings: Tensor, labels: Any) -> float:
 
 
 def score_table(title: str, scores: dict[str, Scores]) -> None:
-    """A row a method; intervals are over classes."""
-    ks = list(next(iter(scores.values())).recall)
-    header = ["", *(f"R@{k}" for k in ks), "MAP@R", "R-prec.", "NMI", "AMI"]
-    rows = []
-    for name, s in scores.items():
-        recalls = [f"{100 * s.recall[k]:.2f}" for k in ks]
-        rest = [f"{100 * v:.2f}" for v in (s.map_at_r, s.r_precision, s.nmi, s.ami)]
-        rows.append([name, *recalls, *rest])
-    console.table(title, header, rows)
+    """A column a method, a row a score, in percent."""
     first = next(iter(scores.values()))
-    low, high = first.intervals[f"recall@{ks[0]}"]
+    rows = {f"Recall@{k}": [s.recall[k] for s in scores.values()] for k in first.recall}
+    rows |= {
+        "MAP@R": [s.map_at_r for s in scores.values()],
+        "R-precision": [s.r_precision for s in scores.values()],
+        "NMI": [s.nmi for s in scores.values()],
+        "AMI": [s.ami for s in scores.values()],
+    }
+    shown = [[name, *(f"{100 * v:.2f}" for v in values)] for name, values in rows.items()]
+    console.table(title, ["%", *scores], shown)
+    k = next(iter(first.recall))
+    low, high = first.intervals[f"recall@{k}"]
     console.say(
-        f"{first.queries:,} queries of {first.classes:,} classes; 95% interval of R@{ks[0]} over "
-        f"classes {100 * low:.2f} to {100 * high:.2f}"
+        f"{first.queries:,} queries of {first.classes:,} classes; Recall@{k} of the first column "
+        f"lies between {100 * low:.2f} and {100 * high:.2f} (95%, over classes)"
     )
 
 

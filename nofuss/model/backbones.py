@@ -114,7 +114,7 @@ def convnet(channels: int | None, weights: Weights) -> Backbone:
         mean=(127.5,) * channels,
         std=(127.5,) * channels,
         flip=channels != 1,  # small gray pictures are mostly characters
-        affine=1.0,
+        affine=0.1,
     )
     return Backbone(
         "convnet",
