@@ -43,11 +43,16 @@ def write_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
-        temporary.rename(path)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if old.exists():
+                old.rename(path)
+            raise
         sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def sha256(path: Path) -> str:

@@ -37,7 +37,11 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Write step-N as a whole, then drop all but the last two."""
+    """Write step-N as a whole, then drop all but it and the one before.
+
+    Later steps are of a past that training went back from, because they were damaged; they go
+    too, and so do the remains of saves that were killed.
+    """
     with write_folder(folder / f"step-{step}") as new:
         save_file(
             {k: t.detach().contiguous() for k, t in tensors.items()}, new / "tensors.safetensors"
@@ -45,8 +49,10 @@ def save_checkpoint(
         (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
         sums = {name: sha256(new / name) for name in ("tensors.safetensors", "state.json")}
         (new / "manifest.json").write_text(json.dumps(sums))
-    for old in _newest_first(folder)[KEPT:]:
-        shutil.rmtree(old)
+    later = [path for path in _newest_first(folder) if _step(path) > step]
+    earlier = [path for path in _newest_first(folder) if _step(path) <= step]
+    for old in [*later, *earlier[KEPT:], *folder.glob(".step-*")]:
+        shutil.rmtree(old, ignore_errors=True)  # what can't be dropped now is tried next time
 
 
 def load_checkpoint(folder: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
@@ -61,7 +67,11 @@ def load_checkpoint(folder: Path, *, say: Callable[[str], None]) -> Checkpoint |
 
 def _newest_first(folder: Path) -> list[Path]:
     found = [p for p in folder.glob("step-*") if p.name[5:].isdigit()]
-    return sorted(found, key=lambda p: int(p.name[5:]), reverse=True)
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name[5:])
 
 
 def _read(path: Path) -> Checkpoint:
@@ -93,12 +103,22 @@ def _flatten(state: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Tensor]]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put `optimizer_tensors` back."""
+    """Put `optimizer_tensors` back, each in the memory layout of its parameter.
+
+    Fused optimizers walk parameter and state side by side in memory: with channels-last weights
+    and state as the file has it, they would pair the wrong numbers.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = value
+            if int(index) >= len(parameters):
+                raise RunError("the checkpoint does not fit the optimizer: it has more parameters")
+            like = parameters[int(index)]
+            same = value.shape == like.shape
+            held = torch.empty_like(like, dtype=value.dtype) if same else torch.empty_like(value)
+            state.setdefault(int(index), {})[name] = held.copy_(value)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 

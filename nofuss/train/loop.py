@@ -156,6 +156,8 @@ def train(
             watch.epoch(t.history)
             if checkpoints:
                 t.save(checkpoints, steps)
+            if stop():
+                raise Interrupted
 
 
 def _step_seed(seed: int, step: int) -> int:
