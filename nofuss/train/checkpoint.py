@@ -66,7 +66,7 @@ def load_checkpoint(folder: Path, *, say: Callable[[str], None]) -> Checkpoint |
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    found = [p for p in folder.glob("step-*") if p.name[5:].isdigit()]
+    found = [p for p in folder.glob("step-*") if p.name[5:].isdecimal()]
     return sorted(found, key=_step, reverse=True)
 
 
