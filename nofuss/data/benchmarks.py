@@ -9,6 +9,7 @@ The splits are by class (zero-shot): CUB's own train_test_split.txt and Cars196'
 flag split *images* of the same classes, and are not used.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def open_products(folder: Path) -> Collection:
         for side, file in sides.items()
         for _, class_id, _, path in _lines(file, columns, skip=1)
     ]
-    collection = _collection(
+    return _collection(
         folder,
         layout="official Stanford Online Products layout",
         paths=[folder / path for *_, path in rows],
@@ -99,7 +100,6 @@ def open_products(folder: Path) -> Collection:
         names={},
         split=[side for side, *_ in rows],
     )
-    return collection
 
 
 def _collection(
@@ -114,7 +114,7 @@ def _collection(
     """A benchmark; without a split of its own, the first half of its classes are for training."""
     if not paths:
         raise DataError(f"{printable(folder)} has an {layout} but lists no images")
-    if missing := [printable(p) for p in paths if not p.is_file()]:
+    if missing := [printable(p) for p in paths if not os.path.isfile(p)]:
         raise DataError(
             f"{len(missing):,} of {len(paths):,} images are missing: {first_five(missing)}"
         )
@@ -175,7 +175,8 @@ def _load_mat(file: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = loadmat(file, simplify_cells=True)
     except Exception as error:  # a parser of foreign bytes: it raises whatever it trips over
-        raise DataError(f"{printable(file)} can't be read as a MATLAB file: {error}") from error
+        reason = printable(" ".join(str(error).split()))
+        raise DataError(f"{printable(file)} can't be read as a MATLAB file: {reason}") from error
     return content
 
 

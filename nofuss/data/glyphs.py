@@ -122,17 +122,18 @@ def _merge_homoglyphs(
 ) -> NDArray[np.int64]:
     """For each character the first one that looks the same in half of the faces they share."""
     same = np.zeros((count, count), dtype=np.int16)
-    shared = np.zeros((count, count), dtype=np.int16)
-    for place, drawn in zip(places, pictures, strict=True):
+    drawn_in = np.zeros((count, len(places)), dtype=np.float32)
+    for face, (place, drawn) in enumerate(zip(places, pictures, strict=True)):
         x = drawn.reshape(len(drawn), -1).astype(np.float32) / 255
         ink = np.square(x).sum(axis=1)
         squared = ink[:, None] + ink - 2 * x @ x.T
-        here = np.ix_(place, place)
-        same[here] += squared < SAME * np.minimum(ink[:, None], ink)
-        shared[here] += 1
+        one, other = np.nonzero(squared < SAME * np.minimum(ink[:, None], ink))
+        same[place[one], place[other]] += 1
+        drawn_in[place, face] = 1
+    shared = np.maximum(drawn_in @ drawn_in.T, 1)
     from scipy.sparse.csgraph import connected_components
 
-    _, group = connected_components(2 * same >= np.maximum(shared, 1), directed=False)
+    _, group = connected_components(2 * same >= shared, directed=False)
     _, first = np.unique(group, return_index=True)
     return np.asarray(first[group], dtype=np.int64)
 

@@ -47,21 +47,15 @@ def train_views(
     pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing, drawn: NDArray[np.float64]
 ) -> Tensor:
     """A batch of random crops, mirrored and bent at random, (B, C, size, size)."""
-    size = preprocessing.size
-    crops = np.empty((len(pictures), size, size, _channels(preprocessing)), dtype=np.uint8)
-    for crop, picture, row in zip(crops, pictures, drawn, strict=True):
-        _crop(crop, picture, row[CROP_Y], row[CROP_X], preprocessing.flip and row[FLIP] < 0.5)
-    views = _normalized(crops, preprocessing)
+    mirrored = preprocessing.flip & (drawn[:, FLIP] < 0.5)
+    views = _views(pictures, preprocessing, drawn[:, CROP_Y], drawn[:, CROP_X], mirrored)
     return bent(views, preprocessing.affine, drawn) if preprocessing.affine else views
 
 
 def test_views(pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing) -> Tensor:
     """A batch of centre crops, (B, C, size, size)."""
-    size = preprocessing.size
-    crops = np.empty((len(pictures), size, size, _channels(preprocessing)), dtype=np.uint8)
-    for crop, picture in zip(crops, pictures, strict=True):
-        _crop(crop, picture, 0.5, 0.5, False)
-    return _normalized(crops, preprocessing)
+    middle = np.full(len(pictures), 0.5)
+    return _views(pictures, preprocessing, middle, middle, np.zeros(len(pictures), dtype=bool))
 
 
 def bent(views: Tensor, strength: float, drawn: NDArray[np.float64]) -> Tensor:
@@ -71,12 +65,19 @@ def bent(views: Tensor, strength: float, drawn: NDArray[np.float64]) -> Tensor:
     twentieth of the side. What comes in from outside repeats the border.
     """
     height, width = views.shape[-2:]
-    moves = torch.from_numpy(drawn[:, AFFINE] * 2 - 1).float() * strength
-    a, b, tx, c, d, ty = moves[:, :, None, None].unbind(1)  # (B, 1, 1) each
-    x = (torch.arange(width) * 2 + 1) / width - 1  # pixel centres in −1…1
-    y = ((torch.arange(height) * 2 + 1) / height - 1)[:, None]
-    grid = torch.stack((x + a * x + b * y + tx, y + c * x + d * y + ty), dim=-1)  # (B, H, W, 2)
-    return F.grid_sample(views, grid, padding_mode="border", align_corners=False)
+    moves = (strength * (drawn[:, AFFINE] * 2 - 1)).astype(np.float32)
+    a, b, tx, c, d, ty = moves.T[..., None, None]  # (B, 1, 1) each
+    x = _pixel_centers(width)
+    y = _pixel_centers(height)[:, None]
+    grid = np.empty((len(views), height, width, 2), dtype=np.float32)
+    grid[..., 0] = x + a * x + b * y + tx
+    grid[..., 1] = y + c * x + d * y + ty
+    return F.grid_sample(views, torch.from_numpy(grid), padding_mode="border", align_corners=False)
+
+
+def _pixel_centers(count: int) -> NDArray[np.float32]:
+    """Where grid_sample sees the pixels of a row: in −1…1, half a pixel from the ends."""
+    return ((np.arange(count) * 2 + 1) / count - 1).astype(np.float32)
 
 
 def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
@@ -99,9 +100,35 @@ def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
     return result[..., 0] if images.ndim == 3 else result
 
 
-def _crop(crop: Picture, picture: Picture, y: float, x: float, mirror: Any) -> None:
-    """Fill `crop` (size, size, C) from `picture`, at shares y, x of the room there is."""
-    size = len(crop)
+def _views(
+    pictures: Sequence[Picture] | Picture,
+    preprocessing: Preprocessing,
+    ys: NDArray[np.float64],
+    xs: NDArray[np.float64],
+    mirrored: NDArray[np.bool_],
+) -> Tensor:
+    """Crops at shares y, x of the room there is, mapped to (value − mean) / std.
+
+    Picture by picture, so that each stays in the processor's cache from its bytes to its
+    floats (two to four times faster than whole-batch operations), and in numpy, whose single
+    thread leaves torch's to the model; in channels-last memory, which is how the bytes lie.
+    """
+    size, channels = preprocessing.size, 1 if preprocessing.mode == "L" else 3
+    mean = np.tile(np.array(preprocessing.mean[:channels], dtype=np.float32), size)  # a row
+    std = np.tile(np.array(preprocessing.std[:channels], dtype=np.float32), size)
+    views = np.empty((len(pictures), size, size * channels), dtype=np.float32)
+    crop = np.empty((size, size, channels), dtype=np.uint8)
+    for view, picture, y, x, mirror in zip(views, pictures, ys, xs, mirrored, strict=True):
+        window = _window(picture, size, y, x)
+        crop[:] = np.take(window, np.arange(size)[::-1], axis=1) if mirror else window
+        view[:] = crop.reshape(size, size * channels)
+        view -= mean
+        view /= std
+    return torch.from_numpy(views).view(-1, size, size, channels).permute(0, 3, 1, 2)
+
+
+def _window(picture: Picture, size: int, y: float, x: float) -> Picture:
+    """A part of the picture, (size, size, C), C = 1 for gray ones."""
     room_y, room_x = picture.shape[0] - size, picture.shape[1] - size
     if room_y < 0 or room_x < 0:
         raise ValueError(
@@ -110,21 +137,7 @@ def _crop(crop: Picture, picture: Picture, y: float, x: float, mirror: Any) -> N
         )
     top, left = int(y * (room_y + 1)), int(x * (room_x + 1))
     window = picture[top : top + size, left : left + size]
-    if window.ndim == 2:
-        window = window[:, :, None]  # gray fills all channels
-    crop[:] = window[:, ::-1] if mirror else window
-
-
-def _normalized(crops: Picture, preprocessing: Preprocessing) -> Tensor:
-    """(B, H, W, C) → (B, C, H, W) in channels-last memory, which costs no copy."""
-    channels = crops.shape[-1]
-    mean = torch.tensor(preprocessing.mean[:channels])
-    std = torch.tensor(preprocessing.std[:channels])
-    return torch.from_numpy(crops).float().sub_(mean).div_(std).permute(0, 3, 1, 2)
-
-
-def _channels(preprocessing: Preprocessing) -> int:
-    return 1 if preprocessing.mode == "L" else 3
+    return window if window.ndim == 3 else window[:, :, None]
 
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

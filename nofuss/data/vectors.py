@@ -36,7 +36,7 @@ def open_arrays(path: Path) -> Collection:
     except MemoryError as error:
         raise DataError(f"{name} does not fit into memory") from error
     except Exception as error:  # zip, zlib, numpy and safetensors each raise their own kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = printable(" ".join(str(error).split())) or type(error).__name__
         raise DataError(f"{name} can't be read: {reason}") from error
     return from_arrays(arrays, name=path.stem, layout=f"arrays in {name}")
 

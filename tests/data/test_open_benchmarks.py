@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy.io import savemat
 
 from nofuss.data import open_data, split_collection
@@ -101,6 +103,28 @@ def test_products_are_split_as_their_files_say(tmp_path: Path, draw) -> None:
     assert data.describe() == "3 classes, 4 images, official Stanford Online Products layout"
     assert data.split.tolist() == ["train", "train", "train", "test"]
     assert data.class_names == ("1", "7", "8")
+
+
+LAYOUTS = {
+    "images.txt": {"image_class_labels.txt": b"1 1\n2 2\n"},
+    "image_class_labels.txt": {"images.txt": b"1 a.png\n2 b.png\n"},
+    "Ebay_train.txt": {"Ebay_test.txt": b"head\n1 1 1 a.png\n"},
+    "cars_annos.mat": {},
+}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.sampled_from(sorted(LAYOUTS)), st.one_of(st.binary(), st.text("0 1a./-\n").map(str.encode))
+)
+def test_no_bytes_do_more_than_raise_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    for file, body in {**LAYOUTS[name], name: content}.items():
+        (folder / file).write_bytes(body)
+    with pytest.raises(DataError) as caught:
+        open_data(folder)
+    assert str(caught.value).isprintable()
 
 
 def test_cub_itself_has_the_papers_counts() -> None:

@@ -72,6 +72,8 @@ def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_o
 
 
 def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        open_data("x" * 5000)
     with pytest.raises(DataError, match="nowhere does not exist; expected a folder of class"):
         open_data(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
