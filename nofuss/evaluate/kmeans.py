@@ -1,14 +1,12 @@
-"""K-means for many clusters: k-means++ seeds drawn in batches, then Lloyd on what still moves.
+"""K-means for many clusters: k-means++ seeds, Lloyd on what still moves, then Hartigan's exchanges.
 
-Both halves give what the plain algorithms give, with less arithmetic:
-
-- Seeding is greedy k-means++ (Arthur & Vassilvitskii 2007; greedy as in scikit-learn): points are
-  drawn with probability ∝ D², their squared distance to the nearest seed, and the one of several
-  candidates that lowers Σ D² most is taken. Seeds are drawn in batches; a drawn point that lies
-  near a seed taken earlier in its batch is thinned out with the probability by which its D² fell,
-  so a batch doesn't put two seeds where one belongs.
-- Lloyd (exact): a centroid whose members stayed is not rescored; only points whose own centroid
-  moved away from them are compared with all centroids again.
+- Lloyd is exact but lean: a centroid is rescored only when its members changed, and a vector is
+  compared with all centroids only when its own moved away from it.
+- Lloyd stops where no vector is nearer to another centroid. Moving a single vector from cluster a
+  to b changes the inertia by n_b/(n_b + 1)·d_b² − n_a/(n_a − 1)·d_a² (Hartigan 1975), which can
+  still be a gain, often so when clusters are small. `refine` makes such moves until a round gains
+  less than `TOLERANCE`. Its results are also fixed points of Lloyd's step up to that tolerance, of
+  lower inertia; with five vectors a cluster it matters far more than the seeding does.
 
 Everything is blocked: memory is O(N·D + block²).
 """
@@ -20,10 +18,12 @@ from torch import Tensor
 
 from nofuss.evaluate.inputs import vectors_of
 from nofuss.evaluate.retrieval import blocks
+from nofuss.evaluate.seeding import plus_plus
 from nofuss.geometry import Array
 
-BLOCK = 1024
-CANDIDATES = 8  # points tried for each seed
+BLOCK = 512
+TOLERANCE = 1e-3  # a round of exchanges that lowers the inertia by less is the last
+SUBROUNDS = 16  # exchanges tried on one scoring of all vectors
 
 Seeding = Literal["k-means++", "random"]
 
@@ -36,12 +36,13 @@ def kmeans(
     restarts: int = 1,
     iterations: int = 100,
     seeding: Seeding = "k-means++",
+    refine: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Centroids (k, D) and the cluster of each vector (N,), of the restart with least inertia.
 
-    Stops when no vector changes its cluster, or after `iterations`. A cluster that loses its last
-    vector takes the one farthest from its centroid; with fewer than k distinct vectors some
-    clusters may stay empty.
+    At most `iterations` of Lloyd and as many rounds of exchanges (`refine=False`: Lloyd alone, as
+    in scikit-learn and faiss). A cluster that loses its last vector takes the one farthest from its
+    centroid, so none is empty.
     """
     x = vectors_of(vectors, name="vectors")
     if not 1 <= k <= len(x):
@@ -53,18 +54,19 @@ def kmeans(
     center = x.mean(0)  # squares of centered vectors are small, and so are their roundings
     x = x - center
     generator = torch.Generator().manual_seed(seed)
-    best: tuple[float, Tensor, Tensor] | None = None
+    runs = []
     for _ in range(restarts):
         if seeding == "random":
             chosen = torch.randperm(len(x), generator=generator)[:k].to(x.device)
         else:
-            chosen = _plus_plus(x, k, generator)
-        centroids, assignment = _lloyd(x, x[chosen], iterations)
-        score = inertia(x, centroids, assignment)
-        if best is None or score < best[0]:
-            best = score, centroids, assignment
-    assert best is not None
-    return best[1] + center, best[2]
+            chosen = plus_plus(x, k, generator)
+        assignment = _lloyd(x, x[chosen], iterations)
+        if refine:
+            assignment = _exchange(x, assignment, k, iterations)
+        centroids = _means(x, assignment, k)
+        runs.append((inertia(x, centroids, assignment), centroids, assignment))
+    _, centroids, assignment = min(runs, key=lambda run: run[0])
+    return centroids + center, assignment
 
 
 def inertia(vectors: Array, centroids: Tensor, assignment: Tensor) -> float:
@@ -73,85 +75,151 @@ def inertia(vectors: Array, centroids: Tensor, assignment: Tensor) -> float:
     return float((x - centroids[assignment]).double().square().sum())
 
 
-def _plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Indices (k,) of greedy k-means++ seeds."""
-    first = int(torch.randint(len(x), (1,), generator=generator))
-    chosen = [first]
-    nearest = (x - x[first]).square().sum(1)  # D²
-    while len(chosen) < k:
-        # A stale D² misleads little while the batch is small beside the seeds already there.
-        batch = min(k - len(chosen), max(1, len(chosen) // 16), BLOCK // CANDIDATES)
-        drawn = _draw(nearest, batch * CANDIDATES, generator)
-        gains = _gains(x, x[drawn], nearest).view(batch, CANDIDATES)
-        winners = drawn.view(batch, CANDIDATES).gather(1, gains.argmax(1, keepdim=True))[:, 0]
-        winners = winners[gains.amax(1).argsort(descending=True, stable=True)]
-        kept = _thin(x[winners], nearest[winners], generator)
-        taken = winners[kept]
-        for rows in blocks(0, len(x), 8 * BLOCK):
-            closest = _squared(x[rows], x[taken]).amin(1)
-            nearest[rows] = torch.minimum(nearest[rows], closest)
-        nearest[taken] = 0
-        chosen += taken.tolist()
-    return torch.tensor(chosen, device=x.device)
-
-
-def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices drawn with probability ∝ weights (evenly when all are zero), repeats allowed."""
-    total = weights.double().cumsum(0)
-    if total[-1] <= 0:
-        total = torch.arange(1, len(weights) + 1, dtype=torch.float64, device=weights.device)
-    at = torch.rand(count, dtype=torch.float64, generator=generator).to(weights.device) * total[-1]
-    return torch.searchsorted(total, at, right=True).clamp_(max=len(weights) - 1)
-
-
-def _gains(x: Tensor, candidates: Tensor, nearest: Tensor) -> Tensor:
-    """By how much Σ D² would fall with each candidate as a seed."""
-    # One product gives D² − |x − c|² whole: [2c, −|c|², 1] · [x, 1, D² − |x|²].
-    c2 = candidates.square().sum(1, keepdim=True)
-    left = torch.cat([2 * candidates, -c2, torch.ones_like(c2)], 1)
-    rest = (nearest - x.square().sum(1))[:, None]
-    right = torch.cat([x, torch.ones_like(rest), rest], 1)
-    gains = x.new_zeros(len(left))
-    ones = x.new_ones(BLOCK)
-    buffer = x.new_empty(len(left) * BLOCK)
-    for cols in blocks(0, len(x), BLOCK):
-        c = cols.stop - cols.start
-        fall = buffer[: len(left) * c].view(len(left), c)
-        torch.mm(left, right[cols].T, out=fall)
-        gains.addmv_(fall.clamp_min_(0), ones[:c])
-    return gains
-
-
-def _thin(winners: Tensor, nearest: Tensor, generator: torch.Generator) -> Tensor:
-    """Which winners stay when they are taken one after the other; the first always does."""
-    between = _squared(winners, winners).tolist()
-    before = nearest.tolist()
-    chance = torch.rand(len(before), generator=generator).tolist()
-    kept: list[int] = []
-    for i, old in enumerate(before):
-        now = min([old] + [between[i][j] for j in kept])
-        if not kept or chance[i] * old < now:
-            kept.append(i)
-    return torch.tensor(kept, device=winners.device)
-
-
-def _squared(x: Tensor, y: Tensor) -> Tensor:
-    y2 = y.square().sum(1)
-    return torch.addmm(y2, x, y.T, alpha=-2).add_(x.square().sum(1, keepdim=True)).clamp_min_(0)
-
-
-def _lloyd(x: Tensor, centroids: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Lloyd's algorithm from the given centroids."""
+def _lloyd(x: Tensor, centroids: Tensor, iterations: int) -> Tensor:
+    """The clusters (N,) after Lloyd's algorithm from the given centroids; none is empty."""
     k = len(centroids)
-    assignment, _ = _closest(x, centroids)
+    left = torch.cat([x, torch.ones_like(x[:, :1])], 1)
+    right = _lloyd_factor(centroids)  # left · right = x·c − |c|²/2, largest at the nearest
+    score, assignment = _best(left, right)
+    assignment = _fill_empty(x, centroids, assignment)
+    changed = torch.ones(k, dtype=torch.bool, device=x.device)
     for _ in range(iterations):
-        assignment = _fill_empty(x, centroids, assignment)
         centroids = _means(x, assignment, k)
-        previous = assignment
-        assignment, _ = _closest(x, centroids)
-        if torch.equal(previous, assignment):
+        right[changed] = _lloyd_factor(centroids)[changed]
+        moved = changed[assignment]
+        own = (left * right[assignment]).sum(1)
+        stale = moved & (own < score)
+        score = torch.where(moved, own, score)
+        before = assignment
+        score, assignment = _rescore(left, right, score, assignment, changed, stale)
+        assignment = _fill_empty(x, centroids, assignment)
+        changed = _touched(before, assignment, k)
+        if not changed.any():
             break
-    return centroids, assignment
+    return assignment
+
+
+def _exchange(x: Tensor, assignment: Tensor, k: int, rounds: int) -> Tensor:
+    """The clusters after moves of single vectors, each of which lowers the inertia."""
+    a = assignment.clone()
+    size = torch.bincount(a, minlength=k).to(x)
+    means = _means(x, a, k)
+    total = inertia(x, means, a)
+    x2 = x.square().sum(1, keepdim=True)
+    left = torch.cat([x, x2, torch.ones_like(x2)], 1)
+    right = _join_factor(means, size)  # left · right = −n/(n + 1)·|x − c|²
+    score, target = _best(left, right, exclude=a)
+    for _ in range(rounds):
+        before = a.clone()
+        gained = _move(x, a, target, size, means)
+        changed = _touched(before, a, k)
+        if gained <= TOLERANCE * total:
+            break
+        total -= gained
+        right[changed] = _join_factor(means[changed], size[changed])
+        stale = changed[target] | (before != a)
+        score, target = _rescore(left, right, score, target, changed, stale, exclude=a)
+    return a
+
+
+def _move(x: Tensor, a: Tensor, target: Tensor, size: Tensor, means: Tensor) -> float:
+    """Move vectors to their targets where that is a gain, updating a, size and means; the gain."""
+    gained = 0.0
+    open_moves = (a != target).nonzero()[:, 0]
+    for _ in range(SUBROUNDS):
+        i, source, goal = open_moves, a[open_moves], target[open_moves]
+        n_source, n_goal = size[source], size[goal]
+        leave = (x[i] - means[source]).square().sum(1) * n_source / (n_source - 1).clamp_min(1)
+        join = (x[i] - means[goal]).square().sum(1) * n_goal / (n_goal + 1)
+        gain = torch.where(n_source > 1, leave - join, 0)
+        # One move a cluster at a time: then the gains are exact, and add up.
+        most = torch.zeros_like(size).scatter_reduce_(0, source, gain, "amax")
+        most.scatter_reduce_(0, goal, gain, "amax")
+        worth = gain > 1e-6 * leave
+        now = worth & (gain == most[source]) & (gain == most[goal])
+        now &= _first_of(source, now, len(size)) & _first_of(goal, now, len(size))
+        if not now.any():
+            break
+        i, source, goal = i[now], source[now], goal[now]
+        means[source] += (means[source] - x[i]) / (size[source] - 1)[:, None]
+        means[goal] += (x[i] - means[goal]) / (size[goal] + 1)[:, None]
+        size[source] -= 1
+        size[goal] += 1
+        a[i] = goal
+        gained += float(gain[now].double().sum())
+        open_moves = open_moves[worth & ~now]
+    return gained
+
+
+def _first_of(cluster: Tensor, among: Tensor, k: int) -> Tensor:
+    """Which entries are the first of their cluster, so that equal gains don't move two at once."""
+    place = torch.arange(len(cluster), device=cluster.device)
+    rank = torch.where(among, place, len(cluster))
+    first = torch.full((k,), len(cluster), device=cluster.device)
+    return place == first.scatter_reduce_(0, cluster, rank, "amin")[cluster]
+
+
+def _lloyd_factor(centroids: Tensor) -> Tensor:
+    return torch.cat([centroids, centroids.square().sum(1, keepdim=True) / -2], 1)
+
+
+def _join_factor(means: Tensor, size: Tensor) -> Tensor:
+    weight = (size / (size + 1))[:, None]
+    return (
+        torch.cat([2 * means, -torch.ones_like(weight), -means.square().sum(1, keepdim=True)], 1)
+        * weight
+    )
+
+
+def _rescore(
+    left: Tensor,
+    right: Tensor,
+    score: Tensor,
+    index: Tensor,
+    changed: Tensor,
+    stale: Tensor,
+    *,
+    exclude: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The best scores after the columns `changed`: all columns only for the rows `stale`."""
+    rows, cols = stale.nonzero()[:, 0], changed.nonzero()[:, 0]
+    if len(rows) * len(right) + len(left) * len(cols) >= len(left) * len(right):
+        return _best(left, right, exclude=exclude)
+    hidden = None
+    if exclude is not None:
+        place = torch.full((len(right),), -1, device=cols.device)
+        place[cols] = torch.arange(len(cols), device=cols.device)
+        hidden = place[exclude]
+    fresh, at = _best(left, right[cols], exclude=hidden)
+    better = fresh > score
+    score, index = torch.where(better, fresh, score), torch.where(better, cols[at], index)
+    score[rows], index[rows] = _best(
+        left[rows], right, exclude=None if exclude is None else exclude[rows]
+    )
+    return score, index
+
+
+def _best(left: Tensor, right: Tensor, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Row-wise maximum of left @ right.T and its column, which is never the row's `exclude`."""
+    score = left.new_full((len(left),), -torch.inf)
+    index = torch.zeros(len(left), dtype=torch.int64, device=left.device)
+    buffer = left.new_empty(BLOCK * BLOCK)
+    columns = [(j.start, right[j].T) for j in blocks(0, len(right), BLOCK)]
+    for rows in blocks(0, len(left), BLOCK):
+        x, top, at = left[rows], score[rows], index[rows]
+        for start, y in columns:
+            r, c = len(x), y.shape[1]
+            s = torch.mm(x, y, out=buffer[: r * c].view(r, c))
+            if exclude is not None:
+                column = exclude[rows] - start
+                inside = ((column >= 0) & (column < c)).nonzero()[:, 0]
+                s[inside, column[inside]] = -torch.inf
+            # The index costs more than the maximum: look for it only where it changes.
+            highest = s.amax(1)
+            better = (highest > top).nonzero()[:, 0]
+            top[better] = highest[better]
+            at[better] = s[better].argmax(1) + start
+    return score, index
 
 
 def _means(x: Tensor, assignment: Tensor, k: int) -> Tensor:
@@ -159,33 +227,28 @@ def _means(x: Tensor, assignment: Tensor, k: int) -> Tensor:
     return sums / torch.bincount(assignment, minlength=k)[:, None]
 
 
+def _touched(before: Tensor, after: Tensor, k: int) -> Tensor:
+    """Clusters (k,) that won or lost a vector."""
+    moved = before != after
+    touched = torch.zeros(k, dtype=torch.bool, device=after.device)
+    touched[before[moved]] = True
+    touched[after[moved]] = True
+    return touched
+
+
 def _fill_empty(x: Tensor, centroids: Tensor, assignment: Tensor) -> Tensor:
     """Give each empty cluster the vector farthest from its centroid."""
-    sizes = torch.bincount(assignment, minlength=len(centroids))
-    empty = (sizes == 0).nonzero()[:, 0]
-    if len(empty) == 0:
+    size = torch.bincount(assignment, minlength=len(centroids))
+    empty = (size == 0).nonzero()[:, 0].tolist()
+    if not empty:
         return assignment
     far = (x - centroids[assignment]).square().sum(1).argsort(descending=True, stable=True)
-    assignment = assignment.clone()
-    for cluster in empty.tolist():
-        for i in far.tolist():
-            if sizes[assignment[i]] > 1:
-                sizes[assignment[i]] -= 1
-                assignment[i] = cluster
-                sizes[cluster] = 1
+    assignment, sizes = assignment.clone(), size.tolist()
+    for i in far.tolist():
+        source = int(assignment[i])
+        if sizes[source] > 1:
+            sizes[source] -= 1
+            assignment[i] = empty.pop()
+            if not empty:
                 break
     return assignment
-
-
-def _closest(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest centroid of each vector, and x·c − |c|²/2, largest at the nearest."""
-    half = centroids.square().sum(1) / -2
-    index = torch.empty(len(x), dtype=torch.int64, device=x.device)
-    score = x.new_full((len(x),), -torch.inf)
-    for rows in blocks(0, len(x), BLOCK):
-        for cols in blocks(0, len(centroids), BLOCK):
-            best, at = torch.addmm(half[cols], x[rows], centroids[cols].T).max(1)
-            better = best > score[rows]
-            score[rows] = torch.where(better, best, score[rows])
-            index[rows] = torch.where(better, at + cols.start, index[rows])
-    return index, score
