@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nofuss.losses.fused_walk import Walk, inverse_norms, through_norm_
+from nofuss.losses.fused_walk import Walk
 
 KEEP_BYTES = 2**28
 """The exponentials are kept for the second walk up to this size, and computed again beyond it."""
@@ -59,20 +59,16 @@ class _ProxyNCA(torch.autograd.Function):
         if len(proxies) == 1 and not include_positive:
             raise ValueError("got one proxy; a positive and a negative need two")
         e = x.new_empty(len(proxies) if keep else walk.rows, len(x))
-        work = x.new_empty(walk.rows, x.shape[1])
         ones = x.new_ones(walk.rows)
-        inverse = x.new_empty(len(proxies))
-        z, dx = x.new_zeros(len(x)), torch.zeros_like(x)
-        top = x.new_zeros(len(x))
+        z, dx, top = x.new_zeros(len(x)), torch.zeros_like(x), x.new_zeros(len(x))
         tops: Tensor | None = None
         if not bounded(x, len(proxies)):
             top.fill_(-math.inf)
             tops = x.new_empty(len(walk), len(x))
         with torch.autocast(x.device.type, enabled=False):
             for i, (chunk, own) in enumerate(walk):
-                n = chunk.stop - chunk.start
-                p = walk.directions(chunk, inverse_norms(proxies[chunk], inverse[chunk]), work)
-                s = torch.mm(p, x.T, out=e[chunk] if keep else e[:n])  # (chunk, B)
+                walk.find_norms(chunk)
+                s = walk.logits(chunk, x, out=e[chunk] if keep else e)  # (chunk, B)
                 if own and not include_positive:
                     s[own] = -math.inf
                 if tops is not None:  # a running maximum: what was summed so far fades with it
@@ -82,51 +78,45 @@ class _ProxyNCA(torch.autograd.Function):
                     dx.mul_(fade[:, None])
                     top = tops[i]
                     s.sub_(top)
-                s.exp_()
-                z.addmv_(s.T, ones[:n])
-                dx.addmm_(s.T, p)
-        p_y = proxies[positive] * inverse[positive, None]  # (B, D)
+                z.addmv_(s.exp_().T, ones[: len(s)])
+                m = walk.weigh_(chunk, s)
+                dx.addmm_(s.T, m)
+        p_y = proxies[positive] * walk.inverse[positive, None]  # (B, D)
         loss = (z.log() + top - (x * p_y).sum(1)).mean()
         dx.div_(z[:, None]).sub_(p_y)
         ctx.walk, ctx.include_positive = walk, include_positive
-        ctx.save_for_backward(x, positive, proxies, inverse, z, dx, tops, e if keep else None)
+        ctx.save_for_backward(x, positive, proxies, z, dx, tops, e if keep else None)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Second walk: the gradient by the proxies, each chunk straight into its place."""
-        x, positive, proxies, inverse, z, dx, tops, kept = ctx.saved_tensors
+        x, positive, proxies, z, dx, tops, kept = ctx.saved_tensors
         share = grad / len(x)
         dx = dx * share if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[2]:
             return dx, None, None, None, None
-        walk = ctx.walk
-        work = x.new_empty(walk.rows, x.shape[1])
+        walk: Walk = ctx.walk
         e = x.new_empty(walk.rows, len(x)) if kept is None else kept
         dp = torch.empty_like(proxies)
-        weighted = x / z[:, None]  # 1/Z goes into the product: no pass over the exponentials
+        weighted = x * (share / z)[:, None]  # into the product: no pass over the exponentials
         with torch.autocast(x.device.type, enabled=False):
             for i, (chunk, own) in enumerate(walk):
-                n = chunk.stop - chunk.start
-                if kept is not None:
-                    s = kept[chunk]
-                else:
-                    p = walk.directions(chunk, inverse[chunk], work)
-                    s = torch.mm(p, x.T, out=e[:n])
+                if kept is None:
+                    s = walk.logits(chunk, x, out=e)
                     if own and not ctx.include_positive:
                         s[own] = -math.inf
                     if tops is not None:
                         s.sub_(tops[i])
-                    s.exp_()
+                    walk.weigh_(chunk, s.exp_())
+                else:
+                    s = kept[chunk]
                 if tops is not None:
-                    weighted = x * ((tops[i] - tops[-1]).exp_() / z)[:, None]
-                v = torch.mm(s, weighted, out=dp[chunk])
-                through_norm_(v, proxies[chunk], inverse[chunk] * share, inverse[chunk], work[:n])
-        v = x.clone()
-        p_y, inverse = proxies[positive], inverse[positive]
-        through_norm_(v, p_y, inverse * share, inverse, torch.empty_like(x))
-        return dx, None, dp.index_add_(0, positive, v, alpha=-1), None, None
+                    weighted = x * ((tops[i] - tops[-1]).exp_() * (share / z))[:, None]
+                walk.pull_back_(chunk, s, weighted, dp)
+            walk.pull_back_positives_(positive, x * share, dp)
+        return dx, None, dp, None, None
 
 
 def bounded(x: Tensor, num_proxies: int) -> bool:

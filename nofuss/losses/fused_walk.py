@@ -10,7 +10,11 @@ CHUNK = 2**18
 
 
 class Walk:
-    """The proxies in chunks, each with the cells of its positives: a (P, B) mask never made."""
+    """The proxies in chunks, each with the cells of its positives: a (P, B) mask never made.
+
+    Proxies are normalised on the way, by scaling the smaller matrix: the product (chunk, B)
+    where the batch is narrower than the embeddings, else the chunk itself, in a workspace.
+    """
 
     def __init__(self, x: Tensor, positive: Tensor, proxies: Tensor) -> None:
         if x.ndim != 2 or proxies.ndim != 2 or x.shape[1] != proxies.shape[1]:
@@ -23,7 +27,6 @@ class Walk:
                 f"positive is {tuple(positive.shape)} for embeddings {tuple(x.shape)}; "
                 "expected a row of the proxies for each, and one at least"
             )
-        self.proxies = proxies
         # Two rows at least, so that every anchor has a negative in the first chunk.
         self.rows = min(len(proxies), max(2, CHUNK // max(x.shape)))
         self.starts = range(0, len(proxies), self.rows)
@@ -33,6 +36,10 @@ class Walk:
         if self.cuts[0] > 0 or self.cuts[-1] < len(x) or self.positive[-1] >= len(proxies):
             low, high = int(self.positive[0]), int(self.positive[-1])
             raise ValueError(f"positive spans {low} … {high} but there are {len(proxies)} proxies")
+        self.proxies = proxies
+        self.narrow = len(x) < x.shape[1]
+        self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
+        self.work = x.new_empty(self.rows, x.shape[1])
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -44,18 +51,47 @@ class Walk:
             cells = (self.positive[low:high] - start, self.anchor[low:high]) if high > low else None
             yield slice(start, min(start + self.rows, len(self.proxies))), cells
 
-    def directions(self, chunk: slice, inverse: Tensor, out: Tensor) -> Tensor:
-        """p/|p| of a chunk, in the workspace `out`."""
-        return torch.mul(self.proxies[chunk], inverse[:, None], out=out[: len(inverse)])
+    def find_norms(self, chunk: slice) -> None:
+        """1/|p| of the chunk, bounded as F.normalize does: a zero row stays zero."""
+        r = self.inverse[chunk]
+        torch.linalg.vector_norm(self.proxies[chunk], dim=1, out=r)
+        r.clamp_min_(1e-12).reciprocal_()
+
+    def logits(self, chunk: slice, x: Tensor, out: Tensor) -> Tensor:
+        """x·p/|p|, (chunk, B), in `out`."""
+        p, r = self.proxies[chunk], self.inverse[chunk][:, None]
+        if self.narrow:
+            return torch.mm(p, x.T, out=out[: len(p)]).mul_(r)
+        directions = torch.mul(p, r, out=self.work[: len(p)])
+        return torch.mm(directions, x.T, out=out[: len(p)])
+
+    def weigh_(self, chunk: slice, s: Tensor, weight: Tensor | None = None) -> Tensor:
+        """After `logits`: prepare s, and return m, so that sᵀm = Σ_p weight_p s_p p/|p|."""
+        p, r = self.proxies[chunk], self.inverse[chunk]
+        if self.narrow:
+            s.mul_((r if weight is None else r * weight)[:, None])
+            return p
+        directions = self.work[: len(p)]
+        return directions if weight is None else directions.mul_(weight[:, None])
+
+    def pull_back_(
+        self, chunk: slice, s: Tensor, x: Tensor, dp: Tensor, weight: Tensor | None = None
+    ) -> None:
+        """After `weigh_`: the gradient by the chunk, Σ_b weight_p s_pb ∂(x_b·p/|p|)/∂p, in `dp`."""
+        p, r = self.proxies[chunk], self.inverse[chunk]
+        v = torch.mm(s, x, out=dp[chunk])
+        if not self.narrow:
+            v.mul_((r if weight is None else r * weight)[:, None])
+        off_radius_(v, p, r, self.work[: len(p)])
+
+    def pull_back_positives_(self, positive: Tensor, x: Tensor, dp: Tensor) -> None:
+        """Take each x_b from the gradient by the direction of its own positive."""
+        p, r = self.proxies[positive], self.inverse[positive]
+        v = off_radius_(x * r[:, None], p, r, torch.empty_like(x))
+        dp.index_add_(0, positive, v, alpha=-1)
 
 
-def inverse_norms(p: Tensor, out: Tensor) -> Tensor:
-    """1/|p| of each row, bounded as F.normalize does: a zero row stays zero."""
-    torch.linalg.vector_norm(p, dim=1, out=out)
-    return out.clamp_min_(1e-12).reciprocal_()
-
-
-def through_norm_(v: Tensor, p: Tensor, factor: Tensor, inverse: Tensor, work: Tensor) -> Tensor:
-    """From v = ∂/∂p̂ to ∂/∂p = (v − p̂ (p̂·v)) / |p|, in place; `factor` is 1/|p|, or a multiple."""
-    along = torch.mul(v, p, out=work).sum(1).mul_(inverse).mul_(inverse).mul_(factor)
-    return v.mul_(factor[:, None]).addcmul_(p, along[:, None], value=-1)
+def off_radius_(v: Tensor, p: Tensor, r: Tensor, work: Tensor) -> Tensor:
+    """The part of v across p, in place; r is 1/|p|."""
+    along = torch.mul(v, p, out=work).sum(1).mul_(r).mul_(r)
+    return v.addcmul_(p, along[:, None], value=-1)

@@ -1,0 +1,100 @@
+"""How things are measured: interleaved medians, peak memory of one call, both allocators.
+
+Seconds differ between machines and hours; ratios of medians taken in turns in one run carry
+over. Memory is the highest resident size during one call above the resident size before it.
+"""
+
+import ctypes
+import gc
+import importlib
+import importlib.util
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a method in a case, beside the limit of the same run."""
+
+    section: str
+    case: str
+    method: str
+    seconds: float
+    limit_seconds: float = math.nan
+    extra_mb: float = math.nan
+    note: str = ""
+    bar: float = math.nan
+    """The most that seconds / limit_seconds may be."""
+
+    @property
+    def ratio(self) -> float:
+        """Times the limit."""
+        return self.seconds / self.limit_seconds
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One log-log figure: seconds of each method against a size; nan where it was not run."""
+
+    name: str
+    title: str
+    axis: str
+    sizes: tuple[int, ...]
+    seconds: dict[str, tuple[float, ...]]
+
+
+def interleaved(
+    works: dict[str, Callable[[], object]], *, repeats: int = 5, warmups: int = 1
+) -> dict[str, float]:
+    """Median seconds of each, run in turns so that noise falls on all alike."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(warmups + repeats):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            if turn >= warmups:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def extra_mb(work: Callable[[], object]) -> float:
+    """Peak resident memory during one call above that before it; nan without Linux's /proc."""
+    if platform.system() != "Linux":
+        return math.nan
+    gc.collect()
+    # Memory that was freed but kept would hide what the call takes.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident size so far
+    before = _status("VmRSS")
+    work()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    """A field of /proc/self/status, in kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def keep_memory() -> None:
+    """Tell glibc to keep what it has, instead of mapping every large block anew (Linux)."""
+    m_trim_threshold, m_mmap_max = -1, -4
+    libc = ctypes.CDLL(None)
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+@cache
+def optional(name: str) -> ModuleType | None:
+    """A peer's module, or None with a word where it is not installed."""
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        print(f"{name} is not installed: its rows are left out")
+        return None
+    return importlib.import_module(name)

@@ -1,0 +1,163 @@
+"""Proxy-Triplet and Proxy-Anchor over many proxies, on the walk of the fused Proxy-NCA.
+
+The weight of a cell (proxy, anchor) is known as soon as its chunk is, so one walk gives loss and
+gradients: three matrix products, and O(chunk) memory beside the gradients themselves.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nofuss.geometry import normalize
+from nofuss.losses.fused_walk import Walk
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""By x, by the proxies, by the margin."""
+WalkOnce = Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Gradients | None]]
+
+
+def fused_proxy_triplet(
+    x: Tensor, positive: Tensor, proxies: Tensor, *, scale: float | Tensor, margin: float
+) -> Tensor:
+    """Eq. 3 over proxies: mean of [scale·(cos_z − cos_y) + M]₊ over all (x, p(y), p(z)).
+
+    x: (B, D) directions of the embeddings; positive: (B,) rows of `proxies`.
+    """
+    x = x.to(torch.promote_types(x.dtype, proxies.dtype)) * scale
+    return _apply(_triplet, x, positive, proxies, x.new_tensor(margin))
+
+
+def fused_proxy_anchor(
+    x: Tensor, positive: Tensor, proxies: Tensor, *, scale: float | Tensor, margin: float
+) -> Tensor:
+    """mean_{p∈P⁺} log(1+Σ_{x∈X⁺} e^{−α(s−δ)}) + mean_{p∈P} log(1+Σ_{x∈X⁻} e^{α(s+δ)}).
+
+    Kim et al. 2020, Eq. 4; x: (B, D) directions of the embeddings; positive: (B,) rows of
+    `proxies`; scale and margin are their α and δ.
+    """
+    x = x.to(torch.promote_types(x.dtype, proxies.dtype))
+    scale = torch.as_tensor(scale, dtype=x.dtype, device=x.device)
+    return _apply(_anchor, x * scale, positive, proxies, scale * margin)
+
+
+def _triplet(
+    x: Tensor, positive: Tensor, proxies: Tensor, margin: Tensor, gradient: bool
+) -> tuple[Tensor, Gradients | None]:
+    """A cell weighs 1 where its hinge is open; x carries the scale."""
+    if len(proxies) == 1:
+        raise ValueError("got one proxy; a positive and a negative need two")
+    walk = Walk(x, positive, proxies)
+    p_y = normalize(proxies[positive])  # (B, D)
+    lead = margin - (x * p_y).sum(1)
+    x_mean = x / (len(x) * (len(proxies) - 1))
+    e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
+    total, open_, dx = x.new_zeros(()), x.new_zeros(len(x)), torch.zeros_like(x)
+    dp = torch.empty_like(proxies) if gradient else None
+    for chunk, own in walk:
+        walk.find_norms(chunk)
+        s = walk.logits(chunk, x, out=e).add_(lead).clamp_min_(0)  # (chunk, B)
+        if own:
+            s[own] = 0
+        total += s.sum()
+        if dp is not None:
+            open_.addmv_(s.sign_().T, ones[: len(s)])
+            m = walk.weigh_(chunk, s)
+            dx.addmm_(s.T, m)
+            walk.pull_back_(chunk, s, x_mean, dp)
+    count = len(x) * (len(proxies) - 1)
+    if dp is None:
+        return total / count, None
+    dx.addcmul_(p_y, open_[:, None], value=-1).div_(count)
+    walk.pull_back_positives_(positive, x_mean * open_[:, None], dp)
+    return total / count, (dx, dp, open_.sum() / count)
+
+
+def _anchor(
+    x: Tensor, positive: Tensor, proxies: Tensor, margin: Tensor, gradient: bool
+) -> tuple[Tensor, Gradients | None]:
+    """The negatives of a proxy are one row; its positives need B numbers in all.
+
+    x and the margin carry the scale.
+    """
+    walk, num_proxies = Walk(x, positive, proxies), len(proxies)
+    p_y = normalize(proxies[positive])  # (B, D)
+    pull, inside = _pull(margin - (x * p_y).sum(1), positive, num_proxies)
+    dx = -inside[:, None] * p_y
+    push, dmargin = x.new_zeros(()), inside.sum()
+    e = x.new_empty(walk.rows, len(x))
+    dp = torch.empty_like(proxies) if gradient else None
+    for chunk, own in walk:
+        walk.find_norms(chunk)
+        s = walk.logits(chunk, x, out=e).add_(margin)  # (chunk, B)
+        if own:
+            s[own] = -math.inf
+        top = s.amax(1).clamp_min_(0)  # 1 = exp(0) is in the sum too
+        outside = s.sub_(top[:, None]).exp_().sum(1)
+        whole = outside + (-top).exp_()
+        push += (whole.log() + top).sum()
+        if dp is not None:
+            weight = 1 / (whole * num_proxies)
+            dmargin += outside @ weight
+            m = walk.weigh_(chunk, s, weight)
+            dx.addmm_(s.T, m)
+            walk.pull_back_(chunk, s, x, dp, weight)
+    loss = pull + push / num_proxies
+    if dp is None:
+        return loss, None
+    walk.pull_back_positives_(positive, x * inside[:, None], dp)
+    return loss, (dx, dp, dmargin)
+
+
+def _pull(t: Tensor, positive: Tensor, num_proxies: int) -> tuple[Tensor, Tensor]:
+    """mean_{p∈P⁺} log(1 + Σ_{b∈X⁺} exp t_b), and its derivative by t."""
+    top = t.new_zeros(num_proxies).scatter_reduce_(0, positive, t, "amax")
+    e = (t - top[positive]).exp()
+    whole = (-top).exp().index_add_(0, positive, e)
+    used = t.new_zeros(num_proxies).index_fill_(0, positive, 1).sum()
+    return (whole.log() + top).sum() / used, e / (whole[positive] * used)
+
+
+def _apply(
+    walk_once: WalkOnce, x: Tensor, positive: Tensor, proxies: Tensor, margin: Tensor
+) -> Tensor:
+    gradient = torch.is_grad_enabled() and (x.requires_grad or proxies.requires_grad)
+    with torch.autocast(x.device.type, enabled=False):
+        loss: Tensor = _Walked.apply(  # type: ignore[no-untyped-call]
+            x, positive, proxies.to(x.dtype), margin, walk_once, gradient
+        )
+    return loss
+
+
+class _Walked(torch.autograd.Function):
+    """A loss whose gradients are made together with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        positive: Tensor,
+        proxies: Tensor,
+        margin: Tensor,
+        walk_once: WalkOnce,
+        gradient: bool,
+    ) -> Tensor:
+        """The loss; its gradients wait."""
+        loss, ctx.gradients = walk_once(x, positive, proxies, margin, gradient)
+        ctx.walk_once = walk_once
+        ctx.save_for_backward(x, positive, proxies, margin)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients, given away: one that is still held here would be copied by autograd."""
+        inputs = ctx.saved_tensors
+        gradients = ctx.gradients or ctx.walk_once(*inputs, True)[1]  # again with retain_graph
+        ctx.gradients = None
+        # A plain backward() comes with 1, and then a pass over the proxies is saved.
+        dx, dp, dmargin = gradients if grad == 1 else (each.mul_(grad) for each in gradients)
+        return dx, None, dp, dmargin, None, None
