@@ -1,0 +1,90 @@
+"""One training epoch against the bare step: what loading, checks and the loop cost on top.
+
+Pictures: the folder of CUB-200-2011 that $NOFUSS_DATA names (or holds); skipped without it.
+"""
+
+import os
+from collections.abc import Iterator
+from math import nan
+from pathlib import Path
+
+from torch import nn
+
+from benchmarks.timing import Growth, Row, interleaved
+from nofuss.config import TrainConfig, resolve
+from nofuss.data import open_data
+from nofuss.data.pictures import decode_ahead
+from nofuss.pipeline import build_model, split
+from nofuss.train.feed import CollectionFeed, TrainBatch
+from nofuss.train.loop import Silent, Training, train
+from nofuss.train.setup import build_criterion, build_training
+from nofuss.train.step import train_step
+
+
+class First:
+    """The first few batches of a feed, as an epoch of their own."""
+
+    def __init__(self, feed: CollectionFeed, steps: int) -> None:
+        self.feed, self.steps = feed, steps
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __call__(self, epoch: int, start: int) -> Iterator[TrainBatch]:
+        """These batches."""
+        batches = self.feed(epoch, start)
+        return (batch for _, batch in zip(range(self.steps), batches, strict=False))
+
+
+def rows(*, quick: bool) -> Iterator[Row]:
+    """Epochs of a few steps: through the loop and the loader, and the same steps in memory."""
+    folder = _cub()
+    if folder is None:
+        print("training: $NOFUSS_DATA names no CUB_200_2011; skipped")
+        return
+    steps = 4 if quick else 12
+    config = resolve(TrainConfig(preset="finetune", epochs=10**6), kind="pictures", small=False)
+    collection = open_data(folder)
+    embedder, preprocessing = build_model(config, collection)
+    assert preprocessing is not None
+    collection = decode_ahead(collection, preprocessing)
+    data = collection.subset(split(collection, config).train)
+    criterion: nn.Module = build_criterion(config, data.num_classes)
+    training: Training = build_training(config, embedder, criterion)
+    feed = First(CollectionFeed(data, preprocessing, int(config.batch or 32)), steps)
+    held = list(feed(0, 0))
+    embedder.train()
+
+    def bare() -> None:
+        for batch in held:
+            train_step(embedder, criterion, training.optimizer, batch)
+
+    def epoch() -> None:
+        training.until = training.epoch + 1
+        train(training, feed, watch=Silent())
+
+    def loading() -> None:
+        for _ in feed(0, 0):
+            pass
+
+    seconds = interleaved({"bare": bare, "epoch": epoch, "loading": loading}, repeats=3)
+    case = f"CUB, EfficientNet-Lite0, batch {config.batch}, {preprocessing.size} px"
+    limit = seconds["bare"]
+    yield Row("training", case, "limit: the bare step on batches in memory", limit, limit, nan)
+    yield Row(
+        "training", case, "an epoch through loop and loader", seconds["epoch"], limit, nan, bar=1.1
+    )
+    yield Row("training", case, "loading alone", seconds["loading"], limit, nan, bar=0.1)
+
+
+def growth(*, quick: bool) -> Iterator[Growth]:
+    """No figure: an epoch grows with its steps."""
+    yield from ()
+
+
+def _cub() -> Path | None:
+    named = os.environ.get("NOFUSS_DATA")
+    for folder in (Path(named), Path(named) / "CUB_200_2011") if named else ():
+        if (folder / "images.txt").is_file():
+            return folder
+    return None
