@@ -19,7 +19,7 @@ from nofuss.train.optim import build_optimizer
 def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     """The loss of a name, with the options of the configuration that it takes."""
     if config.loss in INSTANCE_LOSSES:
-        for option in ("assignment", "proxies_per_class", "revive_after"):
+        for option in ("assignment", "proxies_per_class", "revive_after", "free_norms"):
             if getattr(config, option) != getattr(TrainConfig(), option):
                 flag = option.replace("_", "-")
                 raise UsageError(f"--{flag} is for losses over proxies; {config.loss} has none")

@@ -1,0 +1,151 @@
+"""From a configuration to criterion, optimizer and first values."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from torch import nn
+
+from nofuss.config import TrainConfig, resolve
+from nofuss.errors import UsageError
+from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus, Triplet
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.embedder import build_embedder
+from nofuss.proxies.assignment import Dynamic, Fractional, Several
+from nofuss.train.setup import build_criterion, build_training, start_from_data
+
+
+def config(**options: Any) -> TrainConfig:
+    return resolve(TrainConfig(dim=4, **options), kind="vectors", small=False)
+
+
+def features(n: int = 60, width: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, width, generator=g) @ torch.randn(width, width, generator=g) + 3
+    return x, torch.arange(n) % 5
+
+
+def test_head_equals_scikit_learns_pca() -> None:
+    x, labels = features()
+    head = nn.Linear(7, 4)
+    start_from_data(head, ProxyNCA(5, 4), x, labels)
+    expected = PCA(4, svd_solver="full").fit_transform(x.double().numpy())
+    found = head(x).detach().numpy()
+    signs = np.sign((found * expected).sum(0))  # a component's sign is arbitrary
+    np.testing.assert_allclose(found * signs, expected, atol=1e-4)
+
+
+def test_proxies_equal_class_means() -> None:
+    """The mean of a class's directions, itself a direction: a loop over classes."""
+    x, labels = features()
+    head, criterion = nn.Linear(7, 4), ProxyNCA(5, 4)
+    start_from_data(head, criterion, x, labels)
+    with torch.no_grad():
+        embedded = nn.functional.normalize(head(x))
+    for c in range(5):
+        mean = embedded[labels == c].mean(0)
+        assert torch.allclose(criterion.proxies[c], mean / mean.norm(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        ProxyNCA(5, 4, assignment="dynamic", seed=0),
+        ProxyNCA(5, 4, proxies_per_class=0.5, seed=0),
+        ProxyNCA(5, 4, proxies_per_class=2, seed=0),
+    ],
+    ids=["dynamic", "fractional", "several"],
+)
+def test_proxies_of_no_single_class_stay(criterion: ProxyLoss) -> None:
+    x, labels = features()
+    before = criterion.proxies.clone()
+    start_from_data(nn.Linear(7, 4), criterion, x, labels)
+    assert torch.equal(criterion.proxies, before)
+
+
+def test_start_without_labels_or_proxies() -> None:
+    x, labels = features()
+    a, b = nn.Linear(7, 4), nn.Linear(7, 4)
+    start_from_data(a, ProxyNCA(5, 4, assignment="dynamic"), x, None)
+    start_from_data(b, Triplet(), x, labels)
+    assert torch.equal(a.weight, b.weight)
+
+
+@pytest.mark.parametrize("name", PROXY_LOSSES)
+def test_every_proxy_loss_by_name(name: str) -> None:
+    criterion = build_criterion(config(loss=name), 6)
+    assert type(criterion) is PROXY_LOSSES[name]
+    x, labels = features(12, 4)
+    assert criterion(x, labels).isfinite()
+
+
+@pytest.mark.parametrize("name", INSTANCE_LOSSES)
+def test_every_instance_loss_by_name(name: str) -> None:
+    criterion = build_criterion(config(loss=name), 6)
+    assert type(criterion) is INSTANCE_LOSSES[name]
+    assert not list(criterion.parameters())
+
+
+def test_options_reach_the_loss() -> None:
+    assert build_criterion(config(scale=5.0), 6).scale == 5
+    assert build_criterion(config(free_norms=True), 6).scale is None
+    temperature = build_criterion(config(loss="proxy-nca++", scale=20.0), 6)
+    assert isinstance(temperature, ProxyNCAPlusPlus)
+    assert float(temperature.scale or 0) == pytest.approx(20)
+    assert isinstance(build_criterion(config(proxies_per_class=0.5), 6).assignment, Fractional)
+    assert isinstance(build_criterion(config(proxies_per_class=2.0), 6).assignment, Several)
+    dynamic = build_criterion(config(assignment="dynamic", revive_after=9), 6).assignment
+    assert isinstance(dynamic, Dynamic)
+    assert dynamic.revive_after == 9
+
+
+def test_the_seed_decides_the_first_proxies() -> None:
+    a, b, c = (build_criterion(config(seed=s), 6) for s in (1, 1, 2))
+    assert torch.equal(a.proxies, b.proxies)
+    assert not torch.equal(a.proxies, c.proxies)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "proxy-nsa"}, "did you mean 'proxy-nca'"),
+        ({"loss": "triplet", "assignment": "dynamic"}, "--assignment is for losses over proxies"),
+        ({"loss": "nca", "proxies_per_class": 2.0}, "--proxies-per-class is for losses over"),
+        ({"loss": "nca", "revive_after": 5}, "--revive-after is for losses over"),
+        ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
+        ({"revive_after": 5}, "--revive-after is for --assignment dynamic"),
+        ({"assignment": "dynamic", "revive_after": 0}, "from 1 up"),
+        ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
+        ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not go with dynamic"),
+        ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
+    ],
+)
+def test_refused_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_criterion(config(**options), 6)
+
+
+def test_fixed_features_train_the_head_alone() -> None:
+    embedder = build_embedder("identity", dim=4, channels=7)
+    criterion = build_criterion(config(), 6)
+    t = build_training(config(), embedder, criterion)
+    assert t.model is embedder.head
+    assert [g["name"] for g in t.optimizer.param_groups] == ["head", "proxies"]
+
+
+def test_a_whole_network_has_three_groups() -> None:
+    c = resolve(TrainConfig(dim=4), kind="pictures", small=True)
+    embedder = build_embedder("convnet", dim=4, channels=1)
+    t = build_training(c, embedder, build_criterion(c, 6))
+    assert t.model is embedder
+    held = {id(p) for g in t.optimizer.param_groups for p in g["params"]}
+    assert held == {id(p) for m in (embedder, t.criterion) for p in m.parameters()}
+
+
+def test_a_loss_without_parameters_trains() -> None:
+    c = dataclasses.replace(config(loss="triplet"), epochs=1)
+    t = build_training(c, build_embedder("identity", dim=4, channels=7), build_criterion(c, 6))
+    assert [g["name"] for g in t.optimizer.param_groups] == ["head"]
