@@ -21,7 +21,7 @@ from nofuss.evaluate.retrieval import blocks
 from nofuss.evaluate.seeding import plus_plus
 from nofuss.geometry import Array
 
-BLOCK = 512
+BLOCK = 384
 TOLERANCE = 1e-3  # a round of exchanges that lowers the inertia by less is the last
 SUBROUNDS = 16  # exchanges tried on one scoring of all vectors
 

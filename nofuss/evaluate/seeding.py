@@ -21,24 +21,28 @@ BATCH = 128  # most seeds drawn at once
 
 def plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Indices (k,) of greedy k-means++ seeds."""
-    first = int(torch.randint(len(x), (1,), generator=generator))
-    chosen = [first]
+    x2 = x.square().sum(1)
+    first = torch.randint(len(x), (1,), generator=generator).to(x.device)
     nearest = (x - x[first]).square().sum(1)  # D²
-    while len(chosen) < k:
+    # One product gives D² − |x − c|² whole: [2c, −|c|², 1] · [x, 1, D² − |x|²].
+    ones = torch.ones_like(x2)
+    left = torch.cat([2 * x, torch.stack([-x2, ones], 1)], 1)
+    right = torch.cat([x, torch.stack([ones, nearest - x2], 1)], 1)
+    chosen, count = [first], 1
+    while count < k:
         # A stale D² misleads little while the batch is small beside the seeds already there.
-        batch = min(k - len(chosen), max(1, len(chosen) // 16), BATCH)
+        batch = min(k - count, max(1, count // 16), BATCH)
         drawn = _draw(nearest, batch * CANDIDATES, generator)
-        gains = _gains(x, x[drawn], nearest).view(batch, CANDIDATES)
-        winners = drawn.view(batch, CANDIDATES).gather(1, gains.argmax(1, keepdim=True))[:, 0]
-        winners = winners[gains.amax(1).argsort(descending=True, stable=True)]
-        kept = _thin(x[winners], nearest[winners], generator)
-        taken = winners[kept]
-        for rows in blocks(0, len(x), 8 * BLOCK):
-            closest = squared_distances(x[rows], x[taken]).amin(1)
-            nearest[rows] = torch.minimum(nearest[rows], closest)
+        gain, place = _gains(left[drawn], right).view(batch, CANDIDATES).max(1)
+        winners = drawn.view(batch, CANDIDATES).gather(1, place[:, None])[:, 0]
+        winners = winners[gain.argsort(descending=True, stable=True)]
+        taken = winners[_thin(x[winners], nearest[winners], generator)]
+        nearest.sub_(_falls(left[taken], right)).clamp_min_(0)
         nearest[taken] = 0
-        chosen += taken.tolist()
-    return torch.tensor(chosen, device=x.device)
+        right[:, -1] = nearest - x2
+        chosen.append(taken)
+        count += len(taken)
+    return torch.cat(chosen)
 
 
 def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -50,22 +54,22 @@ def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(total, at, right=True).clamp_(max=len(weights) - 1)
 
 
-def _gains(x: Tensor, candidates: Tensor, nearest: Tensor) -> Tensor:
-    """By how much Σ D² would fall with each candidate as a seed."""
-    # One product gives D² − |x − c|² whole: [2c, −|c|², 1] · [x, 1, D² − |x|²].
-    c2 = candidates.square().sum(1, keepdim=True)
-    left = torch.cat([2 * candidates, -c2, torch.ones_like(c2)], 1)
-    rest = (nearest - x.square().sum(1))[:, None]
-    right = torch.cat([x, torch.ones_like(rest), rest], 1)
-    gains = x.new_zeros(len(left))
-    ones = x.new_ones(BLOCK)
-    buffer = x.new_empty(len(left) * BLOCK)
-    for cols in blocks(0, len(x), BLOCK):
+def _gains(left: Tensor, right: Tensor) -> Tensor:
+    """By how much Σ D² would fall with each candidate as a seed, (C,)."""
+    gains = left.new_zeros(len(left))
+    ones = left.new_ones(BLOCK)
+    buffer = left.new_empty(len(left) * BLOCK)
+    for cols in blocks(0, len(right), BLOCK):
         c = cols.stop - cols.start
-        fall = buffer[: len(left) * c].view(len(left), c)
-        torch.mm(left, right[cols].T, out=fall)
+        fall = torch.mm(left, right[cols].T, out=buffer[: len(left) * c].view(-1, c))
         gains.addmv_(fall.clamp_min_(0), ones[:c])
     return gains
+
+
+def _falls(left: Tensor, right: Tensor) -> Tensor:
+    """By how much D² falls at each point with all candidates as seeds, (N,)."""
+    falls = [(left @ right[cols].T).amax(0) for cols in blocks(0, len(right), 4 * BLOCK)]
+    return torch.cat(falls).clamp_min_(0)
 
 
 def _thin(winners: Tensor, nearest: Tensor, generator: torch.Generator) -> Tensor:
