@@ -7,7 +7,8 @@ help. A field left at None is filled by the preset, which is chosen by the data.
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -229,11 +230,34 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+# Name → (least, below): what makes sense whatever the data are.
+_LIMITS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("dim", "batch", "revive_after"), (1, 2**31)),
+    **dict.fromkeys(("epochs", "warmup", "per_class", "workers"), (0, 2**31)),
+    **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
+    **dict.fromkeys(("test_share", "holdout"), (0, 1)),
+    "size": (16, 4096),
+    "seed": (0, 2**31),
+    "checkpoint_seconds": (0, float("inf")),
+}
+
+
+def check_limits(config: TrainConfig) -> None:
+    """Refuse numbers that make no sense; a scale and a number of proxies the loss checks."""
+    for name, (least, below) in _LIMITS.items():
+        value = getattr(config, name)
+        if value is not None and not least <= value < below:
+            upper = f" and below {below:g}" if below < float("inf") else ""
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is {value}; expected a number from {least:g} up{upper}")
+
+
 def resolve(config: TrainConfig, *, kind: str, small: bool) -> TrainConfig:
     """Fill every None from the preset; `auto` chooses it by the data.
 
     kind: "vectors" or "pictures"; small: pictures too small for a backbone of photographs.
     """
+    check_limits(config)
     preset = config.preset
     if config.freeze:
         if preset not in ("auto", "frozen"):
@@ -270,12 +294,21 @@ def read_config(values: dict[str, Any], *, where: Path) -> TrainConfig:
     surplus = sorted(values.keys() - fields - {"fingerprint"})
     if surplus:
         raise RunError(f"{where} has settings of another version: {', '.join(surplus)}")
-    for name in ("data", "out", "weights"):
-        if known.get(name) is not None:
-            known[name] = Path(known[name])
-    config = TrainConfig(**known)
+    hints = get_type_hints(TrainConfig)
     for name, value in known.items():
-        default = getattr(TrainConfig(), name)
-        if default is not None and not isinstance(value, type(default) | int):
-            raise RunError(f"{where}: {name} is {value!r}, expected {type(default).__name__}")
-    return config
+        if Path in get_args(hints[name]) and isinstance(value, str):
+            known[name] = Path(value)
+        elif not _fits(value, hints[name]):
+            raise RunError(f"{where}: {name} is {value!r}, which it can't be; restore the file")
+    return TrainConfig(**known)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON is of a field's type; a whole number is a float too."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint
