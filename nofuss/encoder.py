@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from nofuss.config import Preprocessing
@@ -84,7 +84,10 @@ class Encoder:
         assert self.preprocessing is not None
         if isinstance(item, str | Path):
             return decode_resized(Path(item), self.preprocessing)
-        image = item if isinstance(item, Image.Image) else Image.fromarray(np.asarray(item))
+        if isinstance(item, Image.Image):
+            image = ImageOps.exif_transpose(item)  # upright, as a file of it would come
+        else:
+            image = _from_array(np.asarray(item))
         return np.asarray(resized(in_mode(image, self.preprocessing.mode), self.preprocessing))
 
 
@@ -108,6 +111,14 @@ def load(path: str | Path) -> Encoder:
     return Encoder(
         saved.embedder, saved.preprocessing, class_names=saved.class_names, extra=saved.extra
     )
+
+
+def _from_array(pixels: np.ndarray[Any, Any]) -> Image.Image:
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or pixels.shape[2:] not in ((), (3,)):
+        raise ValueError(
+            f"got a picture of {pixels.dtype} {pixels.shape}; expected uint8 (H, W) or (H, W, 3)"
+        )
+    return Image.fromarray(pixels)
 
 
 def _vectors(items: Any, width: int) -> Tensor:

@@ -44,6 +44,8 @@ def backbone_features(
 def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:
     key = hashlib.blake2b(digest_size=16)
     key.update(f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode())
+    for path in collection.paths:  # other pixels in a file of the same size change its time
+        key.update(f"{path.stat().st_mtime_ns} ".encode())
     for name, tensor in embedder.backbone.state_dict().items():
         key.update(name.encode())
         key.update(memoryview(tensor.contiguous().numpy()).cast("B"))

@@ -61,13 +61,16 @@ class Run:
 
 def create_run(config: TrainConfig, *, name: str, fingerprint: str) -> Run:
     """A new directory, config.out or the first free runs/NAME, with its description in it."""
-    path = config.out or _free_directory(Path("runs"), name)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(
-            f"{path} is not empty and is never overwritten; give another --out, "
-            "or go on with it: --resume"
-        )
-    path.mkdir(parents=True, exist_ok=True)
+    path = config.out or _free_directory(Path("runs"), name.strip(".") or "run")
+    try:
+        if path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
+            raise RunError(
+                f"{path} is not empty and is never overwritten; give another --out, "
+                "or go on with it: --resume"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
     run = Run(path, dataclasses.replace(config, out=path))
     run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
     run.write("environment.json", environment())
@@ -100,13 +103,23 @@ def resume_run(given: TrainConfig, *, say: Callable[[str], None]) -> TrainConfig
     return dataclasses.replace(saved, **differing, **kept, data=given.data or saved.data)
 
 
-def check_same_data(run: Path, fingerprint: str, *, force: bool) -> None:
-    """Refuse to go on with data other than the run's."""
+def continue_run(config: TrainConfig, *, fingerprint: str) -> Run:
+    """The run of config.out, to go on with; what --force changed becomes its configuration."""
+    assert config.out is not None
+    check_same_data(config.out, fingerprint, force=config.force)
+    run = Run(config.out, config)
+    if config.force:
+        run.write("config.json", to_json(config) | {"fingerprint": fingerprint})
+    return run
+
+
+def check_same_data(run: Path, fingerprint: str, *, force: bool = False) -> None:
+    """Refuse data other than the run's."""
     saved = _read_config(run).get("fingerprint")
     if saved != fingerprint and not force:
         raise RunError(
             f"the data differ from what {run} was started on (fingerprint {fingerprint[:8]}, "
-            f"was {str(saved)[:8]}); give the same data, or --force"
+            f"was {str(saved)[:8]}); give the same data, or --force to go on all the same"
         )
 
 
@@ -132,12 +145,19 @@ def _read_config(run: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text())
     except FileNotFoundError:
-        raise RunError(f"{run} is no run directory: no config.json in it") from None
+        raise RunError(
+            f"{run} is no run directory: no config.json in it; give one that `nofuss train` made"
+        ) from None
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {file}: {error}; restore it or train again") from None
     if not isinstance(config, dict):
         raise RunError(f"{file} is damaged: not an object; restore it or train again")
     return config
+
+
+def _is_content(entry: Path) -> bool:
+    """False for what a kill in the first moment of a run leaves: nothing to lose, or to resume."""
+    return entry.name != ".config.json.new"
 
 
 def _free_directory(parent: Path, name: str) -> Path:
