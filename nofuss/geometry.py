@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 Array = Tensor | NDArray[np.generic]
 
@@ -21,8 +20,9 @@ def as_tensor(values: Array) -> Tensor:
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Directions x / |x|; a zero vector stays zero."""
-    return F.normalize(x, dim=-1)
+    """Directions x / |x|; a zero vector stays zero, and so does not blow up its gradient."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(norm > 0, norm, 1.0)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:

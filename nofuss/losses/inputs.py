@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from nofuss.geometry import Array, as_tensor
+
 
 def full_precision(x: Tensor) -> Tensor:
     """Half and bfloat16 become float32; float32 and float64 stay."""
@@ -23,8 +25,9 @@ def check_embeddings(x: Tensor, dim: int | None = None, *, name: str = "embeddin
         )
 
 
-def check_labels(labels: Tensor, x: Tensor, num_classes: int | None = None) -> Tensor:
-    """(B,) whole numbers 0 … num_classes − 1, as int64 on the device of x."""
+def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Tensor:
+    """(B,) whole numbers 0 … num_classes − 1, as an int64 tensor on the device of x."""
+    labels = as_tensor(labels)
     if labels.ndim != 1 or len(labels) != len(x):
         raise ValueError(f"labels are {tuple(labels.shape)}; expected ({len(x)},), one a row")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from nofuss.geometry import Array
 from nofuss.losses.inputs import check_embeddings, check_labels, full_precision
 
 
@@ -15,7 +16,7 @@ class InstanceLoss(nn.Module, ABC):
     """
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None = None
+        self, embeddings: Tensor, labels: Array, indices_tuple: tuple[Tensor, ...] | None = None
     ) -> Tensor:
         """The mean loss of the batch; `indices_tuple` is what a miner of other libraries found."""
         check_embeddings(embeddings)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nofuss.geometry import normalize, squared_distances
+from nofuss.geometry import Array, normalize, squared_distances
 from nofuss.losses.inputs import check_embeddings, check_labels, zero_with_graph
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
 
@@ -105,7 +105,7 @@ class ProxyLoss(nn.Module, ABC):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor | None = None,
+        labels: Array | None = None,
         indices_tuple: None = None,
         *,
         positives: Tensor | None = None,
@@ -136,7 +136,7 @@ class ProxyLoss(nn.Module, ABC):
             return self._loss(x if triplets.anchor is None else x[triplets.anchor], p, triplets)
 
     @torch.no_grad()
-    def assign(self, embeddings: Tensor, labels: Tensor | None = None) -> Tensor:
+    def assign(self, embeddings: Tensor, labels: Array | None = None) -> Tensor:
         """p(x) for each embedding, as rows of `proxies`."""
         check_embeddings(embeddings, self.dim)
         if labels is not None:
