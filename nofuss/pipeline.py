@@ -13,24 +13,28 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from nofuss import console
 from nofuss.config import Preprocessing, TrainConfig, resolve
 from nofuss.data import open_data
-from nofuss.data.collection import Collection
+from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.decode import decode
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import hold_out, split_collection
+from nofuss.embeddings import RunEmbeddings, sample_by_class
 from nofuss.encoder import Encoder
 from nofuss.errors import DataError, TrainingError
 from nofuss.features import backbone_features
 from nofuss.files import write_file
+from nofuss.geometry import normalize
 from nofuss.interrupt import stop_on_signals
 from nofuss.losses import INSTANCE_LOSSES
+from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import PRETRAINED
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.weights import save_model
+from nofuss.report import write_report
 from nofuss.run import Run, check_same_data, create_run, resume_run
 from nofuss.scoring import recall_at_1, scorable, score_all, score_table, untrained
 from nofuss.train.checkpoint import load_checkpoint
@@ -67,6 +71,9 @@ class Job:
     preprocessing: Preprocessing | None
     features: Tensor | None = None
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
+    criterion: nn.Module | None = None
+    learned: Rows | None = None
+    """The rows that model and criterion were trained on in the end."""
 
     @property
     def config(self) -> TrainConfig:
@@ -116,7 +123,10 @@ def train(config: TrainConfig, collection: Collection | None = None) -> Path:
         collection.class_names[i] for i in _classes(collection, np.r_[sides.train, sides.held_out])
     ]
     save_model(run.model, embedder, preprocessing, class_names=names)
-    _score(job)
+    kept = _embed_sides(job, fingerprint)
+    kept.save(run.path)
+    _score(job, torch.from_numpy(kept.test))
+    console.say(f"report: {write_report(run.path, job.collection, kept)}")
     return run.path
 
 
@@ -206,6 +216,7 @@ def _learn(job: Job, stop: Callable[[], bool]) -> None:
         until = _choose_epochs(job, stop)
         rows = np.sort(np.r_[sides.train, sides.held_out])  # then learn from all training classes
     training, feed = _prepare(job, job.embedder, rows)
+    job.criterion, job.learned = training.criterion, rows
     training.until = until
     if config.resume:
         checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn)
@@ -324,7 +335,42 @@ def _run(
         )
 
 
-def _score(job: Job) -> None:
+def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
+    """Unit embeddings of the test items and of a sample of the training items, with proxies."""
+    assert job.learned is not None
+    labels = None
+    if job.collection.labels is not None:
+        labels = compact_labels(job.collection.labels[job.learned])[0]
+    few = sample_by_class(labels, len(job.learned), seed=job.config.seed)
+    rows = np.r_[job.sides.test, job.learned[few]]
+    if job.fixed:
+        assert job.features is not None
+        with torch.no_grad():
+            found = normalize(job.embedder.head(job.features[rows]))
+    else:
+        encoder = Encoder(job.embedder, job.preprocessing)
+        with console.progress("embedding", len(rows)) as progress:
+            found = encoder.embed_collection(job.collection.subset(rows), progress=progress)
+    test, sample = found[: len(job.sides.test)], found[len(job.sides.test) :]
+    proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
+    if isinstance(job.criterion, ProxyLoss):
+        proxies = normalize(job.criterion.proxies.detach())
+        own = None if labels is None else torch.from_numpy(labels[few])
+        assignment = job.criterion.assignment.of(sample, own, proxies)
+        scale = None if job.criterion.scale is None else float(job.criterion.scale)
+    return RunEmbeddings(
+        fingerprint=fingerprint,
+        test=test.numpy(),
+        test_rows=job.sides.test,
+        sample=sample.numpy(),
+        sample_rows=job.learned[few],
+        proxies=proxies.numpy(),
+        assignment=assignment.numpy(),
+        scale=scale,
+    )
+
+
+def _score(job: Job, found: Tensor) -> None:
     """Scores on the test classes, beside what needed no training; scores.json."""
     config, rows = job.config, job.sides.test
     if job.collection.labels is None or not len(rows):
@@ -334,14 +380,6 @@ def _score(job: Job) -> None:
     if not scorable(labels):
         console.say("the test classes are too few to score: two are needed, one with two items")
         return
-    if job.fixed:
-        assert job.features is not None
-        with torch.no_grad():
-            found = job.embedder.head(job.features[rows])
-    else:
-        encoder = Encoder(job.embedder, job.preprocessing)
-        with console.progress("embedding test classes", len(rows)) as progress:
-            found = encoder.embed_collection(job.collection.subset(rows), progress=progress)
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=config.dim)
     scores = score_all({config.loss: found} | baselines, labels, ks=(1, 2, 4, 8), seed=config.seed)

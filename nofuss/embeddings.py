@@ -1,0 +1,89 @@
+"""What a run keeps of its embeddings, so that report and page need not embed again.
+
+RUN/embeddings.safetensors: unit vectors of the test items and of a sample of the training
+items, their rows in the collection, the proxies, and p(x) of the sample.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from nofuss.errors import RunError
+from nofuss.files import write_file
+
+FILE = "embeddings.safetensors"
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RunEmbeddings:
+    """Unit embeddings of both sides; rows count in the collection with this fingerprint."""
+
+    fingerprint: str
+    test: Floats
+    """(N, D), empty where there are no test classes."""
+    test_rows: Rows
+    sample: Floats
+    """(M, D) of training items: whole classes, drawn at random."""
+    sample_rows: Rows
+    proxies: Floats
+    """(P, D) directions; empty for losses over instances."""
+    assignment: Rows
+    """(M,) the row of p(x) for each item of the sample; empty without proxies."""
+    scale: float | None = None
+    """2·N_x·N_p of the loss; None where norms are free."""
+
+    def save(self, run: Path) -> None:
+        """Write the file of the run."""
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        text = {
+            "fingerprint": self.fingerprint,
+            "scale": "" if self.scale is None else repr(self.scale),
+        }
+        write_file(run / FILE, save(arrays, metadata=text))
+
+
+_ARRAYS = ("test", "test_rows", "sample", "sample_rows", "proxies", "assignment")
+
+
+def load_embeddings(run: Path) -> RunEmbeddings | None:
+    """What training kept; None where a run has no such file."""
+    file = run / FILE
+    if not file.is_file():
+        return None
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            text = stored.metadata() or {}
+            arrays = {name: stored.get_tensor(name) for name in _ARRAYS}
+        scale = float(text["scale"]) if text["scale"] else None
+        return RunEmbeddings(fingerprint=text["fingerprint"], scale=scale, **arrays)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise RunError(f"{file} is damaged ({error}); delete it or train again") from None
+
+
+def sample_by_class(
+    labels: Rows | None, count: int, *, items: int = 1500, per_class: int = 60, seed: int = 0
+) -> Rows:
+    """Positions of about `items` of `count` items, ascending: whole classes drawn at random.
+
+    Without labels, items are drawn alone. Classes come in the order of the draw until the
+    number is reached, so that the neighbours of an item are there with it.
+    """
+    random = np.random.default_rng(seed)
+    if labels is None:
+        return np.sort(random.permutation(count)[:items]).astype(np.int64)
+    order = random.permutation(count)
+    by_class = order[np.argsort(labels[order], kind="stable")]  # shuffled within each class
+    _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
+    sizes = np.minimum(sizes, per_class)
+    chosen: list[Rows] = []
+    for c in random.permutation(len(starts)):
+        if chosen and sum(map(len, chosen)) + sizes[c] > items:
+            break
+        chosen.append(by_class[starts[c] : starts[c] + sizes[c]])
+    return np.sort(np.concatenate(chosen)).astype(np.int64) if chosen else np.empty(0, np.int64)

@@ -1,0 +1,40 @@
+"""HTML and SVG as trees: whatever a class or a file is called, it is text, never markup."""
+
+from typing import Any
+from xml.etree.ElementTree import Element, tostring
+
+Child = Element | str | float | None | list["Child"] | tuple["Child", ...]
+
+
+def tag(name: str, *children: Child, **attributes: Any) -> Element:
+    """An element. `class_` is class, other underscores are hyphens; None leaves one out."""
+    named = {
+        key.rstrip("_").replace("_", "-"): f"{value:.2f}".rstrip("0").rstrip(".")
+        if isinstance(value, float)
+        else str(value)
+        for key, value in attributes.items()
+        if value is not None
+    }
+    element = Element(name, named)
+    _append(element, children)
+    return element
+
+
+def document(root: Element) -> bytes:
+    """The page as bytes; what UTF-8 can't hold becomes a character reference."""
+    text = "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+    return text.encode("utf-8", "xmlcharrefreplace")
+
+
+def _append(element: Element, children: Child) -> None:
+    if children is None:
+        return
+    if isinstance(children, list | tuple):
+        for child in children:
+            _append(element, child)
+    elif isinstance(children, Element):
+        element.append(children)
+    elif len(element):
+        element[-1].tail = (element[-1].tail or "") + str(children)
+    else:
+        element.text = (element.text or "") + str(children)
