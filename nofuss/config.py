@@ -43,6 +43,9 @@ _by_preset = "(default: by the preset)"
 _Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_by_preset)]
 _Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=_by_preset)]
 _Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint=_by_preset)]
+_Switch = Annotated[
+    bool | None, tyro.conf.arg(metavar="{True,False}", help_behavior_hint=_by_preset)
+]
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 
 
@@ -101,10 +104,11 @@ class TrainConfig:
         Literal["random", "data"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
     ] = None
     """data: the head starts at the PCA of the features, proxies at their class means."""
-    freeze_batch_norm: Annotated[
-        bool | None,
-        tyro.conf.arg(metavar="{True,False}", help_behavior_hint=_by_preset),
-    ] = None
+    center: _Switch = None
+    """With --start data: move the features' mean to zero."""
+    root: _Switch = None
+    """Take the root of the backbone's features before the head (Perronnin et al. 2010)."""
+    freeze_batch_norm: _Switch = None
     """Keep the batch-norm statistics of the backbone as they came."""
     warmup: _Count = None
     """Epochs in which only head and proxies move."""
@@ -159,6 +163,8 @@ _COMMON: Preset = {
     "warmup": 0,
     "freeze_batch_norm": False,
     "holdout": 0.1,
+    "center": True,
+    "root": False,
 }
 PRESETS: dict[str, Preset] = {
     # A head on fixed features. Started at the PCA with small rates: started at random it
@@ -175,6 +181,8 @@ PRESETS: dict[str, Preset] = {
         "schedule": "cosine",
         "scale": 16.0,
         "holdout": 0.2,
+        "center": False,
+        "root": True,
     },
     "vectors": _COMMON
     | {
@@ -201,13 +209,15 @@ PRESETS: dict[str, Preset] = {
         "schedule": "cosine",
         "freeze_batch_norm": True,
         "warmup": 1,
+        "center": False,
+        "root": True,
     },
     "small": _COMMON
     | {
         "backbone": "convnet",
         "start": "random",
         "epochs": 6,
-        "batch": 128,
+        "batch": 32,
         "rate": 1e-3,
         "head_rate": 1e-3,
         "proxy_rate": 1e-2,

@@ -85,6 +85,11 @@ class Job:
         """Only the head is trained, on features that stay as they are."""
         return self.config.preset in ("frozen", "vectors")
 
+    def for_head(self, rows: Rows) -> Tensor:
+        """The features of these rows as the head takes them."""
+        assert self.features is not None
+        return self.embedder.to_head(self.features[rows])
+
 
 def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path."""
@@ -161,7 +166,12 @@ def build_model(
     channels = _channels(config, collection)
     weights = config.weights or (None if config.backbone == "inception-bn" else PRETRAINED)
     embedder = build_embedder(
-        config.backbone, dim=config.dim, channels=channels, weights=weights, seed=config.seed
+        config.backbone,
+        dim=config.dim,
+        channels=channels,
+        weights=weights,
+        root=bool(config.root),
+        seed=config.seed,
     )
     if config.freeze_batch_norm:
         embedder.freeze_batch_norm()
@@ -250,16 +260,16 @@ def _prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, Collec
     """Criterion, optimizer and batches for training on these rows."""
     config, data = job.config, job.collection.subset(rows)
     if job.fixed:
-        assert job.features is not None
         data = replace(
-            data, kind="vectors", array=job.features[rows].numpy(), paths=(), decoded=None
+            data, kind="vectors", array=job.for_head(rows).numpy(), paths=(), decoded=None
         )
     classes = data.num_classes if data.labels is not None else max(2, min(1000, len(data) // 5))
     criterion = build_criterion(config, classes)
     if config.start == "data":
-        assert job.features is not None
         labels = None if data.labels is None else torch.from_numpy(data.labels)
-        start_from_data(embedder.head, criterion, job.features[rows], labels)
+        start_from_data(
+            embedder.head, criterion, job.for_head(rows), labels, center=bool(config.center)
+        )
     batch, per_class = min(int(config.batch or 1), len(data)), int(config.per_class or 0)
     if per_class and data.labels is not None:
         batch = per_class * max(2, min(batch // per_class, classes))
@@ -279,12 +289,11 @@ def _choose_epochs(job: Job, stop: Callable[[], bool]) -> int:
 
     Tells when no number of epochs beats the untrained start; then there are none.
     """
-    assert job.features is not None
     held_out = job.sides.held_out
     labels = np.asarray(job.collection.labels)[held_out]
     embedder = copy.deepcopy(job.embedder)
     training, feed = _prepare(job, embedder, job.sides.train)
-    x = job.features[held_out]
+    x = job.for_head(held_out)
 
     @torch.no_grad()
     def validate() -> dict[str, float]:
@@ -346,7 +355,7 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     if job.fixed:
         assert job.features is not None
         with torch.no_grad():
-            found = normalize(job.embedder.head(job.features[rows]))
+            found = normalize(job.embedder.head(job.for_head(rows)))
     else:
         encoder = Encoder(job.embedder, job.preprocessing)
         with console.progress("embedding", len(rows)) as progress:

@@ -13,15 +13,17 @@ class Embedder(nn.Module):
     """Raw embeddings (B, dim); their norms are free, the loss and the evaluation normalise.
 
     Convolutions are kept in channels-last layout, the faster one on CPUs in training and
-    in inference alike.
+    in inference alike. `root` takes the root of the features before the head (Perronnin et al.
+    2010): pooled activations are heavy-tailed, and a few large ones would rule the distance.
     """
 
-    def __init__(self, backbone: Backbone, dim: int = 64) -> None:
+    def __init__(self, backbone: Backbone, dim: int = 64, *, root: bool = False) -> None:
         super().__init__()
         if dim < 1:
             raise ValueError(f"dim is {dim}, expected 1 or more")
         self.backbone = backbone
         self.head = nn.Linear(backbone.features, dim)
+        self.root = root
         self._backbone_frozen = False
         self._batch_norm_frozen = False
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -33,8 +35,13 @@ class Embedder(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Raw embeddings (B, dim)."""
-        embeddings: Tensor = self.head(self.backbone(inputs))
+        embeddings: Tensor = self.head(self.to_head(self.backbone(inputs)))
         return embeddings
+
+    def to_head(self, features: Tensor) -> Tensor:
+        """The backbone's features as the head takes them: their signed root, or as they are."""
+        # The small number keeps the gradient finite at zero.
+        return features.sign() * (features.abs() + 1e-6).sqrt() if self.root else features
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
         """For the optimizer's group of their own; frozen ones get no gradient and stay put."""
@@ -72,13 +79,6 @@ class Embedder(nn.Module):
     def _batch_norms(self) -> list[nn.Module]:
         return [m for m in self.backbone.modules() if isinstance(m, _BatchNorm)]
 
-    @torch.no_grad()
-    def start_head_from_pca(self, features: Tensor) -> None:
-        """Let the head project onto the principal components of `features` (N, F), centred."""
-        mean, components = principal_components(features, self.dim)
-        self.head.weight.copy_(components)
-        self.head.bias.copy_(-components @ mean)
-
 
 def build_embedder(
     backbone: str,
@@ -86,12 +86,14 @@ def build_embedder(
     dim: int = 64,
     channels: int | None = None,
     weights: Weights = PRETRAINED,
+    root: bool = False,
     seed: int = 0,
 ) -> Embedder:
     """An embedder by name, its random parts drawn from `seed`; torch's own state is untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Embedder(build_backbone(backbone, channels=channels, weights=weights), dim)
+        network = build_backbone(backbone, channels=channels, weights=weights)
+        return Embedder(network, dim, root=root)
 
 
 def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:

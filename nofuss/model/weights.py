@@ -47,6 +47,7 @@ def save_model(
         "backbone": embedder.backbone.name,
         "channels": embedder.backbone.channels,
         "dim": embedder.dim,
+        "root": embedder.root,
         "preprocessing": dataclasses.asdict(preprocessing) if preprocessing else None,
         "class_names": list(class_names),
         "extra": dict(extra or {}),
@@ -86,6 +87,7 @@ def load_model(folder: Path) -> SavedModel:
             description["backbone"],
             dim=description["dim"],
             channels=description["channels"],
+            root=description["root"],
             weights=None,
         )
         preprocessing = _preprocessing(description["preprocessing"])

@@ -74,15 +74,21 @@ def build_training(config: TrainConfig, embedder: Embedder, criterion: nn.Module
 
 @torch.no_grad()
 def start_from_data(
-    head: nn.Linear, criterion: nn.Module, features: Tensor, labels: Tensor | None
+    head: nn.Linear,
+    criterion: nn.Module,
+    features: Tensor,
+    labels: Tensor | None,
+    *,
+    center: bool = True,
 ) -> None:
     """Head at the PCA of the features; proxies at the mean direction of their class.
 
-    Proxies that do not belong to one class each stay where they are.
+    `center=False` projects without moving the mean to zero. Proxies that do not belong to one
+    class each stay where they are.
     """
     mean, components = principal_components(features, head.out_features)
     head.weight.copy_(components)
-    head.bias.copy_(-components @ mean)
+    head.bias.copy_(-components @ mean) if center else head.bias.zero_()
     if not isinstance(criterion, ProxyLoss) or labels is None:
         return
     if len(criterion.proxies) == criterion.num_classes and criterion.assignment.name == "static":

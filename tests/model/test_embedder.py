@@ -134,10 +134,12 @@ def test_principal_components_are_scikit_learns(n: int, width: int, count: int, 
     torch.testing.assert_close(components, torch.from_numpy(oracle.components_), rtol=0, atol=1e-6)
 
 
-def test_a_head_started_from_pca_projects_the_centred_features() -> None:
-    features = torch.randn(200, 20) @ torch.randn(20, 20) + 3
-    embedder = build_embedder("identity", channels=20, dim=5)
-    embedder.start_head_from_pca(features)
-    expected = torch.from_numpy(PCA(5).fit_transform(features.numpy()))
-    torch.testing.assert_close(embedder(features), expected, rtol=1e-3, atol=1e-3)
-    assert embedder.head.weight.requires_grad
+def test_the_root_of_the_features_keeps_their_sign_and_has_a_gradient_at_zero() -> None:
+    embedder = build_embedder("identity", channels=3, dim=2, root=True)
+    features = torch.tensor([[4.0, -9.0, 0.0]], requires_grad=True)
+    rooted = embedder.to_head(features)
+    torch.testing.assert_close(rooted, torch.tensor([[2.0, -3.0, 0.0]]), rtol=0, atol=1e-5)
+    rooted.sum().backward()
+    assert features.grad is not None
+    assert features.grad.isfinite().all()
+    torch.testing.assert_close(embedder(features), embedder.head(rooted))
