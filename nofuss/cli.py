@@ -1,8 +1,11 @@
 """The commands. Thin: each is a dataclass of its flags and a call; torch loads only when needed."""
 
 import ctypes
+import io
 import os
+import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +93,9 @@ def parse(argv: Sequence[str]) -> Command:
 
 def run(command: Command) -> None:
     """Do what the command asks."""
-    from nofuss import commands, pipeline
+    from nofuss import commands, console, pipeline
 
+    warnings.showwarning = lambda message, *_, **__: console.warn(str(message))
     match command:
         case TrainConfig():
             pipeline.train(command)
@@ -109,10 +113,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The `nofuss` program; returns the exit code: 0, 1 runtime, 2 usage or data, 130 stopped."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names that the terminal can't show
+            stream.reconfigure(errors="backslashreplace")
     try:
         command = parse([a for a in arguments if a != "--debug"])
         if getattr(command, "keep_memory", True):
             _keep_freed_memory()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # asks as Ctrl-C does
         run(command)
     except NofussError as error:
         if debug:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from nofuss import console
 from nofuss.config import TrainConfig
-from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.encoder import load
 from nofuss.errors import DataError, UsageError
 from nofuss.files import write_file
 from nofuss.pipeline import split, train
-from nofuss.run import open_run
+from nofuss.run import check_same_data, open_run
 from nofuss.scoring import scorable, score_all, score_table
+from nofuss.usable import any_pictures, open_usable
 
 
 def evaluate_run(
@@ -28,15 +28,19 @@ def evaluate_run(
     """`nofuss evaluate`: the run's test classes, or all of other data."""
     run = open_run(path)
     encoder = load(path)
-    collection = open_data(data or run.config.data)
+    say = console.aside if as_json else console.say
+    collection, _ = open_usable(data or run.config.data, say=say)
     if data is None:
-        collection = collection.subset(split(collection, run.config).test)
+        check_same_data(path, collection.fingerprint())
+        test = split(collection, run.config).test
+        if not len(test):
+            raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
+        collection = collection.subset(test)
+        say(collection.describe())
     if collection.labels is None or not scorable(collection.labels):
         raise DataError(
             f"{collection.name} can't be scored: two classes are needed, one with two items"
         )
-    if not as_json:
-        console.say(collection.describe())
     found = encoder.embed_collection(collection)
     scores = score_all({run.config.loss: found}, collection.labels, ks=ks, seed=seed)
     content = scores[run.config.loss].as_dict()
@@ -54,9 +58,10 @@ def embed(path: Path, data: Path, out: Path) -> None:
         raise UsageError(f"--out is {out}; expected a name ending in .npz or .safetensors")
     if out.exists():
         raise UsageError(f"{out} exists and is never overwritten; give another --out")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent} for --out {out.name}; make it first")
     encoder = load(path)
-    collection = open_data(data)
-    console.say(collection.describe())
+    collection, _ = open_usable(any_pictures(data))
     with console.progress("embedding", len(collection)) as progress:
         vectors = encoder.embed_collection(collection, progress=progress)
     write_embeddings(out, vectors, collection)

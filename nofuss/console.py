@@ -17,8 +17,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(highlight=False, soft_wrap=True, stderr=True)
+# No emoji: a folder may well be called :dog:.
+out = Console(highlight=False, soft_wrap=True, emoji=False)
+err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 
 
 def say(message: str) -> None:
@@ -29,6 +30,11 @@ def say(message: str) -> None:
 def warn(message: str) -> None:
     """One line that asks for attention."""
     out.print(f"note: {message}", markup=False, style="yellow")
+
+
+def aside(message: str) -> None:
+    """One line beside output that a program reads."""
+    err.print(message, markup=False)
 
 
 @contextmanager

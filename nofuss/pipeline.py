@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from nofuss import console
 from nofuss.config import Preprocessing, TrainConfig, resolve
-from nofuss.data import open_data
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.decode import decode
 from nofuss.data.pictures import decode_ahead
+from nofuss.data.scan import ScanReport
 from nofuss.data.split import hold_out, split_collection
 from nofuss.embeddings import RunEmbeddings, sample_by_class
 from nofuss.encoder import Encoder
-from nofuss.errors import DataError, TrainingError
+from nofuss.errors import DataError, TrainingError, UsageError
 from nofuss.features import backbone_features
 from nofuss.files import write_file
 from nofuss.geometry import normalize
@@ -35,7 +36,7 @@ from nofuss.model.backbones import PRETRAINED
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.weights import save_model
 from nofuss.report import write_report
-from nofuss.run import Run, check_same_data, create_run, resume_run
+from nofuss.run import Run, continue_run, create_run, resume_run
 from nofuss.scoring import recall_at_1, scorable, score_all, score_table, untrained
 from nofuss.train.checkpoint import load_checkpoint
 from nofuss.train.checks import check_before_training
@@ -44,6 +45,7 @@ from nofuss.train.loop import Interrupted, Training
 from nofuss.train.loop import train as run_loop
 from nofuss.train.setup import build_criterion, build_training, start_from_data
 from nofuss.train.step import NonFiniteLoss
+from nofuss.usable import check_supervision, open_usable
 
 Rows = NDArray[np.int64]
 SMALL_SIDE = 96
@@ -95,44 +97,51 @@ def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path."""
     if config.resume:
         config = resume_run(config, say=console.warn)
-    collection = open_data(config.data) if collection is None else collection
-    console.say(collection.describe())
-    for note in collection.notes:
-        console.warn(note)
+    collection, scan = open_usable(config.data if collection is None else collection)
+    check_supervision(collection)
     config = _settle(config, collection)
     sides = split(collection, config)
+    config = _fit_dim(config, collection, len(sides.train))
     embedder, preprocessing = build_model(config, collection)
-    build_criterion(
-        config, max(2, collection.num_classes)
-    )  # refuse bad options before a run exists
+    # Refuse bad options before a run exists.
+    build_criterion(config, max(2, len(_classes(collection, sides.train))))
     fingerprint = collection.fingerprint()
     if config.resume:
-        assert config.out is not None
-        check_same_data(config.out, fingerprint, force=config.force)
-        run = Run(config.out, config)
+        run = continue_run(config, fingerprint=fingerprint)
     else:
         run = create_run(config, name=collection.name, fingerprint=fingerprint)
     console.say(f"run directory {run.path}, settings: {config.preset}")
     job = Job(run, collection, sides, embedder, preprocessing)
+    try:
+        _train(job, scan, fingerprint)
+        return run.path
+    except NonFiniteLoss as error:
+        raise _explain_non_finite(job, error) from None
+    except (KeyboardInterrupt, Interrupted):
+        console.say(f"stopped; go on with: {run.resume_command}")
+        raise KeyboardInterrupt from None
+    except (OSError, SafetensorError) as error:  # a full or failing disk
+        reason = " ".join(str(error).split())
+        raise TrainingError(f"{reason}; mend it, then go on with: {run.resume_command}") from error
+
+
+def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
+    """Learn, save, score."""
+    run, collection, sides = job.run, job.collection, job.sides
     run.write("data.json", _describe(job))
+    if scan.problems:
+        scan.write_csv(run.path / "scan.csv")
+    _compute_features(job)
     with stop_on_signals(console.warn) as stop:
-        try:
-            _compute_features(job)
-            _learn(job, stop)
-        except NonFiniteLoss as error:
-            raise _explain_non_finite(job, error) from None
-        except Interrupted:
-            console.say(f"saved; go on with: nofuss train --out {run.path} --resume")
-            raise KeyboardInterrupt from None
+        _learn(job, stop)
     names = [
         collection.class_names[i] for i in _classes(collection, np.r_[sides.train, sides.held_out])
     ]
-    save_model(run.model, embedder, preprocessing, class_names=names)
+    save_model(run.model, job.embedder, job.preprocessing, class_names=names)
     kept = _embed_sides(job, fingerprint)
     kept.save(run.path)
     _score(job, torch.from_numpy(kept.test))
     console.say(f"report: {write_report(run.path, job.collection, kept)}")
-    return run.path
 
 
 def split(collection: Collection, config: TrainConfig) -> Sides:
@@ -179,7 +188,7 @@ def build_model(
     if preprocessing is None:
         return embedder, None
     if config.backbone == "convnet":
-        side = config.size or min(_side(collection) or preprocessing.size, 64)
+        side = config.size or max(16, min(_side(collection) or preprocessing.size, 64))
         preprocessing = replace(preprocessing, size=side, resize=side)
     elif config.size:
         resize = round(config.size * preprocessing.resize / preprocessing.size)
@@ -192,6 +201,11 @@ def _settle(config: TrainConfig, collection: Collection) -> TrainConfig:
     kind = "vectors" if collection.kind == "vectors" else "pictures"
     side = _side(collection)
     config = resolve(config, kind=kind, small=side is not None and side < SMALL_SIDE)
+    if collection.labels is None and config.loss in INSTANCE_LOSSES:
+        raise UsageError(
+            f"--loss {config.loss} needs labels, and {collection.name} has triplets only; use a "
+            "loss over proxies: proxy-nca, proxy-triplet"
+        )
     if collection.labels is None and config.assignment != "dynamic":
         console.say("triplets without labels: assignment is dynamic")
         config = replace(config, assignment="dynamic")
@@ -199,6 +213,18 @@ def _settle(config: TrainConfig, collection: Collection) -> TrainConfig:
         pairs = config.loss in INSTANCE_LOSSES or config.assignment == "dynamic"
         config = replace(config, per_class=(2 if config.loss == "n-pairs" else 4) if pairs else 0)
     return config
+
+
+def _fit_dim(config: TrainConfig, collection: Collection, count: int) -> TrainConfig:
+    """A head that starts at the PCA has no more directions than there are items or features."""
+    if config.start != "data":
+        return config
+    width = config.dim
+    if collection.kind == "vectors" and collection.array is not None:
+        width = collection.array.shape[1]
+    if (most := max(1, min(config.dim, width, count - 1))) < config.dim:
+        console.say(f"note: dim is {most} instead of {config.dim}: so few items or features")
+    return replace(config, dim=most)
 
 
 def _compute_features(job: Job) -> None:
@@ -401,7 +427,7 @@ def _score(job: Job, found: Tensor) -> None:
 def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
     """Name the batch's items in a file, and say what to try."""
     file = job.run.path / "non_finite_batch.txt"
-    rows = job.sides.train if not job.fixed else np.sort(np.r_[job.sides.train, job.sides.held_out])
+    rows = job.sides.train if job.learned is None else job.learned
     names = [job.collection.names[rows[i]] for i in error.indices.tolist()]
     write_file(file, "".join(f"{name}\n" for name in names))
     return TrainingError(

@@ -49,6 +49,11 @@ class Run:
         """What `nofuss.load` opens."""
         return self.path / "model"
 
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on."""
+        return shlex.join(["nofuss", "train", "--out", str(self.path), "--resume"])
+
     def write(self, name: str, content: Any) -> None:
         """Replace a JSON file of the run."""
         write_file(self.path / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
