@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from small_training import Pictures, Recorder, make_training
 
 from nofuss.train.loop import Training
+from tests.train.small_training import Pictures, Recorder, make_training
 
 
 @pytest.fixture

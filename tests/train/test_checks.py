@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_training import Items, Pictures, make_training
 from torch import nn
 
 from nofuss.errors import TrainingError
@@ -14,6 +13,7 @@ from nofuss.train.checkpoint import module_tensors, optimizer_tensors
 from nofuss.train.checks import check_before_training, check_scale, loss_on_one_batch
 from nofuss.train.loop import Training
 from nofuss.train.step import NonFiniteLoss
+from tests.train.small_training import Items, Pictures, make_training
 
 
 def first_batch() -> Items:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import losses as pml
-from small_training import Items, Pictures, Recorder, make_training
 from torch import Tensor, nn
 
 from nofuss.losses import ProxyNCA
@@ -16,6 +15,7 @@ from nofuss.proxies.assignment import Dynamic
 from nofuss.train.checkpoint import load_checkpoint, module_tensors, optimizer_tensors
 from nofuss.train.loop import Interrupted, Silent, Training, train
 from nofuss.train.step import NonFiniteLoss
+from tests.train.small_training import Items, Pictures, Recorder, make_training
 
 Make = Callable[..., Training]
 
