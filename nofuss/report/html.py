@@ -1,12 +1,13 @@
 """HTML and SVG as trees: whatever a class or a file is called, it is text, never markup."""
 
+from collections.abc import Sequence
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
-Child = Element | str | float | None | list["Child"] | tuple["Child", ...]
+Child = Element | str | float | None | Sequence["Child"]
 
 
-def tag(name: str, *children: Child, **attributes: Any) -> Element:
+def tag(name: str, /, *children: Child, **attributes: Any) -> Element:
     """An element. `class_` is class, other underscores are hyphens; None leaves one out."""
     named = {
         key.rstrip("_").replace("_", "-"): f"{value:.2f}".rstrip("0").rstrip(".")
@@ -29,11 +30,11 @@ def document(root: Element) -> bytes:
 def _append(element: Element, children: Child) -> None:
     if children is None:
         return
-    if isinstance(children, list | tuple):
+    if isinstance(children, Element):
+        element.append(children)
+    elif isinstance(children, Sequence) and not isinstance(children, str):
         for child in children:
             _append(element, child)
-    elif isinstance(children, Element):
-        element.append(children)
     elif len(element):
         element[-1].tail = (element[-1].tail or "") + str(children)
     else:

@@ -1,11 +1,99 @@
-"""report.html: being written."""
+"""report.html: all that is worth knowing about a run, in one file that asks for nothing else.
 
+Read from the run directory (config, environment, data, metrics, scores) and its embeddings;
+pictures come from the collection. Doubtful labels and copies are also listed in suspects.csv.
+"""
+
+import json
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
 
 from nofuss.data.collection import Collection
 from nofuss.embeddings import RunEmbeddings
+from nofuss.files import write_file
+from nofuss.report import sections
+from nofuss.report.grids import Gallery
+from nofuss.report.html import document, tag
+from nofuss.report.neighbourhood import neighbourhood
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_report(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
-    """Write report.html of a run; returns its path."""
-    return run / "report.html"
+    """Write report.html and suspects.csv of a run; returns the report's path."""
+    names = ("config", "environment", "data", "scores", "holdout")
+    read = {name: _read(run / f"{name}.json") for name in names}
+    seed = int(read["config"].get("seed", 0))
+    tested = len(kept.test) > 1
+    vectors, rows = (kept.test, kept.test_rows) if tested else (kept.sample, kept.sample_rows)
+    found = [
+        sections.scores(read["scores"], read["config"].get("loss", "this run")),
+        sections.curves(_read_lines(run / "metrics.jsonl"), read["holdout"]),
+        *neighbourhood(
+            Gallery(collection, rows), vectors, run / "suspects.csv", seed=seed, tested=tested
+        ),
+        sections.embedding_map(collection, kept, seed=seed),
+        sections.bounds(collection, kept),
+        sections.data(collection, read["data"]),
+        sections.settings(read["config"], read["environment"]),
+    ]
+    file = run / "report.html"
+    shown = [section for section in found if section is not None]
+    write_file(file, document(_page(run.resolve().name, read, shown)))
+    return file
+
+
+def _page(name: str, read: dict[str, Any], shown: list[Element]) -> Element:
+    links = [tag("a", section[0].text, href=f"#{section.get('id')}") for section in shown]
+    style = files("nofuss.report").joinpath("report.css").read_text(encoding="utf-8")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", f"{name} · nofuss"),
+        tag("style", style),
+    )
+    header = tag(
+        "header",
+        tag("h1", name),
+        tag("div", read["data"].get("description", ""), class_="soft"),
+        _lead(read["scores"]),
+        tag("nav", links, aria_label="Sections"),
+    )
+    return tag("html", head, tag("body", header, tag("main", shown)), lang="en")
+
+
+def _lead(scores: dict[str, Any]) -> Element:
+    """The result in a sentence."""
+    if "recall@1" not in scores:
+        return tag("p", "There were no test classes to score this run on.", class_="lead")
+    low, high = scores.get("recall@1_interval", (None, None))
+    interval = "" if low is None else f" (95% interval {100 * low:.1f} to {100 * high:.1f})"
+    others = {n: s["recall@1"] for n, s in scores.get("baselines", {}).items() if "recall@1" in s}
+    best = max(others, key=lambda name: others[name], default=None)
+    without = "" if best is None else f" Without training: {100 * others[best]:.1f}% ({best})."
+    return tag(
+        "p",
+        tag("b", f"{100 * scores['recall@1']:.1f}%"),
+        f" of {scores['queries']:,} queries from {scores['classes']:,} classes never seen in "
+        f"training have an item of their class as nearest neighbour{interval}.{without}",
+        class_="lead",
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not every run has every file
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []

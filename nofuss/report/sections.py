@@ -1,0 +1,178 @@
+"""The report's sections on the run itself: scores, training, map, bounds, data, settings."""
+
+from typing import Any
+from xml.etree.ElementTree import Element
+
+import numpy as np
+
+from nofuss.data.collection import Collection
+from nofuss.embeddings import RunEmbeddings, sample_by_class
+from nofuss.proxies.bounds import proxy_bounds
+from nofuss.report import figures, tables
+from nofuss.report.html import Child, tag
+from nofuss.report.projection import project
+
+ON_MAP = 500
+"""Items of each side on the map: t-SNE takes seconds then."""
+
+
+def section(title: str, *content: Child) -> Element:
+    """A heading that can be linked to, and what is below it."""
+    return tag("section", tag("h2", title), content, id=title.lower().replace(" ", "-"))
+
+
+def soft(words: str) -> Element:
+    """A paragraph of explanation."""
+    return tag("p", words, class_="soft")
+
+
+def scores(found: dict[str, Any], loss: str) -> Element | None:
+    """The run beside what needed no training."""
+    if "recall@1" not in found:
+        return None
+    methods = {loss: found} | found.get("baselines", {})
+    chart = [
+        (name, of["recall@1"], of.get("recall@1_interval"))
+        for name, of in methods.items()
+        if "recall@1" in of
+    ]
+    caption = tag("figcaption", "Recall@1 with 95% intervals over classes")
+    return section(
+        "Scores on unseen classes",
+        tag("figure", figures.score_chart(chart), caption),
+        tables.score_table(methods),
+        soft(found.get("protocol", "")),
+    )
+
+
+def curves(metrics: list[dict[str, Any]], holdout: dict[str, Any]) -> Element | None:
+    """Loss and Recall@1 on held-out training classes, epoch by epoch."""
+    title = "Recall@1 on held-out training classes"
+    charts, note = [], None
+    losses = [row["loss"] for row in metrics if np.isfinite(row.get("loss", np.nan))]
+    if losses:
+        charts.append(figures.curve(losses, title="Loss"))
+    recall = [r for row in metrics if np.isfinite(r := row.get("held_out_recall@1", np.nan))]
+    if recall:
+        charts.append(figures.curve(recall, title=title, percent=True))
+    elif chosen := holdout.get("recall@1"):
+        best = int(holdout["best_epoch"])
+        charts.append(figures.curve(chosen, title=title, first=0, percent=True, mark=best))
+        note = (
+            "A first training, without the held-out classes, chose the number of epochs: "
+            f"{best} (ringed). The second one learned from all training classes."
+        )
+    if not charts:
+        return None
+    return section(
+        "Training",
+        tag("div", [tag("figure", chart) for chart in charts], class_="pair"),
+        soft(note) if note else None,
+    )
+
+
+def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> Element | None:
+    """Both sides on one plane, shown twice: training items with proxies, and test items."""
+    labels = collection.labels
+    chosen = [
+        sample_by_class(
+            None if labels is None else labels[rows],
+            len(rows),
+            items=ON_MAP,
+            per_class=25,
+            seed=seed,
+        )
+        for rows in (kept.sample_rows, kept.test_rows)
+    ]
+    seen, new = chosen
+    items = len(seen) + len(new)
+    if items < 3:
+        return None
+    used = np.unique(kept.assignment[seen]) if len(kept.proxies) else np.empty(0, np.int64)
+    vectors = [kept.sample[seen], kept.test[new], kept.proxies[used]]
+    places = project(np.concatenate(vectors), seed=seed)
+    classes, star_classes = np.full(items, -1), np.full(len(used), -1)
+    if labels is not None:
+        classes = labels[np.r_[kept.sample_rows[seen], kept.test_rows[new]]]
+        own = [classes[: len(seen)][kept.assignment[seen] == p][0] for p in used]
+        star_classes = np.array(own, dtype=np.int64)
+    left, names = np.arange(items) < len(seen), collection.class_names
+    panels = [
+        figures.map_panel(
+            places[:items],
+            left,
+            classes,
+            names,
+            title="Training classes and their proxies ★" if len(used) else "Training classes",
+            stars=places[items:],
+            star_labels=star_classes,
+        )
+    ]
+    if len(new):
+        title = "Test classes, never seen"
+        panels.append(figures.map_panel(places[:items], ~left, classes, names, title=title))
+    words = (
+        f"{items:,} items and {len(used):,} proxies by t-SNE: neighbours stay neighbours, "
+        "distances mean little. Both panels are the same map; some of the classes are named."
+    )
+    return section(
+        "Map", soft(words), tag("div", [tag("figure", panel) for panel in panels], class_="pair")
+    )
+
+
+def bounds(collection: Collection, kept: RunEmbeddings) -> Element | None:
+    """ε and the paper's inequalities on the training sample."""
+    if not len(kept.proxies) or collection.labels is None:
+        return None
+    labels = collection.labels[kept.sample_rows]
+    sizes = np.unique(labels, return_counts=True)[1]
+    if len(sizes) < 2 or sizes.max() < 2:
+        return None
+    norm = 3.0 if kept.scale is None else max(1.01, float(np.sqrt(kept.scale / 2)))
+    found = proxy_bounds(
+        kept.sample,
+        labels,
+        kept.proxies,
+        kept.assignment,
+        norm_x=norm,
+        norm_p=norm,
+        max_triplets=200_000,
+    )
+    epsilon = (
+        f"ε = max |x − p(x)|² is {found.epsilon:.3f} over {len(labels):,} training items of "
+        f"{len(sizes):,} classes; its mean is {found.epsilon_mean:.3f}, and 95% lie below "
+        f"{found.epsilon_95:.3f}."
+    )
+    words = (
+        "How well a loss over proxies bounds the loss over instances, on the unit sphere. The "
+        "constants are corrected: the paper prints 2√(2ε) for Proposition 4.1, where its proof "
+        "gives 2√ε, and 2√ε for Proposition 4.2, where it gives 4√ε."
+    )
+    return section("Bounds", tag("p", epsilon), tables.bound_table(found), soft(words))
+
+
+def data(collection: Collection, described: dict[str, Any]) -> Element:
+    """What went in."""
+    sizes = None
+    if collection.labels is not None:
+        caption = tag("figcaption", "Classes by their number of items, all sides")
+        sizes = tag("figure", figures.class_sizes(np.bincount(collection.labels)), caption)
+    sides = tables.side_table(described.get("items", {}), described.get("classes", {}))
+    notes = [tag("p", note) for note in collection.notes]
+    return section(
+        "Data",
+        tag("p", described.get("description", "")),
+        tag("div", tag("div", sides, notes), sizes, class_="pair"),
+    )
+
+
+def settings(config: dict[str, Any], environment: dict[str, Any]) -> Element:
+    """How to do it again."""
+    machine = {k: v for k, v in environment.items() if k not in ("command", "versions")}
+    return section(
+        "Settings",
+        tag("pre", tag("code", environment.get("command", ""))),
+        tables.settings(config),
+        tag("h3", "Environment"),
+        tables.settings(machine | environment.get("versions", {})),
+    )
