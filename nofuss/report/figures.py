@@ -18,7 +18,7 @@ COLOURS = 6  # --c0 … --c5 of report.css
 
 def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]]) -> Element:
     """A row a method: the score as a point, its 95% interval as a line; the first is the run's."""
-    width, left, right, step = 640, 190, 60, 30
+    width, left, right, step = 480, 190, 40, 30
     low = min(ends[0] if ends else value for _, value, ends in scores)
     high = max(ends[1] if ends else value for _, value, ends in scores)
     first = math.floor(max(0.0, low - 0.03) * 20) / 20
@@ -30,7 +30,7 @@ def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]])
 
     height = step * len(scores) + 26
     marks: list[Element] = []
-    for tick in _ticks(first, last, 5):
+    for tick in _ticks(first, last, 4):
         place = x(tick)
         marks.append(tag("line", x1=place, x2=place, y1=4, y2=height - 22, class_="grid"))
         label = f"{100 * tick:.0f}%"

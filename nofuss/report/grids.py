@@ -19,7 +19,7 @@ ALIKE = 3.0
 """Mean difference of gray values (0…255) at 16 × 16 pixels, below which pictures are copies."""
 
 
-class Gallery:
+class Items:
     """The items that a report speaks of: positions in the embeddings → rows of the data."""
 
     def __init__(self, collection: Collection, rows: Rows) -> None:
@@ -84,27 +84,27 @@ def choose_queries(found: Neighbours, labels: Rows, *, seed: int = 0) -> dict[st
     }
 
 
-def hit_row(gallery: Gallery, found: Neighbours, row: int) -> Element:
+def hit_row(items: Items, found: Neighbours, row: int) -> Element:
     """A query and its neighbours; right and wrong differ in sign and border, not only colour."""
     query = int(found.queries[row])
     cells = [
         tag(
             "li",
-            gallery.image(query),
-            tag("span", gallery.label(query), class_="name"),
+            items.image(query),
+            tag("span", items.label(query), class_="name"),
             class_="query",
         )
     ]
     for item, distance in zip(found.items[row, :SHOWN], found.distances[row, :SHOWN], strict=True):
-        right = gallery.labels[item] == gallery.labels[query]
+        right = items.labels[item] == items.labels[query]
         cells.append(
             tag(
                 "li",
-                gallery.image(int(item)),
+                items.image(int(item)),
                 tag(
                     "span",
                     tag("b", "✓ " if right else "✗ "),
-                    gallery.label(int(item)),
+                    items.label(int(item)),
                     class_="name",
                 ),
                 f"{distance:.2f}",
@@ -114,13 +114,13 @@ def hit_row(gallery: Gallery, found: Neighbours, row: int) -> Element:
     return tag("ol", *cells, class_="hit")
 
 
-def pair_cards(gallery: Gallery, pairs: Sequence[Card]) -> Element:
+def pair_cards(items: Items, pairs: Sequence[Card]) -> Element:
     """Two items beside each other with what is to be said about them."""
     cards = []
     for first, second, words in pairs:
         two = None
-        if has_pictures(gallery.collection):
-            two = tag("span", gallery.image(first), gallery.image(second), class_="two")
+        if has_pictures(items.collection):
+            two = tag("span", items.image(first), items.image(second), class_="two")
         cards.append(tag("li", two, tag("span", words, class_="what")))
     return tag("ul", cards, class_="cards")
 

@@ -18,7 +18,7 @@ from nofuss.report.findings import (
     doubtful_labels,
     neighbours,
 )
-from nofuss.report.grids import Card, Gallery, choose_queries, hit_row, pair_cards
+from nofuss.report.grids import Card, Items, choose_queries, hit_row, pair_cards
 from nofuss.report.html import Child, tag
 from nofuss.report.sections import section, soft
 from nofuss.report.thumbnails import has_pictures
@@ -27,30 +27,30 @@ CARDS = 12
 
 
 def neighbourhood(
-    gallery: Gallery, vectors: NDArray[np.float32], listed: Path, *, seed: int, tested: bool
+    items: Items, vectors: NDArray[np.float32], listed: Path, *, seed: int, tested: bool
 ) -> list[Element | None]:
     """The sections, of test items where there are any; all suspects go to the file `listed`."""
-    if gallery.collection.labels is None or len(vectors) < 3:
+    if items.collection.labels is None or len(vectors) < 3:
         return []
     found = neighbours(vectors, seed=seed)
-    pictures = has_pictures(gallery.collection)
-    doubts = doubtful_labels(found, gallery.labels)
-    same = gallery.look_alike if pictures else None
+    pictures = has_pictures(items.collection)
+    doubts = doubtful_labels(found, items.labels)
+    same = items.look_alike if pictures else None
     doubles = copies(found, same=same, within=0.1 if pictures else 1e-3)
-    _list_suspects(listed, gallery, doubts, doubles)
+    _list_suspects(listed, items, doubts, doubles)
     return [
-        _grid(gallery, found, seed=seed, tested=tested) if pictures else None,
-        _confused(gallery, found),
-        _suspects(gallery, doubts, doubles),
+        _grid(items, found, seed=seed, tested=tested) if pictures else None,
+        _confused(items, found),
+        _suspects(items, doubts, doubles),
     ]
 
 
-def _grid(gallery: Gallery, found: Neighbours, *, seed: int, tested: bool) -> Element:
+def _grid(items: Items, found: Neighbours, *, seed: int, tested: bool) -> Element:
     """Queries with their neighbours."""
     which = "test classes, never seen in training" if tested else "training classes"
-    chosen = choose_queries(found, gallery.labels, seed=seed)
+    chosen = choose_queries(found, items.labels, seed=seed)
     rows: list[Child] = [
-        [tag("h3", title), [hit_row(gallery, found, int(row)) for row in some]]
+        [tag("h3", title), [hit_row(items, found, int(row)) for row in some]]
         for title, some in chosen.items()
         if len(some)
     ]
@@ -61,22 +61,22 @@ def _grid(gallery: Gallery, found: Neighbours, *, seed: int, tested: bool) -> El
     return section("Neighbours", soft(words), rows)
 
 
-def _confused(gallery: Gallery, found: Neighbours) -> Element | None:
-    pairs = confusions(found, gallery.labels)
+def _confused(items: Items, found: Neighbours) -> Element | None:
+    pairs = confusions(found, items.labels)
     if not pairs:
         return None
-    names = gallery.collection.class_names
+    names = items.collection.class_names
     cards: list[Card] = []
     for c in pairs:
         share = tag("small", f"{c.queries:,} of their queries, {100 * c.share:.0f}%")
         both: list[Child] = [tag("b", names[c.first]), " and ", tag("b", names[c.second])]
         cards.append((*c.example, _lines(both, share)))
     words = "Classes whose items are each other's nearest neighbours, with the closest such pair."
-    return section("Confused classes", soft(words), pair_cards(gallery, cards))
+    return section("Confused classes", soft(words), pair_cards(items, cards))
 
 
-def _suspects(gallery: Gallery, doubts: list[Doubt], doubles: list[Copy]) -> Element:
-    names = gallery.collection.class_names
+def _suspects(items: Items, doubts: list[Doubt], doubles: list[Copy]) -> Element:
+    names = items.collection.class_names
     wrong: list[Card] = []
     for d in doubts[:CARDS]:
         looks: list[Child] = [
@@ -85,13 +85,13 @@ def _suspects(gallery: Gallery, doubts: list[Doubt], doubles: list[Copy]) -> Ele
             tag("b", names[d.suggested]),
         ]
         votes = tag("small", f"{100 * d.votes:.0f}% of its neighbours")
-        wrong.append((d.item, d.nearest, _lines(gallery.name(d.item), looks, votes)))
+        wrong.append((d.item, d.nearest, _lines(items.name(d.item), looks, votes)))
     same: list[Card] = []
     for c in doubles[:CARDS]:
-        first, second = gallery.label(c.first), gallery.label(c.second)
+        first, second = items.label(c.first), items.label(c.second)
         label = f"both {first}" if first == second else f"labelled {first} and {second}"
-        items = gallery.name(c.first), gallery.name(c.second)
-        same.append((c.first, c.second, _lines(*items, tag("small", label))))
+        both = items.name(c.first), items.name(c.second)
+        same.append((c.first, c.second, _lines(*both, tag("small", label))))
     file = tag("a", "suspects.csv", href="suspects.csv")
     return section(
         "Suspects in the data",
@@ -101,13 +101,13 @@ def _suspects(gallery: Gallery, doubts: list[Doubt], doubles: list[Copy]) -> Ele
             "No neighbour is of their own class, and most are of one other: "
             "either the label is wrong, or the model."
         ),
-        pair_cards(gallery, wrong) if wrong else tag("p", "None found."),
+        pair_cards(items, wrong) if wrong else tag("p", "None found."),
         tag("h3", f"Duplicates: {len(doubles):,}"),
-        pair_cards(gallery, same) if same else tag("p", "None found."),
+        pair_cards(items, same) if same else tag("p", "None found."),
     )
 
 
-def _list_suspects(file: Path, gallery: Gallery, doubts: list[Doubt], doubles: list[Copy]) -> None:
+def _list_suspects(file: Path, items: Items, doubts: list[Doubt], doubles: list[Copy]) -> None:
     """kind, item, label, other_item, other_label, distance."""
     pairs = [("label", d.item, d.nearest, d.distance) for d in doubts]
     pairs += [("duplicate", *double) for double in doubles]
@@ -115,7 +115,7 @@ def _list_suspects(file: Path, gallery: Gallery, doubts: list[Doubt], doubles: l
         rows = csv.writer(text)
         rows.writerow(("kind", "item", "label", "other_item", "other_label", "distance"))
         for kind, a, b, distance in pairs:
-            first, second = (gallery.name(a), gallery.label(a)), (gallery.name(b), gallery.label(b))
+            first, second = (items.name(a), items.label(a)), (items.name(b), items.label(b))
             rows.writerow((kind, *first, *second, f"{distance:.4f}"))
         write_file(file, text.getvalue().encode("utf-8", "backslashreplace"))
 

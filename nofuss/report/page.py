@@ -14,7 +14,7 @@ from nofuss.data.collection import Collection
 from nofuss.embeddings import RunEmbeddings
 from nofuss.files import write_file
 from nofuss.report import sections
-from nofuss.report.grids import Gallery
+from nofuss.report.grids import Items
 from nofuss.report.html import document, tag
 from nofuss.report.neighbourhood import neighbourhood
 
@@ -32,7 +32,7 @@ def write_report(run: Path, collection: Collection, kept: RunEmbeddings) -> Path
         sections.scores(read["scores"], read["config"].get("loss", "this run")),
         sections.curves(_read_lines(run / "metrics.jsonl"), read["holdout"]),
         *neighbourhood(
-            Gallery(collection, rows), vectors, run / "suspects.csv", seed=seed, tested=tested
+            Items(collection, rows), vectors, run / "suspects.csv", seed=seed, tested=tested
         ),
         sections.embedding_map(collection, kept, seed=seed),
         sections.bounds(collection, kept),

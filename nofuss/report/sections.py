@@ -39,8 +39,12 @@ def scores(found: dict[str, Any], loss: str) -> Element | None:
     caption = tag("figcaption", "Recall@1 with 95% intervals over classes")
     return section(
         "Scores on unseen classes",
-        tag("figure", figures.score_chart(chart), caption),
-        tables.score_table(methods),
+        tag(
+            "div",
+            tables.score_table(methods),
+            tag("figure", figures.score_chart(chart), caption),
+            class_="pair",
+        ),
         soft(found.get("protocol", "")),
     )
 
