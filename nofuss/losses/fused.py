@@ -128,3 +128,8 @@ def bounded(x: Tensor, num_proxies: int) -> bool:
     room = math.log(torch.finfo(x.dtype).max) - 3
     longest = float(torch.linalg.vector_norm(x, dim=1).max())
     return longest + math.log(num_proxies) < room
+
+
+def pays(batch: int, num_proxies: int, dim: int) -> bool:
+    """Whether the fused form is faster than the plain one; below this, overhead rules both."""
+    return batch * num_proxies >= 2**17

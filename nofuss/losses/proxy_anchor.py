@@ -4,13 +4,14 @@ Later than the paper, and here for comparison.
 """
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
-from nofuss.proxies.assignment import Assignment, ProxyTriplets
+from nofuss.losses.fused_margin import fused_proxy_anchor
+from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.proxies.assignment import ProxyTriplets
 
 
 def proxy_anchor(
@@ -52,27 +53,20 @@ class ProxyAnchor(ProxyLoss):
         num_classes: int,
         dim: int,
         *,
-        margin: float = 0.1,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
         scale: float = 32.0,
-        learn_scale: bool = False,
-        seed: int | None = None,
+        margin: float = 0.1,
+        **options: Unpack[ProxyOptions],
     ) -> None:
         if scale is None:
             raise ValueError("scale is None; ProxyAnchor is made of cosines, so it needs a number")
-        super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            scale=scale,
-            learn_scale=learn_scale,
-            seed=seed,
-        )
+        super().__init__(num_classes, dim, scale=scale, **options)
         self.margin = margin
 
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         assert self.scale is not None
         cosines = x @ p.T
         return anchor_of_cosines(cosines, triplets, scale=self.scale, margin=self.margin)
+
+    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+        assert self.scale is not None
+        return fused_proxy_anchor(x, positive, self.proxies, scale=self.scale, margin=self.margin)

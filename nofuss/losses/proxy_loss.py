@@ -8,12 +8,13 @@ here. So the two norms are one number, `scale` = 2·N_x·N_p, times the cosine o
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from nofuss.geometry import Array, normalize, squared_distances
+from nofuss.losses.fused import pays
 from nofuss.losses.inputs import check_embeddings, check_labels, zero_with_graph
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
 
@@ -23,6 +24,16 @@ def proxy_logits(x: Tensor, p: Tensor, scale: float | Tensor | None) -> Tensor:
     if scale is None:
         return -squared_distances(x, p)
     return scale * (normalize(x) @ normalize(p).T)
+
+
+class ProxyOptions(TypedDict, total=False):
+    """What every loss over proxies takes beside its own; see `ProxyLoss`."""
+
+    proxies_per_class: float
+    assignment: str | Assignment
+    learn_scale: bool
+    fused: bool | None
+    seed: int | None
 
 
 class ProxyLoss(nn.Module, ABC):
@@ -37,10 +48,15 @@ class ProxyLoss(nn.Module, ABC):
         "dynamic"; num_classes × proxies_per_class is then just the number of proxies.
     scale: 2·N_x·N_p, see this file's head; None leaves the norms free, as the paper trains.
     learn_scale: learn the scale, as exp(log_scale).
+    fused: walk the proxies in chunks that stay in cache, with values and gradients as the plain
+        form's; None does so when it pays (many proxies), True and False always and never. Where
+        norms are free, or Z is not simply every other proxy, the plain form is all there is.
     seed: of the first proxies and the deal of labels; None draws from torch's global generator.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic")
+    fusible: ClassVar[bool] = True
+    """Whether there is a fused form."""
     needs_scale: ClassVar[bool] = True
     """False where the scale only trades with the margin."""
 
@@ -53,6 +69,7 @@ class ProxyLoss(nn.Module, ABC):
         assignment: str | Assignment = "static",
         scale: float | None,
         learn_scale: bool = False,
+        fused: bool | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -90,6 +107,13 @@ class ProxyLoss(nn.Module, ABC):
         self.num_classes = num_classes
         self.dim = dim
         self.assignment = assignment
+        can_fuse = self.fusible and assignment.by_label and scale is not None
+        if fused and not can_fuse:
+            raise ValueError(
+                f"{type(self).__name__} with {assignment.name} assignment and scale={scale} has "
+                "no fused form; leave fused out"
+            )
+        self.fused = fused if can_fuse else False
         first = torch.randn(assignment.num_proxies, dim, generator=generator)
         self.proxies = nn.Parameter(normalize(first))
         self._scale = scale
@@ -120,13 +144,16 @@ class ProxyLoss(nn.Module, ABC):
         check_embeddings(embeddings, self.dim)
         with torch.autocast(embeddings.device.type, enabled=False):
             x = self._place(embeddings)
-            if isinstance(self.assignment, Dynamic):
-                self.assignment.revive(x, self.proxies)
-            p = self._place(self.proxies).to(x.dtype)
             if labels is not None:
                 if positives is not None or negatives is not None:
                     raise ValueError("got labels and triplets; pass one of the two")
                 labels = check_labels(labels, embeddings, self.num_classes)
+                if self.fused or (self.fused is None and pays(len(x), *self.proxies.shape)):
+                    return self._fused_loss(x, self.assignment.of(x, labels, self.proxies))
+            if isinstance(self.assignment, Dynamic):
+                self.assignment.revive(x, self.proxies)
+            p = self._place(self.proxies).to(x.dtype)
+            if labels is not None:
                 triplets = self.assignment.from_labels(x, labels, p)
             else:
                 y, z = self._check_triplets(embeddings, positives, negatives)
@@ -147,6 +174,10 @@ class ProxyLoss(nn.Module, ABC):
     @abstractmethod
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         """The loss of placed anchors x (T, D) and placed proxies p (P, D)."""
+
+    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+        """The same of directions x (B, D) and rows of the proxies (B,), Z every other proxy."""
+        raise NotImplementedError
 
     def _place(self, x: Tensor) -> Tensor:
         """As a direction, or as it is with free norms; at least in the proxies' precision."""

@@ -6,11 +6,14 @@ the name of the paper that studied it.
 """
 
 import math
+from typing import Unpack
 
 from torch import Tensor
 
-from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
-from nofuss.proxies.assignment import Assignment, ProxyTriplets
+from nofuss.losses.fused import fused_proxy_nca
+from nofuss.losses.fused_sampling import sampled_proxy_nca
+from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.proxies.assignment import ProxyTriplets
 
 
 def proxy_nca(
@@ -51,6 +54,9 @@ class ProxyNCA(ProxyLoss):
         unit sphere itself (scale 2) distances lie in [0, 4]: too soft to fit many classes.
     learn_scale: without the positive in the denominator a well-separated batch always gains
         from a larger scale, so a learned one keeps growing; give it a small rate.
+    negative_share: below 1, each training step takes that share of the proxies, drawn from
+        torch's global generator, and all positives; it changes the objective, see
+        `fused_sampling.py` for the bias.
     """
 
     def __init__(
@@ -58,24 +64,29 @@ class ProxyNCA(ProxyLoss):
         num_classes: int,
         dim: int,
         *,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
         scale: float | None = 18.0,
-        learn_scale: bool = False,
-        seed: int | None = None,
+        negative_share: float = 1.0,
+        **options: Unpack[ProxyOptions],
     ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            scale=scale,
-            learn_scale=learn_scale,
-            seed=seed,
-        )
+        super().__init__(num_classes, dim, scale=scale, **options)
+        if not 0 < negative_share <= 1:
+            raise ValueError(f"negative_share is {negative_share}; expected above 0, at most 1")
+        if negative_share < 1:
+            if self.fused is False:
+                raise ValueError("negative_share below 1 needs the fused form; drop one of them")
+            self.fused = True
+        self.negative_share = negative_share
 
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets)
+
+    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+        assert self.scale is not None
+        if self.negative_share < 1 and self.training:
+            return sampled_proxy_nca(
+                x, positive, self.proxies, scale=self.scale, share=self.negative_share
+            )
+        return fused_proxy_nca(x, positive, self.proxies, scale=self.scale)
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -90,23 +101,16 @@ class ProxyNCAPlusPlus(ProxyLoss):
         num_classes: int,
         dim: int,
         *,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
         temperature: float = 1 / 9,
-        learn_scale: bool = False,
-        seed: int | None = None,
+        **options: Unpack[ProxyOptions],
     ) -> None:
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature is {temperature}; expected above 0")
-        super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            scale=2 / temperature,
-            learn_scale=learn_scale,
-            seed=seed,
-        )
+        super().__init__(num_classes, dim, scale=2 / temperature, **options)
 
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets, include_positive=True)
+
+    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+        assert self.scale is not None
+        return fused_proxy_nca(x, positive, self.proxies, scale=self.scale, include_positive=True)

@@ -1,11 +1,12 @@
 """Proxy-Triplet: the margin triplet loss, Eq. 3, over proxies."""
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
-from nofuss.proxies.assignment import Assignment, ProxyTriplets
+from nofuss.losses.fused_margin import fused_proxy_triplet
+from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.proxies.assignment import ProxyTriplets
 
 
 def proxy_triplet(
@@ -44,23 +45,16 @@ class ProxyTriplet(ProxyLoss):
         num_classes: int,
         dim: int,
         *,
-        margin: float = 0.1,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
         scale: float | None = 2.0,
-        learn_scale: bool = False,
-        seed: int | None = None,
+        margin: float = 0.1,
+        **options: Unpack[ProxyOptions],
     ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            scale=scale,
-            learn_scale=learn_scale,
-            seed=seed,
-        )
+        super().__init__(num_classes, dim, scale=scale, **options)
         self.margin = margin
 
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return triplet_of_logits(self._logits(x, p), triplets, margin=self.margin)
+
+    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+        assert self.scale is not None
+        return fused_proxy_triplet(x, positive, self.proxies, scale=self.scale, margin=self.margin)

@@ -44,6 +44,7 @@ class SoftTriple(ProxyLoss):
     """SoftTriple (Qian et al. 2019); scale is their λ, margin their δ, proxies their centers."""
 
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
+    fusible: ClassVar[bool] = False
 
     def __init__(
         self,

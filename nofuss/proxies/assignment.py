@@ -14,7 +14,7 @@ for d(x, p) < d(x, p), which carries no signal, so it is left out of the denomin
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class Assignment(nn.Module, ABC):
     """p(x) for a batch; buffers travel with the loss's state_dict."""
 
     name: str
+    by_label: ClassVar[bool] = False
+    """p(x) depends on the label alone, and Z is every other proxy."""
     num_proxies: int
     num_classes: int | None = None
     """Labels are below this; None where proxies belong to no label."""
@@ -61,6 +63,7 @@ class Static(Assignment):
     """One proxy a label, p(x) = p_c(x); Z is every other proxy."""
 
     name = "static"
+    by_label = True
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -83,6 +86,7 @@ class Fractional(Assignment):
     """
 
     name = "fractional"
+    by_label = True
     proxy_of_label: Tensor
 
     def __init__(
