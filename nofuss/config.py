@@ -303,7 +303,8 @@ def read_config(values: dict[str, Any], *, where: Path) -> TrainConfig:
     known = {key: value for key, value in values.items() if key in fields}
     surplus = sorted(values.keys() - fields - {"fingerprint"})
     if surplus:
-        raise RunError(f"{where} has settings of another version: {', '.join(surplus)}")
+        names = ", ".join(repr(name)[1:-1] for name in surplus[:5])
+        raise RunError(f"{where} has settings of another version: {names}")
     hints = get_type_hints(TrainConfig)
     for name, value in known.items():
         if Path in get_args(hints[name]) and isinstance(value, str):

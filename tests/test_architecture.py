@@ -1,0 +1,149 @@
+"""The house rules that a reader relies on: which room may know which, and what is public."""
+
+import ast
+import inspect
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import nofuss
+
+ROOT = Path(nofuss.__file__).parent
+FOUNDATIONS = {"geometry", "errors", "config", "files"}
+# Room → what of ours it may import, besides itself.
+MAY_IMPORT = {
+    "errors": set(),
+    "geometry": set(),
+    "files": {"errors"},
+    "config": {"errors"},
+    "interrupt": set(),
+    "data": FOUNDATIONS,
+    "model": FOUNDATIONS,
+    "proxies": FOUNDATIONS,
+    "losses": FOUNDATIONS | {"proxies"},
+    "train": FOUNDATIONS | {"data", "model", "proxies", "losses"},
+    "evaluate": {"geometry"},
+}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The rooms of ours that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("nofuss.")}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room in MAY_IMPORT:
+        assert imported(path) - {room} <= MAY_IMPORT[room]
+    elif path.parent != ROOT:  # report, search, paper: they see a run from outside
+        assert "cli" not in imported(path)
+
+
+def test_the_walk_sees_imports() -> None:
+    """A test of the test: rooms that do import others are seen to."""
+    assert {"losses", "model", "data"} <= imported(ROOT / "pipeline.py") | imported(
+        ROOT / "train" / "setup.py"
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_file_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_no_pickle_no_eval() -> None:
+    """torch.load is called in one place, with weights_only."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
+                assert not {"pickle", "dill", "joblib", "cloudpickle"} & set(names), path
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("eval", "exec"), path
+                if called == "torch.load":
+                    assert "weights_only=True" in ast.unparse(node), path
+                if called in ("np.load", "numpy.load"):
+                    assert "allow_pickle=False" in ast.unparse(node), path
+
+
+def test_no_global_seeding() -> None:
+    """torch.manual_seed only inside fork_rng; never numpy's or Python's global generators."""
+    for path in FILES:
+        text = path.read_text()
+        assert "np.random.seed" not in text, path
+        assert "random.seed(" not in text.replace("np.random.seed(", ""), path
+        if re.search(r"\btorch\.manual_seed\(", text):
+            assert "fork_rng" in text, path
+
+
+def test_public_names_are_sorted_and_resolve() -> None:
+    names = nofuss.__all__
+    capitals = [n for n in names if n.isupper()]
+    classes = [n for n in names if n[0].isupper() and not n.isupper()]
+    functions = [n for n in names if n[0].islower()]
+    assert names == sorted(capitals) + sorted(classes) + sorted(functions)
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(dir(nofuss))
+    for name in names:
+        assert getattr(nofuss, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'ProxyNCa'"):
+        nofuss.ProxyNCa  # noqa: B018
+
+
+@pytest.mark.parametrize("name", nofuss.__all__)
+def test_public_names_open_with_one_line(name: str) -> None:
+    text = inspect.getdoc(getattr(nofuss, name))
+    assert text
+    first, *rest = text.splitlines()
+    assert first[-1] in ".:"
+    assert not rest or rest[0] == ""
+
+
+def test_public_modules_define_what_they_export() -> None:
+    for room in ("data", "evaluate", "losses", "proxies"):
+        module = __import__(f"nofuss.{room}", fromlist=["x"])
+        for name in module.__all__:
+            assert hasattr(module, name), f"{room}.{name}"
+
+
+def tracked() -> list[Path]:
+    """Files under version control; all of ours where git is not there to ask."""
+    top = ROOT.parent
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=top, capture_output=True, check=True, text=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return FILES
+    return [top / name for name in listed.split("\0") if name and (top / name).is_file()]
+
+
+def test_no_paths_of_one_machine() -> None:
+    """Nothing in the repository knows where somebody's home or scratch directory is."""
+    places = re.compile(r"(?<![\w.~}*-])/(?:work|home|root|tmp|Users)/\w")
+    found = [
+        f"{path}: {match.group()}"
+        for path in tracked()
+        if path != Path(__file__) and b"\0" not in (content := path.read_bytes())
+        for match in places.finditer(content.decode())
+    ]
+    assert found == []

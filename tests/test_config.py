@@ -1,0 +1,173 @@
+"""Configurations: through JSON and back, presets, refusals."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nofuss.config import (
+    PRESETS,
+    Preprocessing,
+    TrainConfig,
+    check_limits,
+    read_config,
+    resolve,
+    to_json,
+)
+from nofuss.errors import RunError, UsageError
+
+WHERE = Path("run/config.json")
+# What a loss, a data set or nobody in particular decides, not the preset.
+OPEN = {"data", "out", "weights", "scale", "size", "per_class", "revive_after", "test_share"}
+
+
+def through_json(config: TrainConfig) -> TrainConfig:
+    return read_config(json.loads(json.dumps(to_json(config))), where=WHERE)
+
+
+@given(
+    data=st.none() | st.text("aé /.", min_size=1).map(Path),
+    seed=st.integers(0, 2**31 - 1),
+    rate=st.none() | st.floats(0, 1),
+    scale=st.none() | st.integers(1, 64),
+    loss=st.text(),
+    freeze=st.booleans(),
+)
+def test_round_trip(**values: Any) -> None:
+    config = TrainConfig(**values)
+    assert through_json(config) == config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_round_trip_of_every_preset(preset: Any) -> None:
+    kind = "vectors" if preset == "vectors" else "pictures"
+    config = resolve(TrainConfig(preset=preset, data=Path("x")), kind=kind, small=False)
+    assert through_json(config) == config
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_fill_every_none_that_is_needed(preset: Any) -> None:
+    kind = "vectors" if preset == "vectors" else "pictures"
+    config = resolve(TrainConfig(preset=preset), kind=kind, small=False)
+    empty = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
+    assert empty <= OPEN
+    check_limits(config)
+    assert resolve(config, kind=kind, small=False) == config  # nothing left to resolve
+
+
+def test_presets_name_fields_only() -> None:
+    fields = {f.name for f in dataclasses.fields(TrainConfig)}
+    assert all(preset.keys() <= fields for preset in PRESETS.values())
+
+
+def test_what_the_user_says_stays() -> None:
+    config = resolve(
+        TrainConfig(epochs=0, rate=0.0, freeze_batch_norm=False, preset="finetune"),
+        kind="pictures",
+        small=False,
+    )
+    assert (config.epochs, config.rate, config.freeze_batch_norm) == (0, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "small", "preset"),
+    [
+        ("vectors", False, "vectors"),
+        ("pictures", True, "small"),
+        ("pictures", False, "frozen"),
+    ],
+)
+def test_auto_chooses_by_the_data(kind: str, small: bool, preset: str) -> None:
+    assert resolve(TrainConfig(), kind=kind, small=small).preset == preset
+
+
+def test_freeze_is_the_frozen_preset() -> None:
+    assert resolve(TrainConfig(freeze=True), kind="pictures", small=True) == resolve(
+        TrainConfig(preset="frozen"), kind="pictures", small=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"freeze": True, "preset": "paper"}, "pictures", "--freeze means --preset frozen"),
+        ({"preset": "small"}, "vectors", "does not fit data that are vectors"),
+        ({"freeze": True}, "vectors", "does not fit data that are vectors"),
+        ({"preset": "vectors"}, "pictures", "does not fit data that are pictures"),
+        ({"free_norms": True, "scale": 3.0}, "pictures", "--free-norms leaves no scale"),
+        ({"preset": "papr"}, "pictures", "did you mean 'paper'"),
+        ({"epochs": -1}, "pictures", "--epochs is -1; expected a number from 0 up"),
+        ({"batch": 0}, "pictures", "--batch is 0"),
+        ({"dim": 0}, "pictures", "--dim is 0"),
+        ({"size": 3}, "pictures", "--size is 3"),
+        ({"rate": math.nan}, "pictures", "--rate is nan"),
+        ({"head_rate": -1.0}, "pictures", "--head-rate is -1.0"),
+        ({"proxy_rate": math.inf}, "pictures", "--proxy-rate is inf"),
+        ({"test_share": 1.0}, "pictures", "--test-share is 1.0; .* below 1"),
+        ({"holdout": 1.5}, "pictures", "--holdout is 1.5"),
+        ({"seed": -1}, "pictures", "--seed is -1"),
+        ({"revive_after": 0}, "pictures", "--revive-after is 0"),
+        ({"workers": -1}, "pictures", "--workers is -1"),
+    ],
+)
+def test_refused(options: dict[str, Any], kind: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        resolve(TrainConfig(**options), kind=kind, small=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"epochs": "many"},
+        {"epochs": 2.5},
+        {"loss": 5},
+        {"loss": None},
+        {"seed": True},
+        {"resume": 1},
+        {"preset": "other"},
+        {"optimizer": "sgd"},
+        {"data": 5},
+        {"weights": ["a", "b"]},
+        {"rate": [1]},
+        {"dim": None},
+    ],
+    ids=str,
+)
+def test_foreign_values_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match=f"config.json: {next(iter(values))} is"):
+        read_config(values, where=WHERE)
+
+
+def test_unknown_names_are_of_another_version() -> None:
+    with pytest.raises(RunError, match="another version: colour, flavour"):
+        read_config({"flavour": 1, "colour": 2, "seed": 3}, where=WHERE)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f.name for f in dataclasses.fields(TrainConfig)]) | st.text(),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=3,
+        ),
+    )
+)
+def test_any_json_object_is_read_or_refused(values: dict[str, Any]) -> None:
+    message = ""
+    try:
+        assert isinstance(read_config(values, where=WHERE), TrainConfig)
+    except RunError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+def test_everything_is_frozen() -> None:
+    for config in (TrainConfig(), Preprocessing(size=8, resize=8)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            config.size = 3  # type: ignore[misc]
