@@ -11,6 +11,7 @@
 Everything is blocked: memory is O(N·D + block²).
 """
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -86,12 +87,12 @@ def _lloyd(x: Tensor, centroids: Tensor, iterations: int) -> Tensor:
     for _ in range(iterations):
         centroids = _means(x, assignment, k)
         right[changed] = _lloyd_factor(centroids)[changed]
-        moved = changed[assignment]
         own = (left * right[assignment]).sum(1)
+        moved = changed[assignment]
         stale = moved & (own < score)
         score = torch.where(moved, own, score)
-        before = assignment
-        score, assignment = _rescore(left, right, score, assignment, changed, stale)
+        before = assignment.clone()
+        _rescore(left, right, changed, stale, score, assignment)
         assignment = _fill_empty(x, centroids, assignment)
         changed = _touched(before, assignment, k)
         if not changed.any():
@@ -112,13 +113,15 @@ def _exchange(x: Tensor, assignment: Tensor, k: int, rounds: int) -> Tensor:
     for _ in range(rounds):
         before = a.clone()
         gained = _move(x, a, target, size, means)
-        changed = _touched(before, a, k)
-        if gained <= TOLERANCE * total:
+        if gained <= TOLERANCE * abs(total):
             break
         total -= gained
+        changed = _touched(before, a, k)
         right[changed] = _join_factor(means[changed], size[changed])
         stale = changed[target] | (before != a)
-        score, target = _rescore(left, right, score, target, changed, stale, exclude=a)
+        present = (left * right[target]).sum(1).masked_fill_(target == a, -torch.inf)
+        score = torch.where(stale, present, score)
+        _rescore(left, right, changed, stale, score, target, exclude=a)
     return a
 
 
@@ -171,55 +174,75 @@ def _join_factor(means: Tensor, size: Tensor) -> Tensor:
     )
 
 
-def _rescore(
-    left: Tensor,
-    right: Tensor,
-    score: Tensor,
-    index: Tensor,
-    changed: Tensor,
-    stale: Tensor,
-    *,
-    exclude: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The best scores after the columns `changed`: all columns only for the rows `stale`."""
-    rows, cols = stale.nonzero()[:, 0], changed.nonzero()[:, 0]
-    if len(rows) * len(right) + len(left) * len(cols) >= len(left) * len(right):
-        return _best(left, right, exclude=exclude)
-    hidden = None
-    if exclude is not None:
-        place = torch.full((len(right),), -1, device=cols.device)
-        place[cols] = torch.arange(len(cols), device=cols.device)
-        hidden = place[exclude]
-    fresh, at = _best(left, right[cols], exclude=hidden)
-    better = fresh > score
-    score, index = torch.where(better, fresh, score), torch.where(better, cols[at], index)
-    score[rows], index[rows] = _best(
-        left[rows], right, exclude=None if exclude is None else exclude[rows]
-    )
-    return score, index
-
-
 def _best(left: Tensor, right: Tensor, *, exclude: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Row-wise maximum of left @ right.T and its column, which is never the row's `exclude`."""
     score = left.new_full((len(left),), -torch.inf)
     index = torch.zeros(len(left), dtype=torch.int64, device=left.device)
+    _improve(left, right, torch.arange(len(right), device=left.device), score, index, exclude)
+    return score, index
+
+
+def _rescore(
+    left: Tensor,
+    right: Tensor,
+    changed: Tensor,
+    stale: Tensor,
+    score: Tensor,
+    index: Tensor,
+    exclude: Tensor | None = None,
+) -> None:
+    """Bring score and index up to date after the columns `changed`.
+
+    All rows are compared with these, the other columns only with the rows `stale`, whose score had
+    to be lowered.
+    """
+    _improve(left, right, changed.nonzero()[:, 0], score, index, exclude)
+    rows, same = stale.nonzero()[:, 0], (~changed).nonzero()[:, 0]
+    best, at = score[rows], index[rows]
+    _improve(left[rows], right, same, best, at, None if exclude is None else exclude[rows])
+    score[rows], index[rows] = best, at
+
+
+def _improve(
+    left: Tensor,
+    right: Tensor,
+    columns: Tensor,
+    score: Tensor,
+    index: Tensor,
+    exclude: Tensor | None,
+) -> None:
+    """Replace score and index, in place, where left @ right[columns].T is higher."""
+    if exclude is not None:
+        place = torch.full((len(right),), -1, device=columns.device)
+        place[columns] = torch.arange(len(columns), device=columns.device)
+        exclude = place[exclude]
+    right = right[columns]
     buffer = left.new_empty(BLOCK * BLOCK)
-    columns = [(j.start, right[j].T) for j in blocks(0, len(right), BLOCK)]
+    parts = [right[j].T for j in blocks(0, len(right), BLOCK)]
     for rows in blocks(0, len(left), BLOCK):
         x, top, at = left[rows], score[rows], index[rows]
-        for start, y in columns:
-            r, c = len(x), y.shape[1]
-            s = torch.mm(x, y, out=buffer[: r * c].view(r, c))
-            if exclude is not None:
-                column = exclude[rows] - start
-                inside = ((column >= 0) & (column < c)).nonzero()[:, 0]
-                s[inside, column[inside]] = -torch.inf
+        hidden = None if exclude is None else _cells(exclude[rows], len(right))
+        for j, y in enumerate(parts):
+            product = buffer[: len(x) * y.shape[1]]
+            s = torch.mm(x, y, out=product.view(len(x), -1))
+            if hidden is not None:
+                product.index_fill_(0, hidden[j], -torch.inf)
             # The index costs more than the maximum: look for it only where it changes.
             highest = s.amax(1)
             better = (highest > top).nonzero()[:, 0]
             top[better] = highest[better]
-            at[better] = s[better].argmax(1) + start
-    return score, index
+            at[better] = columns[s[better].argmax(1) + j * BLOCK]
+
+
+def _cells(column: Tensor, width: int) -> list[Tensor]:
+    """For each block of a strip of rows, where in its memory the given columns of the rows are."""
+    order = column.argsort()
+    column = column[order]
+    start = column // BLOCK * BLOCK
+    cell = order * (width - start).clamp_max(BLOCK) + column - start
+    ends = torch.arange(0, width + BLOCK, BLOCK, device=column.device)
+    bounds = torch.searchsorted(column, ends).tolist()  # −1, no column, lies before the first
+    return [cell[i:j] for i, j in pairwise(bounds)]
 
 
 def _means(x: Tensor, assignment: Tensor, k: int) -> Tensor:

@@ -1,8 +1,9 @@
 """NMI and AMI: how well k-means on the embeddings finds the classes again.
 
 NMI = 2·I(Ω, C) / (H(Ω) + H(C)). The paper's text says "harmonic"; its formula is this arithmetic
-mean, which is also what scikit-learn computes by default. Seeding moves the score by several
-points, so it is fixed (k-means++) and reproducible by `seed`.
+mean, which is also what scikit-learn computes by default. How k-means is seeded and where it stops
+moves the score by several points: it is k-means++, Lloyd and Hartigan's exchanges (see kmeans.py),
+and the same seed gives the same score.
 """
 
 import torch
@@ -15,25 +16,33 @@ from nofuss.geometry import Array
 from nofuss.geometry import normalize as to_unit_sphere
 
 
-def nmi(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> float:
-    """NMI of the classes and a k-means with as many clusters as there are classes."""
-    return normalized_mutual_information(
-        cluster(embeddings, labels, seed=seed, normalize=normalize), labels
-    )
+def nmi(
+    embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
+) -> float:
+    """NMI of the classes and a k-means with as many clusters as there are classes.
+
+    `refine=False` clusters by Lloyd alone: several points lower where classes are small, and what
+    most published figures are.
+    """
+    clusters = cluster(embeddings, labels, seed=seed, normalize=normalize, refine=refine)
+    return normalized_mutual_information(clusters, labels)
 
 
-def ami(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> float:
+def ami(
+    embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
+) -> float:
     """AMI (NMI less what chance gives) of the classes and the same k-means as in `nmi`."""
-    return adjusted_mutual_information(
-        cluster(embeddings, labels, seed=seed, normalize=normalize), labels
-    )
+    clusters = cluster(embeddings, labels, seed=seed, normalize=normalize, refine=refine)
+    return adjusted_mutual_information(clusters, labels)
 
 
-def cluster(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> Tensor:
-    """The cluster of each item, as many clusters as there are classes."""
+def cluster(
+    embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
+) -> Tensor:
+    """The cluster of each item (N,), as many clusters as there are classes."""
     x = vectors_of(embeddings)
-    classes = classes_of(labels, len(x))
-    return kmeans(to_unit_sphere(x) if normalize else x, int(classes.max()) + 1, seed=seed)[1]
+    k = int(classes_of(labels, len(x)).max()) + 1
+    return kmeans(to_unit_sphere(x) if normalize else x, k, seed=seed, refine=refine)[1].cpu()
 
 
 def normalized_mutual_information(a: Array, b: Array) -> float:

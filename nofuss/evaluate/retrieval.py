@@ -1,8 +1,9 @@
 """A retrieval task laid out for counting: both sides sorted by class, similarity as one product.
 
-Similarity is the cosine on the unit sphere, or −|x − y|²/2 between vectors as given; either way it
-is `left @ right.T`, ranks like the Euclidean distance, and is symmetric when the queries are their
-own gallery. Sorting by class puts every positive pair near the diagonal.
+Similarity is the cosine on the unit sphere, or −|x − y|²/2 where vectors are taken as given or lie
+so close together that their cosines would lose the digits that tell them apart. Either way it is
+`left @ right.T`, ranks like the Euclidean distance, and is symmetric when the queries are their own
+gallery. Sorting by class puts every positive pair near the diagonal.
 
 Ties count as wrong in all scores: an item of another class at the distance of a positive, or
 further by no more than rounding (`TIE`), ranks before it. Duplicates across classes are thus
@@ -22,6 +23,7 @@ from nofuss.geometry import normalize as to_unit_sphere
 
 BLOCK = 384  # a product and its comparison, 1.2 MB together, stay in a core's cache
 TIE = 8  # similarities within this many roundings of each other are equal
+CONE = 0.7  # unit vectors with a longer mean than this are compared by −d²/2 around it
 
 
 class Retrieval(NamedTuple):
@@ -104,12 +106,13 @@ def retrieval(
         raise ValueError(f"there is nothing to retrieve: {cure}")
     x, y = x[order], y[gallery_order]
     if normalize:
-        left, right = to_unit_sphere(x), to_unit_sphere(y)
-        lengths = left.new_ones(len(left))
+        x, y = to_unit_sphere(x), to_unit_sphere(y)
+    center = y.mean(0)
+    if normalize and center.norm() < CONE and x.any(1).all() and y.any(1).all():
+        left, right, lengths = x, y, x.new_ones(len(x))
     else:
-        center = y.mean(0)  # leaves distances alone and makes the squares small
-        left, right = _distance_factors(x - center)[0], _distance_factors(y - center)[1]
-        lengths = (x - center).norm(dim=1)
+        x, y = x - center, y - center  # leaves distances alone and makes the squares small
+        left, right, lengths = _distance_factors(x)[0], _distance_factors(y)[1], x.norm(dim=1)
     classes, gallery_classes = classes.to(left), gallery_classes.to(left)
     return Retrieval(left, right, classes, gallery_classes, order, positives, lengths, symmetric)
 

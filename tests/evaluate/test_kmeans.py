@@ -1,0 +1,123 @@
+"""K-means: what it must satisfy, and how it compares with scikit-learn."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from nofuss.evaluate import kmeans
+from nofuss.evaluate.kmeans import _exchange, inertia
+from nofuss.evaluate.seeding import plus_plus
+
+
+def slow_lloyd(x: Tensor, centroids: Tensor) -> Tensor:
+    """Lloyd's algorithm as in the books; no cluster may run empty."""
+    before = None
+    while True:
+        assignment = torch.cdist(x, centroids).argmin(1)
+        if before is not None and torch.equal(assignment, before):
+            return assignment
+        centroids = torch.stack([x[assignment == c].mean(0) for c in range(len(centroids))])
+        before = assignment
+
+
+@pytest.mark.parametrize("k", [2, 5, 40])
+def test_lean_lloyd_equals_plain_lloyd(scene, k):
+    x, _ = scene(500, 20, noise=1.0, seed=k)
+    x = x.double()
+    seeds = torch.randperm(500, generator=torch.Generator().manual_seed(3))[:k]
+    _, assignment = kmeans(x, k, seed=3, seeding="random", refine=False)
+    assert torch.equal(assignment, slow_lloyd(x, x[seeds]))
+
+
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize("k", [1, 7, 150, 700])
+def test_centroids_are_the_means_of_their_members_and_none_is_empty(scene, k, refine):
+    x, _ = scene(700, 120)
+    centroids, assignment = kmeans(x, k, seed=0, refine=refine)
+    assert centroids.shape == (k, 8)
+    assert torch.bincount(assignment, minlength=k).min() >= 1
+    means = torch.stack([x[assignment == c].mean(0) for c in range(k)])
+    torch.testing.assert_close(centroids, means, rtol=1e-4, atol=1e-5)
+
+
+def test_no_worse_than_scikit_learn(scene):
+    x, _ = scene(1200, 240, 16)
+    for k in (10, 240):
+        peers = [KMeans(k, n_init=1, random_state=s).fit(x.numpy()).inertia_ for s in range(5)]
+        ours = [inertia(x, *kmeans(x, k, seed=s)) for s in range(5)]
+        assert sum(ours) <= 1.01 * sum(peers)
+
+
+def test_refining_never_raises_the_inertia(scene):
+    for k in (3, 30, 200):
+        x, _ = scene(600, 100, seed=k)
+        lloyd = inertia(x, *kmeans(x, k, seed=1, refine=False))
+        assert inertia(x, *kmeans(x, k, seed=1)) <= lloyd * (1 + 1e-6)
+
+
+def test_an_exchange_by_hand():
+    # {0, m} | {7}: Lloyd leaves m alone, being nearer to m/2 than to 7. Moving it costs
+    # ½·(7 − m)² and saves 2·(m/2)²: 6.48 against 5.78 for m = 3.4, the reverse for m = 3.6.
+    for middle, expected in ((3.4, [0, 0, 1]), (3.6, [0, 1, 1])):
+        x = torch.tensor([[0.0], [middle], [7.0]])
+        assert _exchange(x, torch.tensor([0, 0, 1]), 2, 10).tolist() == expected
+
+
+def test_seeded_restarts_and_inputs(scene):
+    x, _ = scene(400, 40)
+    first, again = kmeans(x, 40, seed=5), kmeans(x.numpy(), 40, seed=5)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    one = inertia(x, *kmeans(x, 40, seed=5, refine=False))
+    assert inertia(x, *kmeans(x, 40, seed=5, refine=False, restarts=4)) <= one
+    state = torch.random.get_rng_state()
+    kmeans(x, 40, seed=6)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_seeds_fall_into_every_far_cluster():
+    # Greedy k-means++ finds 30 tight clusters far apart: one seed in each.
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(30).repeat(20)
+    x = 100 * torch.randn(30, 6, generator=generator)[labels]
+    x += torch.randn(600, 6, generator=generator)
+    seeds = plus_plus(x, 30, generator)
+    assert labels[seeds].unique().tolist() == list(range(30))
+
+
+def test_distinct_seeds(scene):
+    x, _ = scene(300, 20)
+    assert len(plus_plus(x, 300, torch.Generator().manual_seed(0)).unique()) == 300
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.integers(1, 30), st.data())
+def test_duplicates_and_empty_clusters(seed, items, data):
+    k = data.draw(st.integers(1, items))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(3, (items, 1), generator=generator).float()  # three distinct points at most
+    for seeding in ("k-means++", "random"):
+        centroids, assignment = kmeans(x, k, seed=seed, seeding=seeding)
+        assert torch.isfinite(centroids).all()
+        assert torch.bincount(assignment, minlength=k).min() >= 1
+        if k >= len(x.unique()) and seeding == "k-means++":
+            assert inertia(x, centroids, assignment) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k is 0"),
+        ({"k": 21}, "expected 1 to 20"),
+        ({"restarts": 0}, "restarts"),
+        ({"iterations": 0}, "iterations"),
+        ({"seeding": "k-mean++"}, "choose from"),
+    ],
+)
+def test_misuse_is_one_line(scene, options, message):
+    x, _ = scene(20, 3)
+    with pytest.raises(ValueError, match=message):
+        kmeans(x, **({"k": 3, "seed": 0} | options))

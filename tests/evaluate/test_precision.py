@@ -1,0 +1,75 @@
+"""MAP@R and R-precision, against a loop, by hand, and against pytorch-metric-learning."""
+
+import pytest
+import torch
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from torch import Tensor
+
+from nofuss.evaluate import map_at_r, r_precision
+from nofuss.evaluate.precision import precisions_at_r
+
+
+def slow_precisions(x: Tensor, labels: Tensor, i: int) -> tuple[float, float]:
+    """The definition over the R nearest, wrong classes first among equals."""
+    others = [j for j in range(len(x)) if j != i]
+    others.sort(key=lambda j: (float((x[i] - x[j]).square().sum()), bool(labels[j] == labels[i])))
+    relevant = [bool(labels[j] == labels[i]) for j in others]
+    r = sum(relevant)
+    precisions = [sum(relevant[: k + 1]) / (k + 1) for k in range(r) if relevant[k]]
+    return sum(precisions) / r, sum(relevant[:r]) / r
+
+
+@pytest.mark.parametrize(("items", "classes"), [(2, 1), (40, 12), (61, 1), (80, 3)])
+@pytest.mark.parametrize("block", [1, 9, 384])
+def test_equals_the_slow_loop(scene, items, classes, block):
+    x, labels = scene(items, classes)
+    got = precisions_at_r(x.double(), labels, normalize=False, block=block)
+    sizes = torch.bincount(labels)[labels]
+    for i in range(items):
+        if sizes[i] == 1:
+            assert got.map_at_r[i].isnan()
+            assert got.r_precision[i].isnan()
+        else:
+            scores = (float(got.map_at_r[i]), float(got.r_precision[i]))
+            assert scores == pytest.approx(slow_precisions(x.double(), labels, i))
+
+
+def test_by_hand():
+    # On a line: a a b a b. Of the first a (R = 2) the two nearest are a, b: MAP (1/1) / 2.
+    x, labels = torch.tensor([[0.0], [1.0], [2.1], [3.3], [4.6]]), torch.tensor([0, 0, 1, 0, 1])
+    got = precisions_at_r(x, labels, normalize=False)
+    assert got.map_at_r.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
+    assert got.r_precision.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("items", "classes"), [(1500, 300), (800, 5)])
+def test_equals_pytorch_metric_learning(scene, items, classes):
+    x, labels = scene(items, classes, 16)
+    x = x / x.norm(dim=1, keepdim=True)
+    names = ("mean_average_precision_at_r", "r_precision")
+    peer = AccuracyCalculator(include=names, device=torch.device("cpu")).get_accuracy(x, labels)
+    # Among 160 positives a query some lie within float32 rounding of a wrong item.
+    assert map_at_r(x, labels) == pytest.approx(peer[names[0]], abs=1e-6)
+    assert r_precision(x, labels) == pytest.approx(peer[names[1]], abs=1e-6)
+
+
+def test_a_gallery_apart_equals_pytorch_metric_learning(scene):
+    x, labels = scene(900, 100, 16)
+    x = x / x.norm(dim=1, keepdim=True)
+    query, gallery = slice(0, 300), slice(300, 900)
+    names = ("mean_average_precision_at_r", "r_precision")
+    peer = AccuracyCalculator(include=names, device=torch.device("cpu")).get_accuracy(
+        x[query], labels[query], x[gallery], labels[gallery], ref_includes_query=False
+    )
+    apart = {"gallery": x[gallery], "gallery_labels": labels[gallery]}
+    assert map_at_r(x[query], labels[query], **apart) == pytest.approx(peer[names[0]], abs=1e-9)
+    assert r_precision(x[query], labels[query], **apart) == pytest.approx(peer[names[1]], abs=1e-9)
+
+
+def test_perfect_and_collapsed(scene):
+    _, labels = scene(60, 6)
+    assert map_at_r(torch.eye(6)[labels], labels) == 1.0
+    assert r_precision(torch.eye(6)[labels], labels) == 1.0
+    # All at one point: every wrong item ties with every positive and ranks before it.
+    assert map_at_r(torch.ones(60, 3), labels) == 0.0
+    assert r_precision(torch.ones(60, 3), labels) == 0.0
