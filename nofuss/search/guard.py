@@ -1,0 +1,122 @@
+"""Who may talk to the page's server: this machine's own browser, with the token it was given.
+
+Every request is checked before anything else looks at it, and every answer carries the headers
+that keep a browser from doing more with it than showing it.
+
+    another Host      a name that someone else points at this machine (DNS rebinding)
+    another Origin    another site's script or form in the same browser
+    no token          another user of this machine or network
+"""
+
+import hmac
+import ipaddress
+import socket
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Wraps the application; `token` None lets everyone on this machine in."""
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, token: str | None) -> None:
+        self.app, self.port, self.token = app, port, token
+        self.loopback = is_loopback(host)
+        self.names = {"localhost"} if self.loopback else {"localhost", socket.gethostname().lower()}
+        self.cookie = f"nofuss-{port}"  # cookies are shared between the ports of a host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with 403, or pass the request on."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no web sockets here
+            return
+        headers = Headers(scope=scope)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        by_address = self._is_token(given)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                out = MutableHeaders(raw=message["headers"])
+                for name, value in HEADERS.items():
+                    out[name] = value
+                if by_address and scope["path"] == "/":
+                    out.append(
+                        "Set-Cookie",
+                        f"{self.cookie}={given}; HttpOnly; SameSite=Strict; Path=/",
+                    )
+                message["headers"] = out.raw
+            await send(message)
+
+        refusal = self._refusal(headers, by_address)
+        if refusal is None:
+            await self.app(scope, receive, send_guarded)
+        else:
+            answer = JSONResponse({"error": refusal}, 403, {"Connection": "close"})
+            await answer(scope, receive, send_guarded)
+
+    def _refusal(self, headers: Headers, by_address: bool) -> str | None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            return "this server answers under its own address only"
+        origins = headers.getlist("origin")
+        if any(origin != f"http://{hosts[0]}" for origin in origins):
+            return "requests from other sites are refused"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not by_address:
+            return "requests from other sites are refused"
+        if self.token is not None and not by_address and not self._has_cookie(headers):
+            return "open the address that `nofuss serve` printed: its token is missing here"
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a Host header names this server: host and port, and nothing else."""
+        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+        if not name:
+            name, port = host, "80"
+        if port != str(self.port):
+            return False
+        if name.lower() in self.names:
+            return True
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        # No one can point a name at us and send the number: numbers are safe on any interface.
+        return address.is_loopback if self.loopback else True
+
+    def _has_cookie(self, headers: Headers) -> bool:
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return False
+        return cookie is not None and self._is_token(cookie.value)
+
+    def _is_token(self, given: str) -> bool:
+        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to bind to can be reached from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
