@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         count_triplets,
         proxy_bounds,
     )
+    from nofuss.search import Index
 
 _HOMES = {
     "nofuss.data": ("compact_labels", "from_dataset", "open_data"),
@@ -64,6 +65,7 @@ _HOMES = {
         "count_triplets",
         "proxy_bounds",
     ),
+    "nofuss.search": ("Index",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -72,6 +74,7 @@ __all__ = [
     "Dynamic",
     "Encoder",
     "Fractional",
+    "Index",
     "LiftedStructure",
     "NPairs",
     "ProxyAnchor",

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -67,12 +67,89 @@ class Demo:
     """Of everything random."""
 
 
-Command = TrainConfig | Evaluate | Embed | Demo
+@dataclass(frozen=True)
+class IndexPictures:
+    """Embed a folder for search; only what changed is embedded again. Other folders stay in."""
+
+    run: _Run
+    """A run directory of `nofuss train`."""
+    data: Annotated[
+        Path | None, Positional, arg(metavar="DIR", help_behavior_hint="(default: the run's own)")
+    ] = None
+    """Pictures or vectors in any layout that `nofuss train` reads, of any classes; pictures
+    outside class folders have no label."""
+    remove: bool = False
+    """Take the pictures of DIR out of the index instead."""
+    kind: Annotated[
+        Literal["exact", "approximate"] | None,
+        arg(help_behavior_hint="(default: as it is; exact at first)"),
+    ] = None
+    """approximate is for many millions and needs faiss."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Find what is most like a picture, in the run's index."""
+
+    run: _Run
+    """A run directory of `nofuss train`."""
+    pictures: Annotated[tuple[Path, ...], Positional, arg(metavar="PICTURE")]
+    """One or more pictures (an .npz of vectors, if the run is about vectors)."""
+    k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10
+    """How many neighbours."""
+    json: bool = False
+    """Print the results as JSON."""
+    show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None
+    """Also draw them: a row a query, itself on the left. Never overwritten."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Look for what is wrong with data: unreadable files, copies, doubtful labels. Reads only."""
+
+    data: Annotated[Path, Positional, arg(metavar="DATA")]
+    """Any layout that `nofuss train` reads."""
+    run: Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")] = None
+    """A run directory: its model finds labels that their neighbours contradict."""
+    json: bool = False
+    """Print everything that was found as JSON."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's model in a format for elsewhere, checked against the original."""
+
+    run: _Run
+    """A run directory of `nofuss train`."""
+    onnx: Annotated[Path, arg(metavar="FILE.onnx")]
+    """The file to write; never overwritten. Needs pip install 'nofuss[onnx]'."""
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Open a page to search in: the run's index, or its test classes where it has none."""
+
+    run: _Run
+    """A run directory of `nofuss train`."""
+    port: int = 8000
+    """Where to listen; 0 takes any free port."""
+    host: str = "127.0.0.1"
+    """The address to listen on; the default is reached from this machine only."""
+    no_token: bool = False
+    """Let everyone on this machine in, without the token in the address."""
+
+
+Command = TrainConfig | Serve | Evaluate | Embed | Demo | IndexPictures | Search | Doctor | Export
 COMMANDS: dict[str, Callable[..., object]] = {
     "train": TrainConfig,
     "evaluate": Evaluate,
     "embed": Embed,
     "demo": Demo,
+    "serve": Serve,
+    "index": IndexPictures,
+    "search": Search,
+    "doctor": Doctor,
+    "export": Export,
 }
 
 
@@ -107,6 +184,32 @@ def run(command: Command) -> None:
             commands.embed(command.run, command.data, command.out)
         case Demo():
             commands.demo(command.out, epochs=command.epochs, seed=command.seed)
+        case Serve():
+            from nofuss.search.server import serve
+
+            serve(command.run, host=command.host, port=command.port, token=not command.no_token)
+        case IndexPictures():
+            from nofuss.search.commands import index_run
+
+            index_run(command.run, command.data, remove=command.remove, kind=command.kind)
+        case Search():
+            from nofuss.search.commands import search_run
+
+            search_run(
+                command.run,
+                command.pictures,
+                k=command.k,
+                as_json=command.json,
+                show=command.show,
+            )
+        case Doctor():
+            from nofuss.doctor import examine
+
+            examine(command.data, command.run, as_json=command.json)
+        case Export():
+            from nofuss.export import export_run
+
+            export_run(command.run, command.onnx)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,9 +35,11 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import PRETRAINED
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.weights import save_model
+from nofuss.model_card import write_card
 from nofuss.report import write_report
 from nofuss.run import Run, continue_run, create_run, resume_run
 from nofuss.scoring import recall_at_1, scorable, score_all, score_table, untrained
+from nofuss.search.threshold import Threshold, calibrate
 from nofuss.train.checkpoint import load_checkpoint
 from nofuss.train.checks import check_before_training
 from nofuss.train.feed import CollectionFeed
@@ -76,6 +78,8 @@ class Job:
     criterion: nn.Module | None = None
     learned: Rows | None = None
     """The rows that model and criterion were trained on in the end."""
+    threshold: Threshold | None = None
+    """The distance from which on nothing is alike, where held-out classes could tell it."""
 
     @property
     def config(self) -> TrainConfig:
@@ -137,10 +141,13 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     names = [
         collection.class_names[i] for i in _classes(collection, np.r_[sides.train, sides.held_out])
     ]
-    save_model(run.model, job.embedder, job.preprocessing, class_names=names)
+    _calibrate(job)
+    extra = {} if job.threshold is None else job.threshold.as_extra()
+    save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
     kept = _embed_sides(job, fingerprint)
     kept.save(run.path)
     _score(job, torch.from_numpy(kept.test))
+    write_card(run)
     console.say(f"report: {write_report(run.path, job.collection, kept)}")
 
 
@@ -320,15 +327,19 @@ def _choose_epochs(job: Job, stop: Callable[[], bool]) -> int:
     embedder = copy.deepcopy(job.embedder)
     training, feed = _prepare(job, embedder, job.sides.train)
     x = job.for_head(held_out)
+    thresholds = []
 
     @torch.no_grad()
     def validate() -> dict[str, float]:
-        return {"held_out_recall@1": recall_at_1(embedder.head(x), labels)}
+        found = embedder.head(x)
+        thresholds.append(calibrate(found, labels))
+        return {"held_out_recall@1": recall_at_1(found, labels)}
 
     start = validate()["held_out_recall@1"]
     _run(job, training, feed, stop, validate=validate, checkpoints=None)
     curve = [start, *(row["held_out_recall@1"] for row in training.history)]
     best = int(np.argmax(curve))
+    job.threshold = thresholds[best]
     job.run.write("holdout.json", {"recall@1": curve, "best_epoch": best})
     classes = len(np.unique(labels))
     console.say(
@@ -368,6 +379,20 @@ def _run(
             checkpoint_seconds=config.checkpoint_seconds,
             stop=stop,
         )
+
+
+def _calibrate(job: Job) -> None:
+    """Find the threshold on held-out training classes.
+
+    With fixed features it is there already: the classes have since been learned from.
+    """
+    if not job.fixed and len(job.sides.held_out):
+        held_out = job.collection.subset(job.sides.held_out)
+        assert held_out.labels is not None
+        encoder = Encoder(job.embedder, job.preprocessing)
+        job.threshold = calibrate(encoder.embed_collection(held_out), held_out.labels)
+    if job.threshold is not None:
+        console.say(job.threshold.describe())
 
 
 def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:

@@ -1,0 +1,86 @@
+"""The approximate index of faiss: vectors filed under the nearest of many centroids (IVF-Flat).
+
+A query looks into the lists of the nearest centroids only. What it finds is ranked by exact
+distances, so neighbours may be missing but never misplaced.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.errors import UsageError
+
+PROBED = 0.1
+"""Share of the lists that a query looks into: recall against exact is then near one."""
+
+
+class Approximate:
+    """A faiss index over unit vectors whose ids are their rows."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+
+    @classmethod
+    def build(cls, vectors: Tensor) -> "Approximate":
+        """Choose centroids by k-means and file every vector."""
+        faiss, (n, dim) = faiss_module(), vectors.shape
+        metric = faiss.METRIC_INNER_PRODUCT
+        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, _lists(n), metric)
+        if n:
+            index.train(vectors.numpy())
+            index.add(vectors.numpy())
+        return cls(index)
+
+    def outgrown(self, count: int) -> bool:
+        """Whether so many vectors want new centroids: there are none yet, or far too few."""
+        return not self._index.is_trained or _lists(count) > 3 * self._index.nlist
+
+    def add(self, vectors: Tensor) -> None:
+        """File more vectors, under the centroids there are."""
+        self._index.add(vectors.numpy())
+
+    def refill(self, vectors: Tensor) -> None:
+        """File these vectors instead of those there are: rows have moved."""
+        self._index.reset()
+        self._index.add(vectors.numpy())
+
+    def search(self, queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Distances and rows (Q, k), nearest first, ties by row; inf and −1 where none is left."""
+        lists = self._index.nlist
+        self._index.nprobe = min(lists, max(8, round(PROBED * lists)))
+        _, rows = self._index.search(queries.numpy(), min(2 * k, len(vectors)))
+        rows = torch.from_numpy(rows).sort(dim=1).values
+        x = vectors[rows.clamp_min(0)].double()  # (Q, 2k, D)
+        found = (x - queries[:, None].double()).square().sum(2).sqrt()
+        found[rows < 0] = torch.inf
+        order = found.argsort(dim=1, stable=True)[:, :k]
+        return found.gather(1, order).float(), rows.gather(1, order)
+
+    def to_bytes(self) -> Tensor:
+        """The filed vectors and centroids, as faiss writes them, (n,) uint8."""
+        return torch.from_numpy(faiss_module().serialize_index(self._index))
+
+    @classmethod
+    def from_bytes(cls, content: Tensor) -> "Approximate":
+        """What `to_bytes` gave; only for content whose checksum was verified."""
+        return cls(faiss_module().deserialize_index(np.array(content)))
+
+
+def faiss_module() -> Any:
+    """Faiss, or an error with the command that installs it."""
+    try:
+        import faiss
+    except ImportError:
+        raise UsageError(
+            "an approximate index needs faiss: pip install 'nofuss[faiss]'; "
+            'kind="exact" needs nothing'
+        ) from None
+    return faiss
+
+
+def _lists(count: int) -> int:
+    """How many lists for so many vectors; fewer than 39 in a list make poor centroids."""
+    return max(1, min(4 * math.isqrt(count), count // 39))

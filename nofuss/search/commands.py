@@ -1,0 +1,216 @@
+"""What `nofuss index` and `nofuss search` do."""
+
+import io
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nofuss import console
+from nofuss.data import open_data
+from nofuss.data.collection import printable
+from nofuss.encoder import Encoder, check_fits, load
+from nofuss.errors import DataError, RunError, UsageError
+from nofuss.files import write_file
+from nofuss.run import Run, open_run
+from nofuss.search.gallery import (
+    Pictures,
+    forget,
+    model_digest,
+    open_gallery,
+    plan,
+    sources,
+    update,
+)
+from nofuss.search.grid import Cell, draw_grid
+from nofuss.search.index import MANIFEST, Index, Kind
+
+METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
+_NAMED = 20  # unreadable pictures that are named on the screen
+
+
+def index_run(
+    path: Path, data: Path | None, *, remove: bool = False, kind: Kind | None = None
+) -> Index:
+    """`nofuss index`: bring RUN/index up to date with a folder; other folders' items stay."""
+    run = open_run(path)
+    encoder = load(path)
+    return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
+
+
+def open_index(run: Run, encoder: Encoder, *, quiet: bool = False) -> Index:
+    """The run's index. Where there is none, one of the run's own data is made first."""
+    folder = run.path / "index"
+    if not (folder / MANIFEST).is_file():
+        own = run.config.data
+        if not quiet:
+            console.say(f"no index yet: making one of the run's own data ({_shown(own)})")
+        return _update(run, encoder, own, quiet=quiet)
+    index = Index.load(folder)
+    if index.extra.get("model") != model_digest(run.model):
+        raise RunError(
+            f"{folder} was made by another model than {run.model}; bring it up to date: "
+            + "; ".join(f"nofuss index {run.path} {source}" for source in sources(index))
+        )
+    return index
+
+
+def _update(
+    run: Run,
+    encoder: Encoder,
+    data: Path | None,
+    *,
+    remove: bool = False,
+    kind: Kind | None = None,
+    quiet: bool = False,
+) -> Index:
+    folder, model = run.path / "index", model_digest(run.model)
+    nothing = torch.empty(0, encoder.dim)
+    index = Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
+    if (folder / MANIFEST).is_file():
+        before = Index.load(folder)
+        if before.extra.get("model") == model:
+            index = before if kind is None else before.as_kind(kind)
+        elif not quiet:
+            console.warn(f"the model is another than that of {folder}: everything is made anew")
+    if remove:
+        count = forget(index, data)
+        if not count:
+            known = ", ".join(sources(index)) or "nothing"
+            raise UsageError(f"the index holds nothing of {_shown(data)}; it holds {known}")
+        index.save(folder)
+        console.say(f"{count:,} items of {_shown(data)} taken out, {len(index):,} remain")
+        return index
+    collection = open_gallery(data)
+    check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
+    if not quiet:
+        console.say(collection.describe())
+    todo = plan(index, collection, data)
+    total = len(todo.stale)
+    bar = console.progress("embedding", total) if total and not quiet else nullcontext()
+    with bar as progress:
+        changes = update(
+            index, encoder, collection, todo, progress=progress, save=lambda: index.save(folder)
+        )
+    index.save(folder)
+    if not quiet:
+        _name(changes.unreadable)
+        console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+    return index
+
+
+def search_run(
+    path: Path, queries: Sequence[Path], *, k: int, as_json: bool, show: Path | None
+) -> None:
+    """`nofuss search`: paths, labels and distances of what is nearest to each query."""
+    if k < 1:
+        raise UsageError(f"-k is {k}; expected 1 or more")
+    if show is not None and (show.suffix.lower() != ".png" or show.exists()):
+        reason = "exists and is never overwritten" if show.exists() else "does not end in .png"
+        raise UsageError(f"--show {show} {reason}; give another name")
+    run = open_run(path)
+    encoder = load(path)
+    names, vectors = _embed_queries(encoder, queries)
+    index = open_index(run, encoder, quiet=as_json)
+    if not len(index):
+        raise DataError(f"{run.path / 'index'} is empty; add pictures: nofuss index {path} DIR")
+    distances, rows = index.search(vectors, k)
+    threshold = encoder.extra.get("threshold")
+    results = [
+        answer(name, d, r, index, threshold=threshold)
+        for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
+    ]
+    if as_json:
+        content = {"run": str(path), "metric": METRIC, "threshold": threshold, "queries": results}
+        print(json.dumps(content, indent=2))
+    else:
+        for result in results:
+            _print(result, threshold)
+        if threshold is None:
+            console.say(
+                "the model has no threshold for what is alike: no classes were held out in training"
+            )
+    if show is not None:
+        _write_grid(show, results)
+        if not as_json:
+            console.say(f"results as a picture: {show}")
+
+
+def answer(
+    query: str,
+    distances: Sequence[float],
+    rows: Sequence[int],
+    index: Index,
+    *,
+    threshold: float | None,
+) -> dict[str, Any]:
+    """One query's neighbours, ready for JSON; `found` is None where no threshold is known."""
+    neighbours = [
+        {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
+        for distance, row in zip(distances, rows, strict=True)
+        if row >= 0
+    ]
+    nearest = min(distances, default=float("inf"))
+    found = None if threshold is None else nearest <= threshold
+    return {"query": query, "found": found, "neighbours": neighbours}
+
+
+def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
+    """Pictures; or every row of files of arrays. All are read before anything is answered."""
+    names, vectors = list[str](), list[Tensor]()
+    for query in queries:
+        if query.suffix.lower() in (".npz", ".safetensors"):
+            collection = open_data(query)
+            names += [f"{query}#{row}" for row in range(len(collection))]
+            vectors.append(encoder.embed_collection(collection))
+        elif encoder.preprocessing is None:
+            raise DataError(f"{printable(query)}: the model takes vectors; give an .npz of them")
+        else:
+            names.append(str(query))
+            vectors.append(encoder.embed([query]))
+    return names, torch.cat(vectors)
+
+
+def _print(result: dict[str, Any], threshold: float | None) -> None:
+    """A heading and a line a neighbour."""
+    console.say(printable(result["query"]))
+    if result["found"] is False:
+        console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
+    for neighbour in result["neighbours"]:
+        label = neighbour["label"] if neighbour["label"] is not None else "–"
+        console.say(
+            f"  {neighbour['distance']:.3f}  {printable(label)}  {printable(neighbour['path'])}"
+        )
+
+
+def _write_grid(file: Path, results: Sequence[dict[str, Any]]) -> None:
+    pictures = Pictures()
+    rows: list[list[Cell]] = []
+    for result in results:
+        query = result["query"]
+        verdict = "nothing like this here" if result["found"] is False else "query"
+        row: list[Cell] = [(pictures[query], printable(Path(query).name), verdict)]
+        for neighbour in result["neighbours"]:
+            label, distance = neighbour["label"], f"{neighbour['distance']:.3f}"
+            shown = "no label" if label is None else printable(label)
+            row.append((pictures[neighbour["path"]], shown, distance))
+        rows.append(row)
+    buffer = io.BytesIO()
+    draw_grid(rows).save(buffer, "PNG")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, buffer.getvalue())
+
+
+def _shown(data: Path | None) -> str:
+    return "built-in characters" if data is None else printable(data)
+
+
+def _name(unreadable: Sequence[str]) -> None:
+    for complaint in unreadable[:_NAMED]:
+        console.warn(f"left out: {complaint}")
+    if len(unreadable) > _NAMED:
+        console.warn(f"and {len(unreadable) - _NAMED:,} more left out")

@@ -1,0 +1,272 @@
+"""A folder of pictures and its index, kept in step: only what changed is embedded.
+
+A file is known by its absolute path. Same size and time of change: the same file. Otherwise, or
+where it had just been written when it was last looked at, its content decides. An item of an
+array is known by its file and row, and by its content. Nothing is written into the data.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from nofuss.data import find_pictures, open_data
+from nofuss.data.benchmarks import layout_of
+from nofuss.data.collection import Collection, printable
+from nofuss.data.decode import PictureError, decode_resized
+from nofuss.encoder import Encoder
+from nofuss.errors import DataError
+from nofuss.files import sha256
+from nofuss.search.index import Index, Label
+
+FRESH_NS = 2_000_000_000
+"""A file changed this shortly before it was read may change again within one tick of its clock."""
+SAVE_SECONDS = 60.0
+BUILT_IN = "built-in characters"
+UNLABELLED = ""
+"""The class of pictures outside any class folder; no folder can have this name."""
+CHUNK = 256
+
+
+class Version(NamedTuple):
+    """What an item was when it was embedded: size and time in the file system, and content."""
+
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+@dataclass
+class Plan:
+    """How an index differs from a source of items."""
+
+    source: str
+    names: list[str]
+    labels: list[Label]
+    versions: dict[int, Version] = field(default_factory=dict)
+    stale: list[int] = field(default_factory=list)
+    """Items to embed: new, or changed."""
+    unchanged: list[int] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
+    """Names that leave the index: their items are no more."""
+    unreadable: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Changes:
+    """What an update did."""
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    unreadable: list[str] = field(default_factory=list)
+
+    def describe(self) -> str:
+        """In words: "12 new, 1 changed, 3 removed, 11,772 unchanged"."""
+        counts = {"new": self.added, "changed": self.changed, "removed": self.removed}
+        counts |= {"unchanged": self.unchanged, "unreadable": len(self.unreadable)}
+        return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "nothing"
+
+
+def open_gallery(path: Path | None) -> Collection:
+    """Whatever `open_data` reads, and pictures outside any class folder too: without a label."""
+    if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
+        return open_data(path)
+    path = path.absolute()
+    loose = [picture for picture in find_pictures(path) if picture.parent == path]
+    if not loose:
+        return open_data(path)
+    try:
+        labelled = open_data(path)
+    except DataError:  # no class folders beside them
+        return Collection(
+            name=path.name, layout="folder of pictures", kind="pictures", paths=loose, root=path
+        )
+    assert labelled.labels is not None
+    return replace(
+        labelled,
+        paths=[*labelled.paths, *loose],
+        labels=np.r_[labelled.labels, np.full(len(loose), labelled.num_classes)],
+        class_names=(*labelled.class_names, UNLABELLED),
+        split=None,
+        notes=(),
+    )
+
+
+def item_names(collection: Collection, path: Path | None) -> list[str]:
+    """The name of each item in an index: its absolute path, or its file and row."""
+    if collection.kind == "pictures":
+        return [str(picture.absolute()) for picture in collection.paths]
+    return [f"{source_of(path)}#{row}" for row in range(len(collection))]
+
+
+def item_labels(collection: Collection) -> list[Label]:
+    """The class name of each item; None without one."""
+    if collection.labels is None:
+        return [None] * len(collection)
+    return [
+        None if (name := collection.class_names[c]) == UNLABELLED else name
+        for c in collection.labels.tolist()
+    ]
+
+
+def source_of(path: Path | None) -> str:
+    """What an index calls the data at a path."""
+    return BUILT_IN if path is None else str(Path(path).expanduser().absolute())
+
+
+def model_digest(model: Path) -> str:
+    """Which model made the vectors: another one's can't be compared with them."""
+    return sha256(model / "weights.safetensors")
+
+
+def plan(index: Index, collection: Collection, path: Path | None) -> Plan:
+    """Compare the items at `path` with what the index holds of it; other sources are left out."""
+    names = item_names(collection, path)
+    found = Plan(source_of(path), names, item_labels(collection))
+    known = _known(index)
+    present = set(names)
+    found.gone = [n for n, (of, *_) in known.items() if of == found.source and n not in present]
+    for name, i in {name: i for i, name in enumerate(names)}.items():  # listed twice: the last
+        before = Version(*known[name][1:]) if name in known else None
+        try:
+            found.versions[i] = _version(collection, i, before)
+        except OSError as error:
+            found.unreadable.append(f"{printable(name)}: {error.strerror}")
+            found.gone += [name] if name in known else []
+            continue
+        same = before is not None and before.digest == found.versions[i].digest
+        (found.unchanged if same else found.stale).append(i)
+    return found
+
+
+def update(
+    index: Index,
+    encoder: Encoder,
+    collection: Collection,
+    todo: Plan,
+    *,
+    progress: Callable[[int], None] | None = None,
+    save: Callable[[], object] = lambda: None,
+) -> Changes:
+    """Carry out a plan; `save` is called now and then, so that a killed update can go on."""
+    known, names, labels = _known(index), todo.names, todo.labels
+    for i in todo.unchanged:
+        known[names[i]] = [todo.source, *todo.versions[i]]
+        index.labels[index.row(names[i])] = labels[i]  # a manifest may have changed its mind
+    replaced = {names[i] for i in todo.stale if names[i] in index}
+    index.remove({*todo.gone, *replaced})
+    for name in (*todo.gone, *replaced):
+        known.pop(name, None)
+    changes = Changes(removed=len(todo.gone), unchanged=len(todo.unchanged))
+    changes.unreadable += todo.unreadable
+    done, saved = 0, time.monotonic()
+    for start in range(0, len(todo.stale), CHUNK):
+        chosen = todo.stale[start : start + CHUNK]
+        rows, vectors, unreadable = _embed(encoder, collection, chosen)
+        index.add(vectors, names=[names[i] for i in rows], labels=[labels[i] for i in rows])
+        known.update({names[i]: [todo.source, *todo.versions[i]] for i in rows})
+        changed = sum(names[i] in replaced for i in rows)
+        changes.changed += changed
+        changes.added += len(rows) - changed
+        changes.unreadable += unreadable
+        done += len(chosen)
+        if progress:
+            progress(done)
+        if time.monotonic() - saved > SAVE_SECONDS:
+            save()
+            saved = time.monotonic()
+    return changes
+
+
+class Pictures:
+    """The pictures behind the names of an index; files of arrays are opened once."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, Collection] = {}
+
+    def __getitem__(self, name: str) -> Path | Image.Image | None:
+        """The path of a file, the picture in a row of an array, None for a vector."""
+        source, mark, row = name.rpartition("#")
+        if not mark or not row.isdigit() or Path(name).is_file():
+            return Path(name)
+        if source not in self._opened:
+            self._opened[source] = open_data(None if source == BUILT_IN else source)
+        collection = self._opened[source]
+        if collection.kind != "images" or collection.array is None:
+            return None
+        return Image.fromarray(np.asarray(collection.array[int(row)]))
+
+
+def forget(index: Index, path: Path | None) -> int:
+    """Take all items of a source out of the index; returns how many they were."""
+    known = _known(index)
+    names = [name for name, (of, *_) in known.items() if of == source_of(path)]
+    index.remove(names)
+    for name in names:
+        del known[name]
+    return len(names)
+
+
+def sources(index: Index) -> list[str]:
+    """Where the items of an index came from."""
+    return sorted({of for of, *_ in _known(index).values()})
+
+
+def _known(index: Index) -> dict[str, list[Any]]:
+    """Name → [source, size, mtime_ns, digest], kept with the index."""
+    known: dict[str, list[Any]] = index.extra.setdefault("items", {})
+    return known
+
+
+def _embed(
+    encoder: Encoder, collection: Collection, chosen: list[int]
+) -> tuple[list[int], Tensor, list[str]]:
+    """The items that could be read, their embeddings, and complaints about the others."""
+    if collection.kind != "pictures":
+        return chosen, encoder.embed_collection(collection.subset(chosen)), []
+    preprocessing = encoder.preprocessing
+    assert preprocessing is not None
+
+    def read(i: int) -> NDArray[np.uint8] | PictureError:
+        try:
+            return decode_resized(collection.paths[i], preprocessing)
+        except PictureError as error:
+            return error
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pictures = list(pool.map(read, chosen))
+    rows = [i for i, p in zip(chosen, pictures, strict=True) if not isinstance(p, PictureError)]
+    good = [p for p in pictures if not isinstance(p, PictureError)]
+    vectors = encoder.embed(good) if good else torch.empty(0, encoder.dim)
+    return rows, vectors, [str(p) for p in pictures if isinstance(p, PictureError)]
+
+
+def _version(collection: Collection, item: int, before: Version | None) -> Version:
+    """What the item is now; its content is read only where that is in doubt."""
+    if collection.kind != "pictures":
+        if collection.array is None:
+            raise DataError(f"{collection.name} can't be indexed: items have no name; use arrays")
+        content = collection.array[item].tobytes()
+        return Version(len(content), 0, hashlib.blake2b(content, digest_size=16).hexdigest())
+    path = collection.paths[item]
+    status = path.stat()
+    size, mtime_ns = status.st_size, status.st_mtime_ns
+    if before is not None and (size, mtime_ns) == (before.size, before.mtime_ns):
+        return before
+    if time.time_ns() - mtime_ns < FRESH_NS:
+        mtime_ns = 0  # never equal: the content is read again the next time
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return Version(size, mtime_ns, digest)

@@ -1,0 +1,94 @@
+"""From what distance on is there "nothing like this here"? Calibrated on held-out classes.
+
+A picture whose class is in the index has its nearest relative at some distance; one whose class
+is not has its nearest stranger at another. Both are measured on *training* classes that the
+model did not learn from, each item against all others. The threshold is the distance within
+which 95% of the nearest relatives lie: to say "nothing" wrongly is the mistake that hurts, so
+its rate is fixed; how many strangers are then told apart is measured and kept beside it.
+Where classes resemble each other (birds) that share is small, and more so in a large index:
+more strangers, so nearer ones.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nofuss.geometry import Array, as_tensor, normalize
+
+FOUND = 0.95
+ENOUGH = 20
+"""Queries with a relative; a 95% point of fewer says nothing."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Neighbours further than `distance` are not alike; with its two error rates."""
+
+    distance: float
+    denied: float
+    """Share of items whose class is there but whose nearest relative is further."""
+    accepted: float
+    """Share of items that would have a neighbour within it although their class is not there."""
+    items: int
+    classes: int
+
+    def as_extra(self) -> dict[str, Any]:
+        """What model.json keeps."""
+        return {
+            "threshold": self.distance,
+            "threshold_errors": {"denied": self.denied, "accepted": self.accepted},
+            "threshold_from": {
+                "items": self.items,
+                "classes": self.classes,
+                "rule": f"{FOUND:.0%} of held-out training items have a relative within it",
+            },
+        }
+
+    def describe(self) -> str:
+        """One line for the user."""
+        return (
+            f'search says "nothing like this" beyond distance {self.distance:.3f}: on '
+            f"{self.classes:,} held-out training classes wrongly for {self.denied:.0%} of the "
+            f"items whose class is there, rightly for {1 - self.accepted:.0%} of the others"
+        )
+
+
+def calibrate(embeddings: Array, labels: Array) -> Threshold | None:
+    """The threshold of these held-out items; None where they are too few to tell."""
+    x = normalize(as_tensor(embeddings).detach().float())
+    y = torch.as_tensor(labels)
+    relative, stranger = nearest_by_class(x, y)
+    known = relative.isfinite() & stranger.isfinite()
+    if int(known.sum()) < ENOUGH:
+        return None
+    relative, stranger = relative[known], stranger[known]
+    distance = float(relative.quantile(FOUND, interpolation="higher"))
+    return Threshold(
+        distance=distance,
+        denied=float((relative > distance).double().mean()),
+        accepted=float((stranger <= distance).double().mean()),
+        items=len(relative),
+        classes=len(torch.unique(y[known])),
+    )
+
+
+@torch.no_grad()
+def nearest_by_class(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances of unit vectors (N, D) to the nearest of the same class, itself left out, and to
+    the nearest of another; inf where there is none.
+    """
+    same, other = torch.full((len(x),), -torch.inf), torch.full((len(x),), -torch.inf)
+    for start in range(0, len(x), 1024):
+        rows = torch.arange(start, min(start + 1024, len(x)))
+        s = x[rows] @ x.T
+        related = labels[rows, None] == labels[None]
+        other[rows] = s.masked_fill(related, -torch.inf).amax(1)
+        s[torch.arange(len(rows)), rows] = -torch.inf
+        same[rows] = s.masked_fill(~related, -torch.inf).amax(1)
+    return _distance(same), _distance(other)
+
+
+def _distance(cosine: Tensor) -> Tensor:
+    return (2 - 2 * cosine).clamp_min(0).sqrt()
