@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch import Tensor
 from nofuss import console
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
+from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
 from nofuss.errors import DataError, UsageError
 from nofuss.files import write_file
 from nofuss.pipeline import split, train
+from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
 from nofuss.scoring import scorable, score_all, score_table
 from nofuss.usable import any_pictures, open_usable
@@ -35,7 +38,7 @@ def evaluate_run(
         test = split(collection, run.config).test
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
-        collection = collection.subset(test)
+        whole, collection = collection, collection.subset(test)
         say(collection.describe())
     if collection.labels is None or not scorable(collection.labels):
         raise DataError(
@@ -49,7 +52,12 @@ def evaluate_run(
     else:
         score_table(f"{path} on {collection.name}", scores)
     if data is None:
-        run.write("scores.json", content)
+        before = read_json(path / "scores.json")
+        run.write("scores.json", content | {"baselines": before.get("baselines", {})})
+        kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
+        kept = replace(kept, test=found.numpy(), test_rows=test)
+        kept.save(path)
+        say(f"report: {write_report(path, whole, kept)}")
 
 
 def embed(path: Path, data: Path, out: Path) -> None:
@@ -78,6 +86,8 @@ def demo(out: Path | None, *, epochs: int, seed: int) -> Path:
     )
     path = train(TrainConfig(out=out, epochs=epochs, seed=seed))
     console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
+    console.say(f"Look at what it learned: {path / 'report.html'}")
+    console.say(f"Search with it: nofuss serve {path}")
     return path
 
 

@@ -66,6 +66,12 @@ def load_embeddings(run: Path) -> RunEmbeddings | None:
         raise RunError(f"{file} is damaged ({error}); delete it or train again") from None
 
 
+def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
+    """The embeddings of a run that kept none: neither items nor proxies."""
+    vectors, rows = np.empty((0, dim), np.float32), np.empty(0, np.int64)
+    return RunEmbeddings(fingerprint, vectors, rows, vectors, rows, vectors, rows)
+
+
 def sample_by_class(
     labels: Rows | None, count: int, *, items: int = 1500, per_class: int = 60, seed: int = 0
 ) -> Rows:

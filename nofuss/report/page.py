@@ -24,7 +24,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def write_report(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
     """Write report.html and suspects.csv of a run; returns the report's path."""
     names = ("config", "environment", "data", "scores", "holdout")
-    read = {name: _read(run / f"{name}.json") for name in names}
+    read = {name: read_json(run / f"{name}.json") for name in names}
     seed = int(read["config"].get("seed", 0))
     tested = len(kept.test) > 1
     vectors, rows = (kept.test, kept.test_rows) if tested else (kept.sample, kept.sample_rows)
@@ -84,10 +84,11 @@ def _lead(scores: dict[str, Any]) -> Element:
     )
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object of a run; empty where there is none, for not every run has every file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not every run has every file
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
 from nofuss.embeddings import RunEmbeddings, load_embeddings
@@ -26,10 +25,12 @@ from nofuss.errors import DataError
 from nofuss.pipeline import split
 from nofuss.report.thumbnails import has_pictures, picture, shrunk
 from nofuss.run import open_run
+from nofuss.search.commands import open_index
 from nofuss.search.gallery import open_gallery, source_of, sources
-from nofuss.search.index import Index
+from nofuss.search.index import MANIFEST, Index
 from nofuss.search.neighbours import nearest
 from nofuss.search.plane import Plane, lay_out
+from nofuss.usable import open_usable
 
 SIDE = 224
 """Longest side of a picture on the page."""
@@ -140,8 +141,10 @@ def open_shelf(run: Path) -> Shelf:
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    if (run / "index").is_dir():
-        index = Index.load(run / "index")
+    if (run / "index" / MANIFEST).is_file():
+        index = open_index(open_run(run), encoder)
+        if not len(index):
+            raise DataError(f"{run / 'index'} is empty; add pictures: nofuss index {run} DIR")
         of_row = _indexed_pictures(index) if encoder.preprocessing is not None else None
         return Shelf("the index of this run", index, encoder, of_row, proxies, names)
     collection, rows, vectors = _test_side(run, encoder, kept)
@@ -165,7 +168,7 @@ def _test_side(
 ) -> tuple[Collection, NDArray[np.int64], NDArray[np.float32]]:
     """The run's data, rows of its test items (all items without any), and their vectors."""
     config = open_run(run).config
-    collection = open_data(config.data)
+    collection, _ = open_usable(config.data)
     if kept is not None and len(kept.test) and kept.fingerprint == collection.fingerprint():
         return collection, kept.test_rows, kept.test
     rows = split(collection, config).test
