@@ -8,6 +8,7 @@ from typing import Any
 from nofuss.files import write_file
 from nofuss.run import Run
 
+FILES = '["a.jpg", "b.jpg"]'
 _SCORES = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi", "ami")
 
 
@@ -22,7 +23,7 @@ def model_card(run: Run) -> str:
     model, environment = _read(run.model / "model.json"), _read(run.path / "environment.json")
     config = run.config
     where = shlex.quote(str(run.path))
-    takes = "vectors" if model.get("preprocessing") is None else "pictures"
+    takes, example = ("vectors", "x[:2]") if config.preset == "vectors" else ("pictures", FILES)
     parts = [
         f"# {_plain(run.path.name)}",
         f"An embedding of {takes} into {config.dim} dimensions, learned with {config.loss} "
@@ -43,7 +44,7 @@ def model_card(run: Run) -> str:
         _block(
             "import nofuss",
             f"encoder = nofuss.load({str(run.path)!r})",
-            'vectors = encoder.embed(["a.jpg", "b.jpg"])  # (2, dim), unit length',
+            f"vectors = encoder.embed({example})  # (2, {config.dim}), unit length",
             language="python",
         ),
         "## Limits",
@@ -108,7 +109,9 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
             "of items whose class was not there were let through. A larger index lets more through."
         )
     else:
-        lines.append("No distance is known from which on nothing is alike: no held-out classes.")
+        lines.append(
+            "No distance is known from which on nothing is alike: too few held-out classes."
+        )
     best = max((b.get("recall@1", 0) for b in scores.get("baselines", {}).values()), default=None)
     if best is not None and best >= scores["recall@1"]:
         lines.append("An untrained baseline finds as much or more at rank 1: see the table.")

@@ -131,9 +131,7 @@ def search_run(
         for result in results:
             _print(result, threshold)
         if threshold is None:
-            console.say(
-                "the model has no threshold for what is alike: no classes were held out in training"
-            )
+            console.say("no threshold for what is alike: too few classes were held out in training")
     if show is not None:
         _write_grid(show, results)
         if not as_json:

@@ -18,8 +18,8 @@ from torch import Tensor
 from nofuss.geometry import Array, as_tensor, normalize
 
 FOUND = 0.95
-ENOUGH = 20
-"""Queries with a relative; a 95% point of fewer says nothing."""
+ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
+"""A 95% point of fewer says nothing about other classes."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def calibrate(embeddings: Array, labels: Array) -> Threshold | None:
     y = torch.as_tensor(labels)
     relative, stranger = nearest_by_class(x, y)
     known = relative.isfinite() & stranger.isfinite()
-    if int(known.sum()) < ENOUGH:
+    classes = len(torch.unique(y[known]))
+    if int(known.sum()) < ENOUGH_ITEMS or classes < ENOUGH_CLASSES:
         return None
     relative, stranger = relative[known], stranger[known]
     distance = float(relative.quantile(FOUND, interpolation="higher"))
@@ -70,7 +71,7 @@ def calibrate(embeddings: Array, labels: Array) -> Threshold | None:
         denied=float((relative > distance).double().mean()),
         accepted=float((stranger <= distance).double().mean()),
         items=len(relative),
-        classes=len(torch.unique(y[known])),
+        classes=classes,
     )
 
 
