@@ -286,6 +286,9 @@ def resolve(config: TrainConfig, *, kind: str, small: bool) -> TrainConfig:
     }
     if config.free_norms:
         filled.pop("scale", None)
+    backbone = config.backbone or filled["backbone"]
+    if (backbone == "identity") != (kind == "vectors"):
+        raise UsageError(f"--backbone {backbone} does not fit data that are {kind}; leave it out")
     return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
 
 

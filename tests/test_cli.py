@@ -1,0 +1,489 @@
+"""The commands as a user meets them: real processes, real signals, real files."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file
+
+from nofuss.cli import main
+
+SLOW_ENOUGH = ("--epochs", "12", "--batch", "16", "--checkpoint-seconds", "0", "--dim", "8")
+"""About sixty steps, each with a checkpoint: time to be killed in."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small data of every kind, and the cache."""
+    home, r = tmp_path_factory.mktemp("home"), np.random.default_rng(0)
+    means = r.normal(size=(12, 20))
+    vectors = means[:, None] + 0.3 * r.normal(size=(12, 6, 20))
+    np.savez(
+        home / "vectors.npz",
+        vectors=vectors.reshape(-1, 20).astype(np.float32),
+        labels=np.repeat(np.arange(12), 6),
+    )
+    drawn = r.integers(0, 256, (20, 20, 20))
+    images = drawn[:, None] + r.integers(-40, 40, (20, 8, 20, 20))
+    np.savez(
+        home / "images.npz",
+        images=images.reshape(-1, 20, 20).clip(0, 255).astype(np.uint8),
+        labels=np.repeat(np.arange(20), 8),
+    )
+    rows = ["anchor,positive,negative"]
+    for c in range(8):
+        (home / "photos" / f"class {c}").mkdir(parents=True)
+        base = r.integers(0, 256, (24, 24, 3))
+        for i in range(4):
+            pixels = (base + r.integers(-30, 30, base.shape)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(home / "photos" / f"class {c}" / f"{i}.png")
+            near, far = f"class {c}/{(i + 1) % 4}.png", f"class {(c + 1) % 8}/{i}.png"
+            rows.append(f"photos/class {c}/{i}.png,photos/{near},photos/{far}")
+    (home / "triplets.csv").write_text("\n".join(rows))
+    return home
+
+
+@pytest.fixture(autouse=True)
+def at_home(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In an empty directory, on one thread: the bits of a sum depend on how it is shared out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOFUSS_CACHE", str(home / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    threads, term = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, term)
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Call:
+    """The program within this process: for all that needs no process of its own."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
+        self.capsys.readouterr()
+        try:
+            code = main([str(a) for a in arguments])
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return Outcome(code, *self.capsys.readouterr())
+
+
+@pytest.fixture
+def nofuss(capsys: pytest.CaptureFixture[str]) -> Call:
+    return Call(capsys)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "nofuss", *map(str, arguments)]
+
+
+def process(*arguments: object) -> Outcome:
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, encoding="utf-8", timeout=300
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def one_line(outcome: Outcome, code: int) -> str:
+    assert outcome.code == code, outcome
+    lines = outcome.err.strip().splitlines()
+    assert len(lines) == 1, outcome.err
+    assert "Traceback" not in outcome.err
+    assert "unexpected" not in outcome.err
+    assert lines[0].startswith("nofuss: ")
+    return lines[0]
+
+
+def final(run: Path) -> dict[str, bytes]:
+    """Weights, and proxies and optimizer state at the end."""
+    newest = max((run / "checkpoints").iterdir(), key=lambda p: int(p.name[5:]))
+    return {
+        "model": (run / "model" / "weights.safetensors").read_bytes(),
+        newest.name: (newest / "tensors.safetensors").read_bytes(),
+    }
+
+
+# Words
+
+
+def test_help_and_parsing_without_torch() -> None:
+    script = """
+import sys
+from nofuss.cli import parse
+parse(["train", "photos", "--epochs", "3"])
+for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["train", "--nonsense"]):
+    try:
+        parse(words)
+    except SystemExit as leaving:
+        assert (leaving.code or 0) == (2 if words[-1] == "--nonsense" else 0), words
+    else:
+        raise AssertionError(words)
+heavy = {"torch", "numpy", "sklearn", "PIL", "matplotlib"} & sys.modules.keys()
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--loss" in done.stdout
+
+
+def test_importing_the_package_alone_loads_no_torch() -> None:
+    script = "import sys, nofuss; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("trian x", "did you mean 'train'"),
+        ("train {home}/vectors.npz --loss proxynca", "did you mean 'proxy-nca'"),
+        ("train {home}/photos --backbone convent", "did you mean 'convnet'"),
+        ("train {home}/photos --backbone timm:resnet5", "timm"),
+        ("train {home}/none", "does not exist"),
+        ("train {home}/vectors.npz --epochs -1", "--epochs is -1"),
+        ("train {home}/vectors.npz --test-share 1", "--test-share is 1"),
+        ("train {home}/vectors.npz --preset small", "does not fit data that are vectors"),
+        ("train {home}/vectors.npz --backbone convnet", "--backbone"),
+        ("train {home}/photos --backbone identity", "--backbone"),
+        ("train {home}/vectors.npz --loss nca --assignment dynamic", "nca has none"),
+        ("train {home}/vectors.npz --scale 0", "scale is 0"),
+        ("train {home}/vectors.npz --weights x.pt", "identity got weights"),
+        ("train {home}/photos --weights x.pt", "x.pt"),
+        ("train {home}/triplets.csv --loss triplet", "needs labels"),
+        ("train {home}/vectors.npz --resume", "--out"),
+        ("train --resume --out {home}", "no run directory"),
+        ("evaluate {home}", "no run directory"),
+        ("evaluate {home}/none", "no run directory"),
+        ("embed {home} {home}/photos --out x.txt", ".npz or .safetensors"),
+        ("embed {home} {home}/photos --out {home}/vectors.npz", "never overwritten"),
+        ("embed {home} {home}/photos --out no/x.npz", "no folder no"),
+    ],
+)
+def test_refusals(words: str, said: str, nofuss: Call, home: Path, tmp_path: Path) -> None:
+    outcome = nofuss(*words.format(home=home).split())
+    assert said in one_line(outcome, 2)
+    assert not list(tmp_path.iterdir())  # nothing was begun
+
+
+@pytest.mark.parametrize("flag", ["--los", "--epoch", "--bacth"])
+def test_unknown_flags_suggest_the_nearest(flag: str, nofuss: Call) -> None:
+    outcome = nofuss("train", flag, "3")
+    assert outcome.code == 2
+    assert "Perhaps you meant" in outcome.err + outcome.out
+    near = {"--los": "--loss", "--epoch": "--epochs", "--bacth": "--batch"}[flag]
+    assert near in outcome.err + outcome.out
+
+
+def test_debug_shows_the_traceback(nofuss: Call) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        nofuss("train", "none", "--debug")
+
+
+# From data to scores
+
+
+def test_vectors_end_to_end(home: Path) -> None:
+    done = process("train", home / "vectors.npz", "--out", "run", "--epochs", 3)
+    assert done.code == 0, done.err
+    assert "12 classes, 72 vectors of 20 dimensions" in done.out
+    assert done.err == ""
+    run = Path("run")
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores["recall@1"] > 0.9
+    assert scores["classes"] == 6
+    data = json.loads((run / "data.json").read_text())
+    sides = {side: set(names) for side, names in data["classes"].items()}
+    assert not sides["train"] & sides["test"]
+    assert len(sides["train"] | sides["held_out"]) == len(sides["test"]) == 6
+    assert (run / "report.html").is_file()
+    again = process("train", home / "vectors.npz", "--out", "run", "--epochs", 3)
+    assert "never overwritten" in one_line(again, 2)
+
+
+def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
+    """With files among them that can't be read, and that stay as they are."""
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    (photos / "class 0" / "broken.png").write_bytes(b"no picture")
+    (photos / "class 1" / "empty.jpg").write_bytes(b"")
+    cut = (photos / "class 2" / "0.png").read_bytes()
+    (photos / "class 2" / "cut.png").write_bytes(cut[: len(cut) // 2])
+    before = {p: p.read_bytes() for p in photos.rglob("*.*")}
+    outcome = nofuss("train", photos, "--out", "run", "--epochs", 2)
+    assert outcome.code == 0, outcome.err
+    assert "3 left out" in outcome.out
+    listed = Path("run/scan.csv").read_text()
+    assert all(name in listed for name in ("broken.png", "empty.jpg", "cut.png"))
+    assert len(listed.splitlines()) == 4
+    assert {p: p.read_bytes() for p in photos.rglob("*.*")} == before
+    metrics = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in metrics] == [1, 2]
+
+    first = json.loads(Path("run/scores.json").read_text())
+    outcome = nofuss("evaluate", "run", "--json", "--k", 1, 3)
+    assert outcome.code == 0, outcome.err
+    scores = json.loads(outcome.out)
+    assert scores["recall@1"] == pytest.approx(first["recall@1"])
+    assert {"recall@1", "recall@3", "map@r", "nmi"} <= scores.keys()
+    outcome = nofuss("evaluate", "run", photos)
+    assert "Recall@1" in outcome.out
+    assert "8 classes" in outcome.out
+
+    (photos / "class 3" / "new.png").write_bytes(cut)
+    assert "data differ" in one_line(nofuss("evaluate", "run"), 2)
+    assert "data differ" in one_line(nofuss("train", "--out", "run", "--resume"), 2)
+
+
+def test_embed_writes_what_train_reads(nofuss: Call, home: Path) -> None:
+    assert nofuss("train", home / "photos", "--out", "run", "--epochs", 1).code == 0
+    assert nofuss("embed", "run", home / "photos", "--out", "e.npz").code == 0
+    assert nofuss("embed", "run", home / "photos", "--out", "e.safetensors").code == 0
+    with np.load("e.npz") as file:
+        arrays = dict(file)
+    assert arrays["vectors"].shape == (32, 64)
+    np.testing.assert_allclose(np.linalg.norm(arrays["vectors"], axis=1), 1, rtol=1e-5)
+    assert arrays["names"][0] == "class 0/0.png"
+    assert arrays["classes"].tolist() == [f"class {c}" for c in range(8)]
+    twin = load_file("e.safetensors")
+    assert np.array_equal(twin["vectors"], arrays["vectors"])
+    assert np.array_equal(twin["labels"], arrays["labels"])
+    assert "never overwritten" in one_line(
+        nofuss("embed", "run", home / "photos", "--out", "e.npz"), 2
+    )
+    # Pictures without class folders embed too, to the same vectors.
+    assert nofuss("embed", "run", home / "photos" / "class 3", "--out", "flat.npz").code == 0
+    with np.load("flat.npz") as flat:
+        np.testing.assert_allclose(flat["vectors"], arrays["vectors"][12:16], atol=1e-5)
+    assert "model takes pictures" in one_line(
+        nofuss("embed", "run", home / "vectors.npz", "--out", "v.npz"), 2
+    )
+    assert nofuss("train", "e.npz", "--out", "second", "--epochs", 1).code == 0
+
+
+def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
+    outcome = nofuss("train", home / "triplets.csv", "--out", "run", "--epochs", 2)
+    assert outcome.code == 0, outcome.err
+    assert "assignment is dynamic" in outcome.out
+    assert "32 triplets" in outcome.out
+    outcome = nofuss("evaluate", "run", home / "photos", "--json")
+    assert json.loads(outcome.out)["classes"] == 8
+    assert "kept no classes for testing" in one_line(nofuss("evaluate", "run"), 2)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--epochs 0",
+        "--batch 1000",
+        "--batch 1",
+        "--dim 500",
+        "--test-share 0",
+        "--holdout 0",
+        "--test-share 0.01",
+        "--start random",
+        "--loss n-pairs --per-class 3",
+        "--loss proxy-anchor --optimizer adamw --schedule constant",
+        "--assignment dynamic --proxies-per-class 2 --revive-after 3",
+        "--proxies-per-class 0.5",
+        "--free-norms --optimizer rmsprop --schedule exponential",
+    ],
+)
+def test_odd_settings_that_work(flags: str, nofuss: Call, home: Path) -> None:
+    epochs = () if "--epochs" in flags else ("--epochs", 1)
+    outcome = nofuss("train", home / "vectors.npz", "--out", "run", *epochs, *flags.split())
+    assert outcome.code == 0, outcome.err
+    assert np.isfinite(load_file("run/model/weights.safetensors")["head.weight"]).all()
+
+
+# Interruptions
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    environment = os.environ | {"NOFUSS_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        command("train", home / "images.npz", "--out", out, *SLOW_ENOUGH),
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return final(out)
+
+
+def started(*arguments: object, after: str) -> "subprocess.Popen[str]":
+    """A process that has just said `after`."""
+    running = subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if after in line:
+            return running
+    raise AssertionError("".join(said))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_by_a_signal_and_resumed(
+    number: signal.Signals, nofuss: Call, home: Path, uninterrupted: dict[str, bytes]
+) -> None:
+    running = started("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH, after="epoch   1")
+    running.send_signal(number)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "nofuss train --out run --resume" in said
+    assert "Traceback" not in said
+    outcome = nofuss("train", "--out", "run", "--resume")
+    assert outcome.code == 0, outcome.err
+    assert "going on at epoch" in outcome.out
+    assert final(Path("run")) == uninterrupted
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(home: Path, uninterrupted: dict[str, bytes]) -> None:
+    """Kill -9 at random moments, and once the newest checkpoint damaged on top of it."""
+    draw = random.Random(time.time_ns())
+    first = ("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH)
+    for words, after in (
+        (first, "epoch   2"),
+        (("train", "--out", "run", "--resume", "--checkpoint-seconds", "0"), "going on"),
+    ):
+        running = started(*words, after=after)
+        time.sleep(draw.uniform(0, 0.4))
+        running.kill()
+        running.communicate()
+        assert running.returncode == -signal.SIGKILL
+        assert not Path("run/model").exists()
+    checkpoints = sorted(Path("run/checkpoints").glob("step-*"), key=lambda p: int(p.name[5:]))
+    damaged = bytearray((checkpoints[-1] / "tensors.safetensors").read_bytes())
+    damaged[-5] ^= 1
+    (checkpoints[-1] / "tensors.safetensors").write_bytes(damaged)
+    done = process("train", "--out", "run", "--resume")
+    assert done.code == 0, done.err
+    assert f"{checkpoints[-1].name}/tensors.safetensors is damaged" in done.out
+    assert final(Path("run")) == uninterrupted
+
+
+@pytest.mark.slow
+def test_a_full_disk(nofuss: Call, home: Path, uninterrupted: dict[str, bytes]) -> None:
+    """No file may grow past a size that checkpoints have: as ENOSPC, at the first of them."""
+
+    def little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    done = subprocess.run(
+        command("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH),
+        capture_output=True,
+        text=True,
+        preexec_fn=little_room,
+    )
+    line = one_line(Outcome(done.returncode, done.stdout, done.stderr), 1)
+    assert "File too large" in line
+    assert "nofuss train --out run --resume" in line
+    assert not list(Path("run/checkpoints").iterdir())
+    assert nofuss("train", "--out", "run", "--resume").code == 0
+    assert final(Path("run")) == uninterrupted
+
+
+def test_resume_with_other_settings_and_data(nofuss: Call, home: Path) -> None:
+    assert nofuss("train", home / "vectors.npz", "--out", "run", "--epochs", 1).code == 0
+    resume = ("train", "--out", "run", "--resume")
+    assert "dim 20 → 8" in one_line(nofuss(*resume, "--dim", 8), 2)
+    with np.load(home / "vectors.npz") as file:
+        np.savez("other.npz", vectors=file["vectors"] + 1, labels=file["labels"])
+    other = ("train", "other.npz", *resume[1:])
+    assert "data differ" in one_line(nofuss(*other), 2)
+    assert nofuss(*other, "--force").code == 0
+    assert nofuss(*other).code == 0  # these are its data from now on
+    assert "does not fit" in one_line(nofuss(*resume, "--dim", 8, "--force"), 2)
+
+
+def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    x[7] = 3e38  # finite, but not its square
+    np.savez("x.npz", vectors=x, labels=np.repeat(np.arange(6), 10))
+    outcome = nofuss(
+        "train", "x.npz", "--out", "run", "--test-share", 0, "--free-norms", "--start", "random",
+        "--batch", 10,
+    )  # fmt: skip
+    line = one_line(outcome, 1)
+    assert "non_finite_batch.txt" in line
+    names = Path("run/non_finite_batch.txt").read_text().splitlines()
+    assert "row 7" in names
+    assert len(names) == 10
+
+
+def test_odd_names(nofuss: Call, home: Path, tmp_path: Path) -> None:
+    """Names that look like markup, emoji or options, or are no UTF-8."""
+    data = tmp_path / "my [red]data :dog:"
+    for c, name in enumerate(["[bold]x", ":smile:", "a,b", "ü\n2", "--out", os.fsdecode(b"\xff")]):
+        (data / name).mkdir(parents=True)
+        for i in range(3):
+            shutil.copy(home / "photos" / f"class {c}" / f"{i}.png", data / name)
+    outcome = nofuss("train", data, "--epochs", 1)
+    assert outcome.code == 0, outcome.err
+    assert "runs/my [red]data :dog:" in outcome.out
+    run = next(Path("runs").iterdir())
+    classes = json.loads((run / "data.json").read_text())["classes"]
+    named = {name for side in classes.values() for name in side}
+    assert named == {"[bold]x", ":smile:", "a,b", "ü\\n2", "--out", "\\xff"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flags", "code", "said"),
+    [
+        ([3], "", 2, "class"),
+        ([3, 3], "", 2, "one class to train on"),
+        ([3, 3], "--test-share 0", 0, "no test classes"),
+        ([1, 1, 1, 1], "", 0, "too few to score"),
+        ([1, 5, 1, 5], "", 0, "run directory"),
+        ([2, 2, 2], "--test-share 0.3", 0, "too few to score"),
+        ([2, 2, 2, 2], "--loss semi-hard", 0, "Recall@1"),
+    ],
+)
+def test_few_classes_and_items(
+    sizes: list[int], flags: str, code: int, said: str, nofuss: Call
+) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    r = np.random.default_rng(0)
+    images = r.integers(0, 256, (len(labels), 7, 9), dtype=np.uint8)  # tiny, too
+    np.savez("x.npz", images=images, labels=labels)
+    outcome = nofuss("train", "x.npz", "--out", "run", "--epochs", 1, *flags.split())
+    assert outcome.code == code, outcome
+    assert said in outcome.out + outcome.err
+    if code:
+        one_line(outcome, code)
+
+
+def test_data_without_supervision(nofuss: Call) -> None:
+    np.savez("x.npz", vectors=np.ones((5, 3), np.float32))
+    assert "neither labels nor triplets" in one_line(nofuss("train", "x.npz"), 2)
