@@ -23,8 +23,8 @@ from nofuss.geometry import Array
 PROTOCOL = (
     "every item queries all others, itself left out by index; classes with one item stay in the "
     "gallery and are no queries; Euclidean distance on the unit sphere, ties count as wrong; "
-    "NMI and AMI of k-means (k-means++ seeds, Lloyd, Hartigan's exchanges) with as many clusters as "
-    "classes; 95% intervals by resampling classes"
+    "NMI and AMI of k-means (k-means++ seeds, Lloyd, Hartigan's exchanges) with as many clusters "
+    "as classes; 95% intervals by resampling classes"
 )
 
 
