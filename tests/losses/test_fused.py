@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nofuss.losses import fused_walk
-from nofuss.losses.fused import fused_proxy_nca
+from nofuss.losses import fused, fused_walk
+from nofuss.losses.fused import fused_proxy_nca, pays
 
 
 def slow_nca(x: Tensor, positive: Tensor, p: Tensor, scale: float, softmax: bool) -> float:
@@ -55,10 +55,11 @@ SIZES = {
 @pytest.fixture(params=[2**3, 2**6, 2**18])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_walk, "CHUNK", request.param)
+    monkeypatch.setattr(fused, "KEEP_BYTES", 2**10)  # keep=None: some chunks kept, some not
 
 
 @pytest.mark.usefixtures("chunk")
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", [True, False, None])
 @pytest.mark.parametrize("softmax", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 18.0, 2000.0])  # the last needs a running maximum
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -195,3 +196,9 @@ def test_one_proxy_has_no_negatives() -> None:
         fused_proxy_nca(x, positive, p, scale=1.0)
     softmax = fused_proxy_nca(x, positive, p, scale=1.0, include_positive=True)
     assert softmax.item() == pytest.approx(0, abs=1e-12)
+
+
+def test_pays_at_many_proxies_only() -> None:
+    assert not pays(32, 100, 64)
+    assert not pays(512, 100, 512)
+    assert pays(32, 11_318, 64)
