@@ -29,6 +29,8 @@ def evaluate_run(
     path: Path, data: Path | None, *, ks: Sequence[int], seed: int, as_json: bool
 ) -> None:
     """`nofuss evaluate`: the run's test classes, or all of other data."""
+    if not ks or min(ks) < 1:
+        raise UsageError(f"--k is {' '.join(map(str, ks))}; expected whole numbers from 1 up")
     run = open_run(path)
     encoder = load(path)
     say = console.aside if as_json else console.say

@@ -257,7 +257,7 @@ def check_limits(config: TrainConfig) -> None:
     for name, (least, below) in _LIMITS.items():
         value = getattr(config, name)
         if value is not None and not least <= value < below:
-            upper = f" and below {below:g}" if below < float("inf") else ""
+            upper = f" and below {below:.10g}" if below < float("inf") else ""
             flag = name.replace("_", "-")
             raise UsageError(f"--{flag} is {value}; expected a number from {least:g} up{upper}")
 

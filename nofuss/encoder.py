@@ -1,5 +1,6 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from nofuss.data.decode import decode_resized, in_mode, resized
 from nofuss.data.loader import batches
 from nofuss.data.sampling import in_order
 from nofuss.data.transforms import test_views
-from nofuss.errors import DataError
+from nofuss.errors import DataError, RunError
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract, for_inference
@@ -107,6 +108,11 @@ def check_fits(collection: Collection, preprocessing: Preprocessing | None, widt
 def load(path: str | Path) -> Encoder:
     """Open a run directory, or its model/ folder."""
     folder = Path(path)
+    if (folder / "config.json").is_file() and not (folder / "model").is_dir():
+        raise RunError(
+            f"{folder} has no model yet; finish it: "
+            f"{shlex.join(['nofuss', 'train', '--out', str(folder), '--resume'])}"
+        )
     saved = load_model(folder / "model" if (folder / "model").is_dir() else folder)
     return Encoder(
         saved.embedder, saved.preprocessing, class_names=saved.class_names, extra=saved.extra

@@ -158,6 +158,9 @@ def test_load_opens_runs_and_model_folders(tmp_path: Path, vectors: Encoder) -> 
     assert torch.equal(again.embedder.head.weight, vectors.embedder.head.weight)
     with pytest.raises(RunError, match=r"no model\.json"):
         nofuss.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunError, match=r"no model yet; finish it: nofuss train --out .* --resume"):
+        nofuss.load(tmp_path)
 
 
 def test_training_goes_on_untouched(pictures: Encoder) -> None:
