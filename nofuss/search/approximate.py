@@ -7,7 +7,6 @@ distances, so neighbours may be missing but never misplaced.
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +65,7 @@ class Approximate:
     @classmethod
     def from_bytes(cls, content: Tensor) -> "Approximate":
         """What `to_bytes` gave; only for content whose checksum was verified."""
-        return cls(faiss_module().deserialize_index(np.array(content)))
+        return cls(faiss_module().deserialize_index(content.numpy().copy()))
 
 
 def faiss_module() -> Any:

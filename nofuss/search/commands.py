@@ -89,6 +89,8 @@ def _update(
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
     if not quiet:
         console.say(collection.describe())
+        for note in collection.notes:
+            console.warn(note)
     todo = plan(index, collection, data)
     total = len(todo.stale)
     bar = console.progress("embedding", total) if total and not quiet else nullcontext()
@@ -107,6 +109,8 @@ def search_run(
     path: Path, queries: Sequence[Path], *, k: int, as_json: bool, show: Path | None
 ) -> None:
     """`nofuss search`: paths, labels and distances of what is nearest to each query."""
+    if not queries:
+        raise UsageError("search for what? give one or more pictures")
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
     if show is not None and (show.suffix.lower() != ".png" or show.exists()):

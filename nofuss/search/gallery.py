@@ -163,6 +163,8 @@ def update(
     """Carry out a plan; `save` is called now and then, so that a killed update can go on."""
     known, names, labels = _known(index), todo.names, todo.labels
     for i in todo.unchanged:
+        if labels[i] is None and known[names[i]][0] != todo.source:
+            continue  # seen from inside its class folder: it stays the other source's
         known[names[i]] = [todo.source, *todo.versions[i]]
         index.labels[index.row(names[i])] = labels[i]  # a manifest may have changed its mind
     replaced = {names[i] for i in todo.stale if names[i] in index}

@@ -1,0 +1,274 @@
+"""The index: neighbours equal to brute force, survival on disk, refusals; the threshold."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nofuss import Index
+from nofuss.errors import RunError, UsageError
+from nofuss.geometry import normalize
+from nofuss.search import calibrate, nearest
+from nofuss.search.threshold import nearest_by_class
+
+
+def random(n: int, dim: int = 8, *, seed: int = 0) -> Tensor:
+    return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed))
+
+
+def clusters(n: int, dim: int = 32) -> Tensor:
+    return random(50, dim, seed=1).repeat_interleave(n // 50, 0) + 0.3 * random(n, dim)
+
+
+def names_of(n: int) -> list[str]:
+    return [f"{i}.jpg" for i in range(n)]
+
+
+def brute_force(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """All distances in double precision, sorted whole; equal ones by row."""
+    q, x = normalize(queries).double(), normalize(vectors).double()
+    found, rows = torch.empty(len(q), k), torch.empty(len(q), k, dtype=torch.int64)
+    for i in range(len(q)):
+        d = (x - q[i]).norm(dim=1)
+        order = np.lexsort((np.arange(len(x)), d.numpy()))[:k].copy()
+        found[i], rows[i] = d[order].float(), torch.from_numpy(order)
+    return found, rows
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    n=st.integers(1, 300),
+    dim=st.integers(1, 9),
+    k=st.integers(1, 70),
+    copies=st.integers(1, 80),
+    seed=st.integers(0, 99),
+)
+def test_neighbours_are_those_of_brute_force(
+    n: int, dim: int, k: int, copies: int, seed: int
+) -> None:
+    """Also with fewer items than asked for, and with many copies of one: ties go by row."""
+    vectors = normalize(random(n, dim, seed=seed))[torch.arange(n) // copies]
+    queries = normalize(torch.cat([random(3, dim, seed=seed + 1), vectors[:2]]))
+    found, rows = nearest(queries, vectors, k)
+    k = min(k, n)
+    expected, expected_rows = brute_force(queries, vectors, k)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert found.diff(dim=1).ge(0).all()
+    same = expected.diff(dim=1).abs() > 1e-6  # rounding may swap what is not apart
+    apart = torch.ones(len(rows), k, dtype=torch.bool)
+    apart[:, 1:] &= same
+    apart[:, :-1] &= same
+    assert (rows == expected_rows)[apart].all()
+
+
+def test_copies_are_listed_in_the_order_of_their_rows() -> None:
+    """Everything is one point, over many tiles and blocks."""
+    found, rows = nearest(torch.ones(2, 4) / 2, torch.ones(40_000, 4) / 2, 100)
+    assert (rows == torch.arange(100)).all()
+    assert (found == 0).all()
+
+
+def test_more_queries_and_vectors_than_a_block() -> None:
+    vectors, queries = random(5_000), random(1_100, seed=3)
+    found, rows = Index.build(vectors, names=names_of(5_000)).search(queries, 5)
+    few = [0, 1, 1023, 1024, 1099]
+    expected, expected_rows = brute_force(queries[few], vectors, 5)
+    torch.testing.assert_close(found[few], expected, atol=1e-6, rtol=0)
+    assert (rows[few] == expected_rows).all()
+
+
+def test_neighbours_are_those_of_faiss() -> None:
+    faiss = pytest.importorskip("faiss")
+    vectors, queries = normalize(random(3_000, 32)), normalize(random(20, 32, seed=5))
+    flat = faiss.IndexFlatL2(32)
+    flat.add(vectors.numpy())
+    squared, rows = flat.search(queries.numpy(), 10)
+    found, ours = Index.build(vectors, names=names_of(3_000)).search(queries, 10)
+    assert (ours.numpy() == rows).all()
+    np.testing.assert_allclose(found.numpy(), np.sqrt(squared), atol=1e-5)
+
+
+def test_by_hand() -> None:
+    """Lengths do not matter; a right angle is √2 away, the opposite 2."""
+    index = Index.build(
+        np.array([[5.0, 0.0], [0.0, 0.1], [-1.0, 0.0]]), names=["east", "north", "west"]
+    )
+    found, rows = index.search(np.array([[2.0, 0.0]]), 3)
+    assert [index.names[row] for row in rows[0]] == ["east", "north", "west"]
+    torch.testing.assert_close(found[0], torch.tensor([0.0, 2**0.5, 2.0]))
+
+
+def test_a_new_class_is_found_and_leaves_again() -> None:
+    index = Index.build(random(20), names=names_of(20), labels=["old"] * 20)
+    new = random(1, seed=9)
+    index.add(new, names=["new.jpg"], labels=["new"])
+    assert index.labels[int(index.search(new, 1)[1])] == "new"
+    index.remove(["new.jpg", "3.jpg"])
+    assert len(index) == 19
+    assert "new.jpg" not in index
+    assert index.names[index.row("4.jpg")] == "4.jpg"
+    assert float(index.search(new, 1)[0]) > 0.1
+
+
+@pytest.mark.parametrize("kind", ["exact", "approximate"])
+def test_what_was_saved_is_loaded(tmp_path: Path, kind: str) -> None:
+    if kind == "approximate":
+        pytest.importorskip("faiss")
+    labels = [None if i % 3 else f"class {i % 2}" for i in range(100)]
+    names = [*names_of(98), "<img onerror=x>", "not utf-8 \udcff"]
+    index = Index.build(random(100), names=names, labels=labels, kind=kind, extra={"a": [1]})
+    index.save(tmp_path / "index")
+    loaded = Index.load(tmp_path / "index")
+    assert (loaded.names, loaded.labels, loaded.extra) == (names, labels, {"a": [1]})
+    assert loaded.kind == kind
+    for old, new in zip(index.search(random(5), 7), loaded.search(random(5), 7), strict=True):
+        assert (old == new).all()
+
+
+def test_saving_again_leaves_no_old_files(tmp_path: Path) -> None:
+    index = Index.build(random(10), names=names_of(10))
+    index.save(tmp_path)
+    (tmp_path / "mine.txt").write_text("not the index's")
+    loaded = Index.load(tmp_path)
+    loaded.remove(["0.jpg"])
+    loaded.save(tmp_path)  # over the file that it has mapped
+    assert len(Index.load(tmp_path)) == 9
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_crash_before_the_manifest_leaves_the_former_index(tmp_path: Path) -> None:
+    """The manifest is written last: with the old one, new files beside it change nothing."""
+    Index.build(random(10), names=names_of(10)).save(tmp_path)
+    former = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    Index.build(random(5), names=names_of(5)).save(tmp_path)
+    for name, content in former.items():
+        (tmp_path / name).write_bytes(content)
+    assert len(Index.load(tmp_path)) == 10
+
+
+def test_every_damage_is_refused_in_one_line(tmp_path: Path) -> None:
+    Index.build(random(10), names=names_of(10)).save(tmp_path)
+    for file in sorted(tmp_path.iterdir()):
+        content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        for damage in (b"", content[:-1], bytes(flipped), b"{}", b"[]", None):
+            if damage is None:
+                file.unlink()
+            else:
+                file.write_bytes(damage)
+            if file.name == "manifest.json" and damage == content[:-1]:
+                continue  # only its last line end is missing
+            with pytest.raises(RunError) as error:
+                Index.load(tmp_path)
+            assert "\n" not in str(error.value)
+        file.write_bytes(content)
+    assert len(Index.load(tmp_path)) == 10
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    Index.build(random(3), names=names_of(3)).save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["sha256"]["items"] = "/../../etc/passwd"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="no checksum"):
+        Index.load(tmp_path)
+
+
+def test_misuse_is_told() -> None:
+    index = Index.build(random(3), names=names_of(3))
+    with pytest.raises(ValueError, match=r"'1.jpg' twice"):
+        index.add(random(1), names=["1.jpg"])
+    with pytest.raises(ValueError, match=r"'x' twice"):
+        index.add(random(2), names=["x", "x"])
+    with pytest.raises(ValueError, match="holds no 'y'"):
+        index.remove(["y"])
+    with pytest.raises(ValueError, match="9 dimensions; the index has 8"):
+        index.search(random(1, 9))
+    with pytest.raises(ValueError, match="2 vectors, 1 names"):
+        index.add(random(2), names=["z"])
+    with pytest.raises(ValueError, match="NaN"):
+        index.search(torch.full((1, 8), torch.nan))
+    with pytest.raises(ValueError, match="k is 0"):
+        index.search(random(1), 0)
+    with pytest.raises(UsageError, match="exact"):
+        Index.build(random(1), names=["a"], kind="exactly")  # type: ignore[arg-type]
+    assert len(index) == 3
+
+
+def test_an_empty_index_finds_nothing(tmp_path: Path) -> None:
+    index = Index.build(torch.empty(0, 8), names=[])
+    index.save(tmp_path)
+    found, rows = Index.load(tmp_path).search(random(2), 5)
+    assert found.shape == rows.shape == (2, 0)
+
+
+def test_approximate_finds_nearly_all() -> None:
+    pytest.importorskip("faiss")
+    vectors = clusters(5_000)
+    exact = Index.build(vectors, names=names_of(5_000))
+    index = exact.as_kind("approximate")
+    queries = vectors[::50] + 0.1 * random(100, 32, seed=7)
+    (true, expected), (found, rows) = exact.search(queries, 10), index.search(queries, 10)
+    recall = (rows[:, :, None] == expected[:, None]).any(1).double().mean()
+    assert recall > 0.95
+    same = rows == expected
+    # Neighbours may be missing, never misplaced.
+    torch.testing.assert_close(found[same], true[same], atol=1e-6, rtol=0)
+
+
+def test_approximate_grows_and_shrinks() -> None:
+    pytest.importorskip("faiss")
+    vectors = clusters(2_000)
+    index = Index.build(vectors[:10], names=names_of(10), kind="approximate")
+    index.add(vectors[10:], names=names_of(2_000)[10:])
+    index.remove(names_of(500))
+    found, rows = index.search(vectors[[700]], 1)
+    assert index.names[int(rows)] == "700.jpg"
+    assert float(found) < 1e-3
+
+
+def test_faiss_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(UsageError, match=r"pip install 'nofuss\[faiss\]'"):
+        Index.build(random(3), names=names_of(3), kind="approximate")
+
+
+def test_nearest_relative_and_stranger_by_loops() -> None:
+    x, labels = normalize(random(60)), torch.arange(60) % 7
+    same, other = nearest_by_class(x, labels)
+    for i in range(60):
+        d = (x - x[i]).norm(dim=1)
+        related = (labels == labels[i]) & (torch.arange(60) != i)
+        assert float(same[i]) == pytest.approx(float(d[related].min()), abs=1e-3)
+        assert float(other[i]) == pytest.approx(float(d[labels != labels[i]].min()), abs=1e-3)
+
+
+def test_threshold_of_classes_far_apart() -> None:
+    """Relatives within it but for one in twenty at most, no stranger."""
+    labels = torch.arange(200) // 20
+    x = torch.eye(10)[labels] + 0.05 * random(200, 10)
+    threshold = calibrate(x, labels)
+    assert threshold is not None
+    assert 0 < threshold.distance < 1
+    assert threshold.denied <= 0.05
+    assert threshold.accepted == 0
+    assert (threshold.items, threshold.classes) == (200, 10)
+
+
+def test_threshold_of_noise_admits_what_it_cannot_do() -> None:
+    threshold = calibrate(random(400), torch.arange(400) % 10)
+    assert threshold is not None
+    assert threshold.denied <= 0.05
+    assert threshold.accepted > 0.9
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(100), torch.arange(100), torch.arange(100) % 2])
+def test_no_threshold_from_too_little(labels: Tensor) -> None:
+    """One class, classes of one item, two classes."""
+    assert calibrate(random(100), labels) is None
