@@ -127,9 +127,9 @@ class Shelf:
         stars = self.place(self.proxies)
         return {
             "rows": rows.tolist(),
-            "places": places.round(4).reshape(-1).tolist(),
+            "places": places.astype(np.float64).round(4).reshape(-1).tolist(),
             "classes": self.codes[rows].tolist(),
-            "stars": stars.round(4).reshape(-1).tolist(),
+            "stars": stars.astype(np.float64).round(4).reshape(-1).tolist(),
             "star_names": self.proxy_names,
         }
 

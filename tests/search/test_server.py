@@ -1,0 +1,354 @@
+"""The server of the page, attacked as itself: a process, sockets, foreign bytes."""
+
+import base64
+import io
+import socket
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from nofuss.embeddings import load_embeddings
+from nofuss.search.guard import is_loopback
+from nofuss.search.server import MAX_UPLOAD
+from tests.search.serving import Server, command, serving
+from tests.tiny_run import HOSTILE, draw, train_vectors
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def encode(form: str, picture: Image.Image | None = None) -> bytes:
+    with io.BytesIO() as file:
+        (picture or draw(1, 1)).save(file, form)
+        return file.getvalue()
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    """A few bytes that say they are a huge picture."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(1_000_000))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+def peak_memory(process: subprocess.Popen[str]) -> int:
+    """Bytes that a process has held at most so far."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+# ---- what it is for
+
+
+def test_an_item_finds_its_nearest(server: Server, picture_run: Path) -> None:
+    kept = load_embeddings(picture_run)
+    assert kept is not None
+    apart = np.linalg.norm(kept.test - kept.test[2], axis=1)
+    apart[2] = np.inf
+    found = server.request("/api/search?item=2&k=4").json
+    rows = [result["item"] for result in found["results"]]
+    np.testing.assert_allclose(
+        [r["distance"] for r in found["results"]], np.sort(apart)[:4], atol=1e-3
+    )
+    np.testing.assert_allclose(apart[rows], np.sort(apart)[:4], atol=1e-3)
+    assert [r["rank"] for r in found["results"]] == [1, 2, 3, 4]
+    assert found["searching_ms"] > 0
+
+
+def test_a_filter_leaves_one_class(server: Server) -> None:
+    found = server.request("/api/search?item=0&k=100&class=plain").json
+    assert {result["label"] for result in found["results"]} == {"plain"}
+    assert len(found["results"]) == 6
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF"])
+def test_each_format_is_searched_with(server: Server, form: str) -> None:
+    answer = server.upload(encode(form))
+    assert answer.status == 200
+    assert len(answer.json["results"]) == 5
+    assert answer.json["query"]["picture"].startswith("data:image/")
+    assert answer.json["embedding_ms"] > 0
+
+
+def test_a_picture_of_the_index_finds_itself(server: Server) -> None:
+    found = server.upload(encode("PNG", draw(3, 2))).json["results"][0]
+    assert (found["label"], found["name"]) == ("plain", "plain/2<i>.png")
+    assert found["distance"] < 1e-2
+
+
+def test_the_map_places_everything(server: Server) -> None:
+    found = server.request("/api/map").json
+    items = server.request("/api/about").json["items"]
+    assert found["rows"] == list(range(items))
+    assert len(found["places"]) == 2 * items
+    assert len(found["stars"]) == 2 * len(found["star_names"]) == 6
+    assert all(0 <= place <= 1 for place in found["places"] + found["stars"])
+    assert server.request("/api/search?item=1&k=2").json["place"] is not None
+
+
+def test_vectors_are_served_without_pictures(tmp_path: Path) -> None:
+    with serving(train_vectors(tmp_path)) as server:
+        assert server.request("/api/about").json["pictures"] is False
+        assert len(server.request("/api/search?item=0").json["results"]) == 24
+        assert server.request("/pictures/0").status == 404
+        assert server.upload(encode("PNG")).status == 400
+
+
+# ---- who may ask
+
+
+def test_without_the_token_there_is_nothing(server: Server) -> None:
+    for path in ("/", "/page.js", "/api/about", "/api/map", "/pictures/0", "/nowhere"):
+        assert server.request(path, signed_in=False).status == 403
+    wrong = {"Cookie": f"nofuss-{server.port}=guess"}
+    assert server.request("/api/about", signed_in=False, headers=wrong).status == 403
+    assert server.request("/?token=guess", signed_in=False).status == 403
+    assert server.upload(encode("PNG"), signed_in=False).status == 403
+
+
+def test_the_token_is_changed_for_a_cookie(server: Server) -> None:
+    answer = server.request(f"/?token={server.token}", signed_in=False)
+    assert answer.status == 200
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.startswith(f"{server.cookie};")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert len(server.token) >= 32
+
+
+OTHER_HOSTS = [
+    "evil.example:{port}",
+    "evil.example",
+    "127.0.0.1",
+    "127.0.0.1:1",
+    "localhost.evil.example:{port}",
+    "192.168.0.7:{port}",
+    "127.0.0.1:{port}@evil.example",
+    ":{port}",
+    "[::1",
+    "localhost:{port}:{port}",
+]
+BAD_FILES = {
+    "empty": (b"", "no picture was sent"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'><script>x()</script></svg>", "no picture"),
+    "html": (b"<!doctype html><script>alert(1)</script>", "no picture"),
+    "gif with a script": (b"GIF89a<script>alert(1)</script>", "can't be read"),
+    "pdf": (b"%PDF-1.7", "no picture"),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture"),
+    "zeros": (bytes(1000), "no picture"),
+    "cut png": (encode("PNG")[:-40], "cut off"),
+    "cut jpeg": (encode("JPEG")[:-200], "cut off"),
+    "bomb": (png_claiming(60_000, 60_000), "too many pixels"),
+    "tall bomb": (png_claiming(1, 2**31 - 1), "too many pixels"),
+    "ppm": (encode("PPM"), "no picture"),
+    "ico": (encode("ICO"), "no picture"),
+}
+
+
+@pytest.mark.parametrize("host", OTHER_HOSTS)
+def test_another_host_is_refused(server: Server, host: str) -> None:
+    answer = server.request("/api/about", host=host.format(port=server.port))
+    assert answer.status in (400, 403)
+    assert b"classes" not in answer.body
+
+
+def test_localhost_is_ours(server: Server) -> None:
+    assert server.request("/api/about", host=f"localhost:{server.port}").status == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1"]
+)
+def test_another_origin_is_refused(server: Server, origin: str) -> None:
+    headers = {"Origin": origin.format(port=server.port)}
+    assert server.request("/api/about", headers=headers).status == 403
+    assert server.upload(encode("PNG"), headers=headers).status == 403
+
+
+def test_our_own_origin_is_not(server: Server) -> None:
+    headers = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
+    assert server.upload(encode("PNG"), headers=headers).status == 200
+
+
+def test_other_sites_are_refused_without_an_origin_too(server: Server) -> None:
+    for site in ("cross-site", "same-site"):
+        assert server.request("/pictures/0", headers={"Sec-Fetch-Site": site}).status == 403
+
+
+def test_an_open_interface_needs_the_token(picture_run: Path) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        done = subprocess.run(
+            command("serve", picture_run, "--host", host, "--no-token"),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert "token" in done.stdout + done.stderr
+
+
+def test_what_is_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "localhost", "::1", "127.8.8.8"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.1.2", "example.org", ""]))
+
+
+# ---- what is sent
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_files_get_one_line(server: Server, content: bytes, words: str) -> None:
+    before = peak_memory(server.process) if sys.platform == "linux" else 0
+    answer = server.upload(content)
+    assert answer.status in (400, 415, 422)
+    assert words in answer.json["error"]
+    assert "\n" not in answer.json["error"]
+    assert "Traceback" not in answer.json["error"]
+    if sys.platform == "linux":
+        assert peak_memory(server.process) - before < 100 * 2**20
+    assert server.upload(encode("PNG")).status == 200  # and it still works
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the server's memory from /proc")
+def test_five_gigabytes_are_refused_unread(server: Server) -> None:
+    before = peak_memory(server.process)
+    headers = {"Content-Length": str(5 * 2**30)}
+    answer = server.request("/api/search", method="POST", headers=headers)
+    assert answer.status == 413
+    assert "MB" in answer.json["error"]
+    for length in ("99999999999999999999", "-1", "1e9", "0x10"):
+        lying = server.request("/api/search", method="POST", headers={"Content-Length": length})
+        assert lying.status in (400, 413)
+    assert peak_memory(server.process) - before < 2 * MAX_UPLOAD
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the server's memory from /proc")
+def test_a_body_without_end_is_cut_off(server: Server) -> None:
+    """Chunked: its length is not told; the server must hang up by itself."""
+    before = peak_memory(server.process)
+    sent, piece = 0, b"100000\r\n" + bytes(2**20) + b"\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as line:
+        line.sendall(
+            f"POST /api/search HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+            f"Cookie: {server.cookie}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        try:
+            while sent < 5 * 2**30:
+                line.sendall(piece)
+                sent += 2**20
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert sent < 5 * MAX_UPLOAD
+    assert peak_memory(server.process) - before < 4 * MAX_UPLOAD
+    assert server.upload(encode("PNG")).status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pictures/../../../../etc/passwd",
+        "/pictures/..%2f..%2f..%2fetc%2fpasswd",
+        "/pictures/%2e%2e/%2e%2e/config.json",
+        "/pictures/0/../../config.json",
+        "/pictures//etc/passwd",
+        "/pictures/plain/0.png",
+        "/pictures/-1",
+        "/pictures/0.5",
+        "/pictures/0x1",
+        "/pictures/1e3",
+        "/pictures/%D9%A3",
+        "/pictures/%00",
+        "/pictures/0%00.png",
+        "/pictures/100000",
+        "/pictures/" + "9" * 5000,
+        "/pictures/",
+        "/page.html",
+        "/server.py",
+        "/../server.py",
+        "/config.json",
+        "/api/items/nobody",
+        "/api/search?item=../../etc/passwd",
+        "/api/search",
+    ],
+    ids=lambda path: path[:40],
+)
+def test_pictures_are_named_by_number_only(server: Server, path: str) -> None:
+    answer = server.request(path)
+    assert answer.status == 404
+    assert b"root:" not in answer.body
+    assert "error" in answer.json
+
+
+@pytest.mark.parametrize(
+    "options", ["k=0", "k=101", "k=-1", "k=ten", "k=" + "9" * 5000, "class=nobody"]
+)
+def test_bad_options_are_refused(server: Server, options: str) -> None:
+    assert server.request(f"/api/search?item=0&{options}").status == 400
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+def test_other_methods_are_refused(server: Server, method: str) -> None:
+    assert server.request("/api/search", method=method).status == 405
+
+
+# ---- what is answered
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page.js", "/page.css", "/api/about", "/pictures/0", "/nowhere"]
+)
+@pytest.mark.parametrize("signed_in", [True, False])
+def test_every_answer_carries_the_headers(server: Server, path: str, signed_in: bool) -> None:
+    answer = server.request(path, signed_in=signed_in)
+    for name, start in HEADERS.items():
+        assert answer.headers[name].startswith(start), name
+    assert "unsafe" not in answer.headers["Content-Security-Policy"]
+    assert "Access-Control-Allow-Origin" not in answer.headers
+    assert "server" not in answer.headers
+
+
+def test_the_page_needs_nothing_inline(server: Server) -> None:
+    page = server.request("/").body.decode()
+    assert "<style" not in page
+    assert "style=" not in page
+    assert page.count("<script") == page.count("<script src=")
+    assert " on" not in page.replace(" one ", " ").replace(" on ", " ").replace(
+        " only", " "
+    ).replace("Only", "")
+
+
+def test_pictures_are_encoded_anew(tmp_path: Path, server: Server) -> None:
+    """What hides in a file, before or behind its pixels, does not come out again."""
+    text = PngImagePlugin.PngInfo()
+    text.add_text("comment", "secret")
+    with io.BytesIO() as file:
+        draw(1, 1).save(file, "PNG", pnginfo=text)
+        content = file.getvalue() + b"<script>secret</script>"
+    shown = server.upload(content).json["query"]["picture"]
+    returned = base64.b64decode(shown.split(",")[1])
+    assert b"secret" not in returned
+    assert Image.open(io.BytesIO(returned)).size == (40, 40)
+    answer = server.request("/pictures/0")
+    assert answer.headers["Content-Type"] in ("image/png", "image/jpeg")
+    assert Image.open(io.BytesIO(answer.body)).size == (40, 40)
+
+
+def test_names_are_data_not_markup(server: Server) -> None:
+    answer = server.request("/api/about")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert HOSTILE in answer.json["classes"]

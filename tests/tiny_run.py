@@ -1,0 +1,49 @@
+"""Small runs for tests of what reads a run: pictures in folders, and vectors."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from nofuss.config import TrainConfig
+from nofuss.pipeline import train
+
+HOSTILE = '<img src=x onerror="document.title=1">'
+CLASSES = [HOSTILE, "&amp; <b>bold<", "'\"><script>alert(1)<", "plain", "ünïcode ★", "six"]
+COLOURS = ["crimson", "royalblue", "seagreen", "orange", "purple", "gray"]
+
+
+def draw(label: int, number: int, *, side: int = 40) -> Image.Image:
+    """A shape whose colour is its class, somewhere on white."""
+    random = np.random.default_rng([label, number])
+    picture = Image.new("RGB", (side, side), "white")
+    x, y, size = random.integers(2, side // 2, 3)
+    ImageDraw.Draw(picture).ellipse((x, y, x + size + 6, y + size + 6), fill=COLOURS[label])
+    return picture
+
+
+def write_pictures(folder: Path, *, per_class: int = 5) -> Path:
+    """Class folders with names that are markup; one picture is there twice."""
+    for label, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for number in range(per_class):
+            draw(label, number).save(folder / name / f"{number}<i>.png")
+    draw(3, 0).save(folder / CLASSES[3] / "again.png")
+    return folder
+
+
+def train_pictures(folder: Path, **options: object) -> Path:
+    """A run on those pictures: half of the classes are for training."""
+    data = write_pictures(folder / "data")
+    defaults = {"preset": "small", "epochs": 1, "dim": 8, "size": 24, "batch": 8}
+    return train(TrainConfig(data=data, out=folder / "run", **(defaults | options)))  # type: ignore[arg-type]
+
+
+def train_vectors(folder: Path) -> Path:
+    """A run on vectors around a centre a class."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(12, 16))
+    labels = np.repeat(np.arange(12), 6)
+    vectors = (centres[labels] + 0.3 * random.normal(size=(72, 16))).astype(np.float32)
+    np.savez(folder / "data.npz", vectors=vectors, labels=labels)
+    return train(TrainConfig(data=folder / "data.npz", out=folder / "run", epochs=2, dim=8))
