@@ -24,9 +24,13 @@ class Plane:
     """(A, 2)"""
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
-        """(N, D) → (N, 2): the mean place of the three nearest anchors, the closer the heavier."""
+        """(N, D) → (N, 2): beside the nearest anchor, drawn a little towards the next two.
+
+        The power is high because the mean of places far apart would lie among strangers.
+        """
         apart, rows = nearest(vectors, self.anchors, 3)
-        weight = (apart.double() + 1e-3).pow(-4).numpy()[..., None]
+        apart = apart.double() + 1e-3
+        weight = (apart / apart[:, :1]).pow(-8).numpy()[..., None]
         mean = (weight * self.places[rows.numpy()]).sum(1) / weight.sum(1)
         return np.asarray(mean, dtype=np.float32)
 

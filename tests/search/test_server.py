@@ -14,9 +14,10 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from nofuss.embeddings import load_embeddings
+from nofuss.errors import UsageError
 from nofuss.search.guard import is_loopback
-from nofuss.search.server import MAX_UPLOAD
-from tests.search.serving import Server, command, serving
+from nofuss.search.server import MAX_UPLOAD, serve
+from tests.search.serving import Server, serving
 from tests.tiny_run import HOSTILE, draw, train_vectors
 
 HEADERS = {
@@ -150,7 +151,7 @@ BAD_FILES = {
     "empty": (b"", "no picture was sent"),
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'><script>x()</script></svg>", "no picture"),
     "html": (b"<!doctype html><script>alert(1)</script>", "no picture"),
-    "gif with a script": (b"GIF89a<script>alert(1)</script>", "can't be read"),
+    "gif with a script": (b"GIF89a<script>alert(1)</script>", "no picture"),
     "pdf": (b"%PDF-1.7", "no picture"),
     "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture"),
     "zeros": (bytes(1000), "no picture"),
@@ -194,13 +195,9 @@ def test_other_sites_are_refused_without_an_origin_too(server: Server) -> None:
 
 
 def test_an_open_interface_needs_the_token(picture_run: Path) -> None:
-    for host in ("0.0.0.0", "::", "192.0.2.1"):
-        done = subprocess.run(
-            command("serve", picture_run, "--host", host, "--no-token"),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert "token" in done.stdout + done.stderr
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(UsageError, match="the token must stay"):
+            serve(picture_run, host=host, port=0, token=False)
 
 
 def test_what_is_loopback() -> None:

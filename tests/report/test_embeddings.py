@@ -1,0 +1,60 @@
+"""The embeddings that a run keeps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nofuss.embeddings import FILE, load_embeddings, sample_by_class, without_sample
+from nofuss.encoder import load
+from nofuss.errors import RunError
+from nofuss.usable import open_usable
+
+
+def test_they_are_the_models(picture_run: Path) -> None:
+    kept = load_embeddings(picture_run)
+    assert kept is not None
+    collection, _ = open_usable(picture_run.parent / "data")
+    assert kept.fingerprint == collection.fingerprint()
+    encoder = load(picture_run)
+    for vectors, rows in ((kept.test, kept.test_rows), (kept.sample, kept.sample_rows)):
+        again = encoder.embed_collection(collection.subset(rows)).numpy()
+        np.testing.assert_allclose(vectors, again, atol=1e-5)
+    assert collection.labels is not None
+    classes = np.unique(collection.labels[kept.sample_rows], return_inverse=True)[1]
+    assert kept.assignment.tolist() == classes.tolist()  # static: a proxy is its class
+    np.testing.assert_allclose(np.linalg.norm(kept.proxies, axis=1), 1, atol=1e-5)
+
+
+def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+    assert load_embeddings(tmp_path) is None
+    kept = without_sample("f", 3)
+    kept.save(tmp_path)
+    again = load_embeddings(tmp_path)
+    assert again is not None
+    assert (again.fingerprint, again.scale) == ("f", None)
+    assert again.test.shape == (0, 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", bytes(100)])
+def test_damage_is_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(RunError, match="is damaged"):
+        load_embeddings(tmp_path)
+
+
+def test_a_sample_holds_whole_classes() -> None:
+    labels = np.random.default_rng(1).integers(0, 50, 2000)
+    chosen = sample_by_class(labels, 2000, items=300, per_class=100)
+    assert len(chosen) <= 300
+    assert np.all(np.diff(chosen) > 0)
+    for c in np.unique(labels[chosen]):
+        assert (labels[chosen] == c).sum() == (labels == c).sum()
+    capped = sample_by_class(labels, 2000, items=300, per_class=5)
+    assert np.unique(labels[capped], return_counts=True)[1].max() == 5
+    assert (
+        sample_by_class(labels, 2000, items=300).tolist()
+        == sample_by_class(labels, 2000, items=300).tolist()
+    )
+    assert len(sample_by_class(None, 10, items=4)) == 4
+    assert len(sample_by_class(np.empty(0, np.int64), 0)) == 0

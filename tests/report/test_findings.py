@@ -1,0 +1,58 @@
+"""Neighbours, confusions, doubtful labels and copies, on points whose answer is plain."""
+
+import numpy as np
+import pytest
+
+from nofuss.report.findings import confusions, copies, doubtful_labels, neighbours
+
+
+def circle(*degrees: float) -> np.ndarray:
+    turns = np.radians(degrees)
+    return np.stack([np.cos(turns), np.sin(turns)], 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [2, 7, 700])
+def test_neighbours_are_those_of_a_slow_loop(count: int) -> None:
+    x = np.random.default_rng(0).normal(size=(count, 5)).astype(np.float32)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    found = neighbours(x, k=4, queries=50)
+    assert len(found.queries) == min(count, 50)
+    for query, items, apart in zip(*found, strict=True):
+        slow = sorted((np.linalg.norm(x[i] - x[query]), i) for i in range(count) if i != query)
+        assert items.tolist() == [i for _, i in slow[:4]]
+        np.testing.assert_allclose(apart, [d for d, _ in slow[:4]], atol=1e-3)
+
+
+def test_one_item_has_no_neighbours() -> None:
+    found = neighbours(circle(0))
+    assert found.items.shape == (1, 0)
+    assert confusions(found, np.array([0])) == []
+    assert doubtful_labels(found, np.array([0])) == []
+    assert copies(found) == []
+
+
+def test_confused_classes_by_hand() -> None:
+    """Classes 0 and 1 sit in each other's laps, class 2 is far off."""
+    x = circle(0, 1, 10, 11, 180, 182)
+    found = neighbours(x, k=2)
+    (pair,) = confusions(found, np.array([0, 1, 0, 1, 2, 2]))
+    assert (pair.first, pair.second, pair.queries, pair.share) == (0, 1, 4, 1.0)
+    assert set(pair.example) in ({0, 1}, {2, 3})
+
+
+def test_a_wrong_label_is_found() -> None:
+    """Item 3 lies amid class 0 but is called 1."""
+    x = circle(0, 2, 4, 3, 90, 92, 94, 96)
+    labels = np.array([0, 0, 0, 1, 1, 1, 1, 1])
+    (doubt,) = doubtful_labels(neighbours(x, k=3), labels)
+    assert (doubt.item, doubt.label, doubt.suggested, doubt.votes) == (3, 1, 0, 1.0)
+    assert doubt.nearest in (1, 2)
+    assert doubtful_labels(neighbours(x, k=3), np.array([0, 0, 0, 0, 1, 1, 1, 1])) == []
+
+
+def test_copies_are_told_once_and_confirmed() -> None:
+    x = circle(0, 0, 90, 90.1, 180)
+    found = neighbours(x, k=2)
+    assert [(c.first, c.second) for c in copies(found)] == [(0, 1), (2, 3)]
+    assert [(c.first, c.second) for c in copies(found, within=1e-4)] == [(0, 1)]
+    assert [(c.first, c.second) for c in copies(found, same=lambda a, b: a == 2)] == [(2, 3)]

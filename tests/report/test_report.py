@@ -1,0 +1,168 @@
+"""report.html: it stands alone, says what the run's files say, and takes names for text."""
+
+import csv
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nofuss import commands
+from nofuss.data import open_data
+from nofuss.embeddings import load_embeddings, without_sample
+from nofuss.report import write_report
+from nofuss.report.html import document, tag
+from nofuss.report.projection import project
+from tests.browser import complaints, open_browser
+from tests.tiny_run import CLASSES, HOSTILE
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((name, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def named(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for found, attributes in self.tags if found == name]
+
+
+@pytest.fixture(scope="module")
+def page(picture_run: Path) -> Page:
+    return Page(picture_run / "report.html")
+
+
+def test_it_asks_for_nothing_else(page: Page) -> None:
+    assert page.named("script") == page.named("link") == page.named("iframe") == []
+    for image in page.named("img"):
+        assert (image["src"] or "").startswith("data:image/")
+    for link in page.named("a"):
+        assert (link["href"] or "").startswith("#") or link["href"] == "suspects.csv"
+    for _, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on")]
+        assert "url(" not in (attributes.get("style") or "")
+
+
+def test_names_are_text(page: Page) -> None:
+    shown = [name for name in CLASSES if name in page.text]
+    assert HOSTILE in shown
+    assert not [image for image in page.named("img") if image["src"] == "x"]
+    assert page.named("b")  # ours
+    assert "bold<" not in "".join(str(attributes) for attributes in page.named("b"))
+
+
+def test_it_says_what_the_files_say(page: Page, picture_run: Path) -> None:
+    scores = json.loads((picture_run / "scores.json").read_text())
+    assert f"{100 * scores['recall@1']:.2f}" in page.text
+    assert f"{100 * scores['nmi']:.2f}" in page.text
+    low, high = scores["recall@1_interval"]
+    assert f"{100 * low:.1f} to {100 * high:.1f}" in page.text
+    assert json.loads((picture_run / "environment.json").read_text())["command"] in page.text
+    for heading in ("Training", "Neighbours", "Suspects in the data", "Map", "Bounds", "Settings"):
+        assert heading in page.text
+    assert "✓" in page.text
+    assert "4√ε" in page.text
+
+
+def test_every_link_within_leads_somewhere(page: Page) -> None:
+    places = {attributes.get("id") for _, attributes in page.tags}
+    assert {(a["href"] or "")[1:] for a in page.named("a") if a["href"] != "suspects.csv"} <= places
+
+
+def test_the_copy_is_listed(picture_run: Path) -> None:
+    with (picture_run / "suspects.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    pairs = {frozenset((r["item"], r["other_item"])) for r in rows if r["kind"] == "duplicate"}
+    data = open_data(picture_run.parent / "data")
+    kept = load_embeddings(picture_run)
+    assert kept is not None
+    tested = {data.names[row] for row in kept.test_rows}
+    assert all(pair <= tested for pair in pairs)
+    copy = frozenset(("plain/0<i>.png", "plain/again.png"))
+    assert copy <= tested
+    assert copy in pairs
+
+
+def test_vectors_have_no_grid(vector_run: Path) -> None:
+    page = Page(vector_run / "report.html")
+    assert page.named("img") == []
+    assert "Neighbours" not in page.text
+    assert "their PCA" in page.text
+    assert "Bounds" in page.text
+    assert page.named("svg")
+
+
+def test_evaluation_renews_it_and_keeps_the_baselines(vector_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(vector_run, run)
+    before = json.loads((run / "scores.json").read_text())
+    (run / "report.html").unlink()
+    commands.evaluate_run(run, None, ks=(1, 2), seed=0, as_json=False)
+    after = json.loads((run / "scores.json").read_text())
+    assert after["baselines"] == before["baselines"]
+    assert after["recall@1"] == before["recall@1"]
+    assert "their PCA" in Page(run / "report.html").text
+
+
+def test_a_bare_run_has_a_report_too(picture_run: Path, tmp_path: Path) -> None:
+    """No scores, no metrics, no embeddings: what there is, is shown."""
+    collection = open_data(picture_run.parent / "data")
+    file = write_report(tmp_path, collection, without_sample("", 8))
+    page = Page(file)
+    assert "no test classes" in page.text
+    assert "Data" in page.text
+
+
+def test_a_picture_that_vanished_is_left_out(picture_run: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(picture_run.parent / "data", data)
+    collection = open_data(data)
+    kept = load_embeddings(picture_run)
+    assert kept is not None
+    for row in kept.test_rows[:3]:
+        collection.paths[row].unlink()
+    page = Page(write_report(tmp_path, collection, kept))
+    assert "no picture" in page.text
+
+
+def test_it_opens_in_a_browser_without_a_complaint(picture_run: Path, tmp_path: Path) -> None:
+    with open_browser(tmp_path / "profile") as browser:
+        browser.get((picture_run / "report.html").as_uri())
+        assert complaints(browser) == []
+        assert browser.title == "run · nofuss"
+        assert browser.execute_script("return document.images.length") > 20
+        broken = "return [...document.images].filter((i) => !i.naturalWidth).length"
+        assert browser.execute_script(broken) == 0
+        wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        assert browser.execute_script(wide)
+
+
+def test_trees_escape_whatever_they_hold() -> None:
+    text = document(
+        tag("p", "<&\udc80", tag("b", '"'), " tail", title='"<x>', hidden=None)
+    ).decode()
+    assert (
+        text == '<!doctype html>\n<p title="&quot;&lt;x&gt;">&lt;&amp;&#56448;<b>"</b> tail</p>\n'
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 12, 60])
+def test_a_map_of_any_size_lies_in_the_unit_square(count: int) -> None:
+    x = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
+    places = project(x)
+    assert places.shape == (count, 2)
+    assert np.isfinite(places).all()
+    assert ((places >= 0) & (places <= 1)).all()
+    assert (project(x) == places).all()
+    assert np.isfinite(project(np.ones_like(x))).all()

@@ -1,0 +1,206 @@
+"""The page in a real browser: drop, paste or choose a picture, click through, filter, the map."""
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.browser import complaints, open_browser
+from tests.search.serving import Server
+from tests.tiny_run import HOSTILE, draw
+
+HAND_OVER = """
+const bytes = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt(0));
+const hand = new DataTransfer();
+hand.items.add(new File([bytes], "picture.png", {type: "image/png"}));
+const options = {bubbles: true, cancelable: true};
+document.getElementById("drop").dispatchEvent(arguments[1] === "drop"
+  ? new DragEvent("drop", {dataTransfer: hand, ...options})
+  : new ClipboardEvent("paste", {clipboardData: hand, ...options}));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, server: Server) -> webdriver.Chrome:
+    """The page, opened anew, with its first items and its map."""
+    browser.get(server.url)
+    wait(browser, lambda: len(cards(browser)) == 12)
+    wait(browser, lambda: not find(browser, "drawing").is_displayed())
+    assert complaints(browser) == []
+    return browser
+
+
+def wait(browser: webdriver.Chrome, until: Callable[[], bool]) -> None:
+    WebDriverWait(browser, 60).until(lambda _: until())
+
+
+def find(browser: webdriver.Chrome, name: str) -> WebElement:
+    return browser.find_element(By.ID, name)
+
+
+def cards(browser: webdriver.Chrome) -> list[WebElement]:
+    return browser.find_elements(By.CSS_SELECTOR, "#results button")
+
+
+def labels(browser: webdriver.Chrome) -> list[str]:
+    return [e.text for e in browser.find_elements(By.CSS_SELECTOR, "#results .label")]
+
+
+def title(browser: webdriver.Chrome) -> str:
+    return find(browser, "results-title").text
+
+
+def png(label: int, number: int) -> bytes:
+    with io.BytesIO() as file:
+        draw(label, number).save(file, "PNG")
+        return file.getvalue()
+
+
+def test_it_opens_without_the_token_in_its_address(page: webdriver.Chrome) -> None:
+    assert "token" not in page.current_url
+    assert "16 items of 3 classes" in find(page, "about").text
+    page.refresh()  # the cookie is enough now
+    wait(page, lambda: len(cards(page)) == 12)
+
+
+@pytest.mark.parametrize("way", ["drop", "paste"])
+def test_a_picture_that_is_handed_over_finds_its_like(page: webdriver.Chrome, way: str) -> None:
+    page.execute_script(HAND_OVER, base64.b64encode(png(3, 2)).decode(), way)
+    wait(page, lambda: title(page) == "Neighbours of your picture")
+    first = cards(page)[0]
+    assert first.get_attribute("title") == "plain/2<i>.png"
+    assert first.text.split() == ["plain", "#1", "0.000"]
+    assert "rank 1, plain, distance 0.000" in first.get_attribute("aria-label")
+    assert "search" in find(page, "status").text
+    assert " ms" in find(page, "status").text
+    assert find(page, "query").get_attribute("src").startswith("data:image/")
+    wait(
+        page,
+        lambda: bool(
+            page.execute_script("return document.querySelector('#results img').naturalWidth > 0")
+        ),
+    )
+    assert complaints(page) == []
+
+
+def test_a_picture_is_chosen_then_results_are_clicked_through(
+    page: webdriver.Chrome, tmp_path: Path
+) -> None:
+    (tmp_path / "new.png").write_bytes(png(4, 9))
+    find(page, "file").send_keys(str(tmp_path / "new.png"))
+    wait(page, lambda: title(page) == "Neighbours of your picture")
+    assert len(cards(page)) == 16
+    item = cards(page)[3].get_attribute("data-item")
+    wanted = labels(page)[3]
+    cards(page)[3].click()
+    wait(page, lambda: title(page) == f"Neighbours of {wanted}")
+    assert find(page, "query").get_attribute("src").endswith(f"/pictures/{item}")
+    assert item not in [card.get_attribute("data-item") for card in cards(page)]
+    assert len(cards(page)) == 15
+
+
+def test_results_are_reached_by_keyboard(page: webdriver.Chrome) -> None:
+    find(page, "some").send_keys(Keys.TAB)
+    focused = page.switch_to.active_element
+    assert focused == cards(page)[0]
+    focused.send_keys(Keys.ENTER)
+    wait(page, lambda: title(page).startswith("Neighbours of "))
+
+
+def test_the_filter_leaves_one_class(page: webdriver.Chrome) -> None:
+    cards(page)[0].click()
+    wait(page, lambda: len(cards(page)) == 15)
+    find(page, "class").send_keys("plain" + Keys.ENTER)
+    wait(page, lambda: set(labels(page)) == {"plain"})
+    assert title(page).endswith("of class plain only")
+    find(page, "all").click()
+    wait(page, lambda: len(cards(page)) == 15)
+    find(page, "class").send_keys("nobody" + Keys.ENTER)
+    wait(page, lambda: "no class" in find(page, "error").text)
+
+
+def test_the_map_shows_items_and_leads_on(page: webdriver.Chrome) -> None:
+    canvas = find(page, "map")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    # An item that no star covers.
+    item, x, y = page.execute_script(
+        """for (let i = 0; i < plane.data.rows.length; i++) {
+             const [x, y] = plane.onScreen(plane.data.places[2 * i], plane.data.places[2 * i + 1]);
+             if (plane.starAt(x, y) < 0 && plane.nearest(x, y) === i) return [i, x, y];
+           }"""
+    )
+    middle = canvas.size["width"] / 2, canvas.size["height"] / 2
+    point = ActionChains(page).move_to_element_with_offset(canvas, x - middle[0], y - middle[1])
+    point.perform()
+    wait(page, lambda: find(page, "tip").is_displayed())
+    label = page.execute_script("return plane.labelOf(arguments[0])", item)
+    assert find(page, "tip-words").text == label
+    assert find(page, "tip-picture").get_attribute("src").endswith(f"/pictures/{item}")
+    point.click().perform()
+    wait(page, lambda: title(page) == f"Neighbours of {label}")
+    assert page.execute_script("return plane.marked.place.length") == 2
+    assert page.execute_script("return plane.data.stars.length") == 6
+    canvas.send_keys("+")
+    assert page.execute_script("return plane.zoom") > 1
+    canvas.send_keys("0")
+    assert page.execute_script("return plane.zoom") == 1
+    drawn = "return canvasInk()"
+    count = """window.canvasInk = () => plane.canvas.getContext("2d")
+        .getImageData(0, 0, plane.canvas.width, plane.canvas.height).data.some((v) => v > 0);"""
+    page.execute_script(count)
+    assert page.execute_script(drawn)
+    assert complaints(page) == []
+
+
+def test_a_bad_file_is_explained(page: webdriver.Chrome, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<script>alert(1)</script>")
+    find(page, "file").send_keys(str(tmp_path / "page.html"))
+    wait(page, lambda: find(page, "error").is_displayed())
+    assert find(page, "error").text.startswith("This is no picture that can be read here")
+    assert find(page, "error").get_attribute("role") == "alert"
+    cards(page)[0].click()
+    wait(page, lambda: not find(page, "error").is_displayed())
+    complaints(page)  # the browser notes the refused request
+
+
+def test_names_stay_text(page: webdriver.Chrome) -> None:
+    find(page, "class").send_keys(HOSTILE + Keys.ENTER)
+    cards(page)[0].click()
+    wait(page, lambda: set(labels(page)) == {HOSTILE})
+    assert HOSTILE in title(page)
+    assert page.title != "1"
+    assert page.find_elements(By.CSS_SELECTOR, "img[src='x']") == []
+    assert complaints(page) == []
+
+
+def test_it_fits_a_phone_in_light_and_dark(page: webdriver.Chrome) -> None:
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        cards(page)[0].click()
+        wait(page, lambda: len(cards(page)) == 15)
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 390
+        papers = set()
+        for scheme in ("light", "dark"):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            script = "return getComputedStyle(document.body).backgroundColor"
+            papers.add(page.execute_script(script))
+        assert len(papers) == 2
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
