@@ -43,7 +43,9 @@ def rows(*, quick: bool) -> Iterator[Row]:
         print("training: $NOFUSS_DATA names no CUB_200_2011; skipped")
         return
     steps = 4 if quick else 12
-    config = resolve(TrainConfig(preset="finetune", epochs=10**6), kind="pictures", small=False)
+    config = resolve(
+        TrainConfig(preset="finetune", schedule="constant"), kind="pictures", small=False
+    )
     collection = open_data(folder)
     embedder, preprocessing = build_model(config, collection)
     assert preprocessing is not None
@@ -60,7 +62,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
             train_step(embedder, criterion, training.optimizer, batch)
 
     def epoch() -> None:
-        training.until = training.epoch + 1
+        training.epochs = training.epoch + 1
         train(training, feed, watch=Silent())
 
     def loading() -> None:

@@ -62,10 +62,14 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 class TrainingDisplay:
-    """Watches training: a bar within the epoch, a line after it."""
+    """Watches training: a bar within the epoch, a line after it (none without a record)."""
 
     def __init__(
-        self, epochs: int, *, what: str = "images", record: Callable[[list[dict[str, Any]]], None]
+        self,
+        epochs: int,
+        *,
+        what: str = "images",
+        record: Callable[[list[dict[str, Any]]], None] | None,
     ) -> None:
         self.epochs, self.what, self.record = epochs, what, record
         self._bar = Progress(
@@ -103,6 +107,8 @@ class TrainingDisplay:
 
     def epoch(self, history: list[dict[str, Any]]) -> None:
         """A line for the epoch, and the record."""
+        if self.record is None:
+            return
         row = history[-1]
         parts = [f"epoch {row['epoch']:>3}/{self.epochs}", f"loss {row['loss']:8.4f}"]
         if "held_out_recall@1" in row:

@@ -253,14 +253,13 @@ def _compute_features(job: Job) -> None:
 def _learn(job: Job, stop: Callable[[], bool]) -> None:
     """Train the embedder of the job in place."""
     config, sides = job.config, job.sides
-    until = config.epochs
     rows = sides.train
     if job.fixed and len(sides.held_out):
-        until = _choose_epochs(job, stop)
+        if config.epochs:
+            _rehearse(job, stop)
         rows = np.sort(np.r_[sides.train, sides.held_out])  # then learn from all training classes
     training, feed = _prepare(job, job.embedder, rows)
     job.criterion, job.learned = training.criterion, rows
-    training.until = until
     if config.resume:
         checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn)
         if checkpoint is None:
@@ -268,25 +267,29 @@ def _learn(job: Job, stop: Callable[[], bool]) -> None:
         else:
             training.restore(checkpoint)
             console.say(f"going on at epoch {training.epoch + 1}, step {training.step + 1}")
-    elif until:
+    elif config.epochs:
         first = next(iter(feed(0, 0)))
         job.embedder.freeze_backbone(bool(config.warmup))
         check_before_training(
             training.model, training.criterion, training.optimizer, first, say=console.warn
         )
-    validate = None
-    if not job.fixed and len(sides.held_out):
-        held_out = job.collection.subset(sides.held_out)
+    watched = not job.fixed and len(sides.held_out) > 0
+    held_out = job.collection.subset(sides.held_out)
 
-        def validate() -> dict[str, float]:
-            encoder = Encoder(job.embedder, job.preprocessing)
-            return {
-                "held_out_recall@1": recall_at_1(
-                    encoder.embed_collection(held_out), held_out.labels
-                )
-            }
+    def validate() -> dict[str, float]:
+        found = Encoder(job.embedder, job.preprocessing).embed_collection(held_out)
+        return {"held_out_recall@1": recall_at_1(found, held_out.labels)}
 
-    _run(job, training, feed, stop, validate=validate, checkpoints=job.run.checkpoints)
+    _run(
+        job,
+        training,
+        feed,
+        stop,
+        validate=validate if watched else None,
+        checkpoints=job.run.checkpoints,
+    )
+    if watched and training.history:
+        _tell_what_it_was_worth(job, training.history[-1]["held_out_recall@1"])
 
 
 def _prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
@@ -317,41 +320,51 @@ def _prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, Collec
     return build_training(config, embedder, criterion), feed
 
 
-def _choose_epochs(job: Job, stop: Callable[[], bool]) -> int:
-    """Train without the held-out classes, and find after how many epochs those are found best.
-
-    Tells when no number of epochs beats the untrained start; then there are none.
-    """
+def _rehearse(job: Job, stop: Callable[[], bool]) -> None:
+    """Train without the held-out classes, to see on them whether training pays."""
     held_out = job.sides.held_out
     labels = np.asarray(job.collection.labels)[held_out]
     embedder = copy.deepcopy(job.embedder)
     training, feed = _prepare(job, embedder, job.sides.train)
     x = job.for_head(held_out)
-    thresholds = []
 
     @torch.no_grad()
     def validate() -> dict[str, float]:
-        found = embedder.head(x)
-        thresholds.append(calibrate(found, labels))
-        return {"held_out_recall@1": recall_at_1(found, labels)}
+        return {"held_out_recall@1": recall_at_1(embedder.head(x), labels)}
 
     start = validate()["held_out_recall@1"]
     _run(job, training, feed, stop, validate=validate, checkpoints=None)
     curve = [start, *(row["held_out_recall@1"] for row in training.history)]
-    best = int(np.argmax(curve))
-    job.threshold = thresholds[best]
-    job.run.write("holdout.json", {"recall@1": curve, "best_epoch": best})
+    job.run.write("holdout.json", {"recall@1": curve})
+    with torch.no_grad():
+        job.threshold = calibrate(embedder.head(x), labels)
+    _tell_what_it_was_worth(job, curve[-1])
+    console.say("now with all training classes")
+
+
+def _tell_what_it_was_worth(job: Job, trained: float) -> None:
+    """Recall@1 on held-out training classes beside what needs no training."""
+    rows = job.sides.held_out
+    labels = np.asarray(job.collection.labels)[rows]
+    baselines = {
+        name: recall_at_1(found, labels)
+        for name, found in untrained(
+            job.collection, job.features, fit=job.sides.train, rows=rows, dim=job.config.dim
+        ).items()
+    }
+    beside = "".join(f"; {name}: {value:.3f}" for name, value in baselines.items())
     classes = len(np.unique(labels))
-    console.say(
-        f"on {classes} held-out training classes Recall@1 goes from {curve[0]:.3f} untrained to "
-        f"{curve[best]:.3f} after {best} epochs; now with all training classes, {best} epochs"
-    )
-    if best == 0:
+    console.say(f"Recall@1 on {classes} held-out training classes: trained {trained:.3f}{beside}")
+    if any(trained <= value for name, value in baselines.items() if "PCA" in name):
         console.warn(
-            "training does not beat the untrained start on held-out training classes; "
-            "keeping the start: the PCA of the features"
+            "training does not beat the untrained PCA on held-out training classes; "
+            "--epochs 0 keeps the untrained one"
         )
-    return best
+    elif baselines and trained <= max(baselines.values()):
+        console.warn(
+            "the untrained features, longer as they are, find held-out training classes no "
+            "worse; a larger --dim may help"
+        )
 
 
 def _run(
@@ -366,9 +379,8 @@ def _run(
     """The loop, with its display."""
     config = job.config
     what = "vectors" if job.fixed else "images"
-    last = training.epochs if training.until is None else training.until
-    record = job.run.write_metrics if checkpoints else lambda history: None
-    with console.TrainingDisplay(last, what=what, record=record) as display:
+    record = job.run.write_metrics if checkpoints else None
+    with console.TrainingDisplay(training.epochs, what=what, record=record) as display:
         run_loop(
             training,
             feed,

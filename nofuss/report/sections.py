@@ -60,11 +60,10 @@ def curves(metrics: list[dict[str, Any]], holdout: dict[str, Any]) -> Element | 
     if recall:
         charts.append(figures.curve(recall, title=title, percent=True))
     elif chosen := holdout.get("recall@1"):
-        best = int(holdout["best_epoch"])
-        charts.append(figures.curve(chosen, title=title, first=0, percent=True, mark=best))
+        charts.append(figures.curve(chosen, title=title, first=0, percent=True))
         note = (
-            "A first training, without the held-out classes, chose the number of epochs: "
-            f"{best} (ringed). The second one learned from all training classes."
+            "Recall@1 is of a first training, without the held-out classes; the loss is of the "
+            "second one, which learned from all training classes."
         )
     if not charts:
         return None

@@ -79,10 +79,7 @@ class Training:
     optimizer: Optimizer
     schedule: str
     epochs: int
-    """Length of the schedule."""
     seed: int
-    until: int | None = None
-    """Stop after this epoch of the schedule; None: at its end."""
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
@@ -125,7 +122,7 @@ def train(
     """Run `t` to its last epoch; `validate` gives scores for the epoch's row."""
     steps = len(feed)
     with torch.random.fork_rng(devices=[]):
-        while t.epoch < (t.epochs if t.until is None else t.until):
+        while t.epoch < t.epochs:
             if before_epoch:
                 before_epoch(t.epoch)
             t.model.train()
