@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 
 @dataclass(frozen=True)
 class Row:
@@ -53,14 +55,19 @@ class Growth:
 def interleaved(
     works: dict[str, Callable[[], object]], *, repeats: int = 5, warmups: int = 1
 ) -> dict[str, float]:
-    """Median seconds of each, run in turns so that noise falls on all alike."""
+    """Median seconds of each, run in turns so that noise falls on all alike.
+
+    With one thread (OMP_NUM_THREADS=1) these are seconds of CPU time, which are wall-clock
+    seconds on a core of one's own: for a machine that others use too.
+    """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(warmups + repeats):
         for name, work in works.items():
-            start = time.perf_counter()
+            start = clock()
             work()
             if turn >= warmups:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return {name: statistics.median(each) for name, each in times.items()}
 
 
