@@ -18,7 +18,8 @@ COLOURS = 6  # --c0 … --c5 of report.css
 
 def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]]) -> Element:
     """A row a method: the score as a point, its 95% interval as a line; the first is the run's."""
-    width, left, right, step = 480, 190, 40, 30
+    width, right, step = 480, 40, 30
+    left = 26 + 6.6 * max(len(_short(name, 28)) for name, _, _ in scores)
     low = min(ends[0] if ends else value for _, value, ends in scores)
     high = max(ends[1] if ends else value for _, value, ends in scores)
     first = math.floor(max(0.0, low - 0.03) * 20) / 20
@@ -89,10 +90,11 @@ def curve(
         return f"{100 * value:.{digits}f}%" if percent else f"{value:.3g}"
 
     marks = [_text(0, 13, title, class_="halo")]
+    fine = int(len(ticks) > 1 and ticks[1] - ticks[0] < 0.01)  # decimals that tell ticks apart
     for tick in ticks:
         y = height - bottom - (tick - low) / (high - low) * (height - top - bottom)
         marks.append(tag("line", x1=left, x2=width - right, y1=y, y2=y, class_="grid"))
-        marks.append(_text(left - 8, y + 4, show(tick, 0), anchor="end", class_="soft"))
+        marks.append(_text(left - 8, y + 4, show(tick, fine), anchor="end", class_="soft"))
     points = [at(i) for i in range(len(values))]
     marks.append(
         tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_="curve")
@@ -168,19 +170,16 @@ def map_panel(
             marks.append(
                 tag("path", d=_star(x, y, 8 if own else 6), class_="star", fill=own or "var(--ink)")
             )
-    taken: list[tuple[float, float]] = []
+    taken: list[tuple[float, float, float]] = []  # middle and half the width of what is written
     for c in named:
-        x, y = np.median(xy[shown & (labels == c)], axis=0)
-        y -= 10
-        while any(abs(x - a) < 44 and abs(y - b) < 13 for a, b in taken):
+        text = _short(names[int(c)], 16)
+        half = 3.8 * len(text) + 3
+        x, y = np.median(xy[shown & (labels == c)], axis=0) - [0, 10]
+        x = min(max(x, half), width - half)
+        while any(abs(x - a) < half + b and abs(y - h) < 13 for a, h, b in taken):
             y += 13
-        taken.append((x, y))
-        x = min(max(x, 30), width - 40)
-        marks.append(
-            _text(
-                x, y, _short(names[int(c)], 16), anchor="middle", class_="halo", fill=colour[int(c)]
-            )
-        )
+        taken.append((x, y, half))
+        marks.append(_text(x, y, text, anchor="middle", class_="halo", fill=colour[int(c)]))
     return _svg(width, height, title, marks)
 
 

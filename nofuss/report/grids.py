@@ -31,6 +31,10 @@ class Items:
         """What the item is called."""
         return self.collection.names[int(self.rows[position])]
 
+    def file(self, position: int) -> str:
+        """The last part of its name."""
+        return self.name(position).rpartition("/")[2]
+
     def label(self, position: int) -> str:
         """The name of its class."""
         label = self.labels[position]

@@ -85,13 +85,13 @@ def _suspects(items: Items, doubts: list[Doubt], doubles: list[Copy]) -> Element
             tag("b", names[d.suggested]),
         ]
         votes = tag("small", f"{100 * d.votes:.0f}% of its neighbours")
-        wrong.append((d.item, d.nearest, _lines(items.name(d.item), looks, votes)))
+        wrong.append((d.item, d.nearest, _lines(looks, tag("small", items.file(d.item)), votes)))
     same: list[Card] = []
     for c in doubles[:CARDS]:
         first, second = items.label(c.first), items.label(c.second)
         label = f"both {first}" if first == second else f"labelled {first} and {second}"
-        both = items.name(c.first), items.name(c.second)
-        same.append((c.first, c.second, _lines(*both, tag("small", label))))
+        both = tag("small", items.file(c.first)), tag("small", items.file(c.second))
+        same.append((c.first, c.second, _lines(label, *both)))
     file = tag("a", "suspects.csv", href="suspects.csv")
     return section(
         "Suspects in the data",
