@@ -1,6 +1,8 @@
 """The fused losses against slow loops, the plain autograd form, and the corner cases."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 from nofuss.losses import fused, fused_walk
 from nofuss.losses.fused import fused_proxy_nca, pays
+from nofuss.losses.fused_margin import fused_proxy_anchor
 
 
 def slow_nca(x: Tensor, positive: Tensor, p: Tensor, scale: float, softmax: bool) -> float:
@@ -202,3 +205,14 @@ def test_pays_at_many_proxies_only() -> None:
     assert not pays(32, 100, 64)
     assert not pays(512, 100, 512)
     assert pays(32, 11_318, 64)
+
+
+@pytest.mark.parametrize("loss", [fused_proxy_nca, partial(fused_proxy_anchor, margin=0.1)])
+def test_the_gradient_is_handed_over_not_copied(loss: Callable[..., Tensor]) -> None:
+    x, positive, p = batch(9, 8, 50)
+    p = torch.nn.Parameter(p)
+    made: list[int] = []
+    p.register_hook(lambda grad: made.append(grad.data_ptr()))
+    loss(x, positive, p, scale=18.0).backward()
+    assert p.grad is not None
+    assert made == [p.grad.data_ptr()]
