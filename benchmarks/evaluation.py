@@ -34,10 +34,10 @@ def products_like(items: int, classes: int, dim: int, *, seed: int = 0) -> tuple
     rest = torch.randint(classes, (items - 2 * classes,), generator=generator)
     labels = torch.cat([torch.arange(classes).repeat(2), rest])
     x = torch.randn(classes, 64, generator=generator)[labels]
-    x += 1.25 * torch.randn(items, 64, generator=generator)
+    x += 1.1 * torch.randn(items, 64, generator=generator)
     if dim != 64:
         x = x @ torch.randn(64, dim, generator=generator) / 8
-        x += 0.2 * torch.randn(items, dim, generator=generator)
+        x += 0.05 * torch.randn(items, dim, generator=generator)
     return normalize(x), labels
 
 

@@ -100,7 +100,8 @@ def _wrong_before(task: Retrieval, rows: slice, block: int) -> Tensor:
     reach = positives - task.tie_width(positives, rows)
     last = (task.positives[rows, None] - 1).clamp_min(0)  # a query's R may be below the strip's
     nearest = torch.full_like(reach, -torch.inf)  # (b, R) the R nearest wrong items, falling
-    floor = reach.gather(1, last)[:, 0]  # the similarity from which a wrong item can matter
+    # The similarity from which a wrong item can matter; none does to what is no query.
+    floor = reach.gather(1, last)[:, 0].masked_fill_(task.positives[rows] == 0, torch.inf)
     r, span = reach.shape[1], task.gallery_span(rows)
     for cols in blocks(0, len(task.right), max(block, r)):
         s = task.left[rows] @ task.right[cols].T

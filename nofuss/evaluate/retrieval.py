@@ -104,9 +104,11 @@ def retrieval(
     if not positives.any():
         cure = "no class has two items" if symmetric else "gallery and queries share no class"
         raise ValueError(f"there is nothing to retrieve: {cure}")
-    x, y = x[order], y[gallery_order]
+    x = x[order]
+    y = x if symmetric else y[gallery_order]
     if normalize:
-        x, y = to_unit_sphere(x), to_unit_sphere(y)
+        x = to_unit_sphere(x)
+        y = x if symmetric else to_unit_sphere(y)
     center = y.mean(0)
     if normalize and center.norm() < CONE and x.any(1).all() and y.any(1).all():
         left, right, lengths = x, y, x.new_ones(len(x))
