@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nofuss import console
 from nofuss.config import TrainConfig
+from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
@@ -22,6 +23,7 @@ from nofuss.pipeline import split, train
 from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
 from nofuss.scoring import scorable, score_all, score_table
+from nofuss.search import Index
 from nofuss.usable import any_pictures, open_usable
 
 
@@ -87,10 +89,28 @@ def demo(out: Path | None, *, epochs: int, seed: int) -> Path:
         "Half of the characters are for training. The other half is never seen until the end."
     )
     path = train(TrainConfig(out=out, epochs=epochs, seed=seed))
+    _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
     console.say(f"Search with it: nofuss serve {path}")
     return path
+
+
+def _show_a_search(run: Path, *, seed: int) -> None:
+    """The neighbours of a few characters that training has not seen."""
+    kept, characters = load_embeddings(run), open_data(None)
+    assert kept is not None
+    assert characters.labels is not None
+    labels = [characters.class_names[i] for i in characters.labels[kept.test_rows]]
+    index = Index.build(kept.test, names=[str(i) for i in range(len(labels))], labels=labels)
+    queries = np.random.default_rng(seed).choice(len(labels), 5, replace=False)
+    _, rows = index.search(kept.test[queries], 9)
+    console.say(
+        f"a search among {len(labels):,} pictures of unseen characters, one in each typeface:"
+    )
+    for query, found in zip(queries, rows.tolist(), strict=True):
+        others = " ".join(labels[row] for row in found if row != query)
+        console.say(f"  {labels[query]}  →  {others}")
 
 
 def write_embeddings(out: Path, vectors: Tensor, collection: Collection) -> None:
