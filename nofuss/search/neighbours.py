@@ -5,7 +5,9 @@ in the tiles whose best comes within rounding of the k-th best tile's, so only t
 again, in double precision. Equal distances are ordered by row, whatever the blocks.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 TILE = 64
@@ -19,21 +21,21 @@ _QUERIES = 1024
 def nearest(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Distances |q − x| and rows, both (Q, k), nearest first, ties by row; all unit, float32."""
     k = min(k, len(vectors))
-    found = torch.empty(len(queries), k)
-    rows = torch.empty(len(queries), k, dtype=torch.int64)
-    if not k:
-        return found, rows
+    found = np.empty((len(queries), k), dtype=np.float32)
+    rows = np.empty((len(queries), k), dtype=np.int64)
     tiles = -(-len(vectors) // TILE)
-    step = max(1, min(_QUERIES, _MAXIMA // tiles))
+    step = max(1, min(_QUERIES, _MAXIMA // max(1, tiles)))
     rounding = vectors.shape[1] * torch.finfo(torch.float32).eps  # twice a dot product's error
-    for start in range(0, len(queries), step):
+    for start in range(0, len(queries) if k else 0, step):
         q = queries[start : start + step]
         best = _best_of_tiles(q, vectors, tiles)  # (B, tiles)
         bar = best.topk(min(k, tiles), dim=1).values[:, -1:] - rounding
+        near = (best >= bar).numpy()
         for i in range(len(q)):
-            near = (best[i] >= bar[i]).nonzero().squeeze(1)
-            found[start + i], rows[start + i] = _nearest_in(near, q[i], vectors, k)
-    return found, rows
+            chosen = np.flatnonzero(near[i])
+            d, r = _nearest_in(chosen, q[i].numpy(), vectors.numpy(), k)
+            found[start + i], rows[start + i] = d, r
+    return torch.from_numpy(found), torch.from_numpy(rows)
 
 
 def _best_of_tiles(q: Tensor, vectors: Tensor, tiles: int) -> Tensor:
@@ -54,16 +56,21 @@ def _best_of_tiles(q: Tensor, vectors: Tensor, tiles: int) -> Tensor:
     return best
 
 
-def _nearest_in(tiles: Tensor, q: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest rows of some tiles, in double precision, (k,) each."""
-    found, rows = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
-    for some in torch.split(
-        tiles, max(1, 2**14 // TILE)
-    ):  # all tiles, where everything is one point
-        new = (some[:, None] * TILE + torch.arange(TILE)).flatten()
+def _nearest_in(
+    tiles: NDArray[np.int64], q: NDArray[np.float32], vectors: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The k nearest rows of some tiles, in double precision, (k,) each.
+
+    In numpy: torch would wake its threads for each of these small steps, for every query.
+    """
+    found, rows = np.empty(0), np.empty(0, dtype=np.int64)
+    # A few tiles; but all of them where everything is one point, so not all at once.
+    for start in range(0, len(tiles), 256):
+        new = (tiles[start : start + 256, None] * TILE + np.arange(TILE)).reshape(-1)
         new = new[new < len(vectors)]
-        apart = (vectors[new].double() - q.double()).square().sum(1)
-        found, rows = torch.cat([found, apart]), torch.cat([rows, new])
-        order = found.argsort(stable=True)[:k]  # rows ascend, so that stable means ties by row
+        apart = vectors[new].astype(np.float64) - q
+        found = np.concatenate([found, np.einsum("nd,nd->n", apart, apart)])
+        rows = np.concatenate([rows, new])
+        order = found.argsort(kind="stable")[:k]  # rows ascend, so that stable means ties by row
         found, rows = found[order], rows[order]
-    return found.sqrt().float(), rows
+    return np.sqrt(found), rows
