@@ -146,6 +146,8 @@ class TrainConfig:
         tyro.conf.arg(metavar="X", help_behavior_hint="(default: the data's own split, else 0.5)"),
     ] = None
     """Share of the classes kept out of training, for the scores at the end; 0 trains on all."""
+    allow_shared: bool = False
+    """Accept a split of the data's own that has classes on both sides."""
     holdout: _Number = None
     """Share of the *training* classes held out to watch training; 0 trains on all of them."""
     workers: int = 0

@@ -160,11 +160,17 @@ def split(collection: Collection, config: TrainConfig) -> Sides:
     train_rows, test = everything, nothing
     if collection.split is not None or config.test_share != 0:
         share = 0.5 if config.test_share is None else config.test_share
-        train_rows, test = split_collection(collection, seed=config.seed, test_share=share)
+        train_rows, test = split_collection(
+            collection,
+            seed=config.seed,
+            test_share=share,
+            allow_shared=config.allow_shared,
+        )
     if len(_classes(collection, train_rows)) < 2:
         raise DataError(
             f"{collection.name} has one class to train on; a distance is learned between two or "
-            "more: add classes, or lower --test-share"
+            "more: add classes"
+            + ("" if collection.split is not None else ", or lower --test-share")
         )
     share = float(config.holdout or 0)
     if not share or len(_classes(collection, train_rows)) < 8:  # too few to spare any

@@ -45,7 +45,7 @@ def split_collection(
             names = first_five([collection.class_names[i] for i in both])
             raise DataError(
                 f"{len(both):,} classes are in both train and test ({names}); "
-                "keep each on one side, or allow shared classes"
+                "keep each on one side, or pass --allow-shared"
             )
     return sides
 

@@ -6,8 +6,6 @@ picture, the names of the training classes, and what else the caller wants kept.
 
 import dataclasses
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from safetensors.torch import save_file
 
 from nofuss.config import Preprocessing
 from nofuss.errors import NofussError, RunError
+from nofuss.files import write_folder
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.tensors import fill, read_tensors
 
@@ -52,20 +51,11 @@ def save_model(
         "class_names": list(class_names),
         "extra": dict(extra or {}),
     }
-    new, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
     tensors = {name: t.detach().contiguous() for name, t in embedder.state_dict().items()}
-    save_file(tensors, new / "weights.safetensors")
-    (new / "model.json").write_text(json.dumps(description, indent=2, ensure_ascii=False) + "\n")
-    for path in (new / "weights.safetensors", new / "model.json", new):
-        _sync(path)
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    new.rename(folder)
-    _sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    with write_folder(folder) as new:
+        save_file(tensors, new / "weights.safetensors")
+        text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+        (new / "model.json").write_text(text)
 
 
 def load_model(folder: Path) -> SavedModel:
@@ -109,12 +99,3 @@ def _preprocessing(stored: dict[str, Any] | None) -> Preprocessing | None:
     if stored is None:
         return None
     return Preprocessing(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])})
-
-
-def _sync(path: Path) -> None:
-    """Force a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
