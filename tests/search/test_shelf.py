@@ -1,0 +1,69 @@
+"""What the page searches: the index of a run, or its test classes."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nofuss.data import open_data
+from nofuss.search.commands import index_run
+from nofuss.search.plane import lay_out
+from nofuss.search.shelf import open_shelf
+from tests.tiny_run import draw
+
+
+def test_an_index_is_shown_where_there_is_one(picture_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(picture_run, run)
+    (tmp_path / "new" / "class").mkdir(parents=True)
+    draw(1, 50).save(tmp_path / "new" / "class" / "a.png")
+    draw(1, 51, side=500).save(tmp_path / "new" / "class" / "b.png")
+    index_run(run, tmp_path / "new")
+    shelf = open_shelf(run)
+    assert shelf.classes == ["class"]
+    assert shelf.pictures is not None
+    small, large = (shelf.pictures(row) for row in range(2))
+    assert small is not None
+    assert large is not None
+    assert (small.size, large.size) == ((40, 40), (224, 224))
+    found = shelf.search(shelf.encoder.embed([draw(1, 50)])[0], 5)
+    assert found.rows[0] == 0
+    assert len(found.rows) == 2
+    Path(shelf.index.names[0]).unlink()
+    assert shelf.pictures(0) is None
+
+
+def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
+    """An index of pictures in a file of arrays: drawn from the array."""
+    images = np.stack([np.asarray(draw(label, 3)) for label in range(4)])
+    np.savez(tmp_path / "images.npz", images=images, labels=np.array([0, 0, 1, 1]))
+    assert open_data(tmp_path / "images.npz").kind == "images"
+    run = tmp_path / "run"
+    shutil.copytree(picture_run, run)
+    index_run(run, tmp_path / "images.npz")
+    shelf = open_shelf(run)
+    assert shelf.pictures is not None
+    for row in range(4):
+        shown = shelf.pictures(row)
+        assert shown is not None
+        assert (np.asarray(shown) == images[row]).all()
+
+
+def test_beyond_the_threshold_there_is_nothing(picture_run: Path) -> None:
+    shelf = open_shelf(picture_run)
+    query = shelf.index.vectors[0]
+    nearest = shelf.search(query, 1, without=0).distances[0]
+    for threshold, nothing in ((nearest + 1e-3, False), (nearest - 1e-3, True), (None, False)):
+        shelf.encoder.extra["threshold"] = threshold
+        assert shelf.search(query, 1, without=0).nothing is nothing
+
+
+def test_what_is_on_the_map_stays_in_its_place() -> None:
+    x = torch.nn.functional.normalize(
+        torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    )
+    plane = lay_out(x[:40], x[40:])
+    np.testing.assert_allclose(plane.place(x), plane.places, atol=1e-3)
+    between = torch.nn.functional.normalize(x[:1] + 1e-3 * x[1:2])
+    np.testing.assert_allclose(plane.place(between)[0], plane.places[0], atol=1e-2)
