@@ -20,6 +20,9 @@ from nofuss.losses.fused_walk import Walk
 
 KEEP_BYTES = 2**27
 """What is kept of the exponentials for the second walk; the others are computed again."""
+KEEP_BYTES_LOW_DIM = 3 * 2**23
+"""The same up to 128 dimensions, where the product costs less than fresh memory: as much as
+glibc still serves from what it has (it maps blocks from 32 MB on anew, page by page)."""
 
 
 def pays(batch: int, num_proxies: int, dim: int) -> bool:
@@ -47,14 +50,14 @@ def fused_proxy_nca(
     positive: (B,) rows of `proxies`.
     include_positive: False is the paper; True is the softmax form common elsewhere.
     keep: True holds one (P, B) buffer between the walks; False computes it again, a fourth
-        matrix product, in O(chunk) memory; None keeps the first 128 MB (`KEEP_BYTES`) of it,
-        and a quarter of that up to 128 dimensions, where fresh memory costs more than a product.
+        matrix product, in O(chunk) memory; None keeps the first 128 MB of it (24 MB up to 128
+        dimensions): `KEEP_BYTES`.
     """
     x = x.to(torch.promote_types(x.dtype, proxies.dtype)) * scale
     wanted = torch.is_grad_enabled() and proxies.requires_grad
     kept = len(proxies) if keep else 0
     if keep is None:
-        budget = KEEP_BYTES if x.shape[-1] > 128 else KEEP_BYTES // 4
+        budget = KEEP_BYTES if x.shape[-1] > 128 else KEEP_BYTES_LOW_DIM
         kept = min(len(proxies), budget // max(1, len(x) * x.element_size()))
     loss: Tensor = _ProxyNCA.apply(  # type: ignore[no-untyped-call]
         x, positive, proxies.to(x.dtype), include_positive, kept if wanted else 0
@@ -73,7 +76,8 @@ class _ProxyNCA(torch.autograd.Function):
         walk = Walk(x, positive, proxies)
         if len(proxies) == 1 and not include_positive:
             raise ValueError("got one proxy; a positive and a negative need two")
-        buffer, scratch = x.new_empty(kept, len(x)), x.new_empty(walk.rows, len(x))
+        buffer = x.new_empty(kept, len(x))
+        scratch = x.new_empty(walk.rows if kept < len(proxies) else 0, len(x))
         ones = x.new_ones(walk.rows)
         z, dx, top = x.new_zeros(len(x)), torch.zeros_like(x), x.new_zeros(len(x))
         tops: Tensor | None = None
@@ -113,7 +117,7 @@ class _ProxyNCA(torch.autograd.Function):
         if not ctx.needs_input_grad[2]:
             return dx, None, None, None, None
         walk: Walk = ctx.walk
-        scratch = x.new_empty(walk.rows, len(x))
+        scratch = x.new_empty(walk.rows if len(buffer) < len(proxies) else 0, len(x))
         dp = torch.empty_like(proxies)
         weighted = x * (share / z)[:, None]  # into the product: no pass over the exponentials
         with torch.autocast(x.device.type, enabled=False):

@@ -58,7 +58,7 @@ SIZES = {
 @pytest.fixture(params=[2**3, 2**6, 2**18])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_walk, "CHUNK", request.param)
-    monkeypatch.setattr(fused, "KEEP_BYTES", 2**10)  # keep=None: some chunks kept, some not
+    monkeypatch.setattr(fused, "KEEP_BYTES_LOW_DIM", 2**8)  # keep=None: some chunks kept, some not
 
 
 @pytest.mark.usefixtures("chunk")
