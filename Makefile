@@ -37,7 +37,6 @@ fix: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -1,6 +1,6 @@
 """Any torch Dataset of (picture, label) pairs, through the whole of nofuss.
 
-    python examples/custom_dataset.py
+python examples/custom_dataset.py
 """
 
 import tempfile

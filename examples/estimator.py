@@ -1,6 +1,6 @@
 """Vectors you already have, a better distance in seconds: learn on some classes, use on others.
 
-    python examples/estimator.py
+python examples/estimator.py
 """
 
 from sklearn.datasets import load_digits

@@ -16,11 +16,11 @@ from nofuss.geometry import squared_distances
 
 BLOCK = 512
 CANDIDATES = 4  # points tried for each seed
-BATCH = 128  # most seeds drawn at once
+BATCH = 256  # most seeds drawn at once
 
 
 def plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Indices (k,) of greedy k-means++ seeds."""
+    """Indices (k,) of greedy k-means++ seeds, each the best of several candidates."""
     x2 = x.square().sum(1)
     first = torch.randint(len(x), (1,), generator=generator).to(x.device)
     nearest = (x - x[first]).square().sum(1)  # D²
@@ -31,7 +31,7 @@ def plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     chosen, count = [first], 1
     while count < k:
         # A stale D² misleads little while the batch is small beside the seeds already there.
-        batch = min(k - count, max(1, count // 16), BATCH)
+        batch = min(k - count, max(1, count // 8), BATCH)
         drawn = _draw(nearest, batch * CANDIDATES, generator)
         gain, place = _gains(left[drawn], right).view(batch, CANDIDATES).max(1)
         winners = drawn.view(batch, CANDIDATES).gather(1, place[:, None])[:, 0]
