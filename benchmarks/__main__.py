@@ -20,7 +20,7 @@ from benchmarks.plots import draw
 from benchmarks.timing import Growth, Row
 
 HERE = Path(__file__).parent
-SECTIONS = ("losses", "evaluation", "training")
+SECTIONS = ("losses", "evaluation", "search", "training")
 
 
 class Section(Protocol):
