@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -45,7 +46,10 @@ def page(browser: webdriver.Chrome, server: Server) -> webdriver.Chrome:
 
 
 def wait(browser: webdriver.Chrome, until: Callable[[], bool]) -> None:
-    WebDriverWait(browser, 60).until(lambda _: until())
+    # Results may be replaced while they are read: then it is not yet so.
+    WebDriverWait(browser, 60, ignored_exceptions=[StaleElementReferenceException]).until(
+        lambda _: until()
+    )
 
 
 def find(browser: webdriver.Chrome, name: str) -> WebElement:

@@ -150,15 +150,6 @@ def test_rows_have_loss_and_scores(feed: Pictures) -> None:
     assert watch.rows[0]["loss"] == pytest.approx(sum(watch.losses[:4]) / 4)
 
 
-def test_until_ends_early_on_the_longer_schedule(feed: Pictures) -> None:
-    t = make_training(epochs=10)
-    t.until = 2
-    train(t, feed, watch=Recorder())
-    assert t.epoch == 2
-    factor = (1 + math.cos(math.pi * 1.75 / 10)) / 2
-    assert t.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * factor)
-
-
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
