@@ -4,7 +4,12 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts, classes of each side, fingerprint
     metrics.jsonl      a line an epoch
+    holdout.json       Recall@1 on held-out training classes, where features are fixed
+    scan.csv           pictures that were left out, and why
     scores.json        the last evaluation
+    embeddings.safetensors   of test items and some training items, with the proxies
+    report.html suspects.csv README.md   for people: the report, doubtful items, the model card
+    index/             what `nofuss search` looks in, see search/index.py
     checkpoints/       where training stood, see train/checkpoint.py
     model/             what `nofuss.load` opens, see model/weights.py
 
