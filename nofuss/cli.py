@@ -61,7 +61,7 @@ class Demo:
         arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),
     ] = None
     """The run directory."""
-    epochs: int = 6
+    epochs: int = 15
     """How often the training characters are seen."""
     seed: int = 0
     """Of everything random."""

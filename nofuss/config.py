@@ -218,7 +218,7 @@ PRESETS: dict[str, Preset] = {
     | {
         "backbone": "convnet",
         "start": "random",
-        "epochs": 6,
+        "epochs": 15,
         "batch": 32,
         "rate": 1e-3,
         "head_rate": 1e-3,
