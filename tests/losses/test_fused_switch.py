@@ -1,0 +1,65 @@
+"""`fused=`: one switch, the same results; refused where there is none."""
+
+import pytest
+import torch
+
+from nofuss import ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, SoftTriple
+
+FUSIBLE = (ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, ProxyAnchor)
+
+
+def step(criterion, x, labels):
+    x = x.clone().requires_grad_()
+    loss = criterion(x, labels)
+    loss.backward()
+    return loss.detach(), x.grad, criterion.proxies.grad
+
+
+@pytest.mark.parametrize("loss", FUSIBLE)
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_the_fused_form_gives_the_plain_ones_values_and_gradients(loss, ratio):
+    x, labels = torch.randn(7, 5), torch.randint(50, (7,))
+    fused, plain = (
+        step(loss(50, 5, seed=1, proxies_per_class=ratio, fused=f), x, labels)
+        for f in (True, False)
+    )
+    for got, expected in zip(fused, plain, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_by_itself_it_is_used_for_many_proxies_only():
+    x, labels = torch.randn(32, 8), torch.zeros(32, dtype=torch.int64)
+    names = [
+        str(ProxyNCA(classes, 8)(x.requires_grad_(), labels).grad_fn) for classes in (100, 50_000)
+    ]
+    assert "ProxyNCA" not in names[0]
+    assert "ProxyNCA" in names[1]
+
+
+def test_where_there_is_no_fused_form_asking_for_it_is_an_error():
+    for make in (
+        lambda: ProxyNCA(10, 4, scale=None, fused=True),
+        lambda: ProxyNCA(10, 4, assignment="dynamic", fused=True),
+        lambda: ProxyNCA(10, 4, proxies_per_class=2, fused=True),
+    ):
+        with pytest.raises(ValueError, match="no fused form"):
+            make()
+    assert SoftTriple(10, 4).fused is False
+
+
+def test_sampled_negatives_touch_a_share_of_the_proxies_and_all_positives():
+    criterion = ProxyNCA(1000, 8, negative_share=0.1, seed=0)
+    x, labels = torch.randn(16, 8), torch.arange(16)
+    torch.manual_seed(0)
+    _, _, gradient = step(criterion, x, labels)
+    touched = gradient.abs().sum(1) > 0
+    assert touched[:16].all()
+    assert 0.05 < touched.float().mean() < 0.15
+    criterion.eval()
+    torch.testing.assert_close(criterion(x, labels), ProxyNCA(1000, 8, seed=0)(x, labels))
+
+
+@pytest.mark.parametrize(("share", "fused"), [(0.0, None), (1.5, None), (0.5, False)])
+def test_a_share_that_makes_no_sense_is_refused(share, fused):
+    with pytest.raises(ValueError, match="negative_share"):
+        ProxyNCA(10, 4, negative_share=share, fused=fused)
