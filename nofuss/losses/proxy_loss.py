@@ -48,15 +48,18 @@ class ProxyLoss(nn.Module, ABC):
         "dynamic"; num_classes × proxies_per_class is then just the number of proxies.
     scale: 2·N_x·N_p, see this file's head; None leaves the norms free, as the paper trains.
     learn_scale: learn the scale, as exp(log_scale).
-    fused: walk the proxies in chunks that stay in cache, with values and gradients as the plain
-        form's; None does so when it pays (many proxies), True and False always and never. Where
-        norms are free, or Z is not simply every other proxy, the plain form is all there is.
+    fused: one autograd function instead of many, which walks many proxies in chunks that stay in
+        cache; values and gradients are the plain form's, but it can't be differentiated twice.
+        None does so when it pays, True and False always and never. Where norms are free, or Z
+        is not simply every other proxy, the plain form is all there is.
     seed: of the first proxies and the deal of labels; None draws from torch's global generator.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic")
     fusible: ClassVar[bool] = True
     """Whether there is a fused form."""
+    fuses_few: ClassVar[bool] = False
+    """Whether the fused form pays for few proxies too."""
     needs_scale: ClassVar[bool] = True
     """False where the scale only trades with the margin."""
 
@@ -148,7 +151,8 @@ class ProxyLoss(nn.Module, ABC):
                 if positives is not None or negatives is not None:
                     raise ValueError("got labels and triplets; pass one of the two")
                 labels = check_labels(labels, embeddings, self.num_classes)
-                if self.fused or (self.fused is None and pays(len(x), *self.proxies.shape)):
+                by_itself = self.fuses_few or pays(len(x), *self.proxies.shape)
+                if self.fused or (self.fused is None and by_itself):
                     return self._fused_loss(x, self.assignment.of(x, labels, self.proxies))
             if isinstance(self.assignment, Dynamic):
                 self.assignment.revive(x, self.proxies)

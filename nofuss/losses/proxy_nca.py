@@ -6,12 +6,13 @@ the name of the paper that studied it.
 """
 
 import math
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from nofuss.losses.fused import fused_proxy_nca
+from nofuss.losses.fused import fused_proxy_nca, pays
 from nofuss.losses.fused_sampling import sampled_proxy_nca
+from nofuss.losses.fused_small import small_proxy_nca
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
@@ -59,6 +60,8 @@ class ProxyNCA(ProxyLoss):
         `fused_sampling.py` for the bias.
     """
 
+    fuses_few: ClassVar[bool] = True
+
     def __init__(
         self,
         num_classes: int,
@@ -86,7 +89,8 @@ class ProxyNCA(ProxyLoss):
             return sampled_proxy_nca(
                 x, positive, self.proxies, scale=self.scale, share=self.negative_share
             )
-        return fused_proxy_nca(x, positive, self.proxies, scale=self.scale)
+        form = fused_proxy_nca if pays(len(x), *self.proxies.shape) else small_proxy_nca
+        return form(x, positive, self.proxies, scale=self.scale)
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -95,6 +99,8 @@ class ProxyNCAPlusPlus(ProxyLoss):
     −log( exp(−d(x,p(y))/T) / Σ_{p∈{p(y)}∪p(Z)} exp(−d(x,p)/T) ), d = |x − p|² on the unit
     sphere: logits 2·cos/T. The loss only; the pooling and sampling of that paper are elsewhere.
     """
+
+    fuses_few: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -113,4 +119,5 @@ class ProxyNCAPlusPlus(ProxyLoss):
 
     def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
-        return fused_proxy_nca(x, positive, self.proxies, scale=self.scale, include_positive=True)
+        form = fused_proxy_nca if pays(len(x), *self.proxies.shape) else small_proxy_nca
+        return form(x, positive, self.proxies, scale=self.scale, include_positive=True)
