@@ -24,8 +24,8 @@ from nofuss.data.collection import Collection, Labels
 from nofuss.data.split import hold_out, split_collection
 from nofuss.encoder import Encoder
 from nofuss.evaluate import evaluate, recall_at_k
+from nofuss.job import build_model
 from nofuss.model.embedder import Embedder
-from nofuss.pipeline import build_model
 from nofuss.train.feed import CollectionFeed
 from nofuss.train.optim import set_rates
 from nofuss.train.setup import build_criterion, build_training

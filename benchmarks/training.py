@@ -14,7 +14,7 @@ from benchmarks.timing import Growth, Row, interleaved
 from nofuss.config import TrainConfig, resolve
 from nofuss.data import open_data
 from nofuss.data.pictures import decode_ahead
-from nofuss.pipeline import build_model, split
+from nofuss.job import build_model, split
 from nofuss.train.feed import CollectionFeed, TrainBatch
 from nofuss.train.loop import Silent, Training, train
 from nofuss.train.setup import build_criterion, build_training

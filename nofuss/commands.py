@@ -19,7 +19,8 @@ from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
 from nofuss.errors import DataError, UsageError
 from nofuss.files import write_file
-from nofuss.pipeline import split, train
+from nofuss.job import split
+from nofuss.pipeline import train
 from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
 from nofuss.scoring import scorable, score_all, score_table

@@ -22,7 +22,7 @@ from nofuss.data.decode import PictureError, decode
 from nofuss.embeddings import RunEmbeddings, load_embeddings
 from nofuss.encoder import Encoder, load
 from nofuss.errors import DataError
-from nofuss.pipeline import split
+from nofuss.job import split
 from nofuss.report.thumbnails import has_pictures, picture, shrunk
 from nofuss.run import open_run
 from nofuss.search.commands import open_index

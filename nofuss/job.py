@@ -1,0 +1,197 @@
+"""One training job: what it trains on, what it trains, and what the data decide about both."""
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nofuss import console
+from nofuss.config import Preprocessing, TrainConfig, resolve
+from nofuss.data.collection import Collection
+from nofuss.data.decode import decode
+from nofuss.data.split import hold_out, split_collection
+from nofuss.errors import DataError, UsageError
+from nofuss.losses import INSTANCE_LOSSES
+from nofuss.model.backbones import PRETRAINED
+from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.run import Run
+from nofuss.search.threshold import Threshold
+
+Rows = NDArray[np.int64]
+SMALL_SIDE = 96
+"""Pictures with a shorter side are small: they want the small convnet, not ImageNet's weights."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Rows of the collection, with no class in common; held_out and test may be empty."""
+
+    train: Rows
+    held_out: Rows
+    """Training classes kept aside to watch training."""
+    test: Rows
+
+
+@dataclass
+class Job:
+    """What the steps of one training hand to each other."""
+
+    run: Run
+    collection: Collection
+    sides: Sides
+    embedder: Embedder
+    preprocessing: Preprocessing | None
+    features: Tensor | None = None
+    """(N, F) of a pretrained backbone before training, or the vectors themselves."""
+    criterion: nn.Module | None = None
+    learned: Rows | None = None
+    """The rows that model and criterion were trained on in the end."""
+    threshold: Threshold | None = None
+    """The distance from which on nothing is alike, where held-out classes could tell it."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The resolved configuration."""
+        return self.run.config
+
+    @property
+    def fixed(self) -> bool:
+        """Only the head is trained, on features that stay as they are."""
+        return self.config.preset in ("frozen", "vectors")
+
+    def for_head(self, rows: Rows) -> Tensor:
+        """The features of these rows as the head takes them."""
+        assert self.features is not None
+        return self.embedder.to_head(self.features[rows])
+
+
+def split(collection: Collection, config: TrainConfig) -> Sides:
+    """The test classes, and those of the training classes that are held out."""
+    nothing = np.empty(0, dtype=np.int64)
+    everything = np.arange(len(collection))
+    if collection.labels is None:
+        return Sides(everything, nothing, nothing)
+    train_rows, test = everything, nothing
+    if collection.split is not None or config.test_share != 0:
+        share = 0.5 if config.test_share is None else config.test_share
+        train_rows, test = split_collection(
+            collection,
+            seed=config.seed,
+            test_share=share,
+            allow_shared=config.allow_shared,
+        )
+    if len(classes_of(collection, train_rows)) < 2:
+        raise DataError(
+            f"{collection.name} has one class to train on; a distance is learned between two or "
+            "more: add classes"
+            + ("" if collection.split is not None else ", or lower --test-share")
+        )
+    share = float(config.holdout or 0)
+    if not share or len(classes_of(collection, train_rows)) < 8:  # too few to spare any
+        return Sides(train_rows, nothing, test)
+    assert collection.labels is not None
+    inner = hold_out(collection.labels[train_rows], share, config.seed)
+    return Sides(train_rows[inner.train], train_rows[inner.test], test)
+
+
+def build_model(
+    config: TrainConfig, collection: Collection
+) -> tuple[Embedder, Preprocessing | None]:
+    """The embedder at its start, and how its pictures are prepared."""
+    assert config.backbone is not None
+    channels = _channels(config, collection)
+    weights = config.weights or (None if config.backbone == "inception-bn" else PRETRAINED)
+    embedder = build_embedder(
+        config.backbone,
+        dim=config.dim,
+        channels=channels,
+        weights=weights,
+        root=bool(config.root),
+        seed=config.seed,
+    )
+    if config.freeze_batch_norm:
+        embedder.freeze_batch_norm()
+    preprocessing = embedder.backbone.preprocessing
+    if preprocessing is None:
+        return embedder, None
+    if config.backbone == "convnet":
+        side = config.size or max(16, min(_side(collection) or preprocessing.size, 64))
+        preprocessing = replace(preprocessing, size=side, resize=side)
+    elif config.size:
+        resize = round(config.size * preprocessing.resize / preprocessing.size)
+        preprocessing = replace(preprocessing, size=config.size, resize=resize)
+    return embedder, preprocessing
+
+
+def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
+    """Resolve what the data decide."""
+    kind = "vectors" if collection.kind == "vectors" else "pictures"
+    side = _side(collection)
+    config = resolve(config, kind=kind, small=side is not None and side < SMALL_SIDE)
+    if collection.labels is None and config.loss in INSTANCE_LOSSES:
+        raise UsageError(
+            f"--loss {config.loss} needs labels, and {collection.name} has triplets only; use a "
+            "loss over proxies: proxy-nca, proxy-triplet"
+        )
+    if collection.labels is None and config.assignment != "dynamic":
+        console.say("triplets without labels: assignment is dynamic")
+        config = replace(config, assignment="dynamic")
+    if config.per_class is None:
+        pairs = config.loss in INSTANCE_LOSSES or config.assignment == "dynamic"
+        config = replace(config, per_class=(2 if config.loss == "n-pairs" else 4) if pairs else 0)
+    return config
+
+
+def fit_dim(config: TrainConfig, collection: Collection, count: int) -> TrainConfig:
+    """A head that starts at the PCA has no more directions than there are items or features."""
+    if config.start != "data":
+        return config
+    width = config.dim
+    if collection.kind == "vectors" and collection.array is not None:
+        width = collection.array.shape[1]
+    if (most := max(1, min(config.dim, width, count - 1))) < config.dim:
+        console.say(f"note: dim is {most} instead of {config.dim}: so few items or features")
+    return replace(config, dim=most)
+
+
+def describe_sides(job: Job) -> dict[str, Any]:
+    """What data.json holds."""
+    c, s = job.collection, job.sides
+    counts = {side: len(getattr(s, side)) for side in ("train", "held_out", "test")}
+    classes = {side: [c.class_names[i] for i in classes_of(c, getattr(s, side))] for side in counts}
+    return {"description": c.describe(), "items": counts, "classes": classes}
+
+
+def classes_of(collection: Collection, rows: Rows) -> Rows:
+    """The classes of these rows, ascending."""
+    if collection.labels is None:
+        return np.empty(0, dtype=np.int64)
+    return np.unique(collection.labels[rows])
+
+
+def _side(collection: Collection) -> int | None:
+    """The pictures' short side: of the arrays, or the median of a few files."""
+    if collection.kind == "images" and collection.array is not None:
+        return int(min(collection.array.shape[1:3]))
+    if collection.kind == "pictures":
+        few = collection.paths[:: max(1, len(collection.paths) // 20)]
+        sides = []
+        for path in few:
+            with contextlib.suppress(DataError):
+                sides.append(min(decode(path, at_least=SMALL_SIDE).size))
+        return int(np.median(sides)) if sides else None
+    return None
+
+
+def _channels(config: TrainConfig, collection: Collection) -> int | None:
+    """Width of vectors; 1 for gray arrays into the small convnet, 3 for other pictures."""
+    if collection.kind == "vectors":
+        assert collection.array is not None
+        return int(collection.array.shape[1])
+    if config.backbone == "convnet":
+        gray = collection.array is not None and collection.array.ndim == 3
+        return 1 if gray else 3
+    return None
