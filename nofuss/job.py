@@ -104,6 +104,11 @@ def build_model(
     assert config.backbone is not None
     channels = _channels(config, collection)
     weights = config.weights or (None if config.backbone == "inception-bn" else PRETRAINED)
+    if weights is None:
+        console.warn(
+            "inception-bn starts at random: its ImageNet weights are in no package; give a public "
+            "BN-Inception file with --weights, as the paper starts from one"
+        )
     embedder = build_embedder(
         config.backbone,
         dim=config.dim,
