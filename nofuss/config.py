@@ -168,37 +168,22 @@ _COMMON: Preset = {
     "center": True,
     "root": False,
 }
+# A head on fixed features. Started at the PCA with small rates: started at random it over-fits
+# the training classes and ends below the features it came from.
+_HEAD: Preset = _COMMON | {
+    "start": "data",
+    "epochs": 20,
+    "batch": 128,
+    "rate": 0.0,
+    "head_rate": 1e-4,
+    "proxy_rate": 1e-3,
+    "schedule": "cosine",
+    "scale": 16.0,
+    "holdout": 0.2,
+}
 PRESETS: dict[str, Preset] = {
-    # A head on fixed features. Started at the PCA with small rates: started at random it
-    # over-fits the training classes and ends below the features it came from.
-    "frozen": _COMMON
-    | {
-        "backbone": "efficientnet-lite0",
-        "start": "data",
-        "epochs": 20,
-        "batch": 128,
-        "rate": 0.0,
-        "head_rate": 1e-4,
-        "proxy_rate": 1e-3,
-        "schedule": "cosine",
-        "scale": 16.0,
-        "holdout": 0.2,
-        "center": False,
-        "root": True,
-    },
-    "vectors": _COMMON
-    | {
-        "backbone": "identity",
-        "start": "data",
-        "epochs": 20,
-        "batch": 128,
-        "rate": 0.0,
-        "head_rate": 1e-4,
-        "proxy_rate": 1e-3,
-        "schedule": "cosine",
-        "scale": 16.0,
-        "holdout": 0.2,
-    },
+    "frozen": _HEAD | {"backbone": "efficientnet-lite0", "center": False, "root": True},
+    "vectors": _HEAD | {"backbone": "identity"},
     "finetune": _COMMON
     | {
         "backbone": "efficientnet-lite0",
@@ -286,8 +271,8 @@ def resolve(config: TrainConfig, *, kind: str, small: bool) -> TrainConfig:
     filled = {
         name: value for name, value in PRESETS[preset].items() if getattr(config, name) is None
     }
-    if config.free_norms:
-        filled.pop("scale", None)
+    if config.free_norms or config.loss not in ("proxy-nca", "proxy-nca++"):
+        filled.pop("scale", None)  # other losses have a scale of their own
     backbone = config.backbone or filled["backbone"]
     if (backbone == "identity") != (kind == "vectors"):
         raise UsageError(f"--backbone {backbone} does not fit data that are {kind}; leave it out")
