@@ -2,7 +2,8 @@
 
 Handwritten digits beside as many columns of noise. Trained on 0 to 4, the model learns what to
 ignore, which carries over to 5 to 9. (Without the noise a random projection already finds 95%
-of them, and five classes teach nothing new.)
+of them, and five classes teach nothing new.) An illustration, no benchmark: its settings were
+picked on these same digits.
 """
 
 import torch

@@ -69,9 +69,8 @@ def curve(
     title: str,
     first: int = 1,
     percent: bool = False,
-    mark: int | None = None,
 ) -> Element:
-    """One value an epoch, from epoch `first` on; `mark` names the epoch that was kept."""
+    """One value an epoch, from epoch `first` on."""
     width, height, left, right, top, bottom = 420, 210, 48, 52, 26, 30
     low, high = min(values), max(values)
     if high - low < 1e-9:
@@ -103,11 +102,6 @@ def curve(
         marks += [tag("circle", cx=x, cy=y, r=3, class_="point") for x, y in points]
     x, y = points[-1]
     marks.append(_text(x + 8, y + 4, show(values[-1])))
-    if mark is not None and 0 <= mark - first < len(points):
-        x, y = points[mark - first]
-        marks.append(
-            tag("circle", cx=x, cy=y, r=7, fill="none", stroke="var(--ink)", stroke_width=1.5)
-        )
     start = "untrained" if first == 0 else f"epoch {first}"
     marks.append(_text(points[0][0], height - 8, start, anchor="middle", class_="soft"))
     if len(points) > 1:
