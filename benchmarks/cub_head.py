@@ -3,8 +3,8 @@
     python -m benchmarks.cub_head CUB_200_2011
 
 Every loss gets the same features (roots of EfficientNet-Lite0's pooled activations), the same
-head (started at their PCA), optimizer, batch, epochs, schedule and number of tries: three scales,
-three rates, proxies at the class means or at random. Tries are compared by Recall@1 on the other
+head (started at their PCA), optimizer, batch, epochs, schedule and number of tries: four scales,
+five rates, proxies at the class means or at random. Tries are compared by Recall@1 on the other
 half of the *training* classes, both ways; CUB lists relatives side by side, so halves hold out
 whole families, as its test classes do. The best try of each is then scored on the test classes,
 five seeds, last epoch.
@@ -51,7 +51,7 @@ def grid(loss: str) -> Iterator[Try]:
     """The same tries for every loss."""
     starts = (("means", 1e-3), ("random", 1e-2))
     for scale, rate, (proxies, proxy_rate) in product(
-        (8.0, 16.0, 32.0), (3e-5, 1e-4, 2e-4), starts
+        (4.0, 8.0, 16.0, 32.0), (3e-5, 1e-4, 3e-4, 1e-3, 3e-3), starts
     ):
         yield Try(loss, scale, rate, proxies, proxy_rate)
 

@@ -13,56 +13,69 @@ from torch.autograd.function import once_differentiable
 
 
 def small_proxy_nca(
-    x: Tensor,
+    embeddings: Tensor,
     positive: Tensor,
     proxies: Tensor,
     *,
     scale: float | Tensor,
     include_positive: bool = False,
 ) -> Tensor:
-    """Proxy-NCA of directions x (B, D), as `fused_proxy_nca` gives it; holds (B, P) twice."""
-    x = x * scale
+    """Proxy-NCA of embeddings (B, D) of any norm: `fused_proxy_nca` of their directions.
+
+    Holds (B, P) twice.
+    """
     loss: Tensor = _SmallProxyNCA.apply(  # type: ignore[no-untyped-call]
-        x, positive, proxies.to(x.dtype), include_positive
+        embeddings, positive, proxies.to(embeddings.dtype), scale, include_positive
     )
     return loss
 
 
 class _SmallProxyNCA(torch.autograd.Function):
-    """log Σ_{p≠p(y)} exp(x·p̂) − x·p̂(y), mean over the batch; x carries the scale."""
+    """log Σ_{p≠p(y)} exp(x·p̂) − x·p̂(y), mean over the batch, of x = scale·e/|e|."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, positive: Tensor, proxies: Tensor, include_positive: bool
+        ctx: Any,
+        embeddings: Tensor,
+        positive: Tensor,
+        proxies: Tensor,
+        scale: float | Tensor,
+        include_positive: bool,
     ) -> Tensor:
         """The loss, and its gradient by the logits on the way."""
+        length = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+        x = embeddings / length.masked_fill_(length == 0, 1)  # zero stays zero: `normalize`
         norm = torch.linalg.vector_norm(proxies, dim=1, keepdim=True).clamp_min_(1e-12)
         p = proxies / norm  # (P, D)
-        logits = torch.mm(x, p.T)  # (B, P)
-        own = positive[:, None]
+        logits = torch.addmm(length, x, p.t(), beta=0, alpha=float(scale))  # (B, P)
+        own = positive.unsqueeze(1)
         own_logits = logits.gather(1, own)
         if not include_positive:
             logits.scatter_(1, own, -math.inf)
-        shares = logits.log_softmax(1)
-        # A row's maximum is the same entry before and after, so this is the log of the sum.
-        loss = (logits.amax(1, True) - shares.amax(1, True) - own_logits).mean()
-        shares.exp_()
+        shares = logits.softmax(1)
+        # A row's largest share is that of its largest logit: together, the log of the sum.
+        loss = (logits.amax(1, True) - shares.amax(1, True).log_() - own_logits).mean()
         if include_positive:
             shares.scatter_add_(1, own, shares.new_full(own.shape, -1))
         else:
             shares.scatter_(1, own, -1)
-        ctx.save_for_backward(x, p, norm, shares.div_(len(x)))
+        ctx.scale = scale
+        ctx.save_for_backward(x, length, p, norm, shares)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Two products; the proxies' is freed of its part along each proxy."""
-        x, p, norm, shares = ctx.saved_tensors
-        shares = shares * grad
-        dx = torch.mm(shares, p) if ctx.needs_input_grad[0] else None
-        if not ctx.needs_input_grad[2]:
-            return dx, None, None, None
-        dp = torch.mm(shares.T, x)
-        dp.addcmul_(p, (dp * p).sum(1, keepdim=True), value=-1)
-        return dx, None, dp.div_(norm), None
+        """Two products, each freed of its part along the vector whose norm does not count."""
+        x, length, p, norm, shares = ctx.saved_tensors
+        shares = shares * (grad * (ctx.scale / len(x)))
+        de = dp = dscale = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[3]:
+            de = torch.mm(shares, p)
+            along = (de * x).sum(1, keepdim=True)
+            dscale = along.sum() / ctx.scale if ctx.needs_input_grad[3] else None
+            de.addcmul_(x, along, value=-1).div_(length)
+        if ctx.needs_input_grad[2]:
+            dp = torch.mm(shares.t(), x)
+            dp.addcmul_(p, (dp * p).sum(1, keepdim=True), value=-1).div_(norm)
+        return de, None, dp, dscale, None

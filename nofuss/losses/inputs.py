@@ -1,5 +1,7 @@
 """What every loss asks of its batch: one line of error instead of a silent zero or a NaN."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,13 @@ from nofuss.geometry import Array, as_tensor
 def full_precision(x: Tensor) -> Tensor:
     """Half and bfloat16 become float32; float32 and float64 stay."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """Full precision on the device of x; costs nothing where autocast is off, as it mostly is."""
+    device = x.device.type
+    on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
 def check_embeddings(x: Tensor, dim: int | None = None, *, name: str = "embeddings") -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.geometry import Array
-from nofuss.losses.inputs import check_embeddings, check_labels, full_precision
+from nofuss.losses.inputs import check_embeddings, check_labels, full_precision, without_autocast
 
 
 class InstanceLoss(nn.Module, ABC):
@@ -21,7 +21,7 @@ class InstanceLoss(nn.Module, ABC):
         """The mean loss of the batch; `indices_tuple` is what a miner of other libraries found."""
         check_embeddings(embeddings)
         labels = check_labels(labels, embeddings)
-        with torch.autocast(embeddings.device.type, enabled=False):
+        with without_autocast(embeddings):
             x = full_precision(embeddings)
             if indices_tuple is None:
                 return self._loss(x, labels)

@@ -9,6 +9,7 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from nofuss.geometry import normalize
 from nofuss.losses.fused_margin import fused_proxy_anchor
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.proxies.assignment import ProxyTriplets
@@ -67,6 +68,7 @@ class ProxyAnchor(ProxyLoss):
         cosines = x @ p.T
         return anchor_of_cosines(cosines, triplets, scale=self.scale, margin=self.margin)
 
-    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
+        x = normalize(embeddings)
         return fused_proxy_anchor(x, positive, self.proxies, scale=self.scale, margin=self.margin)

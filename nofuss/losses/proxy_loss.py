@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nofuss.geometry import Array, normalize, squared_distances
 from nofuss.losses.fused import pays
-from nofuss.losses.inputs import check_embeddings, check_labels, zero_with_graph
+from nofuss.losses.inputs import check_embeddings, check_labels, without_autocast, zero_with_graph
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
 
 
@@ -145,15 +145,16 @@ class ProxyLoss(nn.Module, ABC):
         if indices_tuple is not None:
             raise ValueError("losses over proxies need no mined pairs; leave out the miner")
         check_embeddings(embeddings, self.dim)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            x = self._place(embeddings)
+        with without_autocast(embeddings):
             if labels is not None:
                 if positives is not None or negatives is not None:
                     raise ValueError("got labels and triplets; pass one of the two")
                 labels = check_labels(labels, embeddings, self.num_classes)
-                by_itself = self.fuses_few or pays(len(x), *self.proxies.shape)
+                by_itself = self.fuses_few or pays(len(embeddings), *self.proxies.shape)
                 if self.fused or (self.fused is None and by_itself):
+                    x = self._widen(embeddings)
                     return self._fused_loss(x, self.assignment.of(x, labels, self.proxies))
+            x = self._place(embeddings)
             if isinstance(self.assignment, Dynamic):
                 self.assignment.revive(x, self.proxies)
             p = self._place(self.proxies).to(x.dtype)
@@ -179,14 +180,18 @@ class ProxyLoss(nn.Module, ABC):
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         """The loss of placed anchors x (T, D) and placed proxies p (P, D)."""
 
-    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
-        """The same of directions x (B, D) and rows of the proxies (B,), Z every other proxy."""
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
+        """The same of embeddings (B, D) and rows of the proxies (B,), Z every other proxy."""
         raise NotImplementedError
 
     def _place(self, x: Tensor) -> Tensor:
-        """As a direction, or as it is with free norms; at least in the proxies' precision."""
-        x = x.to(torch.promote_types(x.dtype, self.proxies.dtype))
+        """As a direction, or as it is with free norms."""
+        x = self._widen(x)
         return x if self._scale is None else normalize(x)
+
+    def _widen(self, x: Tensor) -> Tensor:
+        """At least in the proxies' precision."""
+        return x.to(torch.promote_types(x.dtype, self.proxies.dtype))
 
     def _logits(self, x: Tensor, p: Tensor) -> Tensor:
         """`proxy_logits` of what is already placed."""

@@ -10,6 +10,7 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
+from nofuss.geometry import normalize
 from nofuss.losses.fused import fused_proxy_nca, pays
 from nofuss.losses.fused_sampling import sampled_proxy_nca
 from nofuss.losses.fused_small import small_proxy_nca
@@ -83,14 +84,14 @@ class ProxyNCA(ProxyLoss):
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets)
 
-    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
         if self.negative_share < 1 and self.training:
+            x = normalize(embeddings)
             return sampled_proxy_nca(
                 x, positive, self.proxies, scale=self.scale, share=self.negative_share
             )
-        form = fused_proxy_nca if pays(len(x), *self.proxies.shape) else small_proxy_nca
-        return form(x, positive, self.proxies, scale=self.scale)
+        return _one_function(embeddings, positive, self.proxies, scale=self.scale)
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -117,7 +118,25 @@ class ProxyNCAPlusPlus(ProxyLoss):
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets, include_positive=True)
 
-    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
-        form = fused_proxy_nca if pays(len(x), *self.proxies.shape) else small_proxy_nca
-        return form(x, positive, self.proxies, scale=self.scale, include_positive=True)
+        return _one_function(
+            embeddings, positive, self.proxies, scale=self.scale, include_positive=True
+        )
+
+
+def _one_function(
+    embeddings: Tensor,
+    positive: Tensor,
+    proxies: Tensor,
+    *,
+    scale: float | Tensor,
+    include_positive: bool = False,
+) -> Tensor:
+    """The fused form for many proxies or for few."""
+    if pays(len(embeddings), *proxies.shape):
+        x = normalize(embeddings)
+        return fused_proxy_nca(x, positive, proxies, scale=scale, include_positive=include_positive)
+    return small_proxy_nca(
+        embeddings, positive, proxies, scale=scale, include_positive=include_positive
+    )

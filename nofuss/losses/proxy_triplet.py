@@ -4,6 +4,7 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
+from nofuss.geometry import normalize
 from nofuss.losses.fused_margin import fused_proxy_triplet
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.proxies.assignment import ProxyTriplets
@@ -55,6 +56,7 @@ class ProxyTriplet(ProxyLoss):
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return triplet_of_logits(self._logits(x, p), triplets, margin=self.margin)
 
-    def _fused_loss(self, x: Tensor, positive: Tensor) -> Tensor:
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
+        x = normalize(embeddings)
         return fused_proxy_triplet(x, positive, self.proxies, scale=self.scale, margin=self.margin)
