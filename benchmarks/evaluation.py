@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.timing import Growth, Row, extra_mb, interleaved, optional
+from benchmarks.timing import PATIENCE, Growth, Row, extra_mb, interleaved, optional
 from nofuss.evaluate import kmeans, map_at_r, normalized_mutual_information, recall_at_k
 from nofuss.evaluate.kmeans import inertia
 from nofuss.geometry import normalize
@@ -25,7 +25,6 @@ PRODUCTS = (60_502, 11_316)
 QUICK = (12_000, 2_244)
 KS = (1, 2, 4, 8, 10, 100, 1000)
 LIMIT_BLOCK = 1024
-PATIENCE = 60  # seconds; the memory of what takes longer is not measured
 
 
 def products_like(items: int, classes: int, dim: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:

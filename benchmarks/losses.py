@@ -63,9 +63,9 @@ class Sizes:
         return work
 
     def of_module(self, criterion: nn.Module) -> Work:
-        """A criterion that owns its proxies."""
-        (proxies,) = criterion.parameters()
-        return self.both_ways(criterion, proxies)
+        """A criterion, given the proxies that all others use: as warm in cache as theirs."""
+        criterion.proxies = self.proxies
+        return self.both_ways(criterion, self.proxies)
 
     def of_function(self, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Work:
         """A function of (embeddings, labels, proxies)."""

@@ -20,6 +20,9 @@ from types import ModuleType
 
 import torch
 
+PATIENCE = 60
+"""Seconds; what takes longer is run once, and its memory is not measured."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -58,12 +61,15 @@ def interleaved(
     """Median seconds of each, run in turns so that noise falls on all alike.
 
     With one thread (OMP_NUM_THREADS=1) these are seconds of CPU time, which are wall-clock
-    seconds on a core of one's own: for a machine that others use too.
+    seconds on a core of one's own: for a machine that others use too. What takes longer than
+    PATIENCE is run once.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(warmups + repeats):
         for name, work in works.items():
+            if times[name] and times[name][-1] > PATIENCE:
+                continue
             start = clock()
             work()
             if turn >= warmups:

@@ -20,9 +20,6 @@ from nofuss.losses.fused_walk import Walk
 
 KEEP_BYTES = 2**27
 """What is kept of the exponentials for the second walk; the others are computed again."""
-KEEP_BYTES_LOW_DIM = 3 * 2**23
-"""The same up to 128 dimensions, where the product costs less than fresh memory: as much as
-glibc still serves from what it has (it maps blocks from 32 MB on anew, page by page)."""
 
 
 def pays(batch: int, num_proxies: int, dim: int) -> bool:
@@ -50,15 +47,13 @@ def fused_proxy_nca(
     positive: (B,) rows of `proxies`.
     include_positive: False is the paper; True is the softmax form common elsewhere.
     keep: True holds one (P, B) buffer between the walks; False computes it again, a fourth
-        matrix product, in O(chunk) memory; None keeps the first 128 MB of it (24 MB up to 128
-        dimensions): `KEEP_BYTES`.
+        matrix product, in O(chunk) memory; None keeps the first 128 MB of it, `KEEP_BYTES`.
     """
     x = x.to(torch.promote_types(x.dtype, proxies.dtype)) * scale
     wanted = torch.is_grad_enabled() and proxies.requires_grad
     kept = len(proxies) if keep else 0
     if keep is None:
-        budget = KEEP_BYTES if x.shape[-1] > 128 else KEEP_BYTES_LOW_DIM
-        kept = min(len(proxies), budget // max(1, len(x) * x.element_size()))
+        kept = min(len(proxies), KEEP_BYTES // max(1, len(x) * x.element_size()))
     loss: Tensor = _ProxyNCA.apply(  # type: ignore[no-untyped-call]
         x, positive, proxies.to(x.dtype), include_positive, kept if wanted else 0
     )
@@ -76,7 +71,8 @@ class _ProxyNCA(torch.autograd.Function):
         walk = Walk(x, positive, proxies)
         if len(proxies) == 1 and not include_positive:
             raise ValueError("got one proxy; a positive and a negative need two")
-        buffer = x.new_empty(kept, len(x))
+        block = _take(kept * len(x), like=x)
+        buffer = block[: kept * len(x)].view(kept, len(x))
         scratch = x.new_empty(walk.rows if kept < len(proxies) else 0, len(x))
         ones = x.new_ones(walk.rows)
         z, dx, top = x.new_zeros(len(x)), torch.zeros_like(x), x.new_zeros(len(x))
@@ -104,19 +100,21 @@ class _ProxyNCA(torch.autograd.Function):
         loss = (z.log() + top - (x * p_y).sum(1)).mean()
         dx.div_(z[:, None]).sub_(p_y)
         ctx.walk, ctx.include_positive = walk, include_positive
-        ctx.save_for_backward(x, positive, proxies, z, dx, tops, buffer)
+        ctx.block, ctx.kept = block, kept
+        ctx.save_for_backward(x, positive, proxies, z, dx, tops)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Second walk: the gradient by the proxies, each chunk straight into its place."""
-        x, positive, proxies, z, dx, tops, buffer = ctx.saved_tensors
+        x, positive, proxies, z, dx, tops = ctx.saved_tensors
         share = grad / len(x)
         dx = dx * share if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[2]:
             return dx, None, None, None, None
         walk: Walk = ctx.walk
+        buffer = ctx.block[: ctx.kept * len(x)].view(ctx.kept, len(x))
         scratch = x.new_empty(walk.rows if len(buffer) < len(proxies) else 0, len(x))
         dp = torch.empty_like(proxies)
         weighted = x * (share / z)[:, None]  # into the product: no pass over the exponentials
@@ -135,7 +133,32 @@ class _ProxyNCA(torch.autograd.Function):
                     weighted = x * ((tops[i] - tops[-1]).exp_() * (share / z))[:, None]
                 walk.pull_back_(chunk, s, weighted, dp)
             walk.pull_back_positives_(positive, x * share, dp)
+        _leave(ctx.block)
+        ctx.block, ctx.kept = ctx.block[:0], 0  # a second backward computes it again
         return dx, None, dp, None, None
+
+
+_spare: dict[torch.dtype, Tensor] = {}
+
+
+def _take(count: int, *, like: Tensor) -> Tensor:
+    """Room for `count` numbers or more: what the last step left, where it is enough.
+
+    Memory fresh from the system costs a CPU as much as a product; GPUs keep theirs by themselves.
+    """
+    if count == 0 or like.device.type != "cpu":
+        return like.new_empty(count)
+    block = _spare.pop(like.dtype, None)
+    if block is not None and len(block) < count:
+        _leave(block)
+        block = None
+    return like.new_empty(count) if block is None else block
+
+
+def _leave(block: Tensor) -> None:
+    """Leave a block to the next step, if it is not larger than what is kept by default."""
+    if block.device.type == "cpu" and 0 < block.nbytes <= KEEP_BYTES:
+        _spare[block.dtype] = block
 
 
 def bounded(x: Tensor, num_proxies: int) -> bool:
