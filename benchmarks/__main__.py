@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--only SECTION] [--quick]`: one table, results.json and figures."""
+"""`python -m benchmarks [--only SECTION] [--quick]`: one table, and JSON and figures a section."""
 
 import argparse
 import importlib
@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -42,23 +43,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, a minute a section")
     parser.add_argument("--out", type=Path, default=HERE, help="where results and figures go")
     options = parser.parse_args()
-    console = Console()
-    rows: list[Row] = []
-    growths: list[Growth] = []
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    everything: list[Row] = []
     for name in [options.only] if options.only else SECTIONS:
         if importlib.util.find_spec(f"benchmarks.{name}") is None:
             console.print(f"{name}: not there yet, left out")
             continue
         section = cast(Section, importlib.import_module(f"benchmarks.{name}"))
+        rows: list[Row] = []
         for row in section.rows(quick=options.quick):
             console.print(f"[dim]{row.case}: {row.method}: {row.seconds * 1e3:,.1f} ms[/dim]")
             rows.append(row)
-        for growth in section.growth(quick=options.quick):
-            console.print(f"[dim]figure {growth.name}[/dim]")
-            growths.append(growth)
-    console.print(table(rows))
-    write(rows, growths, options.out, quick=options.quick)
-    console.print(f"written: {options.out / 'results.json'}, {len(growths)} figures")
+        growths = list(section.growth(quick=options.quick))
+        written = write(name, rows, growths, options.out, quick=options.quick)
+        console.print(f"[dim]written: {written}, {len(growths)} figures[/dim]")
+        everything += rows
+    console.print(table(everything))
 
 
 def table(rows: list[Row]) -> Table:
@@ -103,8 +103,10 @@ def number(value: float, digits: int) -> str:
     return "" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
-def write(rows: list[Row], growths: list[Growth], folder: Path, *, quick: bool) -> None:
-    """results.json, and a figure for each growth."""
+def write(
+    section: str, rows: list[Row], growths: list[Growth], folder: Path, *, quick: bool
+) -> Path:
+    """results/SECTION.json, and a figure for each growth."""
     environment = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -117,11 +119,13 @@ def write(rows: list[Row], growths: list[Growth], folder: Path, *, quick: bool) 
         "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
         "growth": [asdict(growth) for growth in growths],
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "results" / f"{section}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / "results.json").write_text(text + "\n")
+    target.write_text(text + "\n")
     for growth in growths:
         draw(growth, folder / "figures" / f"{growth.name}.png")
+    return target
 
 
 def without_nan(value: Any) -> Any:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import math
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -60,6 +61,9 @@ def interleaved(
 ) -> dict[str, float]:
     """Median seconds of each, run in turns so that noise falls on all alike.
 
+    Each turn has an order of its own: whoever always ran after a peer that empties the cache, or
+    gives its memory back to the system, would pay for that peer.
+
     With one thread (OMP_NUM_THREADS=1) these are seconds of CPU time, which are wall-clock
     seconds on a core of one's own: for a machine that others use too. What takes longer than
     PATIENCE is run once.
@@ -67,7 +71,7 @@ def interleaved(
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(warmups + repeats):
-        for name, work in works.items():
+        for name, work in random.Random(turn).sample([*works.items()], len(works)):
             if times[name] and times[name][-1] > PATIENCE:
                 continue
             start = clock()

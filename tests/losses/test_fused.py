@@ -58,7 +58,7 @@ SIZES = {
 @pytest.fixture(params=[2**3, 2**6, 2**18])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_walk, "CHUNK", request.param)
-    monkeypatch.setattr(fused, "KEEP_BYTES_LOW_DIM", 2**8)  # keep=None: some chunks kept, some not
+    monkeypatch.setattr(fused, "KEEP_BYTES", 2**8)  # keep=None: some chunks kept, some not
 
 
 @pytest.mark.usefixtures("chunk")
@@ -94,6 +94,26 @@ def test_float32_gradients_match_the_plain_form(
     assert got.item() == pytest.approx(exact.item(), rel=1e-5)
     for a, b in zip(gradients(got, x, p), gradients(exact, exact_x, exact_p), strict=True):
         assert (a.double() - b).norm() <= 1e-5 * b.norm()
+
+
+def test_steps_that_share_kept_memory_do_not_disturb_each_other() -> None:
+    """The buffer of one step serves the next; never while a backward may still read it."""
+    batches = [
+        [t.requires_grad_(t.is_floating_point()) for t in batch(4, 3, 9, seed=i)] for i in (1, 2)
+    ]
+    expected = [gradients(fused_proxy_nca(*b, scale=9.0, keep=False), b[0], b[2]) for b in batches]
+
+    def check(loss: Tensor, i: int, *, retain: bool = False) -> None:
+        x, _, p = batches[i]
+        got = torch.autograd.grad(loss, (x, p), retain_graph=retain)
+        torch.testing.assert_close(got, expected[i], rtol=1e-12, atol=1e-14)
+
+    first, second = (fused_proxy_nca(*b, scale=9.0) for b in batches)  # two graphs at once
+    check(first, 0, retain=True)
+    third = fused_proxy_nca(*batches[1], scale=9.0)  # takes over what the first one left
+    check(first, 0)  # and the first is read again
+    check(second, 1)
+    check(third, 1)
 
 
 @pytest.mark.parametrize("keep", [True, False])
