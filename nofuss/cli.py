@@ -139,7 +139,49 @@ class Serve:
     """Let everyone on this machine in, without the token in the address."""
 
 
-Command = TrainConfig | Serve | Evaluate | Embed | Demo | IndexPictures | Search | Doctor | Export
+@dataclass(frozen=True)
+class Reproduce:
+    """Run the paper's tables and figures again, and put its numbers beside ours."""
+
+    names: Annotated[
+        tuple[str, ...],
+        Positional,
+        arg(metavar="NAME", help_behavior_hint="(default: all that the data allow)"),
+    ] = ()
+    """cub, cars, products, characters (tables); convergence, fractional, dynamic, batch-size,
+    bounds, retrieval (figures)."""
+    data: Annotated[
+        Path | None,
+        arg(metavar="DIR", help_behavior_hint="(default: the built-in characters)"),
+    ] = None
+    """The official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the folder
+    that holds them."""
+    budget: Literal["minutes", "hours", "paper"] = "minutes"
+    """minutes: a head on fixed features, or a small convnet on characters. hours: fine-tuning.
+    paper: the paper's own setting."""
+    out: Annotated[Path, arg(metavar="DIR")] = Path("reproduction")
+    """Where report.html, results.json and the finished trainings (work/) go; a command that was
+    stopped goes on from them."""
+    seeds: Annotated[
+        int | None, arg(metavar="N", help_behavior_hint="(default: by the budget, 3 or more)")
+    ] = None
+    """Trainings of each method."""
+    weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """With --budget paper: a public BN-Inception file to start from, as the paper did."""
+
+
+Command = (
+    TrainConfig
+    | Serve
+    | Evaluate
+    | Embed
+    | Demo
+    | IndexPictures
+    | Search
+    | Doctor
+    | Export
+    | Reproduce
+)
 COMMANDS: dict[str, Callable[..., object]] = {
     "train": TrainConfig,
     "evaluate": Evaluate,
@@ -150,6 +192,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "search": Search,
     "doctor": Doctor,
     "export": Export,
+    "reproduce": Reproduce,
 }
 
 
@@ -210,6 +253,17 @@ def run(command: Command) -> None:
             from nofuss.export import export_run
 
             export_run(command.run, command.onnx)
+        case Reproduce():
+            from nofuss.paper.reproduce import reproduce
+
+            reproduce(
+                command.names,
+                data=command.data,
+                budget=command.budget,
+                out=command.out,
+                seeds=command.seeds,
+                weights=command.weights,
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
         if config.epochs:
             _rehearse(job, stop)
         rows = np.sort(np.r_[sides.train, sides.held_out])  # then learn from all training classes
-    training, feed = _prepare(job, job.embedder, rows)
+    training, feed = prepare(job, job.embedder, rows)
     job.criterion, job.learned = training.criterion, rows
     if config.resume:
         checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn)
@@ -82,19 +82,24 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
         _tell_what_it_was_worth(job, training.history[-1]["held_out_recall@1"])
 
 
-def _prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
+def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
     """Criterion, optimizer and batches for training on these rows."""
     config, data = job.config, job.collection.subset(rows)
     if job.fixed:
         data = replace(
             data, kind="vectors", array=job.for_head(rows).numpy(), paths=(), decoded=None
         )
-    classes = data.num_classes if data.labels is not None else max(2, min(1000, len(data) // 5))
+    classes = data.num_classes or max(2, min(1000, len(data) // 5))
     criterion = build_criterion(config, classes)
     if config.start == "data":
         labels = None if data.labels is None else torch.from_numpy(data.labels)
         start_from_data(
-            embedder.head, criterion, job.for_head(rows), labels, center=bool(config.center)
+            embedder.head,
+            criterion,
+            job.for_head(rows),
+            labels,
+            center=bool(config.center),
+            seed=config.seed,
         )
     batch, per_class = min(int(config.batch or 1), len(data)), int(config.per_class or 0)
     if per_class and data.labels is not None:
@@ -115,7 +120,7 @@ def _rehearse(job: Job, stop: Callable[[], bool]) -> None:
     held_out = job.sides.held_out
     labels = np.asarray(job.collection.labels)[held_out]
     embedder = copy.deepcopy(job.embedder)
-    training, feed = _prepare(job, embedder, job.sides.train)
+    training, feed = prepare(job, embedder, job.sides.train)
     x = job.for_head(held_out)
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ COLOURS = 6  # --c0 … --c5 of report.css
 def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]]) -> Element:
     """A row a method: the score as a point, its 95% interval as a line; the first is the run's."""
     width, right, step = 480, 40, 30
-    left = 26 + 6.6 * max(len(_short(name, 28)) for name, _, _ in scores)
+    left = 26 + 6.6 * max(len(short(name, 28)) for name, _, _ in scores)
     low = min(ends[0] if ends else value for _, value, ends in scores)
     high = max(ends[1] if ends else value for _, value, ends in scores)
     first = math.floor(max(0.0, low - 0.03) * 20) / 20
@@ -31,16 +31,16 @@ def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]])
 
     height = step * len(scores) + 26
     marks: list[Element] = []
-    for tick in _ticks(first, last, 4):
+    for tick in ticks(first, last, 4):
         place = x(tick)
         marks.append(tag("line", x1=place, x2=place, y1=4, y2=height - 22, class_="grid"))
         label = f"{100 * tick:.0f}%"
-        marks.append(_text(place, height - 6, label, anchor="middle", class_="soft"))
+        marks.append(text(place, height - 6, label, anchor="middle", class_="soft"))
     for i, (name, value, ends) in enumerate(scores):
         y = 18 + step * i
         kind = "other" if i else "point"
         stroke = {"stroke": "var(--accent)"} if not i else {}
-        marks.append(_text(left - 14, y + 4, _short(name, 28), anchor="end"))
+        marks.append(text(left - 14, y + 4, short(name, 28), anchor="end"))
         if ends:
             marks.append(
                 tag(
@@ -59,8 +59,8 @@ def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]])
             shape = tag("rect", x=x(value) - 4, y=y - 4, width=8, height=8, class_=kind)
         marks.append(shape)
         end = x(ends[1] if ends else value)
-        marks.append(_text(max(end, x(value)) + 10, y + 4, f"{100 * value:.1f}"))
-    return _svg(width, height, "Recall@1 with 95% intervals", marks)
+        marks.append(text(max(end, x(value)) + 10, y + 4, f"{100 * value:.1f}"))
+    return svg(width, height, "Recall@1 with 95% intervals", marks)
 
 
 def curve(
@@ -75,8 +75,8 @@ def curve(
     low, high = min(values), max(values)
     if high - low < 1e-9:
         low, high = low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1)
-    ticks = _ticks(low, high, 4)
-    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    steps = ticks(low, high, 4)
+    low, high = min(low, steps[0]), max(high, steps[-1])
 
     def at(i: int) -> tuple[float, float]:
         across = i / (len(values) - 1) if len(values) > 1 else 0.5
@@ -88,12 +88,12 @@ def curve(
     def show(value: float, digits: int = 1) -> str:
         return f"{100 * value:.{digits}f}%" if percent else f"{value:.3g}"
 
-    marks = [_text(0, 13, title, class_="halo")]
-    fine = int(len(ticks) > 1 and ticks[1] - ticks[0] < 0.01)  # decimals that tell ticks apart
-    for tick in ticks:
+    marks = [text(0, 13, title, class_="halo")]
+    fine = int(len(steps) > 1 and steps[1] - steps[0] < 0.01)  # decimals that tell ticks apart
+    for tick in steps:
         y = height - bottom - (tick - low) / (high - low) * (height - top - bottom)
         marks.append(tag("line", x1=left, x2=width - right, y1=y, y2=y, class_="grid"))
-        marks.append(_text(left - 8, y + 4, show(tick, fine), anchor="end", class_="soft"))
+        marks.append(text(left - 8, y + 4, show(tick, fine), anchor="end", class_="soft"))
     points = [at(i) for i in range(len(values))]
     marks.append(
         tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_="curve")
@@ -101,13 +101,13 @@ def curve(
     if len(points) <= 40:
         marks += [tag("circle", cx=x, cy=y, r=3, class_="point") for x, y in points]
     x, y = points[-1]
-    marks.append(_text(x + 8, y + 4, show(values[-1])))
+    marks.append(text(x + 8, y + 4, show(values[-1])))
     start = "untrained" if first == 0 else f"epoch {first}"
-    marks.append(_text(points[0][0], height - 8, start, anchor="middle", class_="soft"))
+    marks.append(text(points[0][0], height - 8, start, anchor="middle", class_="soft"))
     if len(points) > 1:
         last = f"epoch {first + len(values) - 1}"
-        marks.append(_text(points[-1][0], height - 8, last, anchor="middle", class_="soft"))
-    return _svg(width, height, f"{title}: {show(values[0])} to {show(values[-1])}", marks)
+        marks.append(text(points[-1][0], height - 8, last, anchor="middle", class_="soft"))
+    return svg(width, height, f"{title}: {show(values[0])} to {show(values[-1])}", marks)
 
 
 def class_sizes(sizes: NDArray[np.int64]) -> Element:
@@ -125,12 +125,12 @@ def class_sizes(sizes: NDArray[np.int64]) -> Element:
         y = height - bottom - tall
         marks.append(tag("rect", x=i * step + 1, y=y, width=step - 2, height=tall, class_="bar"))
         if count == counts.max() or (count and i in (0, len(counts) - 1)):
-            marks.append(_text((i + 0.5) * step, y - 5, f"{count:,}", anchor="middle"))
+            marks.append(text((i + 0.5) * step, y - 5, f"{count:,}", anchor="middle"))
     marks.append(tag("line", x1=0, x2=width, y1=height - bottom, y2=height - bottom, class_="grid"))
-    marks.append(_text(0, height - 12, f"{int(edges[0]):,} items a class", class_="soft"))
+    marks.append(text(0, height - 12, f"{int(edges[0]):,} items a class", class_="soft"))
     if len(counts) > 1:
-        marks.append(_text(width, height - 12, f"{most:,}", anchor="end", class_="soft"))
-    return _svg(width, height, "Class sizes", marks)
+        marks.append(text(width, height - 12, f"{most:,}", anchor="end", class_="soft"))
+    return svg(width, height, "Class sizes", marks)
 
 
 def map_panel(
@@ -150,7 +150,7 @@ def map_panel(
     classes, counts = np.unique(labels[shown & (labels >= 0)], return_counts=True)
     named = classes[np.lexsort((classes, -counts))][:most] if len(classes) else classes
     colour = {int(c): f"var(--c{i % COLOURS})" for i, c in enumerate(named)}
-    marks = [_text(0, 12, title, class_="halo")]
+    marks = [text(0, 12, title, class_="halo")]
     marks += [tag("circle", cx=x, cy=y, r=1.6, class_="far") for x, y in xy[~shown]]
     for (x, y), label in zip(xy[shown], labels[shown], strict=True):
         own = colour.get(int(label))
@@ -166,25 +166,27 @@ def map_panel(
             )
     taken: list[tuple[float, float, float]] = []  # middle and half the width of what is written
     for c in named:
-        text = _short(names[int(c)], 16)
-        half = 3.8 * len(text) + 3
+        name = short(names[int(c)], 16)
+        half = 3.8 * len(name) + 3
         x, y = np.median(xy[shown & (labels == c)], axis=0) - [0, 10]
         x = min(max(x, half), width - half)
         while any(abs(x - a) < half + b and abs(y - h) < 13 for a, h, b in taken):
             y += 13
         taken.append((x, y, half))
-        marks.append(_text(x, y, text, anchor="middle", class_="halo", fill=colour[int(c)]))
-    return _svg(width, height, title, marks)
+        marks.append(text(x, y, name, anchor="middle", class_="halo", fill=colour[int(c)]))
+    return svg(width, height, title, marks)
 
 
-def _svg(width: float, height: float, label: str, children: list[Element]) -> Element:
+def svg(width: float, height: float, label: str, children: list[Element]) -> Element:
+    """A figure; its label is read to those who do not see it."""
     return tag("svg", children, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=label)
 
 
-def _text(x: float, y: float, text: str, *, anchor: str | None = None, **more: Any) -> Element:
+def text(x: float, y: float, words: str, *, anchor: str | None = None, **more: Any) -> Element:
+    """Words at a place; `fill` wins over the style sheet."""
     fill = more.pop("fill", None)
     style = f"fill: {fill}" if fill else None
-    return tag("text", text, x=float(x), y=float(y), text_anchor=anchor, style=style, **more)
+    return tag("text", words, x=float(x), y=float(y), text_anchor=anchor, style=style, **more)
 
 
 def _star(x: float, y: float, radius: float) -> str:
@@ -196,7 +198,7 @@ def _star(x: float, y: float, radius: float) -> str:
     )
 
 
-def _ticks(low: float, high: float, about: int) -> list[float]:
+def ticks(low: float, high: float, about: int) -> list[float]:
     """Round numbers within low … high."""
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
@@ -205,5 +207,6 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
     return [step * i for i in range(first, math.floor(high / step + 1e-9) + 1)] or [low, high]
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def short(words: str, most: int) -> str:
+    """At most so many characters."""
+    return words if len(words) <= most else words[: most - 1] + "…"

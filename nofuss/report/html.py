@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element, fromstring, tostring
 
 Child = Element | str | float | None | Sequence["Child"]
 
@@ -25,6 +25,16 @@ def document(root: Element) -> bytes:
     """The page as bytes; what UTF-8 can't hold becomes a character reference."""
     text = "<!doctype html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
     return text.encode("utf-8", "xmlcharrefreplace")
+
+
+def fragment(element: Element) -> str:
+    """An element as text, to be kept and put into a page later by `from_fragment`."""
+    return tostring(element, encoding="unicode")
+
+
+def from_fragment(text: str) -> Element:
+    """The element that `fragment` wrote."""
+    return fromstring(text)
 
 
 def _append(element: Element, children: Child) -> None:

@@ -11,7 +11,7 @@ from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder, principal_components
-from nofuss.proxies.assignment import Dynamic
+from nofuss.proxies.assignment import Dynamic, Several
 from nofuss.train.loop import Training
 from nofuss.train.optim import build_optimizer
 
@@ -80,18 +80,32 @@ def start_from_data(
     labels: Tensor | None,
     *,
     center: bool = True,
+    seed: int = 0,
 ) -> None:
-    """Head at the PCA of the features; proxies at the mean direction of their class.
+    """Head at the PCA of the features; proxies at the mean direction of those they stand for.
 
-    `center=False` projects without moving the mean to zero. Proxies that do not belong to one
-    class each stay where they are.
+    `center=False` projects without moving the mean to zero. A proxy that does not stand for
+    whole labels starts at a point drawn by `seed`, of its own label where it has one: elsewhere
+    it might be the closest proxy of nobody, and stay so.
     """
     mean, components = principal_components(features, head.out_features)
     head.weight.copy_(components)
     head.bias.copy_(-components @ mean) if center else head.bias.zero_()
-    if not isinstance(criterion, ProxyLoss) or labels is None:
+    if not isinstance(criterion, ProxyLoss):
         return
-    if len(criterion.proxies) == criterion.num_classes and criterion.assignment.name == "static":
-        directions = normalize(head(features))
-        sums = torch.zeros_like(criterion.proxies).index_add_(0, labels, directions)
+    directions, assignment = normalize(head(features)), criterion.assignment
+    if assignment.by_label and labels is not None:
+        own = assignment.of(directions, labels, criterion.proxies)
+        sums = torch.zeros_like(criterion.proxies).index_add_(0, own, directions)
         criterion.proxies.copy_(normalize(sums))
+        return
+    # A random order of the points, then by label: each label's first are its proxies' starts.
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
+    if isinstance(assignment, Several) and labels is not None:
+        order = order[labels[order].argsort(stable=True)]
+        sizes = torch.bincount(labels, minlength=criterion.num_classes)
+        owner = assignment.label_of_proxy
+        turn = torch.arange(len(owner)) - torch.searchsorted(owner, owner)
+        first = (sizes.cumsum(0) - sizes)[owner]
+        order = order[first + turn % sizes[owner].clamp_min(1)]
+    criterion.proxies.copy_(directions[order[torch.arange(len(criterion.proxies)) % len(order)]])

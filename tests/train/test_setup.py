@@ -12,7 +12,6 @@ from torch import nn
 from nofuss.config import TrainConfig, resolve
 from nofuss.errors import UsageError
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus, Triplet
-from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import build_embedder
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
 from nofuss.train.setup import build_criterion, build_training, start_from_data
@@ -50,20 +49,33 @@ def test_proxies_equal_class_means() -> None:
         assert torch.allclose(criterion.proxies[c], mean / mean.norm(), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "criterion",
-    [
-        ProxyNCA(5, 4, assignment="dynamic", seed=0),
-        ProxyNCA(5, 4, proxies_per_class=0.5, seed=0),
-        ProxyNCA(5, 4, proxies_per_class=2, seed=0),
-    ],
-    ids=["dynamic", "fractional", "several"],
-)
-def test_proxies_of_no_single_class_stay(criterion: ProxyLoss) -> None:
+def test_shared_proxies_equal_the_mean_of_their_labels() -> None:
     x, labels = features()
-    before = criterion.proxies.clone()
-    start_from_data(nn.Linear(7, 4), criterion, x, labels)
-    assert torch.equal(criterion.proxies, before)
+    head, criterion = nn.Linear(7, 4), ProxyNCA(5, 4, proxies_per_class=0.5, seed=0)
+    start_from_data(head, criterion, x, labels)
+    with torch.no_grad():
+        embedded = nn.functional.normalize(head(x))
+    own = criterion.assign(embedded, labels)
+    for p in range(len(criterion.proxies)):
+        mean = embedded[own == p].mean(0)
+        assert torch.allclose(criterion.proxies[p], mean / mean.norm(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "ratio"), [("dynamic", 1.0), ("dynamic", 2.4), ("static", 2.4)]
+)
+def test_other_proxies_start_at_different_points(assignment: str, ratio: float) -> None:
+    x, labels = features()
+    head = nn.Linear(7, 4)
+    criterion = ProxyNCA(5, 4, assignment=assignment, proxies_per_class=ratio, seed=0)
+    start_from_data(head, criterion, x, labels, seed=3)
+    with torch.no_grad():
+        embedded = nn.functional.normalize(head(x))
+    gap, point = torch.cdist(criterion.proxies.detach(), embedded).min(1)
+    assert gap.max() < 1e-3
+    assert len(point.unique()) == len(criterion.proxies)
+    if isinstance(criterion.assignment, Several):
+        assert torch.equal(labels[point], criterion.assignment.label_of_proxy)
 
 
 def test_start_without_labels_or_proxies() -> None:

@@ -1,0 +1,124 @@
+"""What an experiment leaves: its numbers, tables, figures, and sentences on what they say.
+
+An entry is plain data, kept in results.json; the report is drawn from nothing else.
+"""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+import torch
+
+from nofuss.paper.published import METHODS
+from nofuss.paper.rates import Rates, Tried, at_edge
+from nofuss.paper.sources import Source
+from nofuss.paper.statistics import list_words, summary, t_interval
+from nofuss.paper.trial import Result, Trial
+from nofuss.run import environment
+
+Results = Mapping[Trial, Result]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in cells; the first column names the row."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a figure: points (x, y) with an interval of y where there is one."""
+
+    name: str
+    points: list[tuple[float, float, float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Lines over x, with named levels to stand beside."""
+
+    title: str
+    x: str
+    series: list[Series]
+    percent: bool = True
+    log: bool = False
+    levels: list[tuple[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table or figure of the paper, done again."""
+
+    title: str
+    claim: str
+    """What the paper says."""
+    verdict: list[str]
+    """What came out, and where and why it differs."""
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    """The numbers behind, as shares."""
+    grid: str | None = None
+    """The trial whose result holds rows of pictures."""
+
+
+def per_seed(results: Results, trials: Sequence[Trial], score: str = "recall@1") -> list[float]:
+    """One score of trials that differ in their seed."""
+    return [float(results[trial][score]) for trial in trials]
+
+
+def point(x: float, values: Sequence[float]) -> tuple[float, float, float | None, float | None]:
+    """A point of a series: the mean over seeds and its t-interval."""
+    low, high = t_interval(values) or (None, None)
+    return x, mean(values), low, high
+
+
+def shown(values: Sequence[float]) -> str:
+    """Mean ± half the t-interval, in percent."""
+    found = summary(values)
+    half = "" if not found["interval"] else f" ± {100 * (found['interval'][1] - found['mean']):.2f}"
+    return f"{100 * found['mean']:.2f}{half}"
+
+
+def how(source: Source, rates: Rates, tried: Tried) -> list[str]:
+    """The settings in sentences: shared by all methods, and each one's rate."""
+    b = source.budget
+    grid = ", ".join(f"{rate:g}" for rate in b.rates)
+    chosen = ", ".join(f"{METHODS[loss]} {rate:g}" for loss, rate in rates.items())
+    config = b.config("proxy-nca", b.rates[0])
+    batch = f"batch {config.batch}"
+    if b.instance_batch:
+        batch += f" ({b.instance_batch} for losses over instances)"
+    lines = [
+        f"{b.words}; {batch}, {config.epochs} epochs, {config.optimizer}, {config.schedule} "
+        "schedule: the same start, steps and schedule for every method. Losses over instances "
+        "draw four items a class (N-pairs two), Proxy-NCA and Proxy-Triplet shuffle.",
+        f"Rates: each method had {len(b.rates)} tries ({grid}; proxies ten times that), scored by "
+        "Recall@1 on held-out training classes"
+        + (", both halves in turn" if b.folds == 2 else ", the other half")
+        + f"; chosen: {chosen}.",
+    ]
+    if edge := at_edge(source, rates):
+        lines.append(
+            f"{list_words([METHODS[loss] for loss in edge])} took a rate at the edge of that "
+            "grid, so a wider one might serve better."
+        )
+    return lines
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were made on."""
+    found = environment()
+    return {
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": found["python"],
+        "versions": found["versions"],
+    }

@@ -1,0 +1,115 @@
+"""`fractional`: Recall@1 against proxies per label, static assignment, Figure 5 of the paper.
+
+Below one, labels share proxies by a random deal; above one, a label has several. The rate is
+that chosen with one proxy a label.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from nofuss.paper.entry import Entry, Figure, Results, Series, Table, per_seed, point, shown
+from nofuss.paper.published import BASELINES, ENOUGH, METHODS
+from nofuss.paper.rates import Rates
+from nofuss.paper.sources import Source
+from nofuss.paper.statistics import list_words, summary
+from nofuss.paper.tables import seeds_of, start_of
+from nofuss.paper.trial import Trial
+
+LOSSES = ("proxy-nca", *BASELINES)
+RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 2.0)
+
+
+def at_ratio(source: Source, rates: Rates, ratio: float, **more: Any) -> list[Trial]:
+    """Proxy-NCA with so many proxies a label, a seed each."""
+    b = source.budget
+    bare = bool(more.pop("bare", False))
+    options = {"proxies_per_class": ratio, **more}
+    if ratio == 1 and not more:
+        return seeds_of(source, rates, "proxy-nca")
+    return [
+        Trial(b.config("proxy-nca", rates["proxy-nca"], seed=seed, **options), bare=bare)
+        for seed in range(b.seeds)
+    ]
+
+
+def trials(source: Source, rates: Rates) -> list[Trial]:
+    """Every ratio, and the baselines to stand beside."""
+    own = [trial for ratio in RATIOS for trial in at_ratio(source, rates, ratio)]
+    others = [trial for loss in BASELINES for trial in seeds_of(source, rates, loss)]
+    return [start_of(source), *own, *others]
+
+
+def entry(source: Source, rates: Rates, results: Results) -> Entry:
+    """The curve, with the best baseline as a level."""
+    found = {r: per_seed(results, at_ratio(source, rates, r)) for r in RATIOS}
+    best, level = best_baseline(source, rates, results)
+    start = float(results[start_of(source)]["recall@1"])
+    return Entry(
+        title=f"Figure 5: fewer proxies than labels, {source.title}",
+        claim="From 0.5 proxies a label on, Proxy-NCA beats the baselines (Section 5.5, Cars196).",
+        verdict=[
+            verdict({"": found}, METHODS[best], level),
+            fall(found),
+        ],
+        tables=[ratio_table({"static": found})],
+        figures=[
+            Figure(
+                "Recall@1 against proxies per label, static assignment",
+                "proxies per label",
+                [Series("Proxy-NCA", [point(r, values) for r, values in found.items()])],
+                log=True,
+                levels=[(METHODS[best], level), ("where all start", start)],
+            )
+        ],
+        values={
+            "recall@1": {str(r): summary(v) for r, v in found.items()},
+            "best_baseline": {best: level},
+            "start": start,
+        },
+    )
+
+
+def best_baseline(source: Source, rates: Rates, results: Results) -> tuple[str, float]:
+    """The baseline with the highest mean Recall@1."""
+    means = {m: mean(per_seed(results, seeds_of(source, rates, m))) for m in BASELINES}
+    best = max(means, key=lambda m: means[m])
+    return best, means[best]
+
+
+def verdict(found: Mapping[str, Mapping[float, Sequence[float]]], best: str, level: float) -> str:
+    """From which ratio on the best baseline is beaten, for each way."""
+    parts = []
+    for way, by_ratio in found.items():
+        who = f"Proxy-NCA{f' {way}' if way else ''}"
+        above = [r for r, values in by_ratio.items() if mean(values) > level]
+        asked = [r for r in by_ratio if r >= ENOUGH]
+        if not above:
+            parts.append(f"{who} beats it at no ratio")
+        elif set(asked) <= set(above):
+            parts.append(f"{who} beats it from {min(above):g} on, as the paper says")
+        else:
+            words = list_words([f"{r:g}" for r in above])
+            parts.append(f"{who} beats it only at {words} proxies a label")
+    return (
+        f"The best baseline here is {best} ({100 * level:.2f}). {'; '.join(parts)} (means over "
+        "seeds)."
+    )
+
+
+def fall(found: Mapping[float, Sequence[float]]) -> str:
+    """What sharing costs."""
+    one = mean(found[1.0])
+    gaps = [f"{100 * (mean(values) - one):+.2f} at {r:g}" for r, values in found.items() if r != 1]
+    return f"Beside one proxy a label ({100 * one:.2f}): {', '.join(gaps)}."
+
+
+def ratio_table(found: Mapping[str, Mapping[float, Sequence[float]]]) -> Table:
+    """A column a ratio, a row a way."""
+    ratios = sorted({r for by_ratio in found.values() for r in by_ratio})
+    rows = [
+        [way, *(shown(by_ratio[r]) if r in by_ratio else "–" for r in ratios)]
+        for way, by_ratio in found.items()
+    ]
+    head = ["proxies per label", *(f"{r:g}" for r in ratios)]
+    return Table("Recall@1, %; ± is the 95% t-interval over seeds", head, rows)

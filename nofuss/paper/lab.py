@@ -1,0 +1,151 @@
+"""Where trials are done: one after the other, each kept as a file, with a line on how it goes.
+
+A trial's file is named after its settings and data and appears whole or not at all, so that an
+interrupted command finds what it has done, and changed settings find nothing.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn
+
+from nofuss import console
+from nofuss.files import write_file
+from nofuss.paper.sources import Source
+from nofuss.paper.trial import Result, Trial, run_trial
+from nofuss.train.loop import Interrupted
+
+EVERY = 30.0
+"""Seconds between lines where there is no terminal to draw on."""
+
+
+class Lab:
+    """Does trials, or finds them done."""
+
+    def __init__(self, folder: Path, *, stop: Callable[[], bool] = lambda: False) -> None:
+        self.folder, self.stop = folder, stop
+        self.ahead: dict[str, tuple[Source, Trial]] = {}
+        self._speeds: dict[str, list[float]] = {}  # seconds an item, by loss
+        self._line = _Line()
+
+    def __enter__(self) -> "Lab":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._line.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.bar.stop()
+
+    def plan(self, source: Source, trials: Sequence[Trial]) -> None:
+        """Trials to come, for telling how long it will take; those done already do not count."""
+        for trial in trials:
+            key = trial.key(source)
+            if self.find(key) is None:
+                self.ahead[key] = source, trial
+
+    def run(self, source: Source, trials: Sequence[Trial]) -> Mapping[Trial, Result]:
+        """The result of each, from its file where there is one."""
+        found: dict[Trial, Result] = {}
+        for trial in dict.fromkeys(trials):
+            key = trial.key(source)
+            kept = self.find(key)
+            found[trial] = self._do(source, trial, key) if kept is None else kept
+            self.ahead.pop(key, None)
+            self._remember(source, trial, found[trial])
+        return found
+
+    def find(self, key: str) -> Result | None:
+        """A result kept before; None where there is none, or a damaged one."""
+        try:
+            result = json.loads((self.folder / f"{key}.json").read_text())["result"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return result if isinstance(result, dict) else None
+
+    def keep(self, key: str, asked: Any, result: Result) -> None:
+        """Write a result for good."""
+        content = json.dumps({"asked": asked, "result": result}, ensure_ascii=False)
+        write_file(self.folder / f"{key}.json", content + "\n")
+
+    def _do(self, source: Source, trial: Trial, key: str) -> Result:
+        checkpoints = self.folder / f"{key}.checkpoints" if source.budget.long else None
+        self._line.begin(f"{source.name}: {trial.describe()}", self._left, trial)
+        began = time.monotonic()
+        try:
+            result = run_trial(
+                source, trial, watch=self._line, stop=self.stop, checkpoints=checkpoints
+            )
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        result["whole_seconds"] = time.monotonic() - began
+        self.keep(key, trial.describe(), result)
+        if checkpoints is not None:
+            shutil.rmtree(checkpoints, ignore_errors=True)
+        return result
+
+    def _remember(self, source: Source, trial: Trial, result: Result) -> None:
+        if (cost := trial.cost(source)) and "whole_seconds" in result:
+            speed = result["whole_seconds"] / cost
+            self._speeds.setdefault(f"{source.name} {trial.config.loss}", []).append(speed)
+
+    def _left(self) -> tuple[int, float | None]:
+        """How many trials are to come, and their seconds as far as others tell."""
+        known = [median(values) for values in self._speeds.values()]
+        if not known:
+            return len(self.ahead), None
+        seconds = 0.0
+        for source, trial in self.ahead.values():
+            own = self._speeds.get(f"{source.name} {trial.config.loss}")
+            seconds += trial.cost(source) * (median(own) if own else median(known))
+        return len(self.ahead), seconds
+
+
+class _Line:
+    """The progress line; it also watches the training that is running."""
+
+    def __init__(self) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[left]}"),
+            console=console.out,
+            transient=True,
+            disable=not console.out.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=1, left="")
+        self.said = -EVERY
+
+    def begin(self, words: str, left: Callable[[], tuple[int, float | None]], trial: Trial) -> None:
+        """A new training: what it is, how many remain, when all will be done."""
+        self.epochs = max(1, trial.config.epochs or 1) if not trial.bare else 1
+        count, seconds = left()
+        when = "" if seconds is None else f", done at about {_clock(seconds)} ({_length(seconds)})"
+        note = f"{count:,} trainings to go{when}"
+        self.bar.update(self.task, description=words, completed=0, left=note)
+        if not console.out.is_terminal and time.monotonic() - self.said > EVERY:
+            self.said = time.monotonic()
+            console.say(f"{words}; {note}")
+
+    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
+        """Move the bar."""
+        self.bar.update(self.task, completed=(epoch + step / steps) / self.epochs)
+
+    def epoch(self, history: list[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def say(self, message: str) -> None:
+        """A warning from within a training."""
+        console.warn(message)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M", time.localtime(time.time() + seconds))
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

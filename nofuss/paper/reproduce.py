@@ -1,0 +1,170 @@
+"""`nofuss reproduce`: choose rates, do the trials, say what they say; results.json, report.html."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nofuss import console
+from nofuss.errors import DataError, RunError, unknown_name
+from nofuss.files import write_file
+from nofuss.interrupt import stop_on_signals
+from nofuss.paper import (
+    batch_size,
+    bounds,
+    convergence,
+    dynamic,
+    fractional,
+    retrieval,
+    tables,
+)
+from nofuss.paper.entry import Entry, how, machine
+from nofuss.paper.lab import Lab
+from nofuss.paper.page import render
+from nofuss.paper.rates import choose_rates, tries
+from nofuss.paper.sources import TITLES, Source, find_folders, missing, open_source
+from nofuss.report import read_json
+
+DATA_SETS = tuple(TITLES)
+"""Each is a table of its own, and one of them what the figures are drawn on."""
+FIGURES: dict[str, ModuleType] = {
+    "convergence": convergence,
+    "fractional": fractional,
+    "dynamic": dynamic,
+    "batch-size": batch_size,
+    "bounds": bounds,
+    "retrieval": retrieval,
+}
+Task = tuple[str, ModuleType, Source]
+
+
+def reproduce(
+    names: Sequence[str],
+    *,
+    data: Path | None,
+    budget: str,
+    out: Path,
+    seeds: int | None,
+    weights: Path | None,
+) -> None:
+    """Run the experiments of these names, or all that the data allow."""
+    for name in names:
+        if name not in (*DATA_SETS, *FIGURES):
+            raise unknown_name("experiment", name, [*DATA_SETS, *FIGURES])
+    wanted = choose(names, find_folders(data) if data else {}, data)
+    opened = {
+        source: open_source(source, folder, budget, seeds=seeds, weights=weights)
+        for source, folder in {s: f for _, s, f in wanted}.items()
+    }
+    tasks = [(name, FIGURES.get(name, tables), opened[source]) for name, source, _ in wanted]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"can't make {out}: {error.strerror}; give another --out") from None
+    try:
+        with stop_on_signals(_stopping) as stop, Lab(out / "work", stop=stop) as lab:
+            _run(tasks, lab, out)
+    except KeyboardInterrupt:
+        console.say("stopped; the same command goes on from here")
+        raise
+
+
+def choose(
+    names: Sequence[str], found: dict[str, Path], data: Path | None
+) -> list[tuple[str, str, Path | None]]:
+    """(experiment, data set, its folder); says, or refuses, what can't be done."""
+    folders: dict[str, Path | None] = dict(found) if data else {"characters": None}
+    if not names:
+        for name in DATA_SETS[:-1] if found else ():
+            if name not in found:
+                console.warn(missing(name, data))
+    lacking = [n for n in names if n in DATA_SETS and n not in (*folders, "characters")]
+    if lacking or not folders:
+        lines = [missing(name, data) for name in lacking or DATA_SETS[:-1]]
+        raise DataError("\n".join(lines))
+    main = next(name for name in DATA_SETS if name in folders)
+    chosen = names or (*(n for n in DATA_SETS if n in folders), *FIGURES)
+    return [
+        (name, source, folders.get(source))
+        for name in chosen
+        for source in [name if name in DATA_SETS else main]
+    ]
+
+
+def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
+    """Rates first, then experiment by experiment; the report grows with each."""
+    losses: dict[Source, list[str]] = {}
+    for _, experiment, source in tasks:
+        own = losses.setdefault(source, [])
+        own += [loss for loss in experiment.LOSSES if loss not in own]
+    for source, needed in losses.items():
+        lab.plan(source, tries(source, needed))
+        guess = dict.fromkeys(needed, source.budget.rates[0])
+        for _, experiment, of in tasks:
+            if of is source:
+                lab.plan(source, experiment.trials(source, guess))
+    guessed = set(lab.ahead)
+    chosen = {}
+    for source, needed in losses.items():
+        console.say(f"{source.name}: choosing rates on held-out training classes")
+        chosen[source] = choose_rates(source, needed, lab.run)
+        for loss, row in chosen[source][1].items():
+            scores = ", ".join(f"{rate:g}: {100 * score:.2f}" for rate, score in row.items())
+            console.say(f"  {loss}: held-out Recall@1 {scores}")
+    for key in guessed:  # now the rates are known, and with them the trials
+        lab.ahead.pop(key, None)
+    for _, experiment, source in tasks:
+        lab.plan(source, experiment.trials(source, chosen[source][0]))
+    for name, experiment, source in tasks:
+        rates, tried = chosen[source]
+        console.say(f"{name} on {source.title}")
+        results = lab.run(source, experiment.trials(source, rates))
+        entry: Entry = experiment.entry(source, rates, results)
+        used = {loss: rates[loss] for loss in experiment.LOSSES}
+        about = _about(name, source, used, tried, results)
+        _write(out, dataclasses.asdict(entry) | about)
+        for line in entry.verdict:
+            console.say(f"  {line}")
+    console.say(f"report: {out / 'report.html'}")
+
+
+def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> dict[str, Any]:
+    """What says how an entry came about."""
+    seconds = sum(result.get("whole_seconds", 0.0) for result in results.values())
+    return {
+        "name": name,
+        "data": source.name,
+        "budget": source.budget.name,
+        "command": sys.argv[1:],
+        "seeds": list(range(source.budget.seeds)),
+        "machine": machine(),
+        "how": how(source, rates, tried),
+        "rates": {loss: {"chosen": rates[loss], "tried": tried[loss]} for loss in rates},
+        "trained": f"{len(results):,} trainings, {seconds / 60:.1f} min",
+    }
+
+
+def _write(out: Path, entry: dict[str, Any]) -> None:
+    """Put the entry in its place in results.json, and draw the report anew."""
+    kept = read_json(out / "results.json").get("entries", [])
+    order = [*DATA_SETS, *FIGURES]
+
+    def place(e: dict[str, Any]) -> tuple[Any, ...]:
+        return e["budget"], DATA_SETS.index(e["data"]), order.index(e["name"])
+
+    entries = sorted([e for e in kept if place(e) != place(entry)] + [entry], key=place)
+    text = json.dumps({"entries": entries}, indent=1, ensure_ascii=False)
+    write_file(out / "results.json", text + "\n")
+
+    def grid(key: str) -> str | None:
+        found = read_json(out / "work" / f"{key}.json").get("result", {}).get("grid")
+        return found if isinstance(found, str) else None
+
+    write_file(out / "report.html", render(entries, grid))
+
+
+def _stopping(_: str) -> None:
+    console.warn("stopping after this step; once more to stop at once")

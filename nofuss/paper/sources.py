@@ -1,0 +1,237 @@
+"""The data sets of the paper, found under --data, made ready for a budget.
+
+With `minutes` photographs become features of a fixed backbone, computed once and kept in the
+cache: a training then takes seconds. The built-in characters stand in where there is no --data.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss import console
+from nofuss.config import Preprocessing
+from nofuss.data import benchmarks, open_data
+from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.pictures import decode_ahead
+from nofuss.errors import DataError
+from nofuss.features import backbone_features
+from nofuss.job import Rows, build_model
+from nofuss.model.embedder import build_embedder
+from nofuss.paper.budgets import CHARACTERS, PHOTOGRAPHS, Budget
+
+TITLES = {
+    "cars": "Cars196",
+    "cub": "CUB-200-2011",
+    "products": "Stanford Online Products",
+    "characters": "built-in characters",
+}
+"""In the order of preference: the paper's figures are of Cars196."""
+LAYOUTS = {
+    "cars": "a folder with cars_annos.mat and car_ims/000001.jpg …, or with cars_train/, "
+    "cars_test/ and devkit/ holding cars_train_annos.mat and cars_test_annos_withlabels.mat",
+    "cub": "a folder CUB_200_2011 with images.txt, image_class_labels.txt, classes.txt and "
+    "images/001.Black_footed_Albatross/….jpg",
+    "products": "a folder Stanford_Online_Products with Ebay_train.txt, Ebay_test.txt and "
+    "bicycle_final/….JPG, cabinet_final/….JPG …",
+}
+_READERS: dict[Callable[[Path], Collection], str] = {
+    benchmarks.open_cars: "cars",
+    benchmarks.open_cub: "cub",
+    benchmarks.open_products: "products",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set as trials use it."""
+
+    name: str
+    budget: Budget
+    pictures: Collection
+    """What a reader sees."""
+    collection: Collection
+    """What is trained on: pictures, or their features as vectors."""
+    features: Tensor | None
+    """(N, F) that the head starts from, where it starts from data."""
+    train: Rows
+    test: Rows
+    fingerprint: str
+
+    @property
+    def title(self) -> str:
+        """What the data set is called."""
+        return TITLES[self.name]
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The K of Recall@K."""
+        return (1, 10, 100, 1000) if self.name == "products" else (1, 2, 4, 8)
+
+    def labels(self, rows: Rows) -> Rows:
+        """Classes of these rows."""
+        assert self.collection.labels is not None
+        return self.collection.labels[rows]
+
+    def sides(self, fold: int | None) -> tuple[Rows, Rows]:
+        """Rows to train on and to score: train and test, or halves of the *training* classes.
+
+        Halves are in the order of the classes, as the official splits are (CUB lists relatives
+        side by side); those of the characters are at random, as their split is.
+        """
+        if fold is None:
+            return self.train, self.test
+        labels = self.labels(self.train)
+        classes = np.unique(labels)
+        if self.name == "characters":
+            classes = np.random.default_rng(0).permutation(classes)
+        first = np.isin(labels, classes[: len(classes) // 2])
+        halves = self.train[first], self.train[~first]
+        return halves if fold == 0 else halves[::-1]
+
+
+def find_folders(data: Path) -> dict[str, Path]:
+    """Data set → its folder: `data` itself or a folder right in it."""
+    if not data.is_dir():
+        raise DataError(f"--data {data} is no folder; expected one that holds a data set's folder")
+    found: dict[str, Path] = {}
+    for folder in (data, *sorted(path for path in data.iterdir() if path.is_dir())):
+        reader = benchmarks.layout_of(folder)
+        if reader is not None:
+            found.setdefault(_READERS[reader], folder)
+    return found
+
+
+def missing(name: str, data: Path | None) -> str:
+    """One line: what is not there, and what it looks like."""
+    where = f"{data} has no {TITLES[name]}" if data else f"{TITLES[name]} needs --data"
+    return f"{name}: {where}; its official layout: {LAYOUTS[name]}"
+
+
+def open_source(
+    name: str, folder: Path | None, budget: str, *, seeds: int | None, weights: Path | None
+) -> Source:
+    """Open a data set for a budget; the slow parts are kept in the cache."""
+    spent = (CHARACTERS if name == "characters" else PHOTOGRAPHS)[budget]
+    if seeds is not None:
+        spent = replace(spent, seeds=seeds)
+    if weights is not None and spent.settings["preset"] == "paper":
+        spent = replace(spent, settings={**spent.settings, "weights": weights})
+    pictures = open_data(folder)
+    console.say(f"{name}: {pictures.describe()}")
+    return make_source(name, pictures, spent)
+
+
+def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
+    """A collection with its own split, ready for trials."""
+    assert pictures.split is not None
+    assert pictures.labels is not None
+    if budget.classes is not None:
+        pictures = _fewer_classes(pictures, budget.classes)
+    assert pictures.split is not None
+    key = hashlib.blake2b(pictures.fingerprint().encode(), digest_size=16)
+    collection, features = _prepared(pictures, budget)
+    if features is not None:
+        key.update(f"{tuple(features.shape)} {features.double().sum():.6g}".encode())
+    source = Source(
+        name=name,
+        budget=budget,
+        pictures=pictures,
+        collection=collection,
+        features=features,
+        train=np.flatnonzero(pictures.split == "train"),
+        test=np.flatnonzero(pictures.split == "test"),
+        fingerprint=key.hexdigest(),
+    )
+    return source if features is None else _fit_dim(source, features.shape[1])
+
+
+def _fit_dim(source: Source, width: int) -> Source:
+    """A head that starts at the PCA has no more directions than items or features."""
+    fewest = min(len(source.sides(fold)[0]) for fold in range(source.budget.folds))
+    dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
+    if (most := max(1, min(dim, width, fewest - 1))) == dim:
+        return source
+    settings = {**source.budget.settings, "dim": most}
+    return replace(source, budget=replace(source.budget, settings=settings))
+
+
+def raw_features(source: Source) -> Tensor | None:
+    """The backbone's features as they come, for the untrained baseline."""
+    if source.budget.settings["preset"] == "vectors" and source.pictures.kind == "pictures":
+        return _lite0_features(source.pictures)[0]
+    return source.features
+
+
+def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor | None]:
+    """What trials train on, and what the head starts from."""
+    preset = budget.settings["preset"]
+    if preset == "vectors":
+        if pictures.kind == "vectors":
+            vectors = torch.from_numpy(np.array(pictures.array, dtype=np.float32))
+        else:
+            raw, embedder = _lite0_features(pictures)
+            vectors = embedder.to_head(raw)
+        as_vectors = replace(
+            pictures, kind="vectors", array=vectors.numpy(), paths=(), decoded=None
+        )
+        return as_vectors, vectors
+    if preset == "small":
+        return pictures, None
+    config = budget.config("proxy-nca", budget.rates[0])
+    embedder, preprocessing = build_model(config, pictures)
+    assert preprocessing is not None
+    features = None
+    if config.start == "data":
+        features = backbone_features(embedder, pictures, preprocessing)
+    with console.progress("decoding pictures once", len(pictures)) as progress:
+        decoded = decode_ahead(pictures, preprocessing, progress=lambda done, _: progress(done))
+    return decoded, features
+
+
+def _lite0_features(pictures: Collection) -> tuple[Tensor, Any]:
+    embedder = build_embedder("efficientnet-lite0", root=True)
+    preprocessing = embedder.backbone.preprocessing
+    assert isinstance(preprocessing, Preprocessing)
+    return backbone_features(embedder, pictures, preprocessing), embedder
+
+
+def _fewer_classes(pictures: Collection, most: int) -> Collection:
+    """The same classes of each side every time, drawn once."""
+    assert pictures.split is not None
+    assert pictures.labels is not None
+    kept = []
+    for side in ("train", "test"):
+        classes = np.unique(pictures.labels[pictures.split == side])
+        kept.append(np.random.default_rng(0).permutation(classes)[:most])
+    return pictures.subset(np.flatnonzero(np.isin(pictures.labels, np.concatenate(kept))))
+
+
+def bare_triplets(source: Source, rows: Rows, count: int, *, seed: int) -> Collection:
+    """The collection with `count` triplets drawn from the labels of `rows`, and no labels.
+
+    Its class names only tell how many classes there were: the number of proxies depends on it.
+    """
+    labels, classes = compact_labels(source.labels(rows))
+    generator = np.random.default_rng(seed)
+    sizes = np.bincount(labels)
+    order = np.argsort(labels, kind="stable")
+    start = np.cumsum(sizes) - sizes
+    able = np.flatnonzero(sizes[labels] > 1)
+    anchor = generator.choice(able, count)
+    own = labels[anchor]
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    within = place[anchor] - start[own]
+    step = 1 + generator.integers(sizes[own] - 1)
+    positive = order[start[own] + (within + step) % sizes[own]]
+    outside = generator.integers(len(labels) - sizes[own])
+    negative = order[(start[own] + sizes[own] + outside) % len(labels)]
+    triplets = rows[np.stack([anchor, positive, negative], axis=1)]
+    names = tuple(map(str, classes))
+    return replace(source.collection, labels=None, triplets=triplets, class_names=names)

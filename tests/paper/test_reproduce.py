@@ -1,0 +1,140 @@
+"""The command as a user meets it: real processes, killed and stopped, on a small CUB of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nofuss.cli import main
+
+CLASSES, ITEMS = 12, 6
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/CUB_200_2011 in the official layout, with coloured noise for birds; and a cache."""
+    home = tmp_path_factory.mktemp("home")
+    folder, random = home / "data" / "CUB_200_2011", np.random.default_rng(0)
+    images, labels = [], []
+    for c in range(CLASSES):
+        base = random.integers(0, 256, 3)
+        (folder / "images" / f"{c}").mkdir(parents=True)
+        for i in range(ITEMS):
+            pixels = (base + random.integers(-90, 90, (32, 32, 3))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / f"{c}" / f"{i}.png")
+            images.append(f"{len(images) + 1} {c}/{i}.png\n")
+            labels.append(f"{len(labels) + 1} {c + 1}\n")
+    (folder / "images.txt").write_text("".join(images))
+    (folder / "image_class_labels.txt").write_text("".join(labels))
+    return home
+
+
+def start(home: Path, out: Path, *names: str) -> subprocess.Popen[str]:
+    """Nofuss reproduce, as a process of its own."""
+    command = [sys.executable, "-m", "nofuss", "reproduce", *names, "--data", str(home / "data")]
+    return subprocess.Popen(
+        [*command, "--out", str(out), "--seeds", "2"],
+        env=os.environ | {"NOFUSS_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def entries(out: Path) -> list[dict[str, object]]:
+    """What results.json says, without what time it took and what was typed."""
+    found = json.loads((out / "results.json").read_text())["entries"]
+    return [{k: e[k] for k in ("name", "values", "rates", "verdict", "seeds")} for e in found]
+
+
+def wait_for_files(folder: Path, count: int, process: subprocess.Popen[str]) -> list[Path]:
+    """Until some results are kept; the process must still be at work then."""
+    while len(done := list(folder.glob("*.json"))) < count:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    return done
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_it_goes_on_to_the_same_results(home: Path, tmp_path: Path) -> None:
+    names, out = ("retrieval", "fractional"), tmp_path / "broken"
+    process = start(home, out, *names)
+    wait_for_files(out / "work", 5, process)
+    process.kill()
+    process.wait()
+    kept = {file: file.stat().st_mtime_ns for file in (out / "work").glob("*.json")}
+    process = start(home, out, *names)
+    wait_for_files(out / "work", len(kept) + 3, process)
+    process.send_signal(signal.SIGINT)
+    words, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, words
+    assert "the same command goes on" in words
+    process = start(home, out, *names)
+    words, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, words
+    assert "trainings to go" in words
+    for file, when in kept.items():
+        assert file.stat().st_mtime_ns == when, "done again although it was kept"
+    whole = start(home, tmp_path / "whole", *names)
+    words, _ = whole.communicate(timeout=120)
+    assert whole.returncode == 0, words
+    assert "cars: " not in words, "only what was asked for is missed"
+    assert entries(out) == entries(tmp_path / "whole")
+    page = (out / "report.html").read_text()
+    assert "data:image/" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_missing_data_sets_are_named_with_their_layout(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", "cub", "cars", "--out", str(tmp_path / "a")]) == 2
+    words = capsys.readouterr().err
+    assert "CUB-200-2011 needs --data" in words
+    assert "images.txt, image_class_labels.txt" in words
+    assert "cars_annos.mat" in words
+    data = ["--data", str(home / "data"), "--out", str(tmp_path / "a")]
+    assert main(["reproduce", "products", *data]) == 2
+    words = capsys.readouterr().err
+    assert "has no Stanford Online Products" in words
+    assert "Ebay_train.txt, Ebay_test.txt" in words
+    assert "CUB" not in words
+    assert main(["reproduce", "--data", str(tmp_path)]) == 2
+    words = capsys.readouterr().err
+    assert [line for line in words.splitlines() if "official layout" in line].__len__() == 3
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_can_be_done_is_done_and_the_rest_said(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nofuss.paper.reproduce import choose
+    from nofuss.paper.sources import find_folders
+
+    folder = home / "data" / "CUB_200_2011"
+    for data in (home / "data", folder):
+        found = find_folders(data)
+        assert found == {"cub": folder}
+        names = [(name, source) for name, source, _ in choose((), found, data)]
+        assert names[0] == ("cub", "cub")
+        assert ("bounds", "cub") in names
+        words = capsys.readouterr().out
+        assert "cars: " in words
+        assert "products: " in words
+        assert "cub: " not in words
+    assert {source for _, source, _ in choose((), {}, None)} == {"characters"}
+
+
+def test_unknown_names_and_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "convergenc"]) == 2
+    assert "did you mean 'convergence'?" in capsys.readouterr().err
+    assert main(["reproduce", "--data", str(tmp_path / "nowhere")]) == 2
+    assert "is no folder" in capsys.readouterr().err

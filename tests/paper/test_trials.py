@@ -1,0 +1,165 @@
+"""Trials: what they may see, what they leave, and that they are the same twice."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nofuss.data import open_data
+from nofuss.paper.budgets import PHOTOGRAPHS
+from nofuss.paper.lab import Lab
+from nofuss.paper.rates import choose_rates, tries
+from nofuss.paper.reproduce import FIGURES
+from nofuss.paper.sources import Source, bare_triplets, make_source
+from nofuss.paper.statistics import summary
+from nofuss.paper.tables import LOSSES, seeds_of
+from nofuss.paper.trial import Trial, run_trial
+from nofuss.train.loop import Silent
+from tests.paper.tiny_source import tiny_budget, vectors
+
+
+def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: Path) -> None:
+    """Spoilt test items change nothing: neither the rates nor a single score."""
+    with Lab(tmp_path / "a") as lab:
+        rates, tried = choose_rates(source, LOSSES, lab.run)
+    spoilt = vectors()
+    assert spoilt.array is not None
+    spoilt.array[source.test] = np.nan
+    other = replace(
+        source, collection=spoilt, features=torch.from_numpy(spoilt.array), fingerprint="spoilt"
+    )
+    with Lab(tmp_path / "b") as lab:
+        assert choose_rates(other, LOSSES, lab.run) == (rates, tried)
+
+
+def test_every_method_has_as_many_tries(source: Source) -> None:
+    counts = dict.fromkeys(LOSSES, 0)
+    for trial in tries(source, LOSSES):
+        counts[trial.config.loss] += 1
+        train, held_out = source.sides(trial.fold)
+        assert set(source.labels(train)).isdisjoint(source.labels(held_out))
+        assert not set(held_out) & set(source.test)
+    assert set(counts.values()) == {4}
+
+
+def test_methods_share_all_but_loss_rate_and_sampling(source: Source) -> None:
+    rates = dict.fromkeys(LOSSES, 1e-3)
+    configs = [seeds_of(source, rates, loss)[0].config for loss in LOSSES]
+    same = {replace(c, loss="", per_class=0, scale=None) for c in configs}
+    assert len(same) == 1
+
+
+def test_a_trial_is_the_same_twice_and_kept(source: Source, tmp_path: Path) -> None:
+    trial = Trial(source.budget.config("lifted", 1e-3, seed=1), record="curve")
+    first = run_trial(source, trial, watch=Silent())
+    assert [row["step"] for row in first["curve"]] == [0, 4, 8]
+    assert first["curve"][-1]["recall@1"] == first["recall@1"]
+    assert sum(first["hits"]) / sum(first["queries"]) == pytest.approx(first["recall@1"])
+    with Lab(tmp_path) as lab:
+        again = lab.run(source, [trial])[trial]
+    for key in ("recall@1", "recall@8", "nmi", "hits"):
+        assert first[key] == again[key]
+    with Lab(tmp_path, stop=lambda: True) as lab:  # would stop at the first step
+        assert lab.run(source, [trial])[trial] == again
+
+
+def test_keys_follow_settings_and_data(source: Source) -> None:
+    trial = Trial(source.budget.config("lifted", 1e-3))
+    others = [
+        replace(trial, fold=0),
+        replace(trial, record="curve"),
+        replace(trial, config=replace(trial.config, seed=1)),
+        replace(trial, config=replace(trial.config, head_rate=2e-3)),
+    ]
+    keys = {t.key(source) for t in [trial, *others]}
+    keys.add(trial.key(make_source("cub", vectors(seed=1), tiny_budget())))
+    assert len(keys) == 6
+
+
+def test_a_damaged_file_is_done_again(source: Source, tmp_path: Path) -> None:
+    trial = Trial(source.budget.config("proxy-nca", 1e-3))
+    with Lab(tmp_path) as lab:
+        before = lab.run(source, [trial])[trial]
+        (file,) = tmp_path.glob("*.json")
+        file.write_bytes(file.read_bytes()[:40])
+        assert lab.run(source, [trial])[trial]["hits"] == before["hits"]
+
+
+def test_a_try_that_diverges_scores_nothing(source: Source) -> None:
+    trial = Trial(source.budget.config("n-pairs", 1e30), fold=0)
+    found = run_trial(source, trial, watch=Silent())
+    assert found["recall@1"] == 0
+    assert "diverged" in found
+
+
+def test_bare_triplets_say_what_the_labels_say(source: Source) -> None:
+    data = bare_triplets(source, source.train, 500, seed=0)
+    assert data.labels is None
+    assert data.triplets is not None
+    x, y, z = (source.labels(data.triplets[:, i]) for i in range(3))
+    assert (x == y).all()
+    assert (x != z).all()
+    assert (data.triplets[:, 0] != data.triplets[:, 1]).all()
+    assert np.isin(data.triplets, source.train).all()
+    assert len(np.unique(data.triplets[:, 0])) == len(source.train)
+
+
+def test_batches_keep_items_and_move_rates(source: Source) -> None:
+    small, large = (source.budget.config("lifted", 1e-3, batch=b) for b in (16, 64))
+    assert small.epochs == large.epochs
+    assert large.head_rate == pytest.approx(2 * (small.head_rate or 0))
+    assert large.proxy_rate == pytest.approx(10 * (large.head_rate or 0))
+
+
+@pytest.mark.parametrize("name", [n for n in FIGURES if n != "retrieval"])
+def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: Path) -> None:
+    experiment: Any = FIGURES[name]
+    rates = dict.fromkeys(experiment.LOSSES, 1e-3)
+    with Lab(tmp_path) as lab:
+        entry = experiment.entry(source, rates, lab.run(source, experiment.trials(source, rates)))
+    assert entry.verdict
+    assert entry.tables
+    assert all(len(row) == len(entry.tables[0].head) for row in entry.tables[0].rows)
+    assert all(s.points for figure in entry.figures for s in figure.series)
+
+
+def test_corrected_bounds_hold_while_learning(source: Source) -> None:
+    config = source.budget.config("proxy-nca", 1e-2)
+    found = run_trial(source, Trial(config, record="bounds"), watch=Silent())
+    for row in found["curve"]:
+        for name in ("ranking", "expected_ranking", "nca", "triplet"):
+            assert row["corrected"][name]["violations"] == 0
+
+
+def test_the_papers_own_setting_starts(tmp_path: Path) -> None:
+    """Inception, RMSprop, the decay: one small epoch of it."""
+    random = np.random.default_rng(0)
+    for label in range(8):
+        for i in range(3):
+            file = tmp_path / "data" / f"{label}" / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (70, 70, 3), dtype=np.uint8)).save(file)
+    pictures = open_data(tmp_path / "data")
+    assert pictures.labels is not None
+    pictures = replace(pictures, split=np.where(pictures.labels < 4, "train", "test"))
+    paper = PHOTOGRAPHS["paper"]
+    assert paper.batch_of("proxy-nca") == 32
+    assert paper.batch_of("lifted") == 128
+    small = replace(paper, settings={**paper.settings, "epochs": 1, "size": 64, "batch": 4})
+    source = make_source("cub", pictures, small)
+    trial = Trial(small.config("proxy-nca", 1e-4), record="neighbours")
+    assert (trial.config.optimizer, trial.config.schedule) == ("rmsprop", "exponential")
+    assert trial.config.backbone == "inception-bn"
+    with Lab(tmp_path / "work") as lab:
+        found = lab.run(source, [trial])[trial]
+    assert found["steps"] == 3
+    assert "<img" in found["grid"]
+    assert not list((tmp_path / "work").glob("*.checkpoints"))
+
+
+def test_summary_of_one_seed_has_no_interval() -> None:
+    assert summary([0.5]) == {"mean": 0.5, "interval": None, "seeds": [0.5]}

@@ -1,0 +1,135 @@
+"""Sentences follow the numbers: on made-up results, each of them can come out either way."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nofuss.paper import batch_size, bounds, convergence, fractional, tables
+from nofuss.paper.published import METHODS, PUBLISHED, order_of
+from nofuss.paper.statistics import Difference, difference, t_interval
+
+
+def result(share: float, *, classes: int = 40, queries: int = 50) -> dict[str, object]:
+    """Every class alike, but for a ripple that the classes of all methods share."""
+    hits = [round(queries * share + math.sin(c)) for c in range(classes)]
+    return {
+        "recall@1": sum(hits) / (queries * classes),
+        "hits": hits,
+        "queries": [queries] * classes,
+    }
+
+
+def test_t_interval_is_scipys() -> None:
+    values = [0.3, 0.35, 0.42]
+    expected = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert t_interval(values) == pytest.approx(expected)
+    assert t_interval([0.3]) is None
+
+
+def test_a_difference_is_shown_only_beyond_both_intervals() -> None:
+    assert Difference(0.1, (0.05, 0.15), (0.02, 0.18)).verdict == "above"
+    assert Difference(0.1, (-0.05, 0.25), (0.02, 0.18)).verdict == "not told apart"
+    assert Difference(0.1, (0.05, 0.15), (-0.02, 0.22)).verdict == "not told apart"
+    assert Difference(-0.1, (-0.15, -0.05), (-0.18, -0.02)).verdict == "below"
+    assert Difference(-0.1, None, (-0.18, -0.02)).verdict == "below"
+
+
+def test_difference_is_antisymmetric() -> None:
+    one, other = [result(0.5), result(0.52)], [result(0.4), result(0.43)]
+    there, back = difference(one, other), difference(other, one)
+    assert there.mean == pytest.approx(-back.mean)
+    assert there.over_classes == pytest.approx([-end for end in reversed(back.over_classes)])
+    assert there.over_seeds == pytest.approx([-end for end in reversed(back.over_seeds or ())])
+    assert (there.verdict, back.verdict) == ("above", "below")
+
+
+def ordered(shares: dict[str, float]) -> str:
+    order = order_of("cars")
+    found = {m: [result(shares[m]), result(shares[m] + 0.001)] for m in order}
+    pairs = {
+        (a, b): difference(found[a], found[b]) for i, a in enumerate(order) for b in order[i + 1 :]
+    }
+    ranked = sorted(order, key=lambda m: -shares[m])
+    return tables.ordering(order, pairs, ranked)
+
+
+def test_ordering_says_whether_the_papers_order_holds() -> None:
+    order = order_of("cars")
+    assert order[:2] == ["proxy-nca", "clustering"]
+    falling = {m: 0.9 - 0.1 * i for i, m in enumerate(order)}
+    words = ordered(falling)
+    assert "number 1 of 6" in words
+    assert "holds in full: of its 15 pairs 15 are confirmed" in words
+    words = ordered({m: 0.9 - v for m, v in falling.items()})
+    assert "number 6 of 6" in words
+    assert "contradicted: of its 15 pairs 0 are confirmed, 15 reversed" in words
+    words = ordered(dict.fromkeys(order, 0.5))
+    assert "neither confirmed in full nor contradicted" in words
+    assert "15 can't be told apart" in words
+
+
+def test_the_papers_numbers() -> None:
+    assert PUBLISHED["cub"]["proxy-nca"]["recall@1"] == 49.21
+    assert PUBLISHED["cars"]["proxy-triplet"]["nmi"] == 54.44
+    assert order_of("characters") == order_of("products") == order_of("cars")
+    assert "proxy-triplet" not in order_of("cub")
+    assert set(PUBLISHED["cars"]) == set(METHODS)
+
+
+def test_training_that_was_worth_nothing_is_said_so() -> None:
+    start = {"recall@1": 0.5}
+    assert "Every method" in tables.against_start({"lifted": [{"recall@1": 0.6}]}, start)
+    assert "No method" in tables.against_start({"lifted": [{"recall@1": 0.4}]}, start)
+    both = {"lifted": [{"recall@1": 0.4}], "n-pairs": [{"recall@1": 0.6}]}
+    words = tables.against_start(both, start)
+    assert "end N-pairs; Lifted structure ends below" in words
+
+
+def test_first_reached_interpolates() -> None:
+    curve = [(0.0, 0.1), (10.0, 0.3), (20.0, 0.2), (30.0, 0.5)]
+    assert convergence.first_reached(curve, 0.2) == pytest.approx(5)
+    assert convergence.first_reached(curve, 0.4) == pytest.approx(20 + 10 * 2 / 3)
+    assert convergence.first_reached(curve, 0.05) == 0
+    assert convergence.first_reached(curve, 0.6) is None
+
+
+def test_convergence_beside_the_papers_three() -> None:
+    def words(own: float | None, other: float) -> str:
+        return convergence.verdict("N-pairs", 0.4, (own, other), (own, other))
+
+    assert "3.0 times as fast in steps" in words(100, 300)
+    assert "bears the paper out" in words(100, 300)
+    assert "less than the paper says" in words(200, 300)
+    assert "no faster" in words(400, 300)
+    assert "never reaches" in words(None, 300)
+    assert "no speed to compare" in words(0, 300)
+
+
+def test_enough_proxies_or_not() -> None:
+    def words(*values: float) -> str:
+        found = {r: [v] for r, v in zip((0.1, 0.5, 1.0), values, strict=True)}
+        return fractional.verdict({"": found}, "N-pairs", 0.5)
+
+    assert "from 0.5 on, as the paper says" in words(0.4, 0.6, 0.7)
+    assert "only at 1 proxies" in words(0.4, 0.45, 0.7)
+    assert "at no ratio" in words(0.4, 0.45, 0.46)
+
+
+def test_batches_that_matter_or_not() -> None:
+    assert "as the paper says" in batch_size.verdict({"proxy-nca": 0.01, "lifted": 0.02})
+    words = batch_size.verdict({"proxy-nca": 0.02, "lifted": 0.01, "n-pairs": 0.03})
+    assert "more than Lifted structure, less than N-pairs" in words
+
+
+def test_bounds_that_tighten_or_not() -> None:
+    assert "Every bound" in bounds.tightening({"a": (2.0, 1.0)}, [2.0, 1.0])
+    assert "No bound" in bounds.tightening({"a": (1.0, 2.0)}, [1.0, 2.0])
+    mixed = bounds.tightening({"a": (1.0, 2.0), "b": (2.0, 1.0)}, [1.0, 2.0])
+    assert "rises" in mixed
+    assert "Tighter at the end: b; not so: a" in mixed
+    kept = {"nca": [(0, 9), (0, 9)], "triplet": [(0, 9), (0, 9)]}
+    assert "not violated here" in bounds.constants(kept)
+    broken = {"nca": [(0, 9), (0, 9)], "triplet": [(0, 9), (2, 9)]}
+    assert "seen to be false" in bounds.constants(broken)

@@ -1,0 +1,41 @@
+"""Line charts: every line named once, names apart from each other, names never markup."""
+
+from xml.etree.ElementTree import Element, tostring
+
+from nofuss.report.charts import DASHES, LABEL, line_chart
+
+
+def chart(count: int, **more: object) -> Element:
+    lines = [
+        (f"line {i}", [(x, 0.5 + 0.001 * i, None, None) for x in (1.0, 10.0, 100.0)])
+        for i in range(count)
+    ]
+    return line_chart(lines, title="t", x_label="x", **more)  # type: ignore[arg-type]
+
+
+def test_labels_of_lines_that_end_together_do_not_touch() -> None:
+    names = [t for t in chart(6, levels=[("level", 0.5)]).iter("text") if t.get("class") == "name"]
+    assert len(names) == 7
+    heights = sorted(float(t.get("y", 0)) for t in names)
+    assert all(b - a >= LABEL - 0.01 for a, b in zip(heights, heights[1:], strict=False))
+    assert heights[0] > 0
+    assert heights[-1] < 320
+
+
+def test_lines_differ_without_colour() -> None:
+    drawn = [line.get("stroke-dasharray") for line in chart(6).iter("polyline")]
+    assert drawn == list(DASHES)
+    assert len(set(drawn)) == 6
+
+
+def test_log_axis_spaces_ratios_evenly() -> None:
+    points = next(chart(1, log=True).iter("polyline")).get("points", "").split()
+    x = [float(p.split(",")[0]) for p in points]
+    assert abs((x[1] - x[0]) - (x[2] - x[1])) < 0.2
+
+
+def test_names_are_text() -> None:
+    lines = [("<script>x</script>", [(0.0, 1.0, 0.9, 1.1), (1.0, 2.0, None, None)])]
+    page = tostring(line_chart(lines, title="<b>", x_label="x", percent=False), encoding="unicode")
+    assert "<script" not in page
+    assert "<b>" not in page
