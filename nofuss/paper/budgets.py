@@ -80,14 +80,14 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="hours",
         settings={
             "preset": "finetune",
-            "epochs": 4,
+            "epochs": 3,
             "batch": 64,
-            "size": 128,
+            "size": 96,
             "warmup": 0,
             "holdout": 0.0,
         },
         words=(
-            "EfficientNet-Lite0 fine-tuned whole on crops of 128 px, its head started at the PCA, "
+            "EfficientNet-Lite0 fine-tuned whole on crops of 96 px, its head started at the PCA, "
             "proxies at class means"
         ),
         rates=(3e-5, 1e-4, 3e-4),
