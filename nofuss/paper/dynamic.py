@@ -7,7 +7,7 @@ same number of items is seen. The rate is that chosen with one proxy a label.
 from statistics import mean
 
 from nofuss.paper.entry import Entry, Figure, Results, Series, per_seed, point
-from nofuss.paper.fractional import at_ratio, best_baseline, ratio_table, verdict
+from nofuss.paper.fractional import at_ratio, best_baseline, possible, ratio_table, verdict
 from nofuss.paper.published import BASELINES, METHODS
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
@@ -27,20 +27,26 @@ def of(source: Source, rates: Rates, ratio: float, bare: bool) -> list[Trial]:
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
     """Both ways, every ratio, and the baselines to stand beside."""
-    own = [t for bare in WAYS.values() for ratio in RATIOS for t in of(source, rates, ratio, bare)]
+    own = [
+        t
+        for bare in WAYS.values()
+        for ratio in possible(source, RATIOS)
+        for t in of(source, rates, ratio, bare)
+    ]
     others = [trial for loss in BASELINES for trial in seeds_of(source, rates, loss)]
     return [start_of(source), *own, *others, *seeds_of(source, rates, "proxy-nca")]
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
     """Two curves, with the best baseline and static assignment as levels."""
+    ratios = possible(source, RATIOS)
     found = {
-        way: {r: per_seed(results, of(source, rates, r, bare)) for r in RATIOS}
+        way: {r: per_seed(results, of(source, rates, r, bare)) for r in ratios}
         for way, bare in WAYS.items()
     }
     in_use = {
         way: {
-            r: mean(per_seed(results, of(source, rates, r, bare), "proxies_in_use")) for r in RATIOS
+            r: mean(per_seed(results, of(source, rates, r, bare), "proxies_in_use")) for r in ratios
         }
         for way, bare in WAYS.items()
     }

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from nofuss.paper.entry import Entry, Figure, Results, Series, Table, per_seed, point, shown
 from nofuss.paper.published import BASELINES, ENOUGH, METHODS
 from nofuss.paper.rates import Rates
@@ -18,6 +20,12 @@ from nofuss.paper.trial import Trial
 
 LOSSES = ("proxy-nca", *BASELINES)
 RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 2.0)
+
+
+def possible(source: Source, ratios: Sequence[float]) -> list[float]:
+    """The ratios that give two proxies or more: a positive's and a negative's."""
+    classes = len(np.unique(source.labels(source.train)))
+    return [ratio for ratio in ratios if round(classes * ratio) > 1]
 
 
 def at_ratio(source: Source, rates: Rates, ratio: float, **more: Any) -> list[Trial]:
@@ -35,14 +43,15 @@ def at_ratio(source: Source, rates: Rates, ratio: float, **more: Any) -> list[Tr
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
     """Every ratio, and the baselines to stand beside."""
-    own = [trial for ratio in RATIOS for trial in at_ratio(source, rates, ratio)]
+    own = [trial for ratio in possible(source, RATIOS) for trial in at_ratio(source, rates, ratio)]
     others = [trial for loss in BASELINES for trial in seeds_of(source, rates, loss)]
     return [start_of(source), *own, *others]
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
     """The curve, with the best baseline as a level."""
-    found = {r: per_seed(results, at_ratio(source, rates, r)) for r in RATIOS}
+    ratios = possible(source, RATIOS)
+    found = {r: per_seed(results, at_ratio(source, rates, r)) for r in ratios}
     best, level = best_baseline(source, rates, results)
     start = float(results[start_of(source)]["recall@1"])
     return Entry(
