@@ -34,9 +34,9 @@ FIGURES: dict[str, ModuleType] = {
     "convergence": convergence,
     "fractional": fractional,
     "dynamic": dynamic,
-    "batch-size": batch_size,
     "bounds": bounds,
     "retrieval": retrieval,
+    "batch-size": batch_size,
 }
 Task = tuple[str, ModuleType, Source]
 
