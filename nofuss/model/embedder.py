@@ -107,8 +107,11 @@ def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
     x = features.double()
     mean = x.mean(0)
     x = x - mean
-    _, vectors = torch.linalg.eigh(x.T @ x)  # eigenvalues ascend
-    components = vectors.T.flip(0)[:count]
+    if n < width:  # a width × width problem would take a second for a handful of items
+        components = torch.linalg.svd(x, full_matrices=False).Vh[:count]
+    else:
+        _, vectors = torch.linalg.eigh(x.T @ x)  # eigenvalues ascend
+        components = vectors.T.flip(0)[:count]
     # An eigenvector's sign is arbitrary: make its largest entry positive, as scikit-learn does.
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
     return mean.to(features.dtype), (components * largest.sign()).to(features.dtype)
