@@ -4,7 +4,8 @@
     ├── UsageError            exit 2   an option or a name that does not exist or fit
     ├── DataError             exit 2   data that can't be read or used as asked
     ├── RunError              exit 2   a run directory that can't be opened or overwritten
-    └── TrainingError         exit 1   training that went wrong while running
+    ├── TrainingError         exit 1   training that went wrong while running
+    └── ProcessError          exit 1   another process that is gone, hangs or can't be reached
 
 The library's pure functions raise plain `ValueError` for a caller's mistake;
 `UsageError` and `DataError` are `ValueError`s too, so one `except` serves both.
@@ -41,6 +42,10 @@ class RunError(NofussError):
 
 class TrainingError(NofussError):
     """Training that went wrong while running."""
+
+
+class ProcessError(NofussError):
+    """Another process, of those that work together, is gone, hangs or can't be reached."""
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:

@@ -1,0 +1,67 @@
+"""The plain losses over proxies where each process holds some of the columns of the logits.
+
+The same formulas as in proxy_nca.py, proxy_triplet.py and proxy_anchor.py, for any assignment and
+for free norms; sums over proxies are sums over processes too. Where Z is every other proxy and
+norms are equal, the fused forms do the same in less memory.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nofuss.losses.collectives import from_shards
+from nofuss.processes import all_max, all_sum
+from nofuss.proxies.assignment import ProxyTriplets
+from nofuss.proxies.shard import Shard
+
+
+def sharded_nca(
+    logits: Tensor, triplets: ProxyTriplets, shard: Shard, *, include_positive: bool
+) -> Tensor:
+    """`nca_of_logits` of the own columns (T, own rows)."""
+    own, counted = _cells(triplets, shard)
+    if include_positive:
+        counted = counted | own
+    others = logits.masked_fill(~counted, -math.inf)
+    top = all_max(others.detach().amax(1))
+    z = from_shards((others - top[:, None]).exp().sum(1))
+    return (z.log() + top - _own_logit(logits, own)).mean()
+
+
+def sharded_triplet(
+    logits: Tensor, triplets: ProxyTriplets, shard: Shard, *, margin: float
+) -> Tensor:
+    """`triplet_of_logits` of the own columns (T, own rows)."""
+    own, counted = _cells(triplets, shard)
+    hinge = (logits + margin - _own_logit(logits, own)[:, None]).clamp_min(0)
+    return from_shards((hinge * counted).sum()) / all_sum(counted.sum())
+
+
+def sharded_anchor(
+    cosines: Tensor, triplets: ProxyTriplets, shard: Shard, *, scale: float | Tensor, margin: float
+) -> Tensor:
+    """`anchor_of_cosines` of the own columns (B, own rows)."""
+    own, counted = _cells(triplets, shard)
+    pull = _log1p_sum_exp(-scale * (cosines - margin), own)
+    push = _log1p_sum_exp(scale * (cosines + margin), counted)
+    used = all_sum(own.any(0).sum())
+    return from_shards(pull.sum() / used + push.sum() / shard.total)
+
+
+def _cells(triplets: ProxyTriplets, shard: Shard) -> tuple[Tensor, Tensor]:
+    """Masks (T, own rows) of each anchor's positive, and of its negatives."""
+    rows = torch.arange(shard.start, shard.stop, device=triplets.positive.device)
+    own = triplets.positive[:, None] == rows
+    return own, ~own if triplets.negative is None else triplets.negative
+
+
+def _own_logit(logits: Tensor, own: Tensor) -> Tensor:
+    """Each anchor's logit of its positive (T,), from the process that holds it."""
+    return from_shards(logits.masked_fill(~own, 0).sum(1))
+
+
+def _log1p_sum_exp(logits: Tensor, counted: Tensor) -> Tensor:
+    """log(1 + Σ exp) down the columns, over the counted rows; no rows give log 1 = 0."""
+    one = torch.zeros_like(logits[:1])
+    return torch.cat([one, logits.masked_fill(~counted, -math.inf)]).logsumexp(0)

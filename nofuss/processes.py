@@ -1,0 +1,293 @@
+"""Several processes as one: who am I, what all know together, and who is missing.
+
+torchrun starts the processes and tells each its rank; all then run the same program in step. Every
+collective of the library goes through here. A program that has not called `joined` is alone: then
+each function gives back what it was given, and nothing of torch.distributed is touched.
+"""
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nofuss.errors import DataError, NofussError, ProcessError
+
+PATIENCE = 600.0
+"""Seconds after which a process that does not answer counts as hung; $NOFUSS_TIMEOUT."""
+ROLL_CALL = 10.0
+"""Seconds that the others have to say that they are there, once somebody is missed."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    rank: int
+    world: int
+    store: dist.Store
+    patience: float
+
+
+_group: _Group | None = None
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process in place of one that was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def may_restart() -> bool:
+    """Whether torchrun was told to bring processes back (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
+
+
+def rank() -> int:
+    """Which process this is, from 0."""
+    return _group.rank if _group else 0
+
+
+def world() -> int:
+    """How many processes there are."""
+    return _group.world if _group else 1
+
+
+def first() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return rank() == 0
+
+
+@contextmanager
+def joined() -> Iterator[str]:
+    """Meet the other processes of torchrun; hands out a line that says how, empty when alone."""
+    global _group
+    if not under_torchrun():
+        yield ""
+        return
+    patience = float(os.environ.get("NOFUSS_TIMEOUT", PATIENCE))
+    if interface := _interface():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    limit = timedelta(seconds=patience)
+    try:
+        store, number, count = next(iter(dist.rendezvous("env://", timeout=limit)))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=number,
+            world_size=count,
+            timeout=limit,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ProcessError(f"rank {os.environ['RANK']} can't meet the others: {reason}") from error
+    _group = _Group(number, count, store, patience)
+    try:
+        with _named_failures():
+            yield _how_they_met()
+    finally:
+        _group = None
+    dist.destroy_process_group()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """For work of one process amid the others: inside, there are no others."""
+    global _group
+    kept, _group = _group, None
+    try:
+        yield
+    finally:
+        _group = kept
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """The first process of each machine goes ahead alone; what it leaves in a cache serves all."""
+    if _group is None:
+        yield
+        return
+    node, local = os.environ["GROUP_RANK"], int(os.environ["LOCAL_RANK"])
+    counter = f"turn/{node}"
+    turn = _group.store.add(f"{counter}/{local}", 1)
+    done = f"{counter}/done/{turn}"
+    if local:  # as long as it takes: should the first die, torchrun ends the others
+        _group.store.wait([done], timedelta(days=7))
+    with alone():
+        yield
+    if not local:
+        _group.store.set(done, "")
+
+
+def on_first(work: Callable[[], str]) -> str:
+    """What the work of the first process returns; where it fails, the others end with it."""
+    if _group is None:
+        return work()
+    if not first():
+        code, _, text = exchange("")[0].partition(" ")
+        if code != "0":
+            raise SystemExit(int(code))  # the first one says why
+        return text
+    try:
+        with alone():
+            text = work()
+    except Exception as error:
+        exchange(f"{error.exit_code if isinstance(error, NofussError) else 1} ")
+        raise
+    exchange(f"0 {text}")
+    return text
+
+
+def share(count: int) -> slice:
+    """The part of `count` things that is this process's own: neighbours, as even as can be."""
+    return slice(rank() * count // world(), (rank() + 1) * count // world())
+
+
+def all_sum(x: Tensor) -> Tensor:
+    """The sum of everyone's x, in place."""
+    if _group:
+        dist.all_reduce(x)
+    return x
+
+
+def all_max(x: Tensor) -> Tensor:
+    """The maximum of everyone's x, in place."""
+    if _group:
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
+
+
+def all_min(x: Tensor) -> Tensor:
+    """The minimum of everyone's x, in place."""
+    if _group:
+        dist.all_reduce(x, dist.ReduceOp.MIN)
+    return x
+
+
+def gather_rows(own: Tensor, count: int) -> Tensor:
+    """The rows of all processes, (count, …), where each holds those of its `share`.
+
+    A sum with zeros: shares may differ in length, and the bits are those of the owner.
+    """
+    if not _group:
+        return own
+    whole = own.new_zeros(count, *own.shape[1:])
+    whole[share(count)] = own
+    return all_sum(whole)
+
+
+def any_true(*flags: bool) -> tuple[bool, ...]:
+    """Which of the flags are up in any process."""
+    if not _group:
+        return flags
+    return tuple(all_max(torch.tensor(flags, dtype=torch.uint8)).bool().tolist())
+
+
+def exchange(text: str) -> list[str]:
+    """The texts of all processes, by rank."""
+    if not _group:
+        return [text]
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    lengths = torch.zeros(world(), dtype=torch.int64)
+    lengths[rank()] = len(data)
+    all_sum(lengths)
+    whole = torch.zeros(world(), int(lengths.max()), dtype=torch.uint8)
+    whole[rank(), : len(data)] = data
+    all_sum(whole)
+    return [bytes(row[:n].tolist()).decode() for row, n in zip(whole, lengths, strict=True)]
+
+
+def check_same(text: str, what: str) -> None:
+    """Refuse to go on where the processes differ in something that must be the same."""
+    texts = exchange(text)
+    if other := [number for number, each in enumerate(texts) if each != texts[0]]:
+        raise DataError(
+            f"rank {other[0]} sees other {what} than rank 0; give all machines the same"
+        )
+
+
+def _how_they_met() -> str:
+    machines = int(os.environ["GROUP_WORLD_SIZE"])
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    where = "here, over loopback" if machines == 1 else f"on {machines} machines"
+    return (
+        f"{world()} processes {where}; torch's rendezvous at {place} asks for no password and "
+        "nothing is encrypted: keep it to a network you trust"
+    )
+
+
+def _interface() -> str | None:
+    """The network interface between the processes: loopback, or the one towards the rendezvous."""
+    names = [name for _, name in socket.if_nameindex()]
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        return next((name for name in names if name.startswith("lo")), None)
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+            own = socket.inet_aton(probe.getsockname()[0])
+        except OSError:
+            return None
+        for name in names:
+            request = struct.pack("256s", name.encode())
+            try:
+                found = fcntl.ioctl(probe, 0x8915, request)[20:24]  # SIOCGIFADDR
+            except OSError:
+                continue  # it has no address
+            if found == own and not name.startswith("lo"):
+                return name
+    return None
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """Turn a collective that failed into a line that says who was missed."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo's errors have no type of their own
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        _explain(error)
+
+
+def _explain(error: RuntimeError) -> NoReturn:
+    assert _group is not None
+    whole = "the last checkpoint is whole, --resume goes on from it"
+    reason = str(error).splitlines()[0]
+    if "imed out" not in reason:
+        raise ProcessError(f"another process is gone ({reason}); {whole}") from error
+    missing = ", ".join(map(str, _roll_call(_group)))
+    who = f"rank {missing} has" if missing else "a process had"
+    raise ProcessError(
+        f"{who} not answered for {_group.patience:g} s (of {_group.world} processes): it hangs, or "
+        f"the link to it is cut; {whole} (NOFUSS_TIMEOUT=seconds waits longer)"
+    ) from error
+
+
+def _roll_call(group: _Group) -> list[int]:
+    """Who does not say within `ROLL_CALL` seconds that he is there."""
+    present = {group.rank}
+    try:
+        group.store.set_timeout(timedelta(seconds=ROLL_CALL))
+        group.store.set(f"here/{group.rank}", "")
+        until = time.monotonic() + ROLL_CALL
+        while len(present) < group.world and time.monotonic() < until:
+            present |= {r for r in range(group.world) if group.store.check([f"here/{r}"])}
+            time.sleep(0.2)
+    except (RuntimeError, ValueError):
+        pass  # the store is on the other side of the cut: nobody answers
+    return [r for r in range(group.world) if r not in present]
