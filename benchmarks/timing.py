@@ -94,6 +94,13 @@ def extra_mb(work: Callable[[], object]) -> float:
     return (_status("VmHWM") - before) / 1024
 
 
+def resident_mb(*, highest: bool = False) -> float:
+    """What this process holds now, or the most it ever held; nan without Linux's /proc."""
+    if platform.system() != "Linux":
+        return math.nan
+    return _status("VmHWM" if highest else "VmRSS") / 1024
+
+
 def _status(field: str) -> int:
     """A field of /proc/self/status, in kB."""
     lines = Path("/proc/self/status").read_text().splitlines()

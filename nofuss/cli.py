@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from nofuss.config import TrainConfig
-from nofuss.errors import NofussError, unknown_name
+from nofuss.errors import NofussError, UsageError, unknown_name
 
 _Run = Annotated[Path, Positional, arg(metavar="RUN")]
 
@@ -182,6 +182,8 @@ Command = (
     | Export
     | Reproduce
 )
+_SPREAD = TrainConfig | Evaluate | Embed | Demo | IndexPictures
+"""What several processes can do together."""
 COMMANDS: dict[str, Callable[..., object]] = {
     "train": TrainConfig,
     "evaluate": Evaluate,
@@ -212,10 +214,22 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 def run(command: Command) -> None:
-    """Do what the command asks."""
-    from nofuss import commands, console, pipeline
+    """Do what the command asks; under torchrun all processes do it together, and one speaks."""
+    from nofuss import console, processes
 
     warnings.showwarning = lambda message, *_, **__: console.warn(str(message))
+    if processes.under_torchrun() and not isinstance(command, _SPREAD):
+        raise UsageError(f"{type(command).__name__} works in one process; leave torchrun out")
+    with processes.joined() as how_they_met:
+        console.speak(processes.first())
+        if how_they_met:
+            console.aside(how_they_met)
+        _do(command)
+
+
+def _do(command: Command) -> None:
+    from nofuss import commands, pipeline
+
     match command:
         case TrainConfig():
             pipeline.train(command)
@@ -299,7 +313,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(message: str, code: int) -> int:
     from nofuss.console import fail
 
-    fail(message)
+    rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+    fail(message if rank == "0" else f"rank {rank}: {message}")
     return code
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save as to_safetensors
 from torch import Tensor
 
-from nofuss import console
+from nofuss import console, processes
 from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
@@ -37,7 +37,8 @@ def evaluate_run(
     run = open_run(path)
     encoder = load(path)
     say = console.aside if as_json else console.say
-    collection, _ = open_usable(data or run.config.data, say=say)
+    with processes.in_turn():
+        collection, _ = open_usable(data or run.config.data, say=say)
     if data is None:
         check_same_data(path, collection.fingerprint())
         test = split(collection, run.config).test
@@ -51,6 +52,8 @@ def evaluate_run(
         )
     found = encoder.embed_collection(collection)
     scores = score_all({run.config.loss: found}, collection.labels, ks=ks, seed=seed)
+    if not processes.first():
+        return
     content = scores[run.config.loss].as_dict()
     if as_json:
         print(json.dumps(content, indent=2))
@@ -62,7 +65,8 @@ def evaluate_run(
         kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
         kept = replace(kept, test=found.numpy(), test_rows=test)
         kept.save(path)
-        say(f"report: {write_report(path, whole, kept)}")
+        with processes.alone():
+            say(f"report: {write_report(path, whole, kept)}")
 
 
 def embed(path: Path, data: Path, out: Path) -> None:
@@ -74,10 +78,13 @@ def embed(path: Path, data: Path, out: Path) -> None:
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} for --out {out.name}; make it first")
     encoder = load(path)
-    collection, _ = open_usable(any_pictures(data))
+    with processes.in_turn():
+        collection, _ = open_usable(any_pictures(data))
+    processes.check_same(collection.fingerprint(), "data")
     with console.progress("embedding", len(collection)) as progress:
         vectors = encoder.embed_collection(collection, progress=progress)
-    write_embeddings(out, vectors, collection)
+    if processes.first():
+        write_embeddings(out, vectors, collection)
     console.say(f"{len(vectors):,} vectors of {vectors.shape[1]} dimensions in {out}")
 
 
@@ -90,11 +97,18 @@ def demo(out: Path | None, *, epochs: int, seed: int) -> Path:
         "Half of the characters are for training. The other half is never seen until the end."
     )
     path = train(TrainConfig(out=out, epochs=epochs, seed=seed))
+    if not processes.first():
+        return path
+    with processes.alone():
+        _show_what_it_learned(path, seed=seed)
+    return path
+
+
+def _show_what_it_learned(path: Path, *, seed: int) -> None:
     _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
     console.say(f"Search with it: nofuss serve {path}")
-    return path
 
 
 def _show_a_search(run: Path, *, seed: int) -> None:

@@ -22,6 +22,11 @@ out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 
 
+def speak(aloud: bool) -> None:
+    """Whether anything but failures is shown: of several processes, one speaks."""
+    out.quiet = not aloud
+
+
 def say(message: str) -> None:
     """One line of ordinary output; no markup, so that names are shown as they are."""
     out.print(message, markup=False)
@@ -34,7 +39,8 @@ def warn(message: str) -> None:
 
 def aside(message: str) -> None:
     """One line beside output that a program reads."""
-    err.print(message, markup=False)
+    if not out.quiet:
+        err.print(message, markup=False)
 
 
 @contextmanager

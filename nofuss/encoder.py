@@ -14,12 +14,12 @@ from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.decode import decode_resized, in_mode, resized
 from nofuss.data.loader import batches
-from nofuss.data.sampling import in_order
+from nofuss.data.sampling import Indices, in_order
 from nofuss.data.transforms import test_views
 from nofuss.errors import DataError, RunError
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
-from nofuss.model.inference import extract, for_inference
+from nofuss.model.inference import extract, extract_together, for_inference
 from nofuss.model.weights import load_model
 
 BATCH = 32
@@ -49,16 +49,15 @@ class Encoder:
     def embed(self, items: Any) -> Tensor:
         """Unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors (N, F)."""
         if self.preprocessing is None:
-            return self._normalized(
-                iter([_vectors(items, self.embedder.backbone.channels)]), len(items)
-            )
+            vectors = _vectors(items, self.embedder.backbone.channels)
+            return normalize(extract(self.embedder, iter([vectors]), count=len(items)))
         if isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put the one into a list")
         views = (
             test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)
             for i in range(0, len(items), BATCH)
         )
-        return self._normalized(views, len(items))
+        return normalize(extract(self.embedder, views, count=len(items)))
 
     def embed_collection(
         self,
@@ -70,16 +69,12 @@ class Encoder:
         """Unit embeddings (N, dim) of all items of a collection, in its order."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
         chosen = in_order(len(collection), BATCH if self.preprocessing else 4096)
-        loaded = batches(collection, self.preprocessing, chosen, train=False, workers=workers)
-        return self._normalized((batch.inputs for batch in loaded), len(collection), progress)
 
-    def _normalized(
-        self,
-        inputs: Iterator[Tensor],
-        count: int,
-        progress: Callable[[int], None] | None = None,
-    ) -> Tensor:
-        return normalize(extract(self.embedder, inputs, count=count, progress=progress))
+        def load(part: Sequence[Indices]) -> Iterator[Tensor]:
+            loaded = batches(collection, self.preprocessing, part, train=False, workers=workers)
+            return (batch.inputs for batch in loaded)
+
+        return normalize(extract_together(self.embedder, load, chosen, progress))
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None

@@ -1,6 +1,8 @@
 """Features of a fixed backbone, computed once and kept: epochs on them take seconds."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,9 +15,10 @@ from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory, write_atomically
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
-from nofuss.data.sampling import in_order
+from nofuss.data.sampling import Indices, in_order
 from nofuss.model.embedder import Embedder
-from nofuss.model.inference import extract, for_inference
+from nofuss.model.inference import extract_together, for_inference
+from nofuss.processes import any_true
 
 
 def backbone_features(
@@ -25,17 +28,20 @@ def backbone_features(
 
     The key covers the items, the preprocessing and every weight of the backbone.
     """
-    file = _cache_file(embedder, collection, preprocessing)
-    try:
-        return load_file(file)["features"]
-    except (OSError, SafetensorError, KeyError):
-        pass  # not there, or damaged: made again
+    file, features = _cache_file(embedder, collection, preprocessing), None
+    with suppress(OSError, SafetensorError, KeyError):  # not there, or damaged: made again
+        features = load_file(file)["features"]
+    if not any_true(features is None)[0]:
+        assert features is not None
+        return features
     backbone = for_inference(embedder).backbone
-    chosen = in_order(len(collection), 32)
-    with console.progress("computing features once", len(collection)) as progress:
+
+    def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
         loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
-        inputs = (batch.inputs for batch in loaded)
-        features = extract(backbone, inputs, count=len(collection), progress=progress)
+        return (batch.inputs for batch in loaded)
+
+    with console.progress("computing features once", len(collection)) as progress:
+        features = extract_together(backbone, load, in_order(len(collection), 32), progress)
     content = save({"features": features})
     write_atomically(file, lambda out: out.write(content))
     return features

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nofuss import console
+from nofuss import console, processes
 from nofuss.data.pictures import decode_ahead
 from nofuss.encoder import Encoder
 from nofuss.features import backbone_features
@@ -34,7 +34,8 @@ def compute_features(job: Job) -> None:
             job.embedder, job.collection, job.preprocessing, workers=job.config.workers
         )
     if not job.fixed and job.collection.kind == "pictures":
-        with console.progress("decoding pictures once", len(job.collection)) as progress:
+        count = len(job.collection)
+        with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
             job.collection = decode_ahead(
                 job.collection, job.preprocessing, progress=lambda done, _: progress(done)
             )
@@ -51,7 +52,7 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
     training, feed = prepare(job, job.embedder, rows)
     job.criterion, job.learned = training.criterion, rows
     if config.resume:
-        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn)
+        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
         if checkpoint is None:
             console.warn("no whole checkpoint to go on from; starting anew")
         else:

@@ -3,6 +3,7 @@
 The rooms do the work; this file says in which order, and tells the user about it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from nofuss import console
+from nofuss import console, processes
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.scan import ScanReport
 from nofuss.embeddings import RunEmbeddings, sample_by_class
 from nofuss.encoder import Encoder
-from nofuss.errors import TrainingError
+from nofuss.errors import TrainingError, UsageError
 from nofuss.files import write_file
 from nofuss.geometry import normalize
 from nofuss.interrupt import stop_on_signals
@@ -26,7 +27,7 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.weights import save_model
 from nofuss.model_card import write_card
 from nofuss.report import write_report
-from nofuss.run import continue_run, create_run, resume_run
+from nofuss.run import Run, continue_run, create_run, open_run, resume_run
 from nofuss.scoring import scorable, score_all, score_table, untrained
 from nofuss.search.threshold import calibrate
 from nofuss.train.loop import Interrupted
@@ -37,9 +38,14 @@ from nofuss.usable import check_supervision, open_usable
 
 def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path."""
-    if config.resume:
+    if processes.may_restart() and config.out is None:
+        raise UsageError("--max-restarts must know which run to come back to; add --out RUN")
+    if processes.restarted() and config.out and (config.out / "config.json").is_file():
+        config = replace(open_run(config.out).config, out=config.out, resume=True)
+    elif config.resume:
         config = resume_run(config, say=console.warn)
-    collection, scan = open_usable(config.data if collection is None else collection)
+    with processes.in_turn():
+        collection, scan = open_usable(config.data if collection is None else collection)
     check_supervision(collection)
     config = settle(config, collection)
     sides = split(collection, config)
@@ -48,10 +54,14 @@ def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     # Refuse bad options before a run exists.
     build_criterion(config, max(2, len(classes_of(collection, sides.train))))
     fingerprint = collection.fingerprint()
+    processes.check_same(fingerprint, "data")
     if config.resume:
         run = continue_run(config, fingerprint=fingerprint)
     else:
-        run = create_run(config, name=collection.name, fingerprint=fingerprint)
+        path = processes.on_first(
+            lambda: str(create_run(config, name=collection.name, fingerprint=fingerprint).path)
+        )
+        run = Run(Path(path), replace(config, out=Path(path)))
     console.say(f"run directory {run.path}, settings: {config.preset}")
     job = Job(run, collection, sides, embedder, preprocessing)
     try:
@@ -71,7 +81,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     """Learn, save, score."""
     run, collection, sides = job.run, job.collection, job.sides
     run.write("data.json", describe_sides(job))
-    if scan.problems:
+    if scan.problems and processes.first():
         scan.write_csv(run.path / "scan.csv")
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
@@ -80,12 +90,16 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     names = [collection.class_names[i] for i in classes_of(collection, learned)]
     _calibrate(job)
     extra = {} if job.threshold is None else job.threshold.as_extra()
-    save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
+    if processes.first():
+        save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
     kept = _embed_sides(job, fingerprint)
-    kept.save(run.path)
+    if processes.first():
+        kept.save(run.path)
     _score(job, torch.from_numpy(kept.test))
-    write_card(run)
-    console.say(f"report: {write_report(run.path, job.collection, kept)}")
+    if processes.first():
+        with processes.alone():
+            write_card(run)
+            console.say(f"report: {write_report(run.path, job.collection, kept)}")
 
 
 def _calibrate(job: Job) -> None:
@@ -124,6 +138,9 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
         proxies = normalize(job.criterion.proxies.detach())
         own = None if labels is None else torch.from_numpy(labels[few])
         assignment = job.criterion.assignment.of(sample, own, proxies)
+        if job.criterion.shard is not None:  # no process holds them all: those of the sample
+            chosen, assignment = torch.unique(assignment, return_inverse=True)
+            proxies = job.criterion.shard.take(proxies, chosen)
         scale = None if job.criterion.scale is None else float(job.criterion.scale)
     return RunEmbeddings(
         fingerprint=fingerprint,
@@ -161,7 +178,8 @@ def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
     file = job.run.path / "non_finite_batch.txt"
     rows = job.sides.train if job.learned is None else job.learned
     names = [job.collection.names[rows[i]] for i in error.indices.tolist()]
-    write_file(file, "".join(f"{name}\n" for name in names))
+    if processes.first():
+        write_file(file, "".join(f"{name}\n" for name in names))
     return TrainingError(
         f"{error}; nothing was updated, the last checkpoint is whole; the batch's items are in "
         f"{file}; try lower rates, or a lower scale"

@@ -5,6 +5,7 @@ collective of the library goes through here. A program that has not called `join
 each function gives back what it was given, and nothing of torch.distributed is touched.
 """
 
+import hashlib
 import os
 import socket
 import struct
@@ -14,13 +15,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from nofuss.errors import DataError, NofussError, ProcessError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 PATIENCE = 600.0
 """Seconds after which a process that does not answer counts as hung; $NOFUSS_TIMEOUT."""
@@ -32,7 +37,7 @@ ROLL_CALL = 10.0
 class _Group:
     rank: int
     world: int
-    store: dist.Store
+    store: "Store"
     patience: float
 
 
@@ -81,7 +86,7 @@ def joined() -> Iterator[str]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=patience)
     try:
-        store, number, count = next(iter(dist.rendezvous("env://", timeout=limit)))
+        store, number, count = next(iter(rendezvous("env://", timeout=limit)))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,
@@ -182,9 +187,18 @@ def gather_rows(own: Tensor, count: int) -> Tensor:
     """
     if not _group:
         return own
-    whole = own.new_zeros(count, *own.shape[1:])
+    whole = own.new_empty(count, *own.shape[1:])
     whole[share(count)] = own
-    return all_sum(whole)
+    return merge_rows(whole, share(count))
+
+
+def merge_rows(x: Tensor, own: slice) -> Tensor:
+    """Rows of x from the process whose own they are, in place."""
+    if _group:
+        x[: own.start] = 0
+        x[own.stop :] = 0
+        all_sum(x)
+    return x
 
 
 def any_true(*flags: bool) -> tuple[bool, ...]:
@@ -210,11 +224,9 @@ def exchange(text: str) -> list[str]:
 
 def check_same(text: str, what: str) -> None:
     """Refuse to go on where the processes differ in something that must be the same."""
-    texts = exchange(text)
-    if other := [number for number, each in enumerate(texts) if each != texts[0]]:
-        raise DataError(
-            f"rank {other[0]} sees other {what} than rank 0; give all machines the same"
-        )
+    seen = exchange(hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest())
+    if other := [number for number, each in enumerate(seen) if each != seen[0]]:
+        raise DataError(f"rank {other[0]} sees other {what} than rank 0; give all the same")
 
 
 def _how_they_met() -> str:

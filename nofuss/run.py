@@ -32,6 +32,7 @@ import torch
 from nofuss.config import TrainConfig, read_config, to_json
 from nofuss.errors import RunError
 from nofuss.files import write_file
+from nofuss.processes import first
 
 # What may differ between a run and its resumption: where and how fast, never what.
 _FREE = {"out", "resume", "force", "workers", "checkpoint_seconds", "keep_memory", "data", "freeze"}
@@ -60,11 +61,15 @@ class Run:
         return shlex.join(["nofuss", "train", "--out", str(self.path), "--resume"])
 
     def write(self, name: str, content: Any) -> None:
-        """Replace a JSON file of the run."""
+        """Replace a JSON file of the run; of several processes the first one does."""
+        if not first():
+            return
         write_file(self.path / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
         """A line an epoch."""
+        if not first():
+            return
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in history)
         write_file(self.path / "metrics.jsonl", lines)
 

@@ -11,7 +11,7 @@ import pytest
 import nofuss
 
 ROOT = Path(nofuss.__file__).parent
-FOUNDATIONS = {"geometry", "errors", "config", "files"}
+FOUNDATIONS = {"geometry", "errors", "config", "files", "processes"}
 # Room → what of ours it may import, besides itself.
 MAY_IMPORT = {
     "errors": set(),
@@ -19,12 +19,13 @@ MAY_IMPORT = {
     "files": {"errors"},
     "config": {"errors"},
     "interrupt": set(),
+    "processes": {"errors"},
     "data": FOUNDATIONS,
     "model": FOUNDATIONS,
     "proxies": FOUNDATIONS,
     "losses": FOUNDATIONS | {"proxies"},
     "train": FOUNDATIONS | {"data", "model", "proxies", "losses"},
-    "evaluate": {"geometry"},
+    "evaluate": {"geometry", "processes"},
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

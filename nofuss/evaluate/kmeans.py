@@ -21,11 +21,13 @@ from nofuss.evaluate.inputs import vectors_of
 from nofuss.evaluate.retrieval import blocks
 from nofuss.evaluate.seeding import plus_plus
 from nofuss.geometry import Array
+from nofuss.processes import merge_rows, share
 
 BLOCK = 384
 TOLERANCE = 1e-2  # a round of exchanges that lowers the inertia by less is the last
 SMALL = 16  # vectors a cluster below which exchanges do all that Lloyd would, and more
 SUBROUNDS = 16  # exchanges tried on one scoring of all vectors
+SPREAD = 2**24  # pairs from which on several processes share a scoring
 
 Seeding = Literal["k-means++", "random"]
 
@@ -220,7 +222,10 @@ def _improve(
     right = right[columns]
     buffer = left.new_empty(BLOCK * BLOCK)
     parts = [right[j].T for j in blocks(0, len(right), BLOCK)]
-    for rows in blocks(0, len(left), BLOCK):
+    strips = list(blocks(0, len(left), BLOCK))
+    spread = len(left) * len(right) >= SPREAD
+    own = share(len(strips)) if spread else slice(len(strips))
+    for rows in strips[own]:
         x, top, at = left[rows], score[rows], index[rows]
         hidden = None if exclude is None else _cells(exclude[rows], len(right))
         for j, y in enumerate(parts):
@@ -233,6 +238,10 @@ def _improve(
             better = (highest > top).nonzero()[:, 0]
             top[better] = highest[better]
             at[better] = columns[s[better].argmax(1) + j * BLOCK]
+    if spread:
+        rows = slice(own.start * BLOCK, own.stop * BLOCK)
+        merge_rows(score, rows)
+        merge_rows(index, rows)
 
 
 def _cells(column: Tensor, width: int) -> list[Tensor]:

@@ -9,6 +9,7 @@ so only the m(r) are counted, strip by strip of queries. A wrong item matters on
 closer than a positive whose rank can still be within R; the others cost one comparison.
 """
 
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from nofuss.evaluate.retrieval import BLOCK, Retrieval, blocks, retrieval
 from nofuss.geometry import Array
+from nofuss.processes import all_sum, rank, world
 
 
 class Precisions(NamedTuple):
@@ -83,14 +85,16 @@ def precisions_at_r(
         normalize=normalize,
     )
     n = len(task.left)
-    average, found = torch.full((2, n), torch.nan, dtype=torch.float64, device=task.left.device)
-    for rows in blocks(0, n, block):
+    scores = torch.zeros((2, n), dtype=torch.float64, device=task.left.device)
+    average, found = scores
+    for rows in islice(blocks(0, n, block), rank(), None, world()):
         wrong = _wrong_before(task, rows, block)  # (b, R) m(r)
         r = torch.arange(1, wrong.shape[1] + 1, device=wrong.device)
         total = task.positives[rows, None]  # R; 0 / 0 makes what is no query NaN
         hit = (r + wrong <= total) & (r <= total)
         average[rows] = (r / (r + wrong).double()).mul_(hit).sum(1) / total[:, 0]
         found[rows] = hit.sum(1).double() / total[:, 0]
+    all_sum(scores)
     return Precisions(task.back(average), task.back(found))
 
 

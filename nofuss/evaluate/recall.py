@@ -4,15 +4,18 @@ Recall@K is the share of queries with an item of their class among the K nearest
 neighbours is needed for it: find each query's best positive, then count the items of other classes
 that are at least as close. Without a separate gallery the matrix is symmetric, so half of its
 blocks serve both their sides. Memory is a few blocks, whatever N and K; ties count as wrong.
+Several processes take the strips of blocks in turns, and add their counts up.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from nofuss.evaluate.retrieval import BLOCK, Retrieval, blocks, retrieval
 from nofuss.geometry import Array
+from nofuss.processes import all_max, all_sum, rank, world
 
 
 def recall_at_k(
@@ -76,13 +79,13 @@ def ranks_of_first_positive(
 def _best_positives(task: Retrieval, block: int) -> Tensor:
     """The similarity of each query to the nearest other item of its class, −inf where none is."""
     best = task.left.new_full((len(task.left),), -torch.inf)
-    for rows in blocks(0, len(task.left), block):
+    for rows in islice(blocks(0, len(task.left), block), rank(), None, world()):
         span = task.gallery_span(rows)
         for cols in blocks(span.start, span.stop, block):
             s = task.left[rows] @ task.right[cols].T
             task.hide_others(s, rows, cols)
             best[rows] = torch.maximum(best[rows], s.amax(1))
-    return best
+    return all_max(best)
 
 
 def _count_at_least(task: Retrieval, threshold: Tensor, block: int) -> Tensor:
@@ -97,7 +100,7 @@ def _count_at_least(task: Retrieval, threshold: Tensor, block: int) -> Tensor:
     # Views made once: at this block size slicing anew would cost a tenth of the product.
     queries = [(task.left[i], threshold[i], counts[i]) for i in blocks(0, len(counts), block)]
     gallery = [task.right[j].T for j in blocks(0, len(task.right), block)]
-    for i, (x, reach, count) in enumerate(queries):
+    for i, (x, reach, count) in islice(enumerate(queries), rank(), None, world()):
         rows = slice(i * block, i * block + len(x))
         span = task.gallery_span(rows)
         for j in range(i if task.symmetric else 0, len(gallery)):
@@ -111,4 +114,4 @@ def _count_at_least(task: Retrieval, threshold: Tensor, block: int) -> Tensor:
             if task.symmetric and i != j:
                 _, reach_back, count_back = queries[j]
                 count_back.addmv_(s.ge_(reach_back).T, ones[:r])
-    return counts
+    return all_sum(counts)

@@ -34,7 +34,7 @@ def gather(own: Tensor, count: int | None = None) -> Tensor:
 
 
 def to_shards(x: Tensor) -> Tensor:
-    """x as it is, for each process's own part of a loss."""
+    """The same x, for each process's own part of a loss."""
     same: Tensor = _ToShards.apply(x)  # type: ignore[no-untyped-call]
     return same
 

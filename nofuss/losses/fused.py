@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nofuss.losses.fused_walk import Walk
+from nofuss.processes import all_max, all_sum
+from nofuss.proxies.shard import Shard
 
 KEEP_BYTES = 2**27
 """What is kept of the exponentials for the second walk; the others are computed again."""
@@ -40,6 +42,7 @@ def fused_proxy_nca(
     scale: float | Tensor,
     include_positive: bool = False,
     keep: bool | None = None,
+    shard: Shard | None = None,
 ) -> Tensor:
     """Proxy-NCA, Eq. 4 over proxies, mean over the batch: log Σ_{p≠p(y)} exp(logit) − logit_y.
 
@@ -48,6 +51,8 @@ def fused_proxy_nca(
     include_positive: False is the paper; True is the softmax form common elsewhere.
     keep: True holds one (P, B) buffer between the walks; False computes it again, a fourth
         matrix product, in O(chunk) memory; None keeps the first 128 MB of it, `KEEP_BYTES`.
+    shard: which rows `proxies` are, where each process holds some; all then have the same loss,
+        each the gradient of its rows and its part of the gradient by x: see `to_shards`.
     """
     x = x.to(torch.promote_types(x.dtype, proxies.dtype)) * scale
     wanted = torch.is_grad_enabled() and proxies.requires_grad
@@ -55,7 +60,7 @@ def fused_proxy_nca(
     if keep is None:
         kept = min(len(proxies), KEEP_BYTES // max(1, len(x) * x.element_size()))
     loss: Tensor = _ProxyNCA.apply(  # type: ignore[no-untyped-call]
-        x, positive, proxies.to(x.dtype), include_positive, kept if wanted else 0
+        x, positive, proxies.to(x.dtype), include_positive, kept if wanted else 0, shard
     )
     return loss
 
@@ -65,11 +70,17 @@ class _ProxyNCA(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, positive: Tensor, proxies: Tensor, include_positive: bool, kept: int
+        ctx: Any,
+        x: Tensor,
+        positive: Tensor,
+        proxies: Tensor,
+        include_positive: bool,
+        kept: int,
+        shard: Shard | None,
     ) -> Tensor:
         """First walk: Z, and the gradient by x."""
-        walk = Walk(x, positive, proxies)
-        if len(proxies) == 1 and not include_positive:
+        walk, total = Walk(x, positive, proxies, shard), shard.total if shard else len(proxies)
+        if total == 1 and not include_positive:
             raise ValueError("got one proxy; a positive and a negative need two")
         block = _take(kept * len(x), like=x)
         buffer = block[: kept * len(x)].view(kept, len(x))
@@ -77,8 +88,8 @@ class _ProxyNCA(torch.autograd.Function):
         ones = x.new_ones(walk.rows)
         z, dx, top = x.new_zeros(len(x)), torch.zeros_like(x), x.new_zeros(len(x))
         tops: Tensor | None = None
-        if not bounded(x, len(proxies)):
-            top.fill_(-math.inf)
+        if not bounded(x, total):
+            top.fill_(torch.finfo(x.dtype).min)
             tops = x.new_empty(len(walk), len(x))
         with torch.autocast(x.device.type, enabled=False):
             for i, (chunk, own) in enumerate(walk):
@@ -96,23 +107,31 @@ class _ProxyNCA(torch.autograd.Function):
                 z.addmv_(s.exp_().T, ones[: len(s)])
                 m = walk.weigh_(chunk, s)
                 dx.addmm_(s.T, m)
-        p_y = proxies[positive] * walk.inverse[positive, None]  # (B, D)
-        loss = (z.log() + top - (x * p_y).sum(1)).mean()
+        p_y = walk.only_here(proxies[walk.row] * walk.inverse[walk.row, None])  # (B, D)
+        own_logit = (x * p_y).sum(1)
+        if shard is not None:
+            if tops is not None:
+                own_top, top = top, all_max(top.clone())
+                fade = (own_top - top).exp_()
+                z.mul_(fade)
+                dx.mul_(fade[:, None])
+            z, own_logit = all_sum(torch.stack([z, own_logit]))
+        loss = (z.log() + top - own_logit).mean()
         dx.div_(z[:, None]).sub_(p_y)
         ctx.walk, ctx.include_positive = walk, include_positive
         ctx.block, ctx.kept = block, kept
-        ctx.save_for_backward(x, positive, proxies, z, dx, tops)
+        ctx.save_for_backward(x, proxies, z, dx, top, tops)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Second walk: the gradient by the proxies, each chunk straight into its place."""
-        x, positive, proxies, z, dx, tops = ctx.saved_tensors
+        x, proxies, z, dx, top, tops = ctx.saved_tensors
         share = grad / len(x)
         dx = dx * share if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[2]:
-            return dx, None, None, None, None
+            return dx, None, None, None, None, None
         walk: Walk = ctx.walk
         buffer = ctx.block[: ctx.kept * len(x)].view(ctx.kept, len(x))
         scratch = x.new_empty(walk.rows if len(buffer) < len(proxies) else 0, len(x))
@@ -130,12 +149,12 @@ class _ProxyNCA(torch.autograd.Function):
                         s.sub_(tops[i])
                     walk.weigh_(chunk, s.exp_())
                 if tops is not None:
-                    weighted = x * ((tops[i] - tops[-1]).exp_() * (share / z))[:, None]
+                    weighted = x * ((tops[i] - top).exp_() * (share / z))[:, None]
                 walk.pull_back_(chunk, s, weighted, dp)
-            walk.pull_back_positives_(positive, x * share, dp)
+            walk.pull_back_positives_(x * share, dp)
         _leave(ctx.block)
         ctx.block, ctx.kept = ctx.block[:0], 0  # a second backward computes it again
-        return dx, None, dp, None, None
+        return dx, None, dp, None, None, None
 
 
 _spare: dict[torch.dtype, Tensor] = {}

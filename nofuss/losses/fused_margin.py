@@ -14,46 +14,70 @@ from torch.autograd.function import once_differentiable
 
 from nofuss.geometry import normalize
 from nofuss.losses.fused_walk import Walk
+from nofuss.processes import all_sum
+from nofuss.proxies.shard import Shard
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """By x, by the proxies, by the margin."""
-WalkOnce = Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Gradients | None]]
+WalkOnce = Callable[
+    [Tensor, Tensor, Tensor, Tensor, Shard | None, bool], tuple[Tensor, Gradients | None]
+]
 
 
 def fused_proxy_triplet(
-    x: Tensor, positive: Tensor, proxies: Tensor, *, scale: float | Tensor, margin: float
+    x: Tensor,
+    positive: Tensor,
+    proxies: Tensor,
+    *,
+    scale: float | Tensor,
+    margin: float,
+    shard: Shard | None = None,
 ) -> Tensor:
     """Eq. 3 over proxies: mean of [scale·(cos_z − cos_y) + M]₊ over all (x, p(y), p(z)).
 
-    x: (B, D) directions of the embeddings; positive: (B,) rows of `proxies`.
+    x: (B, D) directions of the embeddings; positive: (B,) rows of `proxies`; shard: as in
+    `fused_proxy_nca`.
     """
     x = x.to(torch.promote_types(x.dtype, proxies.dtype)) * scale
-    return _apply(_triplet, x, positive, proxies, x.new_tensor(margin))
+    return _apply(_triplet, x, positive, proxies, x.new_tensor(margin), shard)
 
 
 def fused_proxy_anchor(
-    x: Tensor, positive: Tensor, proxies: Tensor, *, scale: float | Tensor, margin: float
+    x: Tensor,
+    positive: Tensor,
+    proxies: Tensor,
+    *,
+    scale: float | Tensor,
+    margin: float,
+    shard: Shard | None = None,
 ) -> Tensor:
     """mean_{p∈P⁺} log(1+Σ_{x∈X⁺} e^{−α(s−δ)}) + mean_{p∈P} log(1+Σ_{x∈X⁻} e^{α(s+δ)}).
 
     Kim et al. 2020, Eq. 4; x: (B, D) directions of the embeddings; positive: (B,) rows of
-    `proxies`; scale and margin are their α and δ.
+    `proxies`; scale and margin are their α and δ; shard: as in `fused_proxy_nca`.
     """
     x = x.to(torch.promote_types(x.dtype, proxies.dtype))
     scale = torch.as_tensor(scale, dtype=x.dtype, device=x.device)
-    return _apply(_anchor, x * scale, positive, proxies, scale * margin)
+    return _apply(_anchor, x * scale, positive, proxies, scale * margin, shard)
 
 
 def _triplet(
-    x: Tensor, positive: Tensor, proxies: Tensor, margin: Tensor, gradient: bool
+    x: Tensor,
+    positive: Tensor,
+    proxies: Tensor,
+    margin: Tensor,
+    shard: Shard | None,
+    gradient: bool,
 ) -> tuple[Tensor, Gradients | None]:
     """A cell weighs 1 where its hinge is open; x carries the scale."""
-    if len(proxies) == 1:
+    num_proxies = shard.total if shard else len(proxies)
+    if num_proxies == 1:
         raise ValueError("got one proxy; a positive and a negative need two")
-    walk = Walk(x, positive, proxies)
-    p_y = normalize(proxies[positive])  # (B, D)
-    lead = margin - (x * p_y).sum(1)
-    x_mean = x / (len(x) * (len(proxies) - 1))
+    walk = Walk(x, positive, proxies, shard)
+    p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
+    lead = margin - _whole((x * p_y).sum(1), shard)
+    count = len(x) * (num_proxies - 1)
+    x_mean = x / count
     e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
     total, open_, dx = x.new_zeros(()), x.new_zeros(len(x)), torch.zeros_like(x)
     dp = torch.empty_like(proxies) if gradient else None
@@ -68,26 +92,32 @@ def _triplet(
             m = walk.weigh_(chunk, s)
             dx.addmm_(s.T, m)
             walk.pull_back_(chunk, s, x_mean, dp)
-    count = len(x) * (len(proxies) - 1)
+    total = _whole(total, shard)
     if dp is None:
         return total / count, None
+    open_ = _whole(open_, shard)
     dx.addcmul_(p_y, open_[:, None], value=-1).div_(count)
-    walk.pull_back_positives_(positive, x_mean * open_[:, None], dp)
-    return total / count, (dx, dp, open_.sum() / count)
+    walk.pull_back_positives_(x_mean * open_[:, None], dp)
+    return total / count, (dx, dp, walk.only_here(open_[:, None]).sum() / count)
 
 
 def _anchor(
-    x: Tensor, positive: Tensor, proxies: Tensor, margin: Tensor, gradient: bool
+    x: Tensor,
+    positive: Tensor,
+    proxies: Tensor,
+    margin: Tensor,
+    shard: Shard | None,
+    gradient: bool,
 ) -> tuple[Tensor, Gradients | None]:
     """The negatives of a proxy are one row; its positives need B numbers in all.
 
     x and the margin carry the scale.
     """
-    walk, num_proxies = Walk(x, positive, proxies), len(proxies)
-    p_y = normalize(proxies[positive])  # (B, D)
-    pull, inside = _pull(margin - (x * p_y).sum(1), positive, num_proxies)
+    walk, num_proxies = Walk(x, positive, proxies, shard), shard.total if shard else len(proxies)
+    p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
+    pull, inside = _pull(margin - _whole((x * p_y).sum(1), shard), positive)
     dx = -inside[:, None] * p_y
-    push, dmargin = x.new_zeros(()), inside.sum()
+    push, dmargin = x.new_zeros(()), walk.only_here(inside[:, None]).sum()
     e = x.new_empty(walk.rows, len(x))
     dp = torch.empty_like(proxies) if gradient else None
     for chunk, own in walk:
@@ -105,29 +135,39 @@ def _anchor(
             m = walk.weigh_(chunk, s, weight)
             dx.addmm_(s.T, m)
             walk.pull_back_(chunk, s, x, dp, weight)
-    loss = pull + push / num_proxies
+    loss = pull + _whole(push, shard) / num_proxies
     if dp is None:
         return loss, None
-    walk.pull_back_positives_(positive, x * inside[:, None], dp)
+    walk.pull_back_positives_(x * inside[:, None], dp)
     return loss, (dx, dp, dmargin)
 
 
-def _pull(t: Tensor, positive: Tensor, num_proxies: int) -> tuple[Tensor, Tensor]:
+def _whole(part: Tensor, shard: Shard | None) -> Tensor:
+    """The sum over the shards."""
+    return part if shard is None else all_sum(part)
+
+
+def _pull(t: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """mean_{p∈P⁺} log(1 + Σ_{b∈X⁺} exp t_b), and its derivative by t."""
-    top = t.new_zeros(num_proxies).scatter_reduce_(0, positive, t, "amax")
-    e = (t - top[positive]).exp()
-    whole = (-top).exp().index_add_(0, positive, e)
-    used = t.new_zeros(num_proxies).index_fill_(0, positive, 1).sum()
-    return (whole.log() + top).sum() / used, e / (whole[positive] * used)
+    used, of_used = torch.unique(positive, return_inverse=True)
+    top = t.new_zeros(len(used)).scatter_reduce_(0, of_used, t, "amax")
+    e = (t - top[of_used]).exp()
+    whole = (-top).exp().index_add_(0, of_used, e)
+    return (whole.log() + top).sum() / len(used), e / (whole[of_used] * len(used))
 
 
 def _apply(
-    walk_once: WalkOnce, x: Tensor, positive: Tensor, proxies: Tensor, margin: Tensor
+    walk_once: WalkOnce,
+    x: Tensor,
+    positive: Tensor,
+    proxies: Tensor,
+    margin: Tensor,
+    shard: Shard | None,
 ) -> Tensor:
     gradient = torch.is_grad_enabled() and (x.requires_grad or proxies.requires_grad)
     with torch.autocast(x.device.type, enabled=False):
         loss: Tensor = _Walked.apply(  # type: ignore[no-untyped-call]
-            x, positive, proxies.to(x.dtype), margin, walk_once, gradient
+            x, positive, proxies.to(x.dtype), margin, shard, walk_once, gradient
         )
     return loss
 
@@ -142,12 +182,13 @@ class _Walked(torch.autograd.Function):
         positive: Tensor,
         proxies: Tensor,
         margin: Tensor,
+        shard: Shard | None,
         walk_once: WalkOnce,
         gradient: bool,
     ) -> Tensor:
         """The loss; its gradients wait."""
-        loss, ctx.gradients = walk_once(x, positive, proxies, margin, gradient)
-        ctx.walk_once = walk_once
+        loss, ctx.gradients = walk_once(x, positive, proxies, margin, shard, gradient)
+        ctx.walk_once, ctx.shard = walk_once, shard
         ctx.save_for_backward(x, positive, proxies, margin)
         return loss
 
@@ -156,8 +197,10 @@ class _Walked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients, given away: one that is still held here would be copied by autograd."""
         inputs = ctx.saved_tensors
-        gradients = ctx.gradients or ctx.walk_once(*inputs, True)[1]  # again with retain_graph
+        gradients = ctx.gradients
+        if gradients is None:  # again, with retain_graph
+            gradients = ctx.walk_once(*inputs, ctx.shard, True)[1]
         ctx.gradients = None
         # A plain backward() comes with 1, and then a pass over the proxies is saved.
         dx, dp, dmargin = gradients if grad == 1 else (each.mul_(grad) for each in gradients)
-        return dx, None, dp, dmargin, None, None
+        return dx, None, dp, dmargin, None, None, None

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from nofuss.proxies.shard import Shard
+
 CHUNK = 2**19
 """Numbers in a chunk's largest matrix: 2 MB of float32, so that a chunk stays in cache."""
 
@@ -14,9 +16,12 @@ class Walk:
 
     Proxies are normalised on the way, by scaling the smaller matrix: the product (chunk, B)
     where the batch is narrower than the embeddings, else the chunk itself, in a workspace.
+    Of a shard, the proxies are the own rows, and `positive` counts among all.
     """
 
-    def __init__(self, x: Tensor, positive: Tensor, proxies: Tensor) -> None:
+    def __init__(
+        self, x: Tensor, positive: Tensor, proxies: Tensor, shard: Shard | None = None
+    ) -> None:
         if x.ndim != 2 or proxies.ndim != 2 or x.shape[1] != proxies.shape[1]:
             raise ValueError(
                 f"embeddings are {tuple(x.shape)} and proxies {tuple(proxies.shape)}; "
@@ -27,13 +32,19 @@ class Walk:
                 f"positive is {tuple(positive.shape)} for embeddings {tuple(x.shape)}; "
                 "expected a row of the proxies for each, and one at least"
             )
+        self.row, self.here = positive, None
+        if shard is not None:
+            held = shard.holds(positive)
+            positive = positive - shard.start
+            self.row, self.here = positive * held, held.to(x)[:, None]
         # Two rows at least, so that every anchor has a negative in the first chunk.
         self.rows = min(len(proxies), max(2, CHUNK // max(x.shape)))
         self.starts = range(0, len(proxies), self.rows)
         self.positive, self.anchor = positive.sort()
         cuts = torch.arange(len(self.starts) + 1, device=positive.device) * self.rows
+        cuts.clamp_(max=len(proxies))
         self.cuts = torch.searchsorted(self.positive, cuts).tolist()
-        if self.cuts[0] > 0 or self.cuts[-1] < len(x) or self.positive[-1] >= len(proxies):
+        if shard is None and (self.cuts[0] > 0 or self.cuts[-1] < len(x)):
             low, high = int(self.positive[0]), int(self.positive[-1])
             raise ValueError(f"positive spans {low} … {high} but there are {len(proxies)} proxies")
         self.proxies = proxies
@@ -50,6 +61,10 @@ class Walk:
             low, high = self.cuts[i : i + 2]
             cells = (self.positive[low:high] - start, self.anchor[low:high]) if high > low else None
             yield slice(start, min(start + self.rows, len(self.proxies))), cells
+
+    def only_here(self, x: Tensor) -> Tensor:
+        """The same (B, D), zero for anchors whose positive another process holds."""
+        return x if self.here is None else x * self.here
 
     def find_norms(self, chunk: slice) -> None:
         """1/|p| of the chunk, bounded as F.normalize does: a zero row stays zero."""
@@ -84,11 +99,11 @@ class Walk:
             v.mul_((r if weight is None else r * weight)[:, None])
         off_radius_(v, p, r, self.work[: len(p)])
 
-    def pull_back_positives_(self, positive: Tensor, x: Tensor, dp: Tensor) -> None:
+    def pull_back_positives_(self, x: Tensor, dp: Tensor) -> None:
         """Take each x_b from the gradient by the direction of its own positive."""
-        p, r = self.proxies[positive], self.inverse[positive]
-        v = off_radius_(x * r[:, None], p, r, torch.empty_like(x))
-        dp.index_add_(0, positive, v, alpha=-1)
+        p, r = self.proxies[self.row], self.inverse[self.row]
+        v = off_radius_(self.only_here(x) * r[:, None], p, r, torch.empty_like(x))
+        dp.index_add_(0, self.row, v, alpha=-1)
 
 
 def off_radius_(v: Tensor, p: Tensor, r: Tensor, work: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 Later than the paper, and here for comparison.
 """
 
-import math
 from typing import ClassVar, Unpack
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from nofuss.geometry import normalize
 from nofuss.losses.fused_margin import fused_proxy_anchor
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.losses.sharded import log1p_sum_exp, sharded_anchor
 from nofuss.proxies.assignment import ProxyTriplets
 
 
@@ -30,15 +30,9 @@ def anchor_of_cosines(
     positive = torch.zeros_like(cosines, dtype=torch.bool)
     positive.scatter_(1, triplets.positive[:, None], True)
     negative = ~positive if triplets.negative is None else triplets.negative
-    pull = _log1p_sum_exp(-scale * (cosines - margin), positive)  # (P,)
-    push = _log1p_sum_exp(scale * (cosines + margin), negative)
+    pull = log1p_sum_exp(-scale * (cosines - margin), positive)  # (P,)
+    push = log1p_sum_exp(scale * (cosines + margin), negative)
     return pull.sum() / positive.any(0).sum() + push.mean()
-
-
-def _log1p_sum_exp(logits: Tensor, counted: Tensor) -> Tensor:
-    """log(1 + Σ exp) down the columns, over the counted rows; no rows give log 1 = 0."""
-    one = torch.zeros_like(logits[:1])
-    return torch.cat([one, logits.masked_fill(~counted, -math.inf)]).logsumexp(0)
 
 
 class ProxyAnchor(ProxyLoss):
@@ -66,9 +60,15 @@ class ProxyAnchor(ProxyLoss):
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         assert self.scale is not None
         cosines = x @ p.T
+        if self.shard is not None:
+            return sharded_anchor(
+                cosines, triplets, self.shard, scale=self.scale, margin=self.margin
+            )
         return anchor_of_cosines(cosines, triplets, scale=self.scale, margin=self.margin)
 
     def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
         x = normalize(embeddings)
-        return fused_proxy_anchor(x, positive, self.proxies, scale=self.scale, margin=self.margin)
+        return fused_proxy_anchor(
+            x, positive, self.proxies, scale=self.scale, margin=self.margin, shard=self.shard
+        )

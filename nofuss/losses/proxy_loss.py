@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.geometry import Array, normalize, squared_distances
+from nofuss.losses.collectives import to_shards
 from nofuss.losses.fused import pays
 from nofuss.losses.inputs import check_embeddings, check_labels, without_autocast, zero_with_graph
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
+from nofuss.proxies.shard import Shard, first_proxies, own_shard
 
 
 def proxy_logits(x: Tensor, p: Tensor, scale: float | Tensor | None) -> Tensor:
@@ -34,6 +36,7 @@ class ProxyOptions(TypedDict, total=False):
     learn_scale: bool
     fused: bool | None
     seed: int | None
+    sharded: bool
 
 
 class ProxyLoss(nn.Module, ABC):
@@ -53,6 +56,9 @@ class ProxyLoss(nn.Module, ABC):
         None does so when it pays, True and False always and never. Where norms are free, or Z
         is not simply every other proxy, the plain form is all there is.
     seed: of the first proxies and the deal of labels; None draws from torch's global generator.
+    sharded: `proxies` are this process's rows alone, of as many in all as there are processes to
+        share them (`nofuss.processes.joined`). Every process hands in the same, whole batch (see
+        `losses/collectives.py`), and gets the same loss as one process with all proxies would.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic")
@@ -62,6 +68,8 @@ class ProxyLoss(nn.Module, ABC):
     """Whether the fused form pays for few proxies too."""
     needs_scale: ClassVar[bool] = True
     """False where the scale only trades with the margin."""
+    can_shard: ClassVar[bool] = True
+    """Whether its proxies can be dealt out over processes."""
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class ProxyLoss(nn.Module, ABC):
         learn_scale: bool = False,
         fused: bool | None = None,
         seed: int | None = None,
+        sharded: bool = False,
     ) -> None:
         super().__init__()
         if num_classes < 2 or dim < 1:
@@ -117,8 +126,12 @@ class ProxyLoss(nn.Module, ABC):
                 "no fused form; leave fused out"
             )
         self.fused = fused if can_fuse else False
-        first = torch.randn(assignment.num_proxies, dim, generator=generator)
-        self.proxies = nn.Parameter(normalize(first))
+        if sharded and not self.can_shard:
+            raise ValueError(f"{type(self).__name__} can't be sharded; leave sharded out")
+        self.shard: Shard | None = own_shard(assignment.num_proxies) if sharded else None
+        assignment.shard = self.shard
+        first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
+        self.proxies = nn.Parameter(first)
         self._scale = scale
         if learn_scale:
             assert scale is not None
@@ -127,7 +140,9 @@ class ProxyLoss(nn.Module, ABC):
     @property
     def scale(self) -> float | Tensor | None:
         """2·N_x·N_p: a number, a tensor when it is learned, None when norms are free."""
-        return self.log_scale.exp() if "log_scale" in self._parameters else self._scale
+        if "log_scale" not in self._parameters:
+            return self._scale
+        return self.log_scale.exp() if self.shard is None else to_shards(self.log_scale).exp()
 
     def forward(
         self,
@@ -145,6 +160,8 @@ class ProxyLoss(nn.Module, ABC):
         if indices_tuple is not None:
             raise ValueError("losses over proxies need no mined pairs; leave out the miner")
         check_embeddings(embeddings, self.dim)
+        if self.shard is not None:
+            embeddings = to_shards(embeddings)
         with without_autocast(embeddings):
             if labels is not None:
                 if positives is not None or negatives is not None:

@@ -15,7 +15,9 @@ from nofuss.losses.fused import fused_proxy_nca, pays
 from nofuss.losses.fused_sampling import sampled_proxy_nca
 from nofuss.losses.fused_small import small_proxy_nca
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.losses.sharded import sharded_nca
 from nofuss.proxies.assignment import ProxyTriplets
+from nofuss.proxies.shard import Shard
 
 
 def proxy_nca(
@@ -35,9 +37,15 @@ def proxy_nca(
 
 
 def nca_of_logits(
-    logits: Tensor, triplets: ProxyTriplets, *, include_positive: bool = False
+    logits: Tensor,
+    triplets: ProxyTriplets,
+    *,
+    include_positive: bool = False,
+    shard: Shard | None = None,
 ) -> Tensor:
     """Mean of log Σ_{z∈Z} exp(logit_z) − logit_y over rows of logits (T, P)."""
+    if shard is not None:
+        return sharded_nca(logits, triplets, shard, include_positive=include_positive)
     own = triplets.positive[:, None]  # (T, 1)
     if triplets.negative is not None:
         counted = triplets.negative.scatter(1, own, include_positive)
@@ -78,11 +86,13 @@ class ProxyNCA(ProxyLoss):
         if negative_share < 1:
             if self.fused is False:
                 raise ValueError("negative_share below 1 needs the fused form; drop one of them")
+            if self.shard is not None:
+                raise ValueError("negative_share below 1 needs all proxies here; drop one of them")
             self.fused = True
         self.negative_share = negative_share
 
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        return nca_of_logits(self._logits(x, p), triplets)
+        return nca_of_logits(self._logits(x, p), triplets, shard=self.shard)
 
     def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
@@ -91,7 +101,7 @@ class ProxyNCA(ProxyLoss):
             return sampled_proxy_nca(
                 x, positive, self.proxies, scale=self.scale, share=self.negative_share
             )
-        return _one_function(embeddings, positive, self.proxies, scale=self.scale)
+        return _one_function(embeddings, positive, self.proxies, scale=self.scale, shard=self.shard)
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -116,12 +126,18 @@ class ProxyNCAPlusPlus(ProxyLoss):
         super().__init__(num_classes, dim, scale=2 / temperature, **options)
 
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        return nca_of_logits(self._logits(x, p), triplets, include_positive=True)
+        logits = self._logits(x, p)
+        return nca_of_logits(logits, triplets, include_positive=True, shard=self.shard)
 
     def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
         return _one_function(
-            embeddings, positive, self.proxies, scale=self.scale, include_positive=True
+            embeddings,
+            positive,
+            self.proxies,
+            scale=self.scale,
+            include_positive=True,
+            shard=self.shard,
         )
 
 
@@ -132,11 +148,18 @@ def _one_function(
     *,
     scale: float | Tensor,
     include_positive: bool = False,
+    shard: Shard | None = None,
 ) -> Tensor:
     """The fused form for many proxies or for few."""
-    if pays(len(embeddings), *proxies.shape):
-        x = normalize(embeddings)
-        return fused_proxy_nca(x, positive, proxies, scale=scale, include_positive=include_positive)
+    if shard is not None or pays(len(embeddings), *proxies.shape):
+        return fused_proxy_nca(
+            normalize(embeddings),
+            positive,
+            proxies,
+            scale=scale,
+            include_positive=include_positive,
+            shard=shard,
+        )
     return small_proxy_nca(
         embeddings, positive, proxies, scale=scale, include_positive=include_positive
     )

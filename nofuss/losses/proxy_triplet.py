@@ -7,6 +7,7 @@ from torch import Tensor
 from nofuss.geometry import normalize
 from nofuss.losses.fused_margin import fused_proxy_triplet
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.losses.sharded import sharded_triplet
 from nofuss.proxies.assignment import ProxyTriplets
 
 
@@ -54,9 +55,14 @@ class ProxyTriplet(ProxyLoss):
         self.margin = margin
 
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        return triplet_of_logits(self._logits(x, p), triplets, margin=self.margin)
+        logits = self._logits(x, p)
+        if self.shard is not None:
+            return sharded_triplet(logits, triplets, self.shard, margin=self.margin)
+        return triplet_of_logits(logits, triplets, margin=self.margin)
 
     def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
         assert self.scale is not None
         x = normalize(embeddings)
-        return fused_proxy_triplet(x, positive, self.proxies, scale=self.scale, margin=self.margin)
+        return fused_proxy_triplet(
+            x, positive, self.proxies, scale=self.scale, margin=self.margin, shard=self.shard
+        )

@@ -43,8 +43,8 @@ def sharded_anchor(
 ) -> Tensor:
     """`anchor_of_cosines` of the own columns (B, own rows)."""
     own, counted = _cells(triplets, shard)
-    pull = _log1p_sum_exp(-scale * (cosines - margin), own)
-    push = _log1p_sum_exp(scale * (cosines + margin), counted)
+    pull = log1p_sum_exp(-scale * (cosines - margin), own)
+    push = log1p_sum_exp(scale * (cosines + margin), counted)
     used = all_sum(own.any(0).sum())
     return from_shards(pull.sum() / used + push.sum() / shard.total)
 
@@ -61,7 +61,7 @@ def _own_logit(logits: Tensor, own: Tensor) -> Tensor:
     return from_shards(logits.masked_fill(~own, 0).sum(1))
 
 
-def _log1p_sum_exp(logits: Tensor, counted: Tensor) -> Tensor:
+def log1p_sum_exp(logits: Tensor, counted: Tensor) -> Tensor:
     """log(1 + Σ exp) down the columns, over the counted rows; no rows give log 1 = 0."""
     one = torch.zeros_like(logits[:1])
     return torch.cat([one, logits.masked_fill(~counted, -math.inf)]).logsumexp(0)

@@ -45,6 +45,7 @@ class SoftTriple(ProxyLoss):
 
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
     fusible: ClassVar[bool] = False
+    can_shard: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """Embedding without training: batch norm folded away, results written into one buffer."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
+from nofuss.processes import merge_rows, share, world
 
 
 def for_inference(embedder: Embedder) -> Embedder:
@@ -69,3 +71,22 @@ def extract(
     if done != count:
         raise ValueError(f"batches held {done} inputs, {count} were announced")
     return out
+
+
+def extract_together(
+    model: Embedder | Backbone,
+    load: Callable[[Sequence[Any]], Iterator[Tensor]],
+    chosen: Sequence[Any],
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """`extract` of the batches `chosen` (rows in order); each process loads and runs a share."""
+    own = share(len(chosen))
+    before, count = sum(map(len, chosen[: own.start])), sum(map(len, chosen[own]))
+    total = sum(map(len, chosen))
+    tell = progress and (lambda done: progress(min(total, done * world())))
+    part = extract(model, load(chosen[own]), count=count, progress=tell)
+    if world() == 1:
+        return part
+    whole = part.new_zeros(total, part.shape[1])
+    whole[before : before + count] = part
+    return merge_rows(whole, slice(before, before + count))

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.geometry import squared_distances
+from nofuss.processes import all_max
+from nofuss.proxies.shard import Shard
 
 
 class ProxyTriplets(NamedTuple):
@@ -28,7 +30,7 @@ class ProxyTriplets(NamedTuple):
     positive: Tensor
     """(T,) row of p(y) among the proxies."""
     negative: Tensor | None = None
-    """(T, P) True where a proxy is in p(Z). None: every proxy but p(y)."""
+    """(T, P) True where a proxy (of the own rows) is in p(Z). None: every proxy but p(y)."""
     anchor: Tensor | None = None
     """(T,) row of x in the batch. None: triplet t belongs to row t."""
 
@@ -42,6 +44,8 @@ class Assignment(nn.Module, ABC):
     num_proxies: int
     num_classes: int | None = None
     """Labels are below this; None where proxies belong to no label."""
+    shard: Shard | None = None
+    """Which rows the `proxies` handed in are, where other processes hold the others."""
 
     @abstractmethod
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
@@ -57,6 +61,18 @@ class Assignment(nn.Module, ABC):
             f"{self.name} assignment finds a proxy by its label; bare triplets have none: "
             "pass assignment='dynamic'"
         )
+
+    def _nearest(self, distances: Tensor) -> Tensor:
+        """The row of the least distance, (N, P) → (N,)."""
+        return distances.argmin(1) if self.shard is None else self.shard.nearest(distances)
+
+    @property
+    def _rows(self) -> slice:
+        return slice(0, self.num_proxies) if self.shard is None else self.shard.rows
+
+    def _is(self, row: Tensor) -> Tensor:
+        """Which of the own rows it is, (…) → (…, own rows)."""
+        return row[..., None] == torch.arange(self._rows.start, self._rows.stop).to(row)
 
 
 class Static(Assignment):
@@ -124,15 +140,15 @@ class Several(Assignment):
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """The closest proxy of the label's own."""
-        own = _required(labels, self.name)[:, None] == self.label_of_proxy  # (N, P)
+        own = _required(labels, self.name)[:, None] == self.label_of_proxy[self._rows]  # (N, P)
         with torch.no_grad():
-            return squared_distances(x, proxies).masked_fill(~own, math.inf).argmin(1)
+            return self._nearest(squared_distances(x, proxies).masked_fill(~own, math.inf))
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
         """(x, the closest of the label's proxies, all proxies of other labels)."""
         return ProxyTriplets(
             positive=self.of(x, labels, proxies),
-            negative=labels[:, None] != self.label_of_proxy,
+            negative=labels[:, None] != self.label_of_proxy[self._rows],
         )
 
 
@@ -170,7 +186,7 @@ class Dynamic(Assignment):
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """The closest proxy, Eq. 5."""
         with torch.no_grad():
-            return squared_distances(x, proxies).argmin(1)
+            return self._nearest(squared_distances(x, proxies))
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
         """(x, p(y), p(Z)) for every positive pair (x, y) of the batch."""
@@ -179,9 +195,9 @@ class Dynamic(Assignment):
         same = labels[:, None] == labels
         pairs = same & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
         anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
-        holds = nn.functional.one_hot(chosen, self.num_proxies).to(x.dtype)  # (B, P)
+        holds = self._is(chosen).to(x.dtype)  # (B, P)
         of_others = ((~same).to(x.dtype) @ holds) > 0  # (B, P): proxies of x's negatives
-        return _without_empty(chosen[other], of_others[anchor], anchor)
+        return self._without_empty(chosen[other], of_others[anchor], anchor)
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """(x, p(y), p(Z)) with y and Z as given, one triplet a row."""
@@ -189,8 +205,16 @@ class Dynamic(Assignment):
         chosen = self.of(z.flatten(0, 1), None, proxies).view(z.shape[:2])  # (B, K)
         self._count(torch.cat([positive, chosen.flatten()]))
         negative = torch.zeros(len(y), self.num_proxies, dtype=torch.bool, device=y.device)
-        negative.scatter_(1, chosen, True)
-        return _without_empty(positive, negative, torch.arange(len(y), device=y.device))
+        negative = negative.scatter_(1, chosen, True)[:, self._rows]
+        return self._without_empty(positive, negative, torch.arange(len(y), device=y.device))
+
+    def _without_empty(self, positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
+        """Take p(y) out of p(Z), then drop triplets with no negative left."""
+        negative = negative & ~self._is(positive)
+        told = negative.any(1)
+        if self.shard is not None:
+            told = all_max(told.byte()).bool()
+        return ProxyTriplets(positive[told], negative[told], anchor[told])
 
     def share_in_use(self, window: int = 100) -> float:
         """Share of the proxies that were chosen within the last `window` training batches."""
@@ -207,7 +231,10 @@ class Dynamic(Assignment):
             # A pure function of (seed, batch number), so that a resumed run repeats it.
             generator = torch.Generator().manual_seed(self.seed + int(self.batches))
             rows = torch.randint(len(x), (len(dead),), generator=generator)
-            proxies[dead] = x[rows.to(x.device)].to(proxies.dtype)
+            onto = x[rows.to(x.device)].to(proxies.dtype)
+            start, stop = self._rows.start, self._rows.stop
+            own = (dead >= start) & (dead < stop)
+            proxies[dead[own] - start] = onto[own]
         return len(dead)
 
     def _count(self, chosen: Tensor) -> None:
@@ -247,13 +274,6 @@ def build_assignment(
     if num_proxies > num_classes:
         return Several(num_classes, num_proxies)
     return Static(num_classes)
-
-
-def _without_empty(positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
-    """Take p(y) out of p(Z), then drop triplets with no negative left."""
-    negative = negative.scatter(1, positive[:, None], False)
-    told = negative.any(1)
-    return ProxyTriplets(positive[told], negative[told], anchor[told])
 
 
 def _required(labels: Tensor | None, name: str) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nofuss.geometry import normalize
-from nofuss.processes import all_min, share
+from nofuss.processes import all_min, all_sum, share
 
 CHUNK = 2**14
 
@@ -35,6 +35,11 @@ class Shard(NamedTuple):
         least, column = distances.min(1)
         mine = least == all_min(least.clone())
         return all_min(torch.where(mine, column + self.start, self.total))
+
+    def take(self, proxies: Tensor, rows: Tensor) -> Tensor:
+        """Rows among all proxies, from whoever holds them."""
+        held = self.holds(rows)
+        return all_sum(proxies[(rows - self.start) * held] * held[:, None])
 
 
 def own_shard(total: int) -> Shard:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nofuss import console
+from nofuss import console, processes
 from nofuss.data import open_data
 from nofuss.data.collection import printable
 from nofuss.encoder import Encoder, check_fits, load
@@ -82,7 +82,7 @@ def _update(
         if not count:
             known = ", ".join(sources(index)) or "nothing"
             raise UsageError(f"the index holds nothing of {_shown(data)}; it holds {known}")
-        index.save(folder)
+        _save(index, folder)
         console.say(f"{count:,} items of {_shown(data)} taken out, {len(index):,} remain")
         return index
     collection = open_gallery(data)
@@ -92,17 +92,24 @@ def _update(
         for note in collection.notes:
             console.warn(note)
     todo = plan(index, collection, data)
+    processes.check_same(json.dumps([todo.names, todo.stale]), "pictures")
     total = len(todo.stale)
     bar = console.progress("embedding", total) if total and not quiet else nullcontext()
     with bar as progress:
         changes = update(
-            index, encoder, collection, todo, progress=progress, save=lambda: index.save(folder)
+            index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
         )
-    index.save(folder)
+    _save(index, folder)
     if not quiet:
         _name(changes.unreadable)
         console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
     return index
+
+
+def _save(index: Index, folder: Path) -> None:
+    """Of several processes the first one writes; all hold the same."""
+    if processes.first():
+        index.save(folder)
 
 
 def search_run(

@@ -6,6 +6,7 @@ array is known by its file and row, and by its content. Nothing is written into 
 """
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from nofuss import processes
 from nofuss.data import find_pictures, open_data
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection, printable
@@ -176,7 +178,7 @@ def update(
     done, saved = 0, time.monotonic()
     for start in range(0, len(todo.stale), CHUNK):
         chosen = todo.stale[start : start + CHUNK]
-        rows, vectors, unreadable = _embed(encoder, collection, chosen)
+        rows, vectors, unreadable = _embed_together(encoder, collection, chosen)
         index.add(vectors, names=[names[i] for i in rows], labels=[labels[i] for i in rows])
         known.update({names[i]: [todo.source, *todo.versions[i]] for i in rows})
         changed = sum(names[i] in replaced for i in rows)
@@ -230,6 +232,24 @@ def _known(index: Index) -> dict[str, list[Any]]:
     """Name → [source, size, mtime_ns, digest], kept with the index."""
     known: dict[str, list[Any]] = index.extra.setdefault("items", {})
     return known
+
+
+def _embed_together(
+    encoder: Encoder, collection: Collection, chosen: list[int]
+) -> tuple[list[int], Tensor, list[str]]:
+    """`_embed`, a share of the items in each process."""
+    if processes.world() == 1:
+        return _embed(encoder, collection, chosen)
+    own = chosen[processes.share(len(chosen))]
+    found = torch.zeros(len(own), encoder.dim)
+    with processes.alone():
+        rows, vectors, unreadable = _embed(encoder, collection, own) if own else ([], found, [])
+    found[[own.index(i) for i in rows]] = vectors
+    found = processes.gather_rows(found, len(chosen))
+    told = [json.loads(text) for text in processes.exchange(json.dumps([rows, unreadable]))]
+    rows = [i for good, _ in told for i in good]
+    place = {i: at for at, i in enumerate(chosen)}
+    return rows, found[[place[i] for i in rows]], [line for _, lines in told for line in lines]
 
 
 def _embed(

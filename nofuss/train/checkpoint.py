@@ -2,9 +2,10 @@
 
     checkpoints/step-N/tensors.safetensors   model, criterion, optimizer
                        state.json            where training stood
-                       manifest.json         sha256 of the other two
+                       manifest.json         sha256 of the others
 
-The last two are kept. Loading verifies the newest and falls back to the one before.
+and a file for each process's proxies where they are dealt out: see `shards.py`. The last two are
+kept. Loading verifies the newest and falls back to the one before.
 """
 
 import json
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nofuss.errors import RunError
-from nofuss.files import sha256, write_folder
+from nofuss.files import sha256
+from nofuss.processes import exchange, first, rank, world
+from nofuss.train.shards import WHOLE, Cut, folder_of_all, read_cut, write_shards
 
 FORMAT = 1
 KEPT = 2
@@ -35,33 +38,54 @@ class Checkpoint:
 
 
 def save_checkpoint(
-    folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]
+    folder: Path,
+    step: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    *,
+    cut: Cut | None = None,
 ) -> None:
     """Write step-N as a whole, then drop all but it and the one before.
+
+    All processes call it: those with a cut write their rows, the first one all that is common.
 
     Later steps are of a past that training went back from, because they were damaged; they go
     too, and so do the remains of saves that were killed.
     """
-    with write_folder(folder / f"step-{step}") as new:
-        save_file(
-            {k: t.detach().contiguous() for k, t in tensors.items()}, new / "tensors.safetensors"
-        )
-        (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
-        sums = {name: sha256(new / name) for name in ("tensors.safetensors", "state.json")}
-        (new / "manifest.json").write_text(json.dumps(sums))
+    with folder_of_all(folder / f"step-{step}") as new:
+        own = cut.parts(tensors) if cut else {}
+        sums = write_shards(new, own, cut.shard) if cut else {}
+        if first():
+            common = {k: t.detach().contiguous() for k, t in tensors.items() if k not in own}
+            save_file(common, new / WHOLE)
+            (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
+            sums |= {name: sha256(new / name) for name in (WHOLE, "state.json")}
+            (new / "manifest.json").write_text(json.dumps(sums))
+    if not first():
+        return
     later = [path for path in _newest_first(folder) if _step(path) > step]
     earlier = [path for path in _newest_first(folder) if _step(path) <= step]
     for old in [*later, *earlier[KEPT:], *folder.glob(".step-*")]:
         shutil.rmtree(old, ignore_errors=True)  # what can't be dropped now is tried next time
 
 
-def load_checkpoint(folder: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; `say` hears of those that are not. None if none are."""
-    for path in _newest_first(folder):
+def load_checkpoint(
+    folder: Path, *, say: Callable[[str], None], cut: Cut | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole; `say` hears of those that are not. None if none are.
+
+    Processes check a part of the files each; what one finds damaged none uses.
+    """
+    for name in json.loads(exchange(json.dumps([p.name for p in _newest_first(folder)]))[0]):
+        found, problem = None, ""
         try:
-            return _read(path)
+            found = _read(folder / name, cut)
         except RunError as error:
-            say(f"{error}; going back to the checkpoint before")
+            problem = str(error)
+        problems = [each for each in exchange(problem) if each]
+        if not problems:
+            return found
+        say(f"{problems[0]}; going back to the checkpoint before")
     return None
 
 
@@ -74,16 +98,18 @@ def _step(path: Path) -> int:
     return int(path.name[5:])
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, cut: Cut | None) -> Checkpoint:
     try:
         sums = json.loads((path / "manifest.json").read_text())
-        for name in ("tensors.safetensors", "state.json"):
+        files = [WHOLE, "state.json", *(sums.keys() - {WHOLE, "state.json"})]
+        for name in sorted(files)[rank() :: world()]:
             if sums[name] != sha256(path / name):
                 raise RunError(f"{path / name} is damaged: its checksum differs")
         state = json.loads((path / "state.json").read_text())
         if state["format"] != FORMAT:
             raise RunError(f"{path} has format {state['format']}, expected {FORMAT}")
-        return Checkpoint(state["step"], load_file(path / "tensors.safetensors"), state)
+        tensors = read_cut(path, (name for name in files if name != "state.json"), cut)
+        return Checkpoint(state["step"], tensors, state)
     except RunError:
         raise
     except Exception as error:  # whatever a damaged file makes a parser raise

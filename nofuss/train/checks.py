@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.train.parallel import parallel
 from nofuss.train.step import Batch, train_step
 
 
@@ -79,5 +80,6 @@ def loss_on_one_batch(
     rehearsal = type(optimizer)(groups)  # type: ignore[call-arg]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        losses = [train_step(*copies, rehearsal, batch)[0] for _ in range(repeats)]
+        model = parallel(copies[0])
+        losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]
     return losses[0], losses[-1]

@@ -5,16 +5,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import m_per_class, shuffled
+from nofuss.errors import UsageError
+from nofuss.processes import share, world
 
 
 class TrainBatch(NamedTuple):
-    """Items of a step; without labels, anchors, positives and negatives in thirds."""
+    """Items of a step; without labels, anchors, positives and negatives in thirds.
+
+    The inputs are this process's share; labels and indices are of the whole batch.
+    """
 
     inputs: Tensor
     labels: Tensor | None
@@ -32,22 +38,31 @@ class CollectionFeed:
     seed: int = 0
     workers: int = 0
 
+    def __post_init__(self) -> None:
+        if (fewest := min(map(len, self._indices(0)), default=0)) < world():
+            raise UsageError(
+                f"a batch of {fewest} leaves some of {world()} processes without an item; start "
+                "fewer, or raise --batch"
+            )
+
     def __len__(self) -> int:
         return len(self._indices(0))
 
     def __call__(self, epoch: int, start: int) -> Iterator[TrainBatch]:
         """The epoch's batches, leaving out the first `start`."""
-        labelled = self.collection.labels is not None
-        for batch in batches(
+        labels, chosen = self.collection.labels, self._indices(epoch)[start:]
+        own = batches(
             self.collection,
             self.preprocessing,
-            self._indices(epoch)[start:],
+            [indices[share(len(indices))] for indices in chosen],
             train=True,
             seed=self.seed,
             epoch=epoch,
             workers=self.workers,
-        ):
-            yield TrainBatch(batch.inputs, batch.labels if labelled else None, batch.indices)
+        )
+        for batch, indices in zip(own, chosen, strict=True):
+            whole = None if labels is None else torch.from_numpy(labels[indices])
+            yield TrainBatch(batch.inputs, whole, torch.from_numpy(indices))
 
     def _indices(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
         c = self.collection

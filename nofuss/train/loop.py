@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.processes import any_true
 from nofuss.proxies.assignment import Dynamic
 from nofuss.train.checkpoint import (
     Checkpoint,
@@ -27,6 +29,8 @@ from nofuss.train.checkpoint import (
     save_checkpoint,
 )
 from nofuss.train.optim import set_rates
+from nofuss.train.parallel import parallel
+from nofuss.train.shards import Cut
 from nofuss.train.step import Batch, train_step
 
 
@@ -85,6 +89,15 @@ class Training:
     loss_sum: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def cut(self) -> Cut | None:
+        """Which of the tensors are this process's rows, where proxies are dealt out."""
+        if not isinstance(self.criterion, ProxyLoss) or self.criterion.shard is None:
+            return None
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        number = next(i for i, p in enumerate(held) if p is self.criterion.proxies)
+        return Cut(self.criterion.shard, ("criterion.proxies", f"optimizer.{number}."))
+
     def save(self, folder: Path, steps: int) -> None:
         """Write a checkpoint named after the steps done so far."""
         tensors = (
@@ -95,7 +108,11 @@ class Training:
         state = {k: getattr(self, k) for k in ("epoch", "step", "loss_sum", "history")}
         # "at" is the step within the epoch; "step" names the checkpoint.
         save_checkpoint(
-            folder, self.epoch * steps + self.step, tensors, {"at": state.pop("step"), **state}
+            folder,
+            self.epoch * steps + self.step,
+            tensors,
+            {"at": state.pop("step"), **state},
+            cut=self.cut,
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -127,20 +144,22 @@ def train(
                 before_epoch(t.epoch)
             t.model.train()
             t.criterion.train()
+            model = parallel(t.model)
             began = saved = time.monotonic()
             items, embeddings = 0, None
             for batch in feed(t.epoch, t.step):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 torch.manual_seed(_step_seed(t.seed, t.epoch * steps + t.step))
-                loss, embeddings = train_step(t.model, t.criterion, t.optimizer, batch)
+                loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
                 t.step += 1
                 t.loss_sum += loss
-                items += len(batch.inputs)
+                items += len(batch.indices)
                 watch.step(t.epoch, t.step, steps, loss, items)
-                if checkpoints and (stop() or time.monotonic() - saved > checkpoint_seconds):
+                asked, due = any_true(stop(), time.monotonic() - saved > checkpoint_seconds)
+                if checkpoints and (asked or due):
                     t.save(checkpoints, steps)
                     saved = time.monotonic()
-                if stop():
+                if asked:
                     raise Interrupted
             seconds = time.monotonic() - began
             row = {"epoch": t.epoch + 1, "loss": t.loss_sum / steps, "seconds": seconds}
@@ -153,7 +172,7 @@ def train(
             watch.epoch(t.history)
             if checkpoints:
                 t.save(checkpoints, steps)
-            if stop():
+            if any_true(stop())[0]:
                 raise Interrupted
 
 

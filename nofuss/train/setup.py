@@ -11,9 +11,14 @@ from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder, principal_components
+from nofuss.processes import world
 from nofuss.proxies.assignment import Dynamic, Several
 from nofuss.train.loop import Training
 from nofuss.train.optim import build_optimizer
+
+SHARD_FROM = 2**20
+"""Numbers in all proxies from which on several processes deal them out instead of each holding
+all: 16,384 proxies of 64 dimensions."""
 
 
 def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
@@ -37,6 +42,9 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
         options["temperature"] = 2 / config.scale
     elif config.scale is not None:
         options["scale"] = config.scale
+    numbers = num_classes * config.proxies_per_class * config.dim
+    if world() > 1 and PROXY_LOSSES[config.loss].can_shard and numbers >= SHARD_FROM:
+        options["sharded"] = True
     try:
         criterion = PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
     except (TypeError, ValueError) as error:
@@ -93,9 +101,12 @@ def start_from_data(
     head.bias.copy_(-components @ mean) if center else head.bias.zero_()
     if not isinstance(criterion, ProxyLoss):
         return
-    directions, assignment = normalize(head(features)), criterion.assignment
+    directions, assignment, shard = normalize(head(features)), criterion.assignment, criterion.shard
     if assignment.by_label and labels is not None:
         own = assignment.of(directions, labels, criterion.proxies)
+        if shard is not None:
+            held = shard.holds(own)
+            directions, own = directions[held], own[held] - shard.start
         sums = torch.zeros_like(criterion.proxies).index_add_(0, own, directions)
         criterion.proxies.copy_(normalize(sums))
         return
@@ -108,4 +119,6 @@ def start_from_data(
         turn = torch.arange(len(owner)) - torch.searchsorted(owner, owner)
         first = (sizes.cumsum(0) - sizes)[owner]
         order = order[first + turn % sizes[owner].clamp_min(1)]
-    criterion.proxies.copy_(directions[order[torch.arange(len(criterion.proxies)) % len(order)]])
+    rows = torch.arange(assignment.num_proxies)
+    rows = rows if shard is None else rows[shard.rows]
+    criterion.proxies.copy_(directions[order[rows % len(order)]])

@@ -9,14 +9,21 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from nofuss.errors import TrainingError
+from nofuss.losses.collectives import gather
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.processes import any_true
+from nofuss.train.parallel import average_gradients, whole_batch
 
 
 class Batch(Protocol):
-    """Items of a step: labelled, or (labels None) anchors, positives, negatives in thirds."""
+    """Items of a step: labelled, or (labels None) anchors, positives, negatives in thirds.
+
+    Of several processes each has its share of the inputs, and all labels and indices.
+    """
 
     @property
     def inputs(self) -> Tensor:
-        """(B, …) what the model takes."""
+        """(B, …) what the model takes; the share of this process."""
 
     @property
     def labels(self) -> Tensor | None:
@@ -50,14 +57,18 @@ def train_step(
 ) -> tuple[float, Tensor]:
     """Update once; the loss before it and the embeddings. Raises before a NaN can spread."""
     optimizer.zero_grad()
-    embeddings: Tensor = model(batch.inputs)
+    count = len(batch.indices)
+    with whole_batch(count):
+        embeddings = gather(model(batch.inputs), count)
     loss = batch_loss(criterion, embeddings, batch.labels)
     value = loss.item()
     if not math.isfinite(value):
         raise NonFiniteLoss(f"the loss is {value}", batch.indices)
     loss.backward()  # type: ignore[no-untyped-call]
+    if not (isinstance(criterion, ProxyLoss) and criterion.shard):
+        average_gradients(criterion.parameters())
     gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-    if not torch.isfinite(get_total_norm(gradients)):
+    if any_true(not torch.isfinite(get_total_norm(gradients)))[0]:
         raise NonFiniteLoss(
             f"the loss is {value:.4g} but its gradient is not finite", batch.indices
         )
