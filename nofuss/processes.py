@@ -7,9 +7,6 @@ each function gives back what it was given, and nothing of torch.distributed is 
 
 import hashlib
 import os
-import socket
-import struct
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +20,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from nofuss.errors import DataError, NofussError, ProcessError
+from nofuss.network import how_they_met, towards_the_others
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -82,7 +80,7 @@ def joined() -> Iterator[str]:
         yield ""
         return
     patience = float(os.environ.get("NOFUSS_TIMEOUT", PATIENCE))
-    if interface := _interface():
+    if interface := towards_the_others():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=patience)
     try:
@@ -100,7 +98,7 @@ def joined() -> Iterator[str]:
     _group = _Group(number, count, store, patience)
     try:
         with _named_failures():
-            yield _how_they_met()
+            yield how_they_met()
     finally:
         _group = None
     dist.destroy_process_group()
@@ -227,42 +225,6 @@ def check_same(text: str, what: str) -> None:
     seen = exchange(hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest())
     if other := [number for number, each in enumerate(seen) if each != seen[0]]:
         raise DataError(f"rank {other[0]} sees other {what} than rank 0; give all the same")
-
-
-def _how_they_met() -> str:
-    machines = int(os.environ["GROUP_WORLD_SIZE"])
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    where = "here, over loopback" if machines == 1 else f"on {machines} machines"
-    return (
-        f"{world()} processes {where}; torch's rendezvous at {place} asks for no password and "
-        "nothing is encrypted: keep it to a network you trust"
-    )
-
-
-def _interface() -> str | None:
-    """The network interface between the processes: loopback, or the one towards the rendezvous."""
-    names = [name for _, name in socket.if_nameindex()]
-    if os.environ["GROUP_WORLD_SIZE"] == "1":
-        return next((name for name in names if name.startswith("lo")), None)
-    if sys.platform != "linux":
-        return None
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-            own = socket.inet_aton(probe.getsockname()[0])
-        except OSError:
-            return None
-        for name in names:
-            request = struct.pack("256s", name.encode())
-            try:
-                found = fcntl.ioctl(probe, 0x8915, request)[20:24]  # SIOCGIFADDR
-            except OSError:
-                continue  # it has no address
-            if found == own and not name.startswith("lo"):
-                return name
-    return None
 
 
 @contextmanager
