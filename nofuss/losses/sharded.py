@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.losses.collectives import from_shards
+from nofuss.losses.collectives import from_shards, to_shards
 from nofuss.processes import all_max, all_sum
 from nofuss.proxies.assignment import ProxyTriplets
 from nofuss.proxies.shard import Shard
@@ -34,7 +34,8 @@ def sharded_triplet(
 ) -> Tensor:
     """`triplet_of_logits` of the own columns (T, own rows)."""
     own, counted = _cells(triplets, shard)
-    hinge = (logits + margin - _own_logit(logits, own)[:, None]).clamp_min(0)
+    own_logit = to_shards(_own_logit(logits, own))  # back into every process's own columns
+    hinge = (logits + margin - own_logit[:, None]).clamp_min(0)
     return from_shards((hinge * counted).sum()) / all_sum(counted.sum())
 
 

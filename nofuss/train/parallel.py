@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -21,7 +22,7 @@ def parallel(model: nn.Module) -> nn.Module:
     """The model, its gradients averaged over the processes; frozen parts must be frozen before."""
     if world() == 1:
         return model
-    return DistributedDataParallel(model, broadcast_buffers=False)
+    return DistributedDataParallel(model)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -49,8 +50,8 @@ class _WholeBatch(TorchFunctionMode):
         """Replace what looks over the batch; all else is left alone."""
         kwargs = kwargs or {}
         own = self.own.stop - self.own.start
-        if func is torch.batch_norm and args[5]:
-            return _batch_norm(*args[:5], momentum=args[6], eps=args[7])
+        if func is F.batch_norm and kwargs["training"]:
+            return _batch_norm(*args, **kwargs)
         if func is torch.rand:
             size = args[0] if isinstance(args[0], list | tuple) else args
             if size[0] == own:
@@ -63,15 +64,16 @@ class _WholeBatch(TorchFunctionMode):
 
 def _batch_norm(
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     *,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """torch.batch_norm in training mode, over the rows of all processes."""
+    """F.batch_norm in training mode, over the rows of all processes."""
     out, mean, var, count = _BatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean, momentum)
@@ -96,7 +98,7 @@ class _BatchNorm(torch.autograd.Function):
         count = sums[-1:].clone()
         mean = sums[:-1] / count
         var = all_sum((x - _along(mean, x)).square_().sum(over)) / count
-        out = torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, False)
+        out = F.batch_norm(x, mean, var, weight, bias, eps=eps)
         ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt_(), count)
         ctx.mark_non_differentiable(mean, var, count)
         return out, mean, var, count

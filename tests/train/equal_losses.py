@@ -30,6 +30,8 @@ def sharded_cases() -> Iterator[tuple[str, Make, bool]]:
             for name, options in {
                 "static": {},
                 "static, plain": {"fused": False},
+                "static, fused": {"fused": True},
+                "fused, learned scale": {"fused": True, "learn_scale": True},
                 "fractional": {"proxies_per_class": 0.6},
                 "several": {"proxies_per_class": 2.5},
                 "learned scale": {"learn_scale": True},
