@@ -39,6 +39,7 @@ def evaluate_run(
     say = console.aside if as_json else console.say
     with processes.in_turn():
         collection, _ = open_usable(data or run.config.data, say=say)
+    processes.check_same("data", collection.fingerprint)
     if data is None:
         check_same_data(path, collection.fingerprint())
         test = split(collection, run.config).test
@@ -80,7 +81,7 @@ def embed(path: Path, data: Path, out: Path) -> None:
     encoder = load(path)
     with processes.in_turn():
         collection, _ = open_usable(any_pictures(data))
-    processes.check_same(collection.fingerprint(), "data")
+    processes.check_same("data", collection.fingerprint)
     with console.progress("embedding", len(collection)) as progress:
         vectors = encoder.embed_collection(collection, progress=progress)
     if processes.first():

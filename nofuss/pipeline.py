@@ -54,7 +54,7 @@ def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     # Refuse bad options before a run exists.
     build_criterion(config, max(2, len(classes_of(collection, sides.train))))
     fingerprint = collection.fingerprint()
-    processes.check_same(fingerprint, "data")
+    processes.check_same("data", lambda: fingerprint)
     if config.resume:
         run = continue_run(config, fingerprint=fingerprint)
     else:

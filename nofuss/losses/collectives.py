@@ -29,6 +29,12 @@ def gather(own: Tensor, count: int | None = None) -> Tensor:
         return own
     if count is None:
         count = int(all_sum(torch.tensor(len(own))))
+    part = share(count)
+    if len(own) != part.stop - part.start:
+        raise ValueError(
+            f"got {len(own)} of {count} rows; processes.share({count}) is rows {part.start} to "
+            f"{part.stop}"
+        )
     whole: Tensor = _Gather.apply(own, count)  # type: ignore[no-untyped-call]
     return whole
 

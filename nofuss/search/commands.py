@@ -92,7 +92,7 @@ def _update(
         for note in collection.notes:
             console.warn(note)
     todo = plan(index, collection, data)
-    processes.check_same(json.dumps([todo.names, todo.stale]), "pictures")
+    processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
     bar = console.progress("embedding", total) if total and not quiet else nullcontext()
     with bar as progress:

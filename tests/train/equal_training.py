@@ -170,10 +170,10 @@ def check_words() -> None:
     assert len(texts) == processes.world()
     assert processes.on_first(lambda: f"rank {processes.rank()}") == "rank 0"
     assert processes.any_true(processes.rank() == processes.world() - 1, False) == (True, False)
-    processes.check_same("data", "data")
+    processes.check_same("data", lambda: "same")
     if processes.world() > 1:
         with pytest.raises(ValueError, match="rank 1 sees other data"):
-            processes.check_same(str(min(1, processes.rank())), "data")
+            processes.check_same("data", lambda: str(min(1, processes.rank())))
     with tempfile.TemporaryDirectory() as folder, processes.in_turn():
         assert processes.world() == 1
         assert Path(folder).is_dir()
