@@ -1,10 +1,16 @@
 """Several processes give what one gives: losses, gradients, weights, checkpoints, scores."""
 
+import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nofuss import commands
+from nofuss.search import Index
+from nofuss.search.commands import index_run
+from tests.tiny_run import draw, train_pictures
 from tests.train import equal_training as trainings
 from tests.train.equal_losses import check_losses
 from tests.train.together import fork_together
@@ -41,3 +47,35 @@ def test_scores_are_those_of_one_process(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_words(count: int) -> None:
     fork_together(count, trainings.check_words)
+
+
+def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> None:
+    """Of pictures, one of which can't be read: the same scores, vectors and index."""
+    run, more = train_pictures(tmp_path), tmp_path / "more" / "new"
+    more.mkdir(parents=True)
+    for number in range(7):
+        draw(number % 6, 50 + number).save(more / f"{number}.png")
+    (more / "4.png").write_bytes(b"no picture")
+
+    def everything(out: Path) -> None:
+        commands.evaluate_run(run, None, ks=(1, 2, 4, 8), seed=0, as_json=False)
+        commands.embed(run, tmp_path / "data", out)
+        index_run(run, more.parent)
+
+    found = []
+    for count in (1, 3):
+        fork_together(count, partial(everything, tmp_path / f"{count}.npz"))
+        index = Index.load(run / "index")
+        assert len(index) == 6
+        order = np.argsort(index.names)
+        scores = json.loads((run / "scores.json").read_text())
+        found.append(
+            (
+                np.load(tmp_path / f"{count}.npz")["vectors"],
+                index.vectors[order],
+                [scores[name] for name in ("recall@1", "recall@8", "map@r", "nmi", "ami")],
+            )
+        )
+        (run / "index").rename(tmp_path / f"index-{count}")
+    for one, several in zip(*found, strict=True):
+        np.testing.assert_allclose(several, one, atol=1e-6)
