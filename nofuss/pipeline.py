@@ -38,9 +38,9 @@ from nofuss.usable import check_supervision, open_usable
 
 def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path."""
-    if processes.may_restart() and config.out is None:
-        raise UsageError("--max-restarts must know which run to come back to; add --out RUN")
-    if processes.restarted() and config.out and (config.out / "config.json").is_file():
+    config = _come_back(config)
+    if config.resume and processes.restarted():
+        assert config.out is not None
         config = replace(open_run(config.out).config, out=config.out, resume=True)
     elif config.resume:
         config = resume_run(config, say=console.warn)
@@ -75,6 +75,15 @@ def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     except (OSError, SafetensorError) as error:  # a full or failing disk
         reason = " ".join(str(error).split())
         raise TrainingError(f"{reason}; mend it, then go on with: {run.resume_command}") from error
+
+
+def _come_back(config: TrainConfig) -> TrainConfig:
+    """Where torchrun may restart the processes, a run that is there is gone on with."""
+    if not processes.may_restart():
+        return config
+    if config.out is None:
+        raise UsageError("--max-restarts must know which run to come back to; add --out RUN")
+    return replace(config, resume=config.resume or (config.out / "config.json").is_file())
 
 
 def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:

@@ -48,8 +48,8 @@ def under_torchrun() -> bool:
 
 
 def restarted() -> bool:
-    """Whether torchrun started this process in place of one that was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    """Whether torchrun started any of the processes in place of one that was lost."""
+    return any_true(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0)[0]
 
 
 def may_restart() -> bool:
