@@ -125,8 +125,8 @@ def in_turn() -> Iterator[None]:
     counter = f"turn/{node}"
     turn = _group.store.add(f"{counter}/{local}", 1)
     done = f"{counter}/done/{turn}"
-    if local:  # as long as it takes: should the first die, torchrun ends the others
-        _group.store.wait([done], timedelta(days=7))
+    while local and not _group.store.check([done]):  # as long as it takes, and open to signals
+        time.sleep(0.1)
     with alone():
         yield
     if not local:
