@@ -25,7 +25,7 @@ Make = Callable[..., nn.Module]
 
 def sharded_cases() -> Iterator[tuple[str, Make, bool]]:
     """Name, how to make it, whether it is asked with labels."""
-    for classes in (7, 12):
+    for classes in (7, 12):  # which two, three and four processes can't share evenly, and can
         for loss in (ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, ProxyAnchor):
             for name, options in {
                 "static": {},
@@ -39,6 +39,8 @@ def sharded_cases() -> Iterator[tuple[str, Make, bool]]:
                 "very large scale": {"scale": 2000.0},
                 "dynamic": {"assignment": "dynamic"},
             }.items():
+                if classes == 12 and name != "static":
+                    continue
                 if loss is ProxyAnchor and name in ("free norms", "dynamic"):
                     continue
                 if loss is ProxyNCAPlusPlus and "scale" in options:

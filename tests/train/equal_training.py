@@ -26,7 +26,7 @@ from nofuss.train.checkpoint import (
     optimizer_tensors,
 )
 from nofuss.train.checks import loss_on_one_batch
-from nofuss.train.loop import Training, train
+from nofuss.train.loop import Interrupted, Training, train
 from tests.train.small_training import Items, Pictures, Recorder, make_training
 
 
@@ -113,9 +113,9 @@ def compare(t: Training, whole: dict[str, Tensor], *, rel: float) -> None:
 
 def write_checkpoint(folder: Path) -> None:
     """Two epochs of three, then the whole state of it as one process would have it."""
-    t = make("static", sharded=True)
-    t.epochs = 2
-    train(t, FEED, watch=Recorder(), checkpoints=folder)
+    t, watch = make("static", sharded=True), Recorder()
+    with pytest.raises(Interrupted):
+        train(t, FEED, watch=watch, checkpoints=folder, stop=lambda: len(watch.losses) >= 8)
 
 
 def read_checkpoint(folder: Path, expected: Path) -> None:

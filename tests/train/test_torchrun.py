@@ -208,11 +208,10 @@ def test_two_hosts_and_a_cut_link(
     run = tmp_path / "run"
     hosts = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.97.8.1:29512")
     logs, agents = [tmp_path / "log0", tmp_path / "log1"], []
-    for place, log in zip((first, second), logs, strict=True):
-        address = "10.97.8.1" if place == first else "10.97.8.2"
-        command = torchrun(
-            1, PROGRAM, *train_command(data, run), options=(*hosts, "--local-addr", address)
-        )
+    for number, (place, log) in enumerate(zip((first, second), logs, strict=True)):
+        # Both have this machine's name, so each is told its address and who is the host.
+        told = ("--local-addr", f"10.97.8.{number + 1}", "--rdzv-conf", f"is_host={1 - number}")
+        command = torchrun(1, PROGRAM, *train_command(data, run), options=(*hosts, *told))
         agents.append(
             start(
                 ["ip", "netns", "exec", place, *command],
