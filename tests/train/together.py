@@ -47,6 +47,7 @@ def _one_of(rank: int, count: int, port: int, work: Callable[[], None]) -> int:
     try:
         with processes.joined():
             work()
+            processes.any_true(True)  # the first one holds the store: it leaves last
         return 0
     except BaseException:
         traceback.print_exc()
