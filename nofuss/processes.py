@@ -7,6 +7,7 @@ each function gives back what it was given, and nothing of torch.distributed is 
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -257,13 +258,15 @@ def _explain(error: RuntimeError) -> NoReturn:
 def _roll_call(group: _Group) -> list[int]:
     """Who does not say within `ROLL_CALL` seconds that he is there."""
     present = {group.rank}
-    try:
-        group.store.set_timeout(timedelta(seconds=ROLL_CALL))
+
+    def listen() -> None:
         group.store.set(f"here/{group.rank}", "")
-        until = time.monotonic() + ROLL_CALL
-        while len(present) < group.world and time.monotonic() < until:
-            present |= {r for r in range(group.world) if group.store.check([f"here/{r}"])}
+        while len(present) < group.world:
+            present.update(r for r in range(group.world) if group.store.check([f"here/{r}"]))
             time.sleep(0.2)
-    except (RuntimeError, ValueError):
-        pass  # the store is on the other side of the cut: nobody answers
+
+    # In a thread of its own: where the store is beyond a cut link, asking it never ends.
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    listener.join(ROLL_CALL)
     return [r for r in range(group.world) if r not in present]

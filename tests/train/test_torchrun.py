@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.train.together import HERE, environment, start, torchrun, wait_for, workers
+from tests.train.together import HERE, end, environment, start, torchrun, wait_for, workers
 
 PROGRAM = str(HERE / "sharded_cli.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
@@ -109,7 +109,7 @@ def test_a_killed_rank_comes_back_and_ends_with_the_same_bits(
         wait_for(_steps_beyond(run, _last_step(run) + 5), seconds=60, what="new steps")
         assert agent.wait(timeout=120) == 0, log.read_text()
     finally:
-        agent.kill()
+        end(agent)
     assert "going on at epoch" in log.read_text()
     assert _same_bits(run, whole), log.read_text()
 
@@ -145,7 +145,7 @@ def test_a_hung_rank_is_named(data: Path, tmp_path: Path) -> None:
         os.kill(workers(agent.pid)[2], signal.SIGSTOP)
         assert agent.wait(timeout=90) != 0  # torchrun kills the hung one after 30 s
     finally:
-        agent.kill()
+        end(agent)
     assert "rank 2 has not answered for 5 s" in log.read_text()
     assert "--resume" in log.read_text()
 
@@ -161,7 +161,7 @@ def test_a_stop_is_heard_by_all(data: Path, whole: Path, tmp_path: Path) -> None
         agent.terminate()
         agent.wait(timeout=60)
     finally:
-        agent.kill()
+        end(agent)
     assert "stopped; go on with" in log.read_text()
     command = [sys.executable, PROGRAM, "train", "--out", str(run), "--resume"]
     said = run_to_the_end(command, tmp_path)
@@ -230,7 +230,7 @@ def test_two_hosts_and_a_cut_link(
         assert all(codes), said
     finally:
         for agent in agents:
-            agent.kill()
+            end(agent)
     assert "2 processes on 2 machines" in said
     assert "not answered for 10 s" in said or "another process is gone" in said
     resumed = run_to_the_end(torchrun(2, PROGRAM, "train", "--out", str(run), "--resume"), tmp_path)

@@ -1,6 +1,7 @@
 """Real processes for the tests beside this file: forked here, or started by torchrun."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -73,6 +74,15 @@ def start(command: list[str], log: Path, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command, env=environment(**env), stdout=file, stderr=subprocess.STDOUT, text=True
         )
+
+
+def end(agent: subprocess.Popen[str]) -> None:
+    """Kill a torchrun and its processes, whatever state they are in."""
+    left = workers(agent.pid) if agent.poll() is None else {}
+    agent.kill()
+    agent.wait()
+    for process in left.values():
+        os.kill(process, signal.SIGKILL)
 
 
 def workers(agent: int) -> dict[int, int]:
