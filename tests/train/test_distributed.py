@@ -29,13 +29,14 @@ def test_weights_after_training_are_those_of_one_process(count: int) -> None:
 
 def test_checkpoints_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     fork_together(1, partial(trainings.write_the_end, tmp_path / "end"))
-    for writers, readers in ((3, 2), (2, 1), (1, 2)):
+    for writers, readers in ((3, (2, 1)), (1, (2,))):
         folder = tmp_path / str(writers)
         fork_together(writers, partial(trainings.write_checkpoint, folder))
         names = sorted(p.name for p in (folder / "step-8").iterdir())
         shards = [f"shard-{r}.safetensors" for r in range(writers)]
         assert names == ["manifest.json", *shards, "state.json", "tensors.safetensors"]
-        fork_together(readers, partial(trainings.read_checkpoint, folder, tmp_path / "end"))
+        for count in readers:
+            fork_together(count, partial(trainings.read_checkpoint, folder, tmp_path / "end"))
 
 
 @pytest.mark.parametrize("count", [2, 3])

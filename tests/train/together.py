@@ -89,7 +89,10 @@ def workers(agent: int) -> dict[int, int]:
     """Rank → process, of a running torchrun."""
     found = {}
     for child in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        try:
+            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
         ranks = [int(v[5:]) for v in variables if v.startswith(b"RANK=")]
         found |= {rank: int(child) for rank in ranks}
     return found
