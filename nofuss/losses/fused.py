@@ -16,12 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nofuss.losses.fused_walk import Walk
+from nofuss.losses.fused_walk import KEEP_BYTES, Walk, leave, take
 from nofuss.processes import all_max, all_sum
 from nofuss.proxies.shard import Shard
-
-KEEP_BYTES = 2**27
-"""What is kept of the exponentials for the second walk; the others are computed again."""
 
 
 def pays(batch: int, num_proxies: int, dim: int) -> bool:
@@ -82,7 +79,7 @@ class _ProxyNCA(torch.autograd.Function):
         walk, total = Walk(x, positive, proxies, shard), shard.total if shard else len(proxies)
         if total == 1 and not include_positive:
             raise ValueError("got one proxy; a positive and a negative need two")
-        block = _take(kept * len(x), like=x)
+        block = take("exponentials", kept * len(x), like=x)
         buffer = block[: kept * len(x)].view(kept, len(x))
         scratch = x.new_empty(walk.rows if kept < len(proxies) else 0, len(x))
         ones = x.new_ones(walk.rows)
@@ -152,32 +149,9 @@ class _ProxyNCA(torch.autograd.Function):
                     weighted = x * ((tops[i] - top).exp_() * (share / z))[:, None]
                 walk.pull_back_(chunk, s, weighted, dp)
             walk.pull_back_positives_(x * share, dp)
-        _leave(ctx.block)
+        leave("exponentials", ctx.block)
         ctx.block, ctx.kept = ctx.block[:0], 0  # a second backward computes it again
         return dx, None, dp, None, None, None
-
-
-_spare: dict[torch.dtype, Tensor] = {}
-
-
-def _take(count: int, *, like: Tensor) -> Tensor:
-    """Room for `count` numbers or more: what the last step left, where it is enough.
-
-    Memory fresh from the system costs a CPU as much as a product; GPUs keep theirs by themselves.
-    """
-    if count == 0 or like.device.type != "cpu":
-        return like.new_empty(count)
-    block = _spare.pop(like.dtype, None)
-    if block is not None and len(block) < count:
-        _leave(block)
-        block = None
-    return like.new_empty(count) if block is None else block
-
-
-def _leave(block: Tensor) -> None:
-    """Leave a block to the next step, if it is not larger than what is kept by default."""
-    if block.device.type == "cpu" and 0 < block.nbytes <= KEEP_BYTES:
-        _spare[block.dtype] = block
 
 
 def bounded(x: Tensor, num_proxies: int) -> bool:

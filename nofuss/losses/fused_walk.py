@@ -1,5 +1,6 @@
 """What the fused losses share: proxies in chunks, their positives, the way through the norm."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,6 +10,32 @@ from nofuss.proxies.shard import Shard
 
 CHUNK = 2**19
 """Numbers in a chunk's largest matrix: 2 MB of float32, so that a chunk stays in cache."""
+
+
+KEEP_BYTES = 2**27
+"""What is kept of a loss's exponentials for its second walk; the others are computed again."""
+
+_spare: dict[tuple[str, torch.dtype], Tensor] = {}
+
+
+def take(use: str, count: int, *, like: Tensor) -> Tensor:
+    """Room for `count` numbers or more: what the last step left, where it is enough.
+
+    Memory fresh from the system costs a CPU as much as a product; GPUs keep theirs by themselves.
+    """
+    if count == 0 or like.device.type != "cpu":
+        return like.new_empty(count)
+    block = _spare.pop((use, like.dtype), None)
+    if block is not None and len(block) < count:
+        leave(use, block)
+        block = None
+    return like.new_empty(count) if block is None else block
+
+
+def leave(use: str, block: Tensor) -> None:
+    """Leave a block to the next step, if it is not larger than what is kept by default."""
+    if block.device.type == "cpu" and 0 < block.nbytes <= KEEP_BYTES and not block.is_inference():
+        _spare[use, block.dtype] = block
 
 
 class Walk:
@@ -50,17 +77,20 @@ class Walk:
         self.proxies = proxies
         self.narrow = len(x) < x.shape[1]
         self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
-        self.work = x.new_empty(self.rows, x.shape[1])
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __iter__(self) -> Iterator[tuple[slice, tuple[Tensor, Tensor] | None]]:
         """Each chunk, and the cells (row in the chunk, anchor) of its positives, if it has any."""
+        size = self.rows, self.proxies.shape[1]
+        block = take("directions", math.prod(size), like=self.inverse)
+        self.work = block[: math.prod(size)].view(size)
         for i, start in enumerate(self.starts):
             low, high = self.cuts[i : i + 2]
             cells = (self.positive[low:high] - start, self.anchor[low:high]) if high > low else None
             yield slice(start, min(start + self.rows, len(self.proxies))), cells
+        leave("directions", block)
 
     def only_here(self, x: Tensor) -> Tensor:
         """The same (B, D), zero for anchors whose positive another process holds."""

@@ -167,8 +167,10 @@ class ProxyLoss(nn.Module, ABC):
                 if positives is not None or negatives is not None:
                     raise ValueError("got labels and triplets; pass one of the two")
                 labels = check_labels(labels, embeddings, self.num_classes)
-                by_itself = self.fuses_few or pays(len(embeddings), *self.proxies.shape)
-                if self.fused or (self.fused is None and by_itself):
+                fuse = self.fused
+                if fuse is None:
+                    fuse = self.fuses_few or pays(len(embeddings), *self.proxies.shape)
+                if fuse:
                     x = self._widen(embeddings)
                     return self._fused_loss(x, self.assignment.of(x, labels, self.proxies))
             x = self._place(embeddings)
