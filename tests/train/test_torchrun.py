@@ -221,18 +221,19 @@ def test_two_hosts_and_a_cut_link(
             )
         )
         time.sleep(1)
-    said = ""
     try:
         wait_for(_steps_beyond(run, 9), seconds=120, what="the first epoch")
+        ours = [process for agent in agents for process in workers(agent.pid).values()]
         cut()
-        codes = [agent.wait(timeout=150) for agent in agents]
-        said = "".join(log.read_text() for log in logs)
-        assert all(codes), said
+        # A torchrun that lost the one it met at takes minutes to give up; its processes do not.
+        wait_for(lambda: not any(map(_alive, ours)), seconds=60, what="the end of both")
+        assert agents[0].wait(timeout=60) != 0
     finally:
         for agent in agents:
             end(agent)
-    assert "2 processes on 2 machines" in said
-    assert "not answered for 10 s" in said or "another process is gone" in said
+    assert "2 processes on 2 machines" in logs[0].read_text()
+    assert "rank 1 has not answered for 10 s" in logs[0].read_text()
+    assert "rank 0 has not answered for 10 s" in logs[1].read_text()
     resumed = run_to_the_end(torchrun(2, PROGRAM, "train", "--out", str(run), "--resume"), tmp_path)
     assert "going on at epoch" in resumed
     assert _same_bits(run, whole)
