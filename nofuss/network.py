@@ -12,8 +12,8 @@ def how_they_met() -> str:
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     where = "here, over loopback" if machines == 1 else f"on {machines} machines"
     return (
-        f"{count} processes {where}; torch's rendezvous at {place} asks for no password and "
-        "nothing is encrypted: keep it to a network you trust"
+        f"{count} processes {where}; torchrun's rendezvous at {place} listens on every address, "
+        "asks for no password and encrypts nothing: keep it to a network you trust"
     )
 
 

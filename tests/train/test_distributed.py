@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from nofuss import commands
+from nofuss.config import TrainConfig
+from nofuss.errors import UsageError
+from nofuss.pipeline import train
 from nofuss.search import Index
 from nofuss.search.commands import index_run
 from tests.tiny_run import draw, train_pictures
@@ -79,3 +82,13 @@ def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> No
         (run / "index").rename(tmp_path / f"index-{count}")
     for one, several in zip(*found, strict=True):
         np.testing.assert_allclose(several, one, atol=1e-6)
+
+
+def test_max_restarts_asks_for_the_run_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    with pytest.raises(UsageError, match="add --out RUN"):
+        train(TrainConfig())
+    assert not list(tmp_path.iterdir())

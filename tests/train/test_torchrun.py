@@ -22,7 +22,7 @@ from tests.train.together import HERE, end, environment, start, torchrun, wait_f
 PROGRAM = str(HERE / "sharded_cli.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 long = pytest.mark.skipif("NOFUSS_LONG" not in os.environ, reason="a minute; set NOFUSS_LONG=1")
-QUICK_STEPS = ("--epochs", "60", "--batch", "8", "--dim", "8", "--holdout", "0")
+QUICK_STEPS = ("--epochs", "30", "--batch", "8", "--dim", "8", "--holdout", "0")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert said.count("2 processes here, over loopback") == 1
     assert "asks for no password" in said
     assert said.count("run directory") == 1  # one of them speaks
-    assert list((folder / "run" / "checkpoints" / "step-540").glob("shard-*"))
+    assert list((folder / "run" / "checkpoints" / "step-270").glob("shard-*"))
     return folder / "run"
 
 
@@ -71,7 +71,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_run_is_that_of_one_process(data: Path, whole: Path, tmp_path: Path) -> None:
-    """The same files; weights after 540 steps in single precision to 1e-4, the same scores."""
+    """The same files; weights after 270 steps in single precision to 1e-4, the same scores."""
     single = [sys.executable, "-m", "nofuss", *train_command(data, tmp_path / "run")]
     run_to_the_end(single, tmp_path)
     found, wanted = weights(whole), weights(tmp_path / "run")
@@ -112,22 +112,6 @@ def test_a_killed_rank_comes_back_and_ends_with_the_same_bits(
         end(agent)
     assert "going on at epoch" in log.read_text()
     assert _same_bits(run, whole), log.read_text()
-
-
-def test_max_restarts_asks_for_the_run_directory(data: Path, tmp_path: Path) -> None:
-    options = ("--standalone", "--max-restarts", "1")
-    done = subprocess.run(
-        torchrun(1, "-m", "nofuss", "train", str(data), options=options),
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "add --out RUN" in done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 @long
