@@ -25,7 +25,7 @@ def test_losses_and_gradients_are_those_of_one_process(count: int) -> None:
     fork_together(count, check_losses)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, 3, 4])
 def test_weights_after_training_are_those_of_one_process(count: int) -> None:
     fork_together(count, trainings.check_training)
 

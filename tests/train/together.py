@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+import torch._dynamo  # optimizers load it, which takes a second: once, before the fork
 
 from nofuss import processes
 
