@@ -39,9 +39,10 @@ def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Te
     labels = as_tensor(labels)
     if labels.ndim != 1 or len(labels) != len(x):
         raise ValueError(f"labels are {tuple(labels.shape)}; expected ({len(x)},), one a row")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels are {labels.dtype}; expected int64 class numbers")
-    labels = labels.to(x.device, torch.int64)
+    if labels.dtype != torch.int64 or labels.device != x.device:
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise ValueError(f"labels are {labels.dtype}; expected int64 class numbers")
+        labels = labels.to(x.device, torch.int64)
     if num_classes is not None:
         low, high = (int(v) for v in labels.aminmax())
         if low < 0:

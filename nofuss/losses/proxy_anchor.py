@@ -66,9 +66,10 @@ class ProxyAnchor(ProxyLoss):
             )
         return anchor_of_cosines(cosines, triplets, scale=self.scale, margin=self.margin)
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
-        assert self.scale is not None
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+        scale = self.scale
+        assert scale is not None
         x = normalize(embeddings)
         return fused_proxy_anchor(
-            x, positive, self.proxies, scale=self.scale, margin=self.margin, shard=self.shard
+            x, positive, proxies, scale=scale, margin=self.margin, shard=self.shard
         )

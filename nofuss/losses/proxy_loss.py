@@ -167,12 +167,13 @@ class ProxyLoss(nn.Module, ABC):
                 if positives is not None or negatives is not None:
                     raise ValueError("got labels and triplets; pass one of the two")
                 labels = check_labels(labels, embeddings, self.num_classes)
-                fuse = self.fused
-                if fuse is None:
-                    fuse = self.fuses_few or pays(len(embeddings), *self.proxies.shape)
-                if fuse:
-                    x = self._widen(embeddings)
-                    return self._fused_loss(x, self.assignment.of(x, labels, self.proxies))
+                proxies = self.proxies  # looked up once: over few, microseconds count
+                if self.fused or (
+                    self.fused is None and (self.fuses_few or pays(len(embeddings), *proxies.shape))
+                ):
+                    wide = embeddings.dtype == proxies.dtype
+                    x = embeddings if wide else self._widen(embeddings)
+                    return self._fused_loss(x, self.assignment.of(x, labels, proxies), proxies)
             x = self._place(embeddings)
             if isinstance(self.assignment, Dynamic):
                 self.assignment.revive(x, self.proxies)
@@ -199,7 +200,7 @@ class ProxyLoss(nn.Module, ABC):
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         """The loss of placed anchors x (T, D) and placed proxies p (P, D)."""
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
         """The same of embeddings (B, D) and rows of the proxies (B,), Z every other proxy."""
         raise NotImplementedError
 

@@ -94,14 +94,13 @@ class ProxyNCA(ProxyLoss):
     def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets, shard=self.shard)
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
-        assert self.scale is not None
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+        scale = self.scale
+        assert scale is not None
         if self.negative_share < 1 and self.training:
             x = normalize(embeddings)
-            return sampled_proxy_nca(
-                x, positive, self.proxies, scale=self.scale, share=self.negative_share
-            )
-        return _one_function(embeddings, positive, self.proxies, scale=self.scale, shard=self.shard)
+            return sampled_proxy_nca(x, positive, proxies, scale=scale, share=self.negative_share)
+        return _one_function(embeddings, positive, proxies, scale=scale, shard=self.shard)
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -129,13 +128,14 @@ class ProxyNCAPlusPlus(ProxyLoss):
         logits = self._logits(x, p)
         return nca_of_logits(logits, triplets, include_positive=True, shard=self.shard)
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
-        assert self.scale is not None
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+        scale = self.scale
+        assert scale is not None
         return _one_function(
             embeddings,
             positive,
-            self.proxies,
-            scale=self.scale,
+            proxies,
+            scale=scale,
             include_positive=True,
             shard=self.shard,
         )

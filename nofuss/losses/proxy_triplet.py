@@ -60,9 +60,10 @@ class ProxyTriplet(ProxyLoss):
             return sharded_triplet(logits, triplets, self.shard, margin=self.margin)
         return triplet_of_logits(logits, triplets, margin=self.margin)
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor) -> Tensor:
-        assert self.scale is not None
+    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+        scale = self.scale
+        assert scale is not None
         x = normalize(embeddings)
         return fused_proxy_triplet(
-            x, positive, self.proxies, scale=self.scale, margin=self.margin, shard=self.shard
+            x, positive, proxies, scale=scale, margin=self.margin, shard=self.shard
         )
