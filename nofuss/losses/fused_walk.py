@@ -38,6 +38,11 @@ def leave(use: str, block: Tensor) -> None:
         _spare[use, block.dtype] = block
 
 
+def forget() -> None:
+    """Give back what steps have left."""
+    _spare.clear()
+
+
 class Walk:
     """The proxies in chunks, each with the cells of its positives: a (P, B) mask never made.
 

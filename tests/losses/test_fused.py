@@ -118,7 +118,7 @@ def test_steps_that_share_kept_memory_do_not_disturb_each_other() -> None:
 
 def test_memory_left_by_inference_mode_is_not_trained_with() -> None:
     x, positive, p = batch(6, 5, 11, dtype=torch.float32)
-    fused_walk._spare.clear()
+    fused_walk.forget()
     with torch.inference_mode():
         fused_proxy_nca(x, positive, p, scale=9.0)
     loss = fused_proxy_nca(x, positive, p.requires_grad_(), scale=9.0)
