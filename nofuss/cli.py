@@ -213,7 +213,13 @@ def parse(argv: Sequence[str]) -> Command:
     return command
 
 
-def run(command: Command) -> None:
+def told(argv: Sequence[str]) -> set[str]:
+    """Names of the settings that the command line gives, whatever their values."""
+    flags = (word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
+    return {flag.removeprefix("no_") for flag in flags}
+
+
+def run(command: Command, argv: Sequence[str] = ()) -> None:
     """Do what the command asks; under torchrun all processes do it together, and one speaks."""
     from nofuss import console, processes
 
@@ -224,15 +230,15 @@ def run(command: Command) -> None:
         console.speak(processes.first())
         if how_they_met:
             console.aside(how_they_met)
-        _do(command)
+        _do(command, argv)
 
 
-def _do(command: Command) -> None:
+def _do(command: Command, argv: Sequence[str]) -> None:
     from nofuss import commands, pipeline
 
     match command:
         case TrainConfig():
-            pipeline.train(command)
+            pipeline.train(command, told=told(argv))
         case Evaluate():
             commands.evaluate_run(
                 command.run, command.data, ks=command.k, seed=command.seed, as_json=command.json
@@ -292,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(command, "keep_memory", True):
             _keep_freed_memory()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # asks as Ctrl-C does
-        run(command)
+        run(command, arguments)
     except NofussError as error:
         if debug:
             raise
@@ -305,9 +311,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if _is_out_of_memory(error):
+            cure = "smaller --batch, --size, --dim or data, or a machine with more"
+            return _fail(f"not enough memory; try {cure}", 1)
+        if isinstance(error, OSError) and error.strerror:
+            where = f" ({error.filename})" if error.filename else ""
+            return _fail(f"{error.strerror}{where}; mend it and run the command again", 1)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return _fail(f"{reason} (unexpected; run again with --debug for the details)", 1)
     return 0
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's own error, or torch's, which is told by its words only."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 def _fail(message: str, code: int) -> int:

@@ -151,7 +151,7 @@ class TrainConfig:
     holdout: _Number = None
     """Share of the *training* classes held out to watch training; 0 trains on all of them."""
     workers: int = 0
-    """Processes that decode pictures, where they are not cached."""
+    """Threads that prepare batches ahead."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is also written after every epoch."""
     keep_memory: bool = True
@@ -230,7 +230,8 @@ PRESETS: dict[str, Preset] = {
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("dim", "batch", "revive_after"), (1, 2**31)),
-    **dict.fromkeys(("epochs", "warmup", "per_class", "workers"), (0, 2**31)),
+    **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
+    "workers": (0, 1025),
     **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
     **dict.fromkeys(("test_share", "holdout"), (0, 1)),
     "size": (16, 4096),
@@ -266,6 +267,11 @@ def resolve(config: TrainConfig, *, kind: str, small: bool) -> TrainConfig:
         raise unknown_name("preset", preset, PRESETS)
     if (preset == "vectors") != (kind == "vectors"):
         raise UsageError(f"--preset {preset} does not fit data that are {kind}; leave it out")
+    for name in ("rate", "warmup", "freeze_batch_norm"):
+        if preset in ("frozen", "vectors") and getattr(config, name):
+            flag = name.replace("_", "-")
+            cure = "drop it" if kind == "vectors" else "drop it, or add --preset finetune"
+            raise UsageError(f"--{flag} is of a backbone that learns, and this one stays; {cure}")
     if config.free_norms and config.scale is not None:
         raise UsageError("--free-norms leaves no scale; drop --scale or --free-norms")
     filled = {

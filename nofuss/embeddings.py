@@ -4,8 +4,11 @@ RUN/embeddings.safetensors: unit vectors of the test items and of a sample of th
 items, their rows in the collection, the proxies, and p(x) of the sample.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +44,10 @@ class RunEmbeddings:
     def save(self, run: Path) -> None:
         """Write the file of the run."""
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        text = {
-            "fingerprint": self.fingerprint,
-            "scale": "" if self.scale is None else repr(self.scale),
-        }
-        write_file(run / FILE, save(arrays, metadata=text))
+        about = {"fingerprint": self.fingerprint, "scale": self.scale}
+        about["checksum"] = _checksum(about, arrays)
+        # One entry: the format keeps several in no order, and the same run would differ in bytes.
+        write_file(run / FILE, save(arrays, metadata={"about": json.dumps(about)}))
 
 
 _ARRAYS = ("test", "test_rows", "sample", "sample_rows", "proxies", "assignment")
@@ -58,12 +60,21 @@ def load_embeddings(run: Path) -> RunEmbeddings | None:
         return None
     try:
         with safe_open(file, framework="numpy") as stored:
-            text = stored.metadata() or {}
+            about = json.loads((stored.metadata() or {})["about"])
             arrays = {name: stored.get_tensor(name) for name in _ARRAYS}
-        scale = float(text["scale"]) if text["scale"] else None
-        return RunEmbeddings(fingerprint=text["fingerprint"], scale=scale, **arrays)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        if about.pop("checksum") != _checksum(about, arrays):
+            raise ValueError("its checksum differs")
+        return RunEmbeddings(**about, **arrays)
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is damaged ({error}); delete it or train again") from None
+
+
+def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
+    seen = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in _ARRAYS:
+        seen.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
+        seen.update(arrays[name].tobytes())
+    return seen.hexdigest()
 
 
 def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:

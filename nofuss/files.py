@@ -1,11 +1,17 @@
 """Writes that survive a crash: a reader finds the old content or the new, never half of it."""
 
+import ctypes
+import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
 
 
 def sync(path: Path) -> None:
@@ -21,7 +27,9 @@ def write_file(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole."""
     temporary = path.with_name(f".{path.name}.new")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if isinstance(content, str):  # a file name may hold bytes that are no UTF-8
+            content = content.encode("utf-8", "backslashreplace")
+        temporary.write_bytes(content)
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
@@ -33,6 +41,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 def write_folder(path: Path) -> Iterator[Path]:
     """Fill the folder handed out; it takes the place of `path` as a whole when all went well."""
     temporary, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():
+        old.rename(path)  # killed between the two renames below
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
@@ -40,19 +50,72 @@ def write_folder(path: Path) -> Iterator[Path]:
         for file in temporary.iterdir():
             sync(file)
         sync(temporary)
-        if path.exists():
+        if not path.exists():
+            temporary.rename(path)
+        elif not _exchange(temporary, path):
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
-        try:
-            temporary.rename(path)
-        except OSError:
-            if old.exists():
+            try:
+                temporary.rename(path)
+            except OSError:
                 old.rename(path)
-            raise
+                raise
         sync(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two folders in one step; False where the system or the file system can't."""
+    at_fdcwd, rename_exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return False
+    if renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(b))
+
+
+def seal(folder: Path) -> None:
+    """Write manifest.json with the checksum of every other file of a folder."""
+    sums = {file.name: sha256(file) for file in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps(sums, indent=2) + "\n")
+
+
+def check_seal(folder: Path) -> None:
+    """ValueError, or OSError, where a file is not what was sealed."""
+    sums = json.loads((folder / MANIFEST).read_bytes())
+    if not isinstance(sums, dict):
+        raise ValueError(f"{MANIFEST} is no object")
+    for name, expected in sums.items():
+        if sha256(folder / Path(name).name) != expected:
+            raise ValueError(f"the checksum of {name} differs")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a JSON file with an object; its checksum goes with it."""
+    sealed = content | {"checksum": _checksum(content)}
+    write_file(path, json.dumps(sealed, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote; OSError or ValueError where it can't be read or was changed."""
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    expected = content.pop("checksum", None)  # files of other programs have none
+    if expected not in (None, _checksum(content)):
+        raise ValueError("its checksum differs")
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

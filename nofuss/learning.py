@@ -57,6 +57,7 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
             console.warn("no whole checkpoint to go on from; starting anew")
         else:
             training.restore(checkpoint)
+            job.run.write_metrics(training.history)
             console.say(f"going on at epoch {training.epoch + 1}, step {training.step + 1}")
     elif config.epochs:
         first = next(iter(feed(0, 0)))

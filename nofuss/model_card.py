@@ -1,11 +1,10 @@
 """The model card: README.md in the run directory, written from what the run holds."""
 
-import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 from nofuss.files import write_file
+from nofuss.report import read_json
 from nofuss.run import Run
 
 FILES = '["a.jpg", "b.jpg"]'
@@ -19,8 +18,9 @@ def write_card(run: Run) -> None:
 
 def model_card(run: Run) -> str:
     """What the model is, on what data, how good, how to use it, where it ends; Markdown."""
-    data, scores = _read(run.path / "data.json"), _read(run.path / "scores.json")
-    model, environment = _read(run.model / "model.json"), _read(run.path / "environment.json")
+    data, scores = read_json(run.path / "data.json"), read_json(run.path / "scores.json")
+    model = read_json(run.model / "model.json")
+    environment = read_json(run.path / "environment.json")
     config = run.config
     where = shlex.quote(str(run.path))
     takes, example = ("vectors", "x[:2]") if config.preset == "vectors" else ("pictures", FILES)
@@ -127,11 +127,3 @@ def _plain(text: str) -> str:
     """Text that can't break out of its line, table cell or code block."""
     printable = "".join(c if c.isprintable() else "�" for c in text)
     return printable.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

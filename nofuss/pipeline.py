@@ -3,6 +3,7 @@
 The rooms do the work; this file says in which order, and tells the user about it.
 """
 
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from nofuss import console, processes
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.decode import PictureError
 from nofuss.data.scan import ScanReport
 from nofuss.embeddings import RunEmbeddings, sample_by_class
 from nofuss.encoder import Encoder
@@ -36,14 +38,19 @@ from nofuss.train.step import NonFiniteLoss
 from nofuss.usable import check_supervision, open_usable
 
 
-def train(config: TrainConfig, collection: Collection | None = None) -> Path:
-    """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path."""
+def train(
+    config: TrainConfig, collection: Collection | None = None, *, told: Container[str] = ()
+) -> Path:
+    """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path.
+
+    told: names of settings that the user gave, which a run to resume must agree with.
+    """
     config = _come_back(config)
     if config.resume and processes.restarted():
         assert config.out is not None
         config = replace(open_run(config.out).config, out=config.out, resume=True)
     elif config.resume:
-        config = resume_run(config, say=console.warn)
+        config = resume_run(config, told=told)
     with processes.in_turn():
         collection, scan = open_usable(config.data if collection is None else collection)
     check_supervision(collection)
@@ -56,7 +63,7 @@ def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     fingerprint = collection.fingerprint()
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
-        run = continue_run(config, fingerprint=fingerprint)
+        run = continue_run(config, fingerprint=fingerprint, show=_show_differences)
     else:
         path = processes.on_first(
             lambda: str(create_run(config, name=collection.name, fingerprint=fingerprint).path)
@@ -72,6 +79,8 @@ def train(config: TrainConfig, collection: Collection | None = None) -> Path:
     except (KeyboardInterrupt, Interrupted):
         console.say(f"stopped; go on with: {run.resume_command}")
         raise KeyboardInterrupt from None
+    except PictureError as error:  # it was readable when training began
+        raise TrainingError(f"{error}; restore it, then go on with: {run.resume_command}") from None
     except (OSError, SafetensorError) as error:  # a full or failing disk
         reason = " ".join(str(error).split())
         raise TrainingError(f"{reason}; mend it, then go on with: {run.resume_command}") from error
@@ -91,7 +100,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     run, collection, sides = job.run, job.collection, job.sides
     run.write("data.json", describe_sides(job))
     if scan.problems and processes.first():
-        scan.write_csv(run.path / "scan.csv")
+        write_file(run.path / "scan.csv", scan.as_csv())
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
         learn(job, stop)
@@ -182,14 +191,22 @@ def _score(job: Job, found: Tensor) -> None:
     job.run.write("scores.json", content)
 
 
+def _show_differences(rows: list[list[str]]) -> None:
+    console.table("settings that differ", ["", "of the run", "now"], rows)
+
+
 def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
     """Name the batch's items in a file, and say what to try."""
     file = job.run.path / "non_finite_batch.txt"
     rows = job.sides.train if job.learned is None else job.learned
     names = [job.collection.names[rows[i]] for i in error.indices.tolist()]
-    if processes.first():
-        write_file(file, "".join(f"{name}\n" for name in names))
+    where = f"the batch's items are in {file}"
+    try:
+        if processes.first():
+            write_file(file, "".join(f"{name}\n" for name in names))
+    except OSError as failure:
+        where = f"the batch's items could not be written ({failure.strerror})"
     return TrainingError(
-        f"{error}; nothing was updated, the last checkpoint is whole; the batch's items are in "
-        f"{file}; try lower rates, or a lower scale"
+        f"{error}; nothing was updated, the last checkpoint is whole; {where}; "
+        "try lower rates, or a lower scale"
     )

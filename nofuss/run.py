@@ -21,7 +21,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +31,7 @@ import torch
 
 from nofuss.config import TrainConfig, read_config, to_json
 from nofuss.errors import RunError
-from nofuss.files import write_file
+from nofuss.files import read_json, write_file, write_json
 from nofuss.processes import first
 
 # What may differ between a run and its resumption: where and how fast, never what.
@@ -60,11 +60,10 @@ class Run:
         """What to type to go on."""
         return shlex.join(["nofuss", "train", "--out", str(self.path), "--resume"])
 
-    def write(self, name: str, content: Any) -> None:
+    def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace a JSON file of the run; of several processes the first one does."""
-        if not first():
-            return
-        write_file(self.path / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        if first():
+            write_json(self.path / name, content)
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
         """A line an epoch."""
@@ -87,8 +86,7 @@ def create_run(config: TrainConfig, *, name: str, fingerprint: str) -> Run:
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
     run = Run(path, dataclasses.replace(config, out=path))
-    run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
-    run.write("environment.json", environment())
+    _describe(run, fingerprint)
     return run
 
 
@@ -97,34 +95,49 @@ def open_run(path: Path) -> Run:
     return Run(path, read_config(_read_config(path), where=path / "config.json"))
 
 
-def resume_run(given: TrainConfig, *, say: Callable[[str], None]) -> TrainConfig:
-    """The configuration to resume with: the run's own, unless flags say otherwise and --force."""
+def resume_run(given: TrainConfig, *, told: Container[str] = ()) -> TrainConfig:
+    """The configuration to resume with: the run's own, and over it what the user says.
+
+    told: names of settings that count even where they are the defaults.
+    """
     if given.out is None:
         raise RunError("--resume needs to know which run: add --out RUN")
-    saved = open_run(given.out).config
-    default = TrainConfig()
-    names = [f.name for f in dataclasses.fields(TrainConfig) if f.name not in _FREE]
-    told = {n: getattr(given, n) for n in names if getattr(given, n) != getattr(default, n)}
-    differing = {n: v for n, v in told.items() if v != getattr(saved, n)}
-    if differing:
-        lines = ", ".join(f"{n} {getattr(saved, n)} → {v}" for n, v in differing.items())
-        if not given.force:
-            raise RunError(
-                f"{given.out} was made with other settings ({lines}); drop those flags, "
-                "or add --force to go on with them"
-            )
-        say(f"going on with other settings: {lines}")
-    kept = {n: getattr(given, n) for n in _FREE - {"data", "freeze"}}
-    return dataclasses.replace(saved, **differing, **kept, data=given.data or saved.data)
+    saved, default = open_run(given.out).config, TrainConfig()
+    said = {
+        name: getattr(given, name)
+        for name in _settings()
+        if name in told or getattr(given, name) != getattr(default, name)
+    }
+    kept = {name: getattr(given, name) for name in _FREE - {"data"}}
+    return dataclasses.replace(saved, **said, **kept, data=given.data or saved.data)
 
 
-def continue_run(config: TrainConfig, *, fingerprint: str) -> Run:
-    """The run of config.out, to go on with; what --force changed becomes its configuration."""
+def continue_run(
+    config: TrainConfig, *, fingerprint: str, show: Callable[[list[list[str]]], None]
+) -> Run:
+    """The run of config.out, to go on with; what --force changed becomes its configuration.
+
+    `config` is resolved; `show` gets a row (name, before, now) for each setting that differs.
+    """
     assert config.out is not None
+    saved = open_run(config.out).config
+    rows = [
+        [name, str(getattr(saved, name)), str(getattr(config, name))]
+        for name in _settings()
+        if getattr(saved, name) != getattr(config, name)
+    ]
+    if rows:
+        show(rows)
+    if rows and not config.force:
+        lines = ", ".join(f"{name} {before} → {now}" for name, before, now in rows)
+        raise RunError(
+            f"{config.out} was made with other settings ({lines}); drop those flags, "
+            "or add --force to go on with them"
+        )
     check_same_data(config.out, fingerprint, force=config.force)
     run = Run(config.out, config)
-    if config.force:
-        run.write("config.json", to_json(config) | {"fingerprint": fingerprint})
+    if config.force or not (run.path / "environment.json").exists():  # killed before it was written
+        _describe(run, fingerprint)
     return run
 
 
@@ -158,16 +171,27 @@ def environment() -> dict[str, Any]:
 def _read_config(run: Path) -> dict[str, Any]:
     file = run / "config.json"
     try:
-        config = json.loads(file.read_text())
+        return read_json(file)
     except FileNotFoundError:
         raise RunError(
             f"{run} is no run directory: no config.json in it; give one that `nofuss train` made"
         ) from None
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {file}: {error}; restore it or train again") from None
-    if not isinstance(config, dict):
-        raise RunError(f"{file} is damaged: not an object; restore it or train again")
-    return config
+
+
+def _settings() -> list[str]:
+    """Names of what decides what is learned."""
+    return [field.name for field in dataclasses.fields(TrainConfig) if field.name not in _FREE]
+
+
+def _describe(run: Run, fingerprint: str) -> None:
+    try:
+        run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
+        run.write("environment.json", environment())
+    except OSError as error:
+        reason = f"{error.strerror}; mend it, or give another --out"
+        raise RunError(f"can't write into {run.path}: {reason}") from None
 
 
 def _is_content(entry: Path) -> bool:

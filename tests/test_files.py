@@ -1,11 +1,23 @@
 """Writes that appear whole or not at all."""
 
 import hashlib
+import json
+import threading
 from pathlib import Path
 
 import pytest
 
-from nofuss.files import sha256, sync, write_file, write_folder
+from nofuss.files import (
+    _exchange,
+    check_seal,
+    read_json,
+    seal,
+    sha256,
+    sync,
+    write_file,
+    write_folder,
+    write_json,
+)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -60,6 +72,63 @@ def test_a_failure_half_way_leaves_the_old_folder(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.fixture
+def without_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a system that can't swap two folders in one step."""
+    monkeypatch.setattr("nofuss.files._exchange", lambda a, b: False)
+
+
+@pytest.mark.usefixtures("without_exchange")
+def test_a_folder_is_replaced_without_exchange_too(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with write_folder(tmp_path / "run") as new:
+            (new / name).write_text(name)
+    assert contents(tmp_path) == {"run/b": "b"}
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_kill_between_two_renames_loses_nothing(tmp_path: Path) -> None:
+    """What such a kill leaves where folders can't be swapped: the next write puts it back first."""
+    (tmp_path / ".run.old").mkdir()
+    (tmp_path / ".run.old" / "a").write_text("old")
+
+    def fail() -> None:
+        with write_folder(tmp_path / "run"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert contents(tmp_path) == {"run/a": "old"}
+
+
+def test_a_reader_always_finds_a_folder(tmp_path: Path) -> None:
+    """While another thread replaces it again and again."""
+    if not _can_exchange(tmp_path):
+        pytest.skip("this file system can't swap two folders")
+    with write_folder(tmp_path / "run") as new:
+        (new / "a").write_text("0")
+    done = threading.Event()
+
+    def replace() -> None:
+        for i in range(100):
+            with write_folder(tmp_path / "run") as new:
+                (new / "a").write_text(str(i))
+        done.set()
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    while not done.is_set():
+        assert (tmp_path / "run").is_dir()
+    writer.join()
+
+
+def _can_exchange(folder: Path) -> bool:
+    for name in ("x", "y"):
+        (folder / name).mkdir()
+    return _exchange(folder / "x", folder / "y")
+
+
+@pytest.mark.usefixtures("without_exchange")
 def test_a_failure_at_the_last_step_puts_the_old_folder_back(tmp_path: Path) -> None:
     """The new folder is gone when it is to be renamed, as on a disk that fails."""
     with write_folder(tmp_path / "run") as new:
@@ -89,6 +158,45 @@ def test_remains_of_a_kill_are_no_obstacle(tmp_path: Path) -> None:
         (new / "a").write_text("1")
     assert (tmp_path / "run" / "a").read_text() == "1"
     assert not (tmp_path / ".run.new").exists()
+
+
+def test_every_flipped_bit_of_a_json_file_is_noticed_or_harmless(tmp_path: Path) -> None:
+    content = {"loss": "proxy-nca", "dim": 64, "rate": 1e-3, "names": ["ü", "\udcff"], "x": None}
+    file = tmp_path / "config.json"
+    write_json(file, content)
+    assert read_json(file) == content
+    whole = file.read_bytes()
+    noticed = 0
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            found = read_json(file)
+        except ValueError:
+            noticed += 1
+        else:  # white space, or the word "checksum" itself
+            assert {k: found[k] for k in content} == content
+    assert noticed > 6 * len(whole)
+
+
+def test_json_of_other_programs_has_no_checksum(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"a": 1}')
+    assert read_json(tmp_path / "x") == {"a": 1}
+    (tmp_path / "x").write_text("[1]")
+    with pytest.raises(ValueError, match="not an object"):
+        read_json(tmp_path / "x")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}x", '{"a": "0"}', '{"none": "0"}'])
+def test_a_seal_that_does_not_fit(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a").write_text("1")
+    seal(tmp_path)
+    check_seal(tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text()) == {"a": sha256(tmp_path / "a")}
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises((ValueError, FileNotFoundError)):
+        check_seal(tmp_path)
 
 
 def test_checksum(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Run directories: never overwritten, resumed only with what they were made with."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ def create(path: Path | None, **options: Any) -> Path:
     return create_run(resolved(out=path, **options), name="set", fingerprint="f" * 32).path
 
 
-def resume(path: Path, said: list[str] | None = None, **options: Any) -> TrainConfig:
-    say = pytest.fail if said is None else said.append
-    return resume_run(TrainConfig(out=path, resume=True, **options), say=say)
+def resume(path: Path, told: Sequence[str] = (), **options: Any) -> TrainConfig:
+    """As `pipeline.train` does it: the run's settings and the user's, resolved."""
+    merged = resume_run(TrainConfig(out=path, resume=True, **options), told=told)
+    return resolve(merged, kind="vectors", small=False)
+
+
+def go_on(config: TrainConfig, *, fingerprint: str = "f" * 32) -> list[list[str]]:
+    """The settings that differ."""
+    shown: list[list[str]] = []
+    continue_run(config, fingerprint=fingerprint, show=shown.extend)
+    return shown
 
 
 def tree(folder: Path) -> dict[Path, bytes]:
@@ -87,17 +96,38 @@ def test_resume_with_the_same_flags(tmp_path: Path) -> None:
 def test_resume_with_other_settings_names_the_differences(tmp_path: Path) -> None:
     path = create(tmp_path / "run", seed=5, dim=32)
     with pytest.raises(RunError, match=r"dim 32 → 16, seed 5 → 6.*--force") as raised:
-        resume(path, seed=6, dim=16)
+        go_on(resume(path, seed=6, dim=16))
     assert "loss" not in str(raised.value)
+
+
+def test_a_flag_that_says_the_default_counts(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", seed=5, loss="proxy-anchor")
+    assert resume(path).loss == "proxy-anchor"
+    with pytest.raises(RunError, match=r"loss proxy-anchor → proxy-nca, seed 5 → 0"):
+        go_on(resume(path, told=("loss", "seed")))
+    assert resume(path, told=("preset",)).preset == "vectors"  # auto comes out the same
+    assert go_on(resume(path, told=("preset", "epochs"))) == []
+
+
+def test_damage_of_the_configuration_is_noticed(tmp_path: Path) -> None:
+    file = create(tmp_path / "run", seed=5) / "config.json"
+    file.write_text(file.read_text().replace('"seed": 5', '"seed": 7'))
+    with pytest.raises(RunError, match="checksum differs"):
+        open_run(file.parent)
+
+
+def test_a_kill_before_the_environment_was_written(tmp_path: Path) -> None:
+    path = create(tmp_path / "run")
+    (path / "environment.json").unlink()
+    go_on(resume(path))
+    assert (path / "environment.json").is_file()
 
 
 def test_force_goes_on_with_other_settings_and_says_so(tmp_path: Path) -> None:
     path = create(tmp_path / "run", epochs=5)
-    said: list[str] = []
-    config = resume(path, said, epochs=9, force=True)
+    config = resume(path, epochs=9, force=True)
     assert config.epochs == 9
-    assert "epochs 5 → 9" in said[0]
-    continue_run(config, fingerprint="f" * 32)
+    assert go_on(config) == [["epochs", "5", "9"]]
     assert resume(path).epochs == 9  # and the next resumption knows
 
 
@@ -113,14 +143,14 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"data differ .*fingerprint 00000000, was ffffffff"):
         check_same_data(path, "0" * 32)
     with pytest.raises(RunError, match="data differ"):
-        continue_run(resume(path), fingerprint="0" * 32)
-    continue_run(resume(path, force=True), fingerprint="0" * 32)
+        go_on(resume(path), fingerprint="0" * 32)
+    go_on(resume(path, force=True), fingerprint="0" * 32)
     check_same_data(path, "0" * 32)
 
 
 def test_resume_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="--out"):
-        resume_run(TrainConfig(resume=True), say=pytest.fail)
+        resume_run(TrainConfig(resume=True))
     with pytest.raises(RunError, match="no run directory"):
         resume(tmp_path / "none")
 

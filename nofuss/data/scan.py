@@ -6,6 +6,7 @@ size and time of change, so that a second scan only asks the file system. Files 
 
 import csv
 import hashlib
+import io
 import json
 import os
 from collections import Counter, defaultdict
@@ -61,12 +62,13 @@ class ScanReport:
         found = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
         return f"{self.count:,} images looked at: {found or 'nothing to complain about'}"
 
-    def write_csv(self, path: Path) -> None:
+    def as_csv(self) -> str:
         """All problems as a table: file, reason, detail."""
-        with path.open("w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(("file", "reason", "detail"))
-            table.writerows((p.name, p.reason, p.detail) for p in self.problems)
+        text = io.StringIO(newline="")
+        table = csv.writer(text)
+        table.writerow(("file", "reason", "detail"))
+        table.writerows((p.name, p.reason, p.detail) for p in self.problems)
+        return text.getvalue()
 
     def _without(self, left_out: Callable[[str], bool]) -> NDArray[np.int64]:
         kept = np.ones(self.count, dtype=bool)

@@ -1,4 +1,4 @@
-"""A trained model as a folder: weights.safetensors and model.json, no pickle.
+"""A trained model as a folder: weights.safetensors, model.json and their checksums, no pickle.
 
 The folder holds all that embedding needs: which backbone, its weights, how to prepare a
 picture, the names of the training classes, and what else the caller wants kept.
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from nofuss.config import Preprocessing
 from nofuss.errors import NofussError, RunError
-from nofuss.files import write_folder
+from nofuss.files import MANIFEST, check_seal, seal, write_folder
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.tensors import fill, read_tensors
 
@@ -55,13 +55,19 @@ def save_model(
     with write_folder(folder) as new:
         save_file(tensors, new / "weights.safetensors")
         text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-        (new / "model.json").write_text(text)
+        (new / "model.json").write_text(text, encoding="utf-8")
+        seal(new)
 
 
 def load_model(folder: Path) -> SavedModel:
     """Open a folder that save_model wrote; the embedder comes in eval mode."""
     try:
-        description = json.loads((folder / "model.json").read_text())
+        if (folder / MANIFEST).exists():  # a model put together by hand has none
+            check_seal(folder)
+    except (OSError, ValueError) as error:
+        raise RunError(f"the model in {folder} is damaged ({error}); restore it") from None
+    try:
+        description = json.loads((folder / "model.json").read_bytes())
     except FileNotFoundError:
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:

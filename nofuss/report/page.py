@@ -5,14 +5,15 @@ pictures come from the collection. Doubtful labels and copies are also listed in
 """
 
 import json
-from importlib.resources import files
+import warnings
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from nofuss import files
 from nofuss.data.collection import Collection
 from nofuss.embeddings import RunEmbeddings
-from nofuss.files import write_file
 from nofuss.report import sections
 from nofuss.report.grids import Items
 from nofuss.report.html import document, tag
@@ -41,13 +42,13 @@ def write_report(run: Path, collection: Collection, kept: RunEmbeddings) -> Path
     ]
     file = run / "report.html"
     shown = [section for section in found if section is not None]
-    write_file(file, document(_page(run.resolve().name, read, shown)))
+    files.write_file(file, document(_page(run.resolve().name, read, shown)))
     return file
 
 
 def _page(name: str, read: dict[str, Any], shown: list[Element]) -> Element:
     links = [tag("a", section[0].text, href=f"#{section.get('id')}") for section in shown]
-    style = files("nofuss.report").joinpath("report.css").read_text(encoding="utf-8")
+    style = resources.files("nofuss.report").joinpath("report.css").read_text(encoding="utf-8")
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -87,14 +88,19 @@ def _lead(scores: dict[str, Any]) -> Element:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object of a run; empty where there is none, for not every run has every file."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return files.read_json(file)
+    except FileNotFoundError:
         return {}
-    return content if isinstance(content, dict) else {}
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{file} is damaged and left out: {error}", stacklevel=2)
+        return {}
 
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{file} is damaged and left out: {error}", stacklevel=2)
         return []

@@ -10,6 +10,7 @@ The files are named after their content and the manifest is replaced last and as
 leaves the former index. Vectors are mapped into memory, so that opening costs no copy.
 """
 
+import errno
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -167,7 +168,10 @@ class Index:
         items = {"names": self.names, "classes": classes, "extra": self.extra}
         new = folder / ".vectors.new"
         try:
-            save_file(tensors, new)
+            try:
+                save_file(tensors, new)
+            except SafetensorError as error:  # of a full or failing disk
+                raise OSError(errno.EIO, str(error), str(new)) from None
             sync(new)
             checksums = {"vectors": sha256(new)}
             new.rename(folder / _file("vectors", checksums))

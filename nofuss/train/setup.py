@@ -1,5 +1,7 @@
 """From a resolved configuration to what moves: criterion, optimizer, first values."""
 
+import math
+import os
 from typing import Any
 
 import torch
@@ -24,13 +26,14 @@ all: 16,384 proxies of 64 dimensions."""
 def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     """The loss of a name, with the options of the configuration that it takes."""
     if config.loss in INSTANCE_LOSSES:
-        for option in ("assignment", "proxies_per_class", "revive_after", "free_norms"):
+        for option in ("assignment", "proxies_per_class", "revive_after", "scale", "free_norms"):
             if getattr(config, option) != getattr(TrainConfig(), option):
                 flag = option.replace("_", "-")
                 raise UsageError(f"--{flag} is for losses over proxies; {config.loss} has none")
         return INSTANCE_LOSSES[config.loss]()
     if config.loss not in PROXY_LOSSES:
         raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
+    _check_room(config.proxies_per_class * num_classes, config.dim)
     options: dict[str, Any] = {"seed": config.seed}
     if config.proxies_per_class != 1:
         options["proxies_per_class"] = config.proxies_per_class
@@ -54,6 +57,17 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
             raise UsageError("--revive-after is for --assignment dynamic")
         criterion.assignment.revive_after = config.revive_after
     return criterion
+
+
+def _check_room(proxies: float, dim: int) -> None:
+    """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
+    needed = 4 * 4 * proxies * dim
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if math.isfinite(needed) and needed > there:
+        raise UsageError(
+            f"{proxies:,.0f} proxies of {dim} dimensions take {needed / 2**30:,.0f} GB to train, "
+            f"and this machine has {there / 2**30:.0f}; lower --proxies-per-class or --dim"
+        )
 
 
 def build_training(config: TrainConfig, embedder: Embedder, criterion: nn.Module) -> Training:

@@ -156,6 +156,7 @@ def picture_bytes(kind: str) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.fuzz
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"]), st.data())
 def test_damaged_bytes_decode_or_raise_one_line(kind: str, data: st.DataObject) -> None:

@@ -129,6 +129,7 @@ def whole_file() -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.fuzz
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_damaged_files_raise_one_line_or_still_read(tmp_path: Path, data: st.DataObject) -> None:

@@ -113,6 +113,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.fuzz
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.sampled_from(sorted(LAYOUTS)), st.one_of(st.binary(), st.text("0 1a./-\n").map(str.encode))

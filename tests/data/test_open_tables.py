@@ -71,6 +71,7 @@ def test_broken_manifests_are_one_line(photos: Path, rows: str | bytes, complain
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.fuzz
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.one_of(st.binary(), st.binary().map(lambda tail: b"path,label,split\n" + tail)))
 def test_no_bytes_do_more_than_raise_one_line(tmp_path: Path, content: bytes) -> None:

@@ -1,0 +1,136 @@
+"""A quick selection of `make torture`: faults at some writes of the real command, some damages."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torture import damage, disk, memory
+from torture.faults import Run, faulty_commands
+from torture.training import Place, command, differing, environment, prepare
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and cc"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return prepare(tmp_path_factory.mktemp("torture"), epochs=2)
+
+
+@pytest.fixture(scope="module")
+def run_command(place: Place) -> Iterator[Run]:
+    with faulty_commands(place.home) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def writes(run_command: Run, place: Place) -> int:
+    return disk.writes_of(run_command, place)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [
+        ("full (ENOSPC)", 0.0),
+        ("full (ENOSPC)", 0.6),
+        ("failing once (EIO)", 0.35),
+        ("read-only (EROFS)", 0.8),
+        ("killed at the call", 0.45),
+    ],
+)
+def test_a_fault_at_a_write(
+    kind: str, share: float, run_command: Run, place: Place, writes: int
+) -> None:
+    assert writes > 50
+    verdict = disk.suffer(run_command, place, kind, 1 + int(share * writes))
+    assert verdict.complaints == []
+    assert not verdict.finished
+
+
+def test_faults_do_happen(run_command: Run, place: Place) -> None:
+    """What the tests above rest on: the fault is real, and the comparison can fail."""
+    run = place.home / "nothing"
+    words = place.first(run)
+    shorter = [*words[:-1], "1"]
+    assert run_command(*shorter).code == 0
+    assert differing(run, place.reference)
+    shutil.rmtree(run)
+
+
+def test_damage(run_command: Run, place: Place) -> None:
+    """A bit of the newest checkpoint, of the model, and of what the run was made with."""
+    cases = damage.campaign(
+        run_command,
+        place,
+        flips=1,
+        seed=time.time_ns(),
+        only=("checkpoints/step-4/tensors.safetensors", "model/model.json", "config.json"),
+        how=("a bit flipped", "gone"),
+    )
+    found = {(case.file, case.damage): case for case in cases}
+    assert len(found) == 6
+    assert [case.complaints for case in found.values()] == [[]] * 6
+    assert found["checkpoints/step-4/tensors.safetensors", "a bit flipped"].noticed
+    assert found["model/model.json", "a bit flipped"].noticed
+
+
+def test_memory_is_flat_over_epochs(tmp_path: Path) -> None:
+    short, long = memory.over_epochs(tmp_path, 4, 40)
+    assert long.megabytes - short.megabytes < 6
+
+
+def started(place: Place, *words: str, after: str, **variables: str) -> "subprocess.Popen[str]":
+    """The real command, which has just said `after`."""
+    running = subprocess.Popen(
+        command(*words),
+        env=environment(place.home) | {"PYTHONUNBUFFERED": "1"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if after in line:
+            return running
+    raise AssertionError("".join(said))
+
+
+def test_a_second_signal_ends_it_at_once(place: Place, tmp_path: Path) -> None:
+    """Both wait while the process is stopped, so that no save lies between them."""
+    words = (*place.first(tmp_path / "run")[:-1], "2000")
+    running = started(place, *words, after="epoch   2")
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        running.send_signal(number)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "once more to stop at once" in said
+    assert "go on with" not in said  # it did not wait for the step's end
+    assert os.listdir(tmp_path / "run" / "checkpoints")
+
+
+def test_a_picture_that_vanishes_from_under_a_worker(place: Place, tmp_path: Path) -> None:
+    """Workers are threads: what one of them meets ends the training, with the file's name."""
+    data = tmp_path / "data"
+    shutil.copytree(place.data, data)
+    words = ["train", str(data), "--out", str(tmp_path / "run"), "--workers", "2"]
+    words += ["--preset", "small", "--epochs", "2000", "--test-share", "0"]
+    # A cache that can't be made: pictures are decoded as they are needed.
+    running = started(place, *words, after="epoch   1", NOFUSS_CACHE="/dev/null/cache")
+    (data / "class 3" / "1.png").unlink()
+    said, _ = running.communicate(timeout=60)
+    line = said.splitlines()[-1]
+    assert running.returncode == 1, said
+    assert "class 3/1.png: missing; restore it, then go on with: nofuss train --out" in line

@@ -1,0 +1,139 @@
+"""`python -m torture [--kills N] [--seed N] [--only CAMPAIGN …]`: a table a campaign.
+
+Exits with 1 where anything was lost, unclear or late.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from torture import damage, disk, kill, memory
+from torture.faults import faulty_commands
+from torture.training import prepare
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def kills(home: Path, options: argparse.Namespace) -> list[str]:
+    """SIGKILL, with 0, 1 and 2 loader workers; a quarter of them into saves."""
+    place = prepare(home, epochs=12)
+    each = -(-options.kills // 3)
+    table = Table("workers", "kills", "in a save", "runs finished", "steps lost", "complaints")
+    complaints: list[str] = []
+    for workers in range(3):
+        tally = kill.Tally(workers)
+        for tally in kill.campaign(
+            place, workers, kills=each, in_saves=-(-each // 4), seed=options.seed
+        ):
+            if tally.finished % 5 == 0:
+                console.print(f"[dim]{tally}[/dim]")
+        row = (workers, tally.kills, tally.in_saves, tally.finished, f"≤ {max(1, tally.lost)}")
+        table.add_row(*map(str, (*row, len(tally.complaints))))
+        complaints += tally.complaints
+    console.print(table)
+    return complaints
+
+
+def disks(home: Path, options: argparse.Namespace) -> list[str]:
+    """Every write of a run in turn, for every kind of fault."""
+    place = prepare(home, epochs=2)
+    table = Table("disk", "writes", "refused", "without effect", "slowest end, s", "complaints")
+    complaints: list[str] = []
+    with faulty_commands(home) as run_command:
+        writes = disk.writes_of(run_command, place)
+        for kind in disk.KINDS:
+            verdicts = [
+                disk.suffer(run_command, place, kind, at)
+                for at in range(1, writes + 1, options.every)
+            ]
+            without = sum(verdict.finished for verdict in verdicts)
+            slowest = max(verdict.seconds for verdict in verdicts)
+            found = [
+                f"{kind}, write {1 + options.every * i}: {complaint}"
+                for i, verdict in enumerate(verdicts)
+                for complaint in verdict.complaints
+            ]
+            table.add_row(
+                kind,
+                *map(str, (len(verdicts), len(verdicts) - without, without)),
+                f"{slowest:.1f}",
+                str(len(found)),
+            )
+            console.print(f"[dim]{kind}: {len(verdicts)} of {writes}[/dim]")
+            complaints += found
+    console.print(table)
+    return complaints
+
+
+def damages(home: Path, options: argparse.Namespace) -> list[str]:
+    """Every file of a run."""
+    place = prepare(home, epochs=2)
+    counts: defaultdict[str, list[damage.Case]] = defaultdict(list)
+    with faulty_commands(home) as run_command:
+        for case in damage.campaign(run_command, place, flips=options.flips, seed=options.seed):
+            counts[case.file].append(case)
+    table = Table("file", "damages", "noticed", "complaints")
+    for file, cases in counts.items():
+        noticed = sum(case.noticed for case in cases)
+        table.add_row(file, *map(str, (len(cases), noticed, sum(len(c.complaints) for c in cases))))
+    console.print(table)
+    return [
+        f"{c.file}, {c.damage}: {x}"
+        for cases in counts.values()
+        for c in cases
+        for x in c.complaints
+    ]
+
+
+def memories(home: Path, options: argparse.Namespace) -> list[str]:
+    """Peaks."""
+    table = Table("command", "peak MB")
+    for row in memory.every_command(home):
+        table.add_row(row.what, f"{row.megabytes:,.0f}")
+    longer = list(memory.over_epochs(home / "long", 5, 15, 150))
+    for row in longer:
+        table.add_row(f"train, {row.what}", f"{row.megabytes:,.1f}")
+    console.print(table)
+    grown = longer[-1].megabytes - longer[0].megabytes
+    return [f"memory grows with the epochs: {grown:.0f} MB"] if grown > 10 else []
+
+
+CAMPAIGNS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {
+    "kill": kills,
+    "disk": disks,
+    "damage": damages,
+    "memory": memories,
+}
+
+
+def main() -> int:
+    """Run the campaigns one after the other."""
+    parser = argparse.ArgumentParser(prog="python -m torture", description=__doc__)
+    parser.add_argument(
+        "--kills", type=int, default=201, help="in all; a third for each worker count"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of moments and damages")
+    parser.add_argument("--every", type=int, default=1, help="every n-th write only")
+    parser.add_argument(
+        "--flips", type=int, default=4, help="bits to flip in each file, one a time"
+    )
+    parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS))
+    options = parser.parse_args()
+    complaints: list[str] = []
+    for name in options.only:
+        with tempfile.TemporaryDirectory(prefix=f"torture-{name}-") as home:
+            complaints += CAMPAIGNS[name](Path(home), options)
+    for complaint in complaints:
+        console.print(f"complaint: {complaint}", markup=False)
+    console.print("nothing lost" if not complaints else f"{len(complaints)} complaints")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""A disk that is full, fails or turns read-only at every write in turn; and a kill there."""
+
+import errno
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from nofuss.train.checkpoint import load_checkpoint
+from torture.faults import KILL, Fault, Run
+from torture.training import Place, differing
+
+KINDS = {
+    "full (ENOSPC)": (errno.ENOSPC, False),
+    "failing (EIO)": (errno.EIO, False),
+    "failing once (EIO)": (errno.EIO, True),
+    "read-only (EROFS)": (errno.EROFS, False),
+    "killed at the call": (KILL, False),
+}
+PATIENCE = 5.0
+"""Seconds that a command may take to end, from its start."""
+
+
+class Verdict(NamedTuple):
+    """What one fault led to."""
+
+    complaints: list[str]
+    seconds: float
+    finished: bool
+    """The command came to its end all the same: the fault hit what is not needed."""
+
+
+def writes_of(run_command: Run, place: Place) -> int:
+    """How many calls of an undisturbed run change something below its directory."""
+    run = place.home / "counted"
+    shutil.rmtree(run, ignore_errors=True)
+    outcome = run_command(*place.first(run), fault=Fault(run, at=0))
+    assert outcome.code == 0, outcome.said
+    shutil.rmtree(run)
+    return outcome.writes
+
+
+def suffer(run_command: Run, place: Place, kind: str, at: int) -> Verdict:
+    """One run with one fault, looked at, gone on with, and compared with an undisturbed one."""
+    error, once = KINDS[kind]
+    run = place.home / "faulty"
+    shutil.rmtree(run, ignore_errors=True)
+    outcome = run_command(*place.first(run), fault=Fault(run, at, error, once))
+    complaints = []
+    begun = (run / "config.json").is_file()
+    if error == KILL:
+        complaints += [] if outcome.code == -9 else [f"not killed: {outcome.code}"]
+    elif outcome.code != 0:
+        line = outcome.said.splitlines()[-1] if outcome.said else ""
+        cure = f"--out {run} --resume" if begun else "--out"
+        if outcome.code not in (1, 2) or not line.startswith("nofuss: ") or cure not in line:
+            complaints.append(f"exit {outcome.code}, said {line!r}")
+        if "unexpected" in line or "Traceback" in outcome.said:
+            complaints.append(f"unexpected: {line!r}")
+    if outcome.seconds > PATIENCE:
+        complaints.append(f"took {outcome.seconds:.1f} s to end")
+    load_checkpoint(run / "checkpoints", say=complaints.append)
+    resumed = run_command(*place.again(run))
+    if resumed.code != 0:
+        complaints.append(f"did not go on: {resumed.said.strip().splitlines()[-1:]}")
+    complaints += [f"differs: {name}" for name in differing(run, place.reference)]
+    complaints += [f"left behind: {p}" for p in remains(run)]
+    return Verdict(complaints, outcome.seconds, outcome.code == 0)
+
+
+def remains(run: Path) -> list[Path]:
+    """Half-written things that nobody cleared away."""
+    return sorted(path.relative_to(run) for path in run.rglob(".*"))

@@ -1,0 +1,62 @@
+"""The most memory that each command holds, and whether training holds more as it goes on."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from torture.training import FLAGS, command, environment, write_pictures
+
+
+class Peak(NamedTuple):
+    """The largest resident set of one process."""
+
+    what: str
+    megabytes: float
+
+
+def peak(home: Path, *words: object) -> float:
+    """Run the real command to its end; its largest resident set, in MB."""
+    process = subprocess.Popen(
+        command(*words),
+        cwd=home,
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, words))}: {said}")
+    return usage.ru_maxrss / 1024  # Linux counts in KB
+
+
+def every_command(home: Path) -> Iterator[Peak]:
+    """On the built-in characters, and with the largest default network on photographs."""
+    photos = write_pictures(home / "photos")
+    train = ("train", "--out", "run", "--epochs", "1")
+    yield Peak("--help", peak(home, "--help"))
+    yield Peak("train (characters, 1 epoch)", peak(home, *train))
+    yield Peak("evaluate", peak(home, "evaluate", "run"))
+    yield Peak("index", peak(home, "index", "run"))
+    query = next(photos.rglob("*.png"))
+    yield Peak("search", peak(home, "search", "run", query))
+    yield Peak("embed (32 pictures)", peak(home, "embed", "run", photos, "--out", "x.npz"))
+    yield Peak("doctor (32 pictures)", peak(home, "doctor", photos, "--run", "run"))
+    yield Peak("export", peak(home, "export", "run", "--onnx", "x.onnx"))
+    small = ("train", photos, "--epochs", "1", "--out")
+    yield Peak("train --preset frozen", peak(home, *small, "f", "--preset", "frozen"))
+    fine = ("--preset", "finetune", "--batch", "8")
+    yield Peak("train --preset finetune --batch 8", peak(home, *small, "t", *fine))
+
+
+def over_epochs(home: Path, *epochs: int) -> Iterator[Peak]:
+    """The same training, longer and longer; what leaks grows with it."""
+    photos = write_pictures(home / "photos")
+    for count in epochs:
+        words = ("train", photos, "--out", f"run-{count}", *FLAGS, "--epochs", str(count))
+        yield Peak(f"{count} epochs", peak(home, *words))

@@ -1,0 +1,95 @@
+"""The small training that suffers, on a folder of 32 pictures, and the bits it leaves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+STEPS_PER_EPOCH = 2
+FLAGS = ("--preset", "small", "--size", "16", "--batch", "8", "--dim", "4", "--holdout", "0")
+
+
+def write_pictures(folder: Path) -> Path:
+    """Eight classes of four pictures each, half of them for training."""
+    random = np.random.default_rng(0)
+    for c in range(8):
+        (folder / f"class {c}").mkdir(parents=True)
+        drawn = random.integers(0, 256, (16, 16, 3))
+        for i in range(4):
+            pixels = (drawn + random.integers(-30, 30, drawn.shape)).clip(0, 255)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"class {c}" / f"{i}.png")
+    return folder
+
+
+def command(*arguments: object) -> list[str]:
+    """The real program."""
+    return [sys.executable, "-m", "nofuss", *map(str, arguments)]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """One thread, for the bits of a sum depend on how it is shared out; a cache of its own."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "NOFUSS_CACHE": str(home / "cache")}
+
+
+class Place(NamedTuple):
+    """Where a campaign works: the data, a cache, and what an undisturbed run leaves."""
+
+    home: Path
+    data: Path
+    epochs: int
+    reference: dict[str, bytes]
+
+    def first(self, run: Path) -> tuple[str, ...]:
+        """The words that start a run."""
+        return ("train", str(self.data), "--out", str(run), *FLAGS, "--epochs", str(self.epochs))
+
+    def again(self, run: Path) -> tuple[str, ...]:
+        """The words that go on with it, or start it where it does not yet exist."""
+        if not (run / "config.json").is_file():
+            return self.first(run)
+        return ("train", "--out", str(run), "--resume")
+
+
+def prepare(home: Path, *, epochs: int) -> Place:
+    """Write the data and train once, undisturbed."""
+    place = Place(home, write_pictures(home / "data"), epochs, {})
+    run = home / "undisturbed"
+    subprocess.run(
+        command(*place.first(run)),
+        env=environment(home),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    place.reference.update(bits(run))
+    return place
+
+
+def bits(run: Path) -> dict[str, bytes]:
+    """All that a finished run must have in common with any other: the rest is times and places."""
+    last = max((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))
+    files = [
+        run / "model" / "weights.safetensors",
+        run / "model" / "model.json",
+        last / "tensors.safetensors",  # weights, proxies, optimizer state
+        run / "embeddings.safetensors",
+        run / "scores.json",
+        run / "data.json",
+    ]
+    found = {str(file.relative_to(run)): file.read_bytes() for file in files}
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found["losses"] = json.dumps([row["loss"] for row in rows]).encode()
+    return found
+
+
+def differing(run: Path, reference: dict[str, bytes]) -> list[str]:
+    """Names of what is missing from a finished run, or not the same."""
+    try:
+        found = bits(run)
+    except (OSError, ValueError) as error:
+        return [f"unfinished: {error}"]
+    return [name for name, content in reference.items() if found.get(name) != content]
