@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,11 @@ from nofuss import console, processes
 from nofuss.data.pictures import decode_ahead
 from nofuss.encoder import Encoder
 from nofuss.features import backbone_features
+from nofuss.files import read_json
 from nofuss.job import Job, Rows
 from nofuss.model.embedder import Embedder
 from nofuss.scoring import recall_at_1, untrained
-from nofuss.search.threshold import calibrate
+from nofuss.search.threshold import Threshold, calibrate
 from nofuss.train.checkpoint import load_checkpoint
 from nofuss.train.checks import check_before_training
 from nofuss.train.feed import CollectionFeed
@@ -119,6 +120,10 @@ def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, Collect
 
 def _rehearse(job: Job, stop: Callable[[], bool]) -> None:
     """Train without the held-out classes, to see on them whether training pays."""
+    if job.config.resume and not job.config.force and (before := _rehearsed(job)):
+        curve, job.threshold = before
+        _tell_what_it_was_worth(job, curve[-1])
+        return
     held_out = job.sides.held_out
     labels = np.asarray(job.collection.labels)[held_out]
     embedder = copy.deepcopy(job.embedder)
@@ -132,11 +137,22 @@ def _rehearse(job: Job, stop: Callable[[], bool]) -> None:
     start = validate()["held_out_recall@1"]
     _run(job, training, feed, stop, validate=validate, checkpoints=None)
     curve = [start, *(row["held_out_recall@1"] for row in training.history)]
-    job.run.write("holdout.json", {"recall@1": curve})
     with torch.no_grad():
         job.threshold = calibrate(embedder.head(x), labels)
+    threshold = None if job.threshold is None else asdict(job.threshold)
+    job.run.write("holdout.json", {"recall@1": curve, "threshold": threshold})
     _tell_what_it_was_worth(job, curve[-1])
     console.say("now with all training classes")
+
+
+def _rehearsed(job: Job) -> tuple[list[float], Threshold | None] | None:
+    """What a rehearsal of the same run found before it was interrupted."""
+    try:
+        found = read_json(job.run.path / "holdout.json")
+        threshold = found["threshold"]
+        return list(found["recall@1"]), None if threshold is None else Threshold(**threshold)
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: again
+        return None
 
 
 def _tell_what_it_was_worth(job: Job, trained: float) -> None:

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from nofuss.files import write_file
-from nofuss.report import read_json
+from nofuss.report import foreign, read_json
 from nofuss.run import Run
 
 FILES = '["a.jpg", "b.jpg"]'
@@ -13,7 +13,8 @@ _SCORES = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision
 
 def write_card(run: Run) -> None:
     """Write, or write anew, the run's README.md."""
-    write_file(run.path / "README.md", model_card(run))
+    with foreign(run.path):
+        write_file(run.path / "README.md", model_card(run))
 
 
 def model_card(run: Run) -> str:

@@ -21,7 +21,7 @@ import nofuss
 from nofuss.embeddings import load_embeddings
 from nofuss.errors import NofussError
 from nofuss.files import seal, sha256, write_json
-from nofuss.model_card import model_card
+from nofuss.model_card import write_card
 from nofuss.run import open_run
 from nofuss.search import Index
 from nofuss.search.commands import index_run
@@ -145,7 +145,7 @@ def read_all(run: Path) -> None:
         lambda: load_embeddings(run),
         lambda: Index.load(run / "index").search(torch.eye(8), 3),
         lambda: load_checkpoint(run / "checkpoints", say=said.append),
-        lambda: model_card(open_run(run)),
+        lambda: write_card(open_run(run)),
     ):
         try:
             read()

@@ -41,32 +41,27 @@ def kills(home: Path, options: argparse.Namespace) -> list[str]:
 
 
 def disks(home: Path, options: argparse.Namespace) -> list[str]:
-    """Every write of a run in turn, for every kind of fault."""
+    """Every write of a run in turn, for every kind of fault; and disks that are too small."""
     place = prepare(home, epochs=2)
-    table = Table("disk", "writes", "refused", "without effect", "slowest end, s", "complaints")
+    table = Table("disk", "faults", "refused", "without effect", "slowest end, s", "complaints")
     complaints: list[str] = []
+
+    def tell(kind: str, verdicts: dict[int, disk.Verdict]) -> None:
+        found = [f"{kind}, {at}: {text}" for at, v in verdicts.items() for text in v.complaints]
+        without = sum(verdict.finished for verdict in verdicts.values())
+        slowest = max(verdict.seconds for verdict in verdicts.values())
+        counts = (len(verdicts), len(verdicts) - without, without, f"{slowest:.1f}", len(found))
+        table.add_row(kind, *map(str, counts))
+        console.print(f"[dim]{kind}: {len(verdicts)} done, {len(found)} complaints[/dim]")
+        complaints.extend(found)
+
     with faulty_commands(home) as run_command:
-        writes = disk.writes_of(run_command, place)
+        writes = range(1, disk.writes_of(run_command, place) + 1, options.every)
         for kind in disk.KINDS:
-            verdicts = [
-                disk.suffer(run_command, place, kind, at)
-                for at in range(1, writes + 1, options.every)
-            ]
-            without = sum(verdict.finished for verdict in verdicts)
-            slowest = max(verdict.seconds for verdict in verdicts)
-            found = [
-                f"{kind}, write {1 + options.every * i}: {complaint}"
-                for i, verdict in enumerate(verdicts)
-                for complaint in verdict.complaints
-            ]
-            table.add_row(
-                kind,
-                *map(str, (len(verdicts), len(verdicts) - without, without)),
-                f"{slowest:.1f}",
-                str(len(found)),
-            )
-            console.print(f"[dim]{kind}: {len(verdicts)} of {writes}[/dim]")
-            complaints += found
+            tell(kind, {at: disk.suffer(run_command, place, kind, at) for at in writes})
+        if disk.can_mount(place):
+            sizes = [4 * 2**i for i in range(12)]  # KB, to 8 MB
+            tell("really full", {size: disk.fill(run_command, place, size) for size in sizes})
     console.print(table)
     return complaints
 

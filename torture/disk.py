@@ -2,11 +2,12 @@
 
 import errno
 import shutil
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 from nofuss.train.checkpoint import load_checkpoint
-from torture.faults import KILL, Fault, Run
+from torture.faults import KILL, Fault, Outcome, Run
 from torture.training import Place, differing
 
 KINDS = {
@@ -45,26 +46,68 @@ def suffer(run_command: Run, place: Place, kind: str, at: int) -> Verdict:
     run = place.home / "faulty"
     shutil.rmtree(run, ignore_errors=True)
     outcome = run_command(*place.first(run), fault=Fault(run, at, error, once))
-    complaints = []
-    begun = (run / "config.json").is_file()
     if error == KILL:
-        complaints += [] if outcome.code == -9 else [f"not killed: {outcome.code}"]
-    elif outcome.code != 0:
+        complaints = [] if outcome.code == -9 else [f"not killed: {outcome.code}"]
+    else:
+        complaints = _unclear(outcome, run)
+    return Verdict(
+        complaints + _gone_on(run_command, place, run), outcome.seconds, not outcome.code
+    )
+
+
+def fill(run_command: Run, place: Place, kilobytes: int) -> Verdict:
+    """A run on a real disk that is too small for it, then the same with room; needs root."""
+    disk = place.home / "small"
+    disk.mkdir(exist_ok=True)
+    _mount("-t", "tmpfs", "-o", f"size={kilobytes}k", "none", disk)
+    try:
+        run = disk / "run"
+        outcome = run_command(*place.first(run))
+        complaints = _unclear(outcome, run)
+        _mount("-o", "remount,size=256m", disk)
+        complaints += _gone_on(run_command, place, run)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    return Verdict(complaints, outcome.seconds, not outcome.code)
+
+
+def can_mount(place: Place) -> bool:
+    """Whether small disks can be had here."""
+    try:
+        _mount("-t", "tmpfs", "none", place.home / "data", stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return subprocess.run(["umount", str(place.home / "data")]).returncode == 0
+
+
+def _mount(*words: object, stderr: int | None = None) -> None:
+    subprocess.run(["mount", *map(str, words)], check=True, stderr=stderr)
+
+
+def _unclear(outcome: Outcome, run: Path) -> list[str]:
+    """Complaints about how a command ended that could not write."""
+    complaints = []
+    if outcome.code:
         line = outcome.said.splitlines()[-1] if outcome.said else ""
-        cure = f"--out {run} --resume" if begun else "--out"
+        cure = f"--out {run} --resume" if (run / "config.json").is_file() else "--out"
         if outcome.code not in (1, 2) or not line.startswith("nofuss: ") or cure not in line:
             complaints.append(f"exit {outcome.code}, said {line!r}")
         if "unexpected" in line or "Traceback" in outcome.said:
             complaints.append(f"unexpected: {line!r}")
     if outcome.seconds > PATIENCE:
         complaints.append(f"took {outcome.seconds:.1f} s to end")
+    return complaints
+
+
+def _gone_on(run_command: Run, place: Place, run: Path) -> list[str]:
+    """Complaints about what is left, and about going on with it."""
+    complaints: list[str] = []
     load_checkpoint(run / "checkpoints", say=complaints.append)
     resumed = run_command(*place.again(run))
-    if resumed.code != 0:
+    if resumed.code:
         complaints.append(f"did not go on: {resumed.said.strip().splitlines()[-1:]}")
     complaints += [f"differs: {name}" for name in differing(run, place.reference)]
-    complaints += [f"left behind: {p}" for p in remains(run)]
-    return Verdict(complaints, outcome.seconds, outcome.code == 0)
+    return complaints + [f"left behind: {path}" for path in remains(run)]
 
 
 def remains(run: Path) -> list[Path]:

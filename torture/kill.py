@@ -50,10 +50,13 @@ def campaign(
         run = place.home / f"killed-{workers}-{number}"
         expected = 0
         while True:
-            aimed = tally.in_saves < in_saves and draw.random() < 0.5
             attempt = _Attempt(place, run, workers)
-            began = attempt.wait_for_words(draw)
-            if aimed:
+            if draw.random() < 0.1:  # while it still loads
+                attempt.wait(time.monotonic() + draw.uniform(0, 3))
+            else:
+                attempt.wait_for_words()
+            began = time.monotonic()
+            if tally.in_saves < in_saves and draw.random() < 0.5:
                 attempt.wait_for_save(draw.randint(1, 6))
                 time.sleep(draw.uniform(0, 0.015))
             else:
@@ -115,11 +118,9 @@ class _Attempt:
                 stderr=subprocess.STDOUT,
             )
 
-    def wait_for_words(self, draw: random.Random) -> float:
-        """Until it is at work; one in ten is killed while it still loads."""
-        early = time.monotonic() + draw.uniform(0, 3) if draw.random() < 0.1 else float("inf")
-        self._until(lambda: AT_WORK in self.log.read_text() or time.monotonic() > early, 0.01)
-        return time.monotonic()
+    def wait_for_words(self) -> None:
+        """Until it is at work."""
+        self._until(lambda: AT_WORK in self.log.read_text(), 0.01)
 
     def wait_for_save(self, count: int) -> None:
         """Until the count-th save that begins from now on."""

@@ -6,6 +6,8 @@ pictures come from the collection. Doubtful labels and copies are also listed in
 
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from xml.etree.ElementTree import Element
 from nofuss import files
 from nofuss.data.collection import Collection
 from nofuss.embeddings import RunEmbeddings
+from nofuss.errors import NofussError, RunError
 from nofuss.report import sections
 from nofuss.report.grids import Items
 from nofuss.report.html import document, tag
@@ -24,6 +27,24 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 def write_report(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
     """Write report.html and suspects.csv of a run; returns the report's path."""
+    with foreign(run):
+        return _write(run, collection, kept)
+
+
+@contextmanager
+def foreign(run: Path) -> Iterator[None]:
+    """JSON that is whole but not what training wrote trips its readers: then the run is named."""
+    try:
+        yield
+    except NofussError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        cure = "restore them, or train again"
+        raise RunError(f"{run} has files that training did not write ({what}); {cure}") from error
+
+
+def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
     names = ("config", "environment", "data", "scores", "holdout")
     read = {name: read_json(run / f"{name}.json") for name in names}
     seed = int(read["config"].get("seed", 0))
