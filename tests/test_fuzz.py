@@ -7,7 +7,8 @@ import asyncio
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ relaxed = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+few = settings(relaxed, max_examples=settings.default.max_examples // 5)
+"""Of each of many files."""
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 anything = st.recursive(
     scalars,
@@ -154,46 +157,51 @@ def read_all(run: Path) -> None:
     assert all("\n" not in line for line in said)
 
 
+@contextmanager
+def restored(folder: Path) -> Iterator[None]:
+    """The files of a folder are afterwards as they were."""
+    before = {p: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    try:
+        yield
+    finally:
+        for path in folder.iterdir():
+            if path.is_file():
+                path.unlink()
+        for path, content in before.items():
+            path.write_bytes(content)
+
+
 @pytest.mark.filterwarnings("ignore:.*is damaged and left out")
 @pytest.mark.parametrize("name", FILES)
-@relaxed
+@few
 @given(data=st.data())
 def test_changed_files_of_a_run(name: str, run: Path, data: st.DataObject) -> None:
     file = find(run, name)
-    before = {p: p.read_bytes() for p in file.parent.iterdir() if p.is_file()}
-    file.write_bytes(data.draw(changed(before[file])))
-    if data.draw(st.booleans()):
-        vouch(file)
-    read_all(run)
-    for path in file.parent.iterdir():
-        if path.is_file():
-            path.unlink()
-    for path, content in before.items():
-        path.write_bytes(content)
+    with restored(file.parent):
+        file.write_bytes(data.draw(changed(file.read_bytes())))
+        if data.draw(st.booleans()):
+            vouch(file)
+        read_all(run)
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged and left out")
 @pytest.mark.parametrize("name", [n for n in FILES if ".json" in n or "items" in n])
-@relaxed
+@few
 @given(data=st.data())
 def test_other_json_in_a_run(name: str, run: Path, data: st.DataObject) -> None:
     """Well-formed and vouched for by its checksum, but not what training wrote."""
     file = find(run, name)
-    before = {p: p.read_bytes() for p in file.parent.iterdir() if p.is_file()}
-    content = json.loads(before[file].splitlines()[0] if "jsonl" in name else before[file])
+    text = file.read_text()
+    content = json.loads(text.splitlines()[0] if "jsonl" in name else text)
     has_checksum = isinstance(content, dict) and content.pop("checksum", None) is not None
     content = data.draw(other_json(content))
-    if has_checksum and isinstance(content, dict):
-        write_json(file, content)
-    else:
-        file.write_text(json.dumps(content))
-        vouch(file)
-    read_all(run)
-    for path in file.parent.iterdir():
-        if path.is_file():
-            path.unlink()
-    for path, content in before.items():
-        path.write_bytes(content)
+    with restored(file.parent):
+        if has_checksum and isinstance(content, dict):
+            write_json(file, content)
+        else:
+            file.write_text(json.dumps(content))
+            vouch(file)
+        read_all(run)
 
 
 # Uploads

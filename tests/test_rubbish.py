@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.files import sha256, write_json
+from nofuss.files import read_json, sha256, write_json
 
 QUICK = ("--epochs", "1", "--dim", "4", "--out", "run")
 Make = Callable[[Path], list[object]]
@@ -303,7 +303,7 @@ CATALOGUE |= {
 @rubbish("a run of a later version", 2, "has settings of another version: colour")
 def _(here: Path) -> list[object]:
     run = finished(here)
-    write_json(run / "config.json", json.loads((run / "config.json").read_text()) | {"colour": 3})
+    write_json(run / "config.json", read_json(run / "config.json") | {"colour": 3})
     return resume(run)
 
 
@@ -323,16 +323,19 @@ def _(here: Path) -> list[object]:
     return resume(run)
 
 
-@rubbish("a run of other settings", 2, "was made with other settings (epochs 1 → 7, dim 4 → 3)")
+@rubbish("a run of other settings", 2, "was made with other settings (dim 4 → 3, epochs 1 → 7)")
 def _(here: Path) -> list[object]:
     return resume(finished(here), "--dim", 3, "--epochs", 7)
 
 
-@rubbish("other settings that are the defaults", 2, "with other settings (loss nca → proxy-nca)")
+@rubbish(
+    "other settings that are the defaults",
+    2,
+    "other settings (loss nca → proxy-nca, scale None → 16.0)",
+)
 def _(here: Path) -> list[object]:
     run = finished(here)
-    config = json.loads((run / "config.json").read_text())
-    del config["checksum"]
+    config = read_json(run / "config.json")
     write_json(run / "config.json", config | {"loss": "nca", "per_class": 4, "scale": None})
     return resume(run, "--loss", "proxy-nca")
 
@@ -358,9 +361,7 @@ def _(here: Path) -> list[object]:
 @rubbish("a configuration that names a path outside", 0, "run directory")
 def _(here: Path) -> list[object]:
     run = finished(here)
-    config = json.loads((run / "config.json").read_text())
-    del config["checksum"]
-    write_json(run / "config.json", config | {"out": str(here / "outside")})
+    write_json(run / "config.json", read_json(run / "config.json") | {"out": str(here / "outside")})
     return resume(run)
 
 

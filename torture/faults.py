@@ -17,6 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+PRELOADED = ("nofuss.pipeline", "nofuss.search.commands", "torch._dynamo")
+"""What costs most to import; an optimizer brings in the last."""
 KILL = 0
 """Instead of an error number: the process is killed at the call."""
 
@@ -51,7 +53,7 @@ def faulty_commands(home: Path) -> Iterator[Run]:
     before = {name: os.environ.get(name) for name in ("LD_PRELOAD", "OMP_NUM_THREADS")}
     os.environ |= {"LD_PRELOAD": str(shim), "OMP_NUM_THREADS": "1"}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["nofuss.pipeline", "nofuss.commands", "torture.faults"])
+    context.set_forkserver_preload([*PRELOADED, "torture.faults"])
 
     def run(*words: object, fault: Fault | None = None) -> Outcome:
         log, count = home / "said.txt", context.Value("l", 0)

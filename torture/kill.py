@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def campaign(
 ) -> Iterator[Tally]:
     """Kill until there are so many, and so many of them in saves; the tally after each process."""
     draw, tally = random.Random(f"{seed} {workers}"), Tally(workers)
-    span = 1.0  # seconds from the first word to the end, as last seen
+    span = _undisturbed(place, workers, tally)
     number = 0
     while tally.kills < kills or tally.in_saves < in_saves:
         number += 1
@@ -74,9 +75,29 @@ def campaign(
                 yield tally
                 break
             tally.kills += 1
-            tally.in_saves += any((run / "checkpoints").glob(".step-*.new"))
+            tally.in_saves += bool(_half_written(run) - attempt.remains)
             expected = _inspect(run, seen, tally)
             yield tally
+
+
+def _undisturbed(place: Place, workers: int, tally: Tally) -> float:
+    """Seconds from the first word of a run to its end; the number of workers changes no bit."""
+    run = place.home / f"undisturbed-{workers}"
+    attempt = _Attempt(place, run, workers)
+    attempt.wait_for_words()
+    began = time.monotonic()
+    attempt.process.wait()
+    tally.complaints += [f"{workers} workers: {d}" for d in differing(run, place.reference)]
+    return time.monotonic() - began
+
+
+def _half_written(run: Path) -> set[tuple[str, int]]:
+    """Saves that have begun; a folder of the same name may be of a later one."""
+    found = set()
+    for path in (run / "checkpoints").glob(".step-*.new"):
+        with suppress(FileNotFoundError):  # done in this moment
+            found.add((path.name, path.stat().st_ino))
+    return found
 
 
 def _inspect(run: Path, seen: int, tally: Tally) -> int:
@@ -108,7 +129,7 @@ class _Attempt:
     """One process of the real command, to be killed."""
 
     def __init__(self, place: Place, run: Path, workers: int) -> None:
-        self.run, self.log = run, run.with_suffix(".log")
+        self.run, self.log, self.remains = run, run.with_suffix(".log"), _half_written(run)
         words = (*place.again(run), *EVERY_STEP, "--workers", str(workers))
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -124,10 +145,10 @@ class _Attempt:
 
     def wait_for_save(self, count: int) -> None:
         """Until the count-th save that begins from now on."""
-        begun: set[str] = set()
+        begun: set[tuple[str, int]] = set()
 
         def enough() -> bool:
-            begun.update(path.name for path in (self.run / "checkpoints").glob(".step-*.new"))
+            begun.update(_half_written(self.run) - self.remains)
             return len(begun) >= count
 
         self._until(enough, 0.0005)

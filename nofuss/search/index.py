@@ -217,7 +217,9 @@ class Index:
             if vectors.ndim != 2 or not len(vectors) == len(names) == len(labels):
                 raise ValueError("its parts differ in length")
             return cls(vectors, names, labels, kind=kind, extra=items["extra"], filed=filed)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
+        except RunError:
+            raise
+        except Exception as error:  # whatever foreign bytes make their readers raise
             raise RunError(
                 f"the index in {folder} is damaged ({type(error).__name__}: {error}); delete the "
                 "folder and make it again: nofuss index RUN DIR"

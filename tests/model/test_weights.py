@@ -31,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def edit(folder: Path, **changes: Any) -> None:
     file = folder / "model.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    (folder / "manifest.json").unlink()  # as if put together by hand
 
 
 def trained(name: str) -> tuple[Embedder, torch.Tensor]:
@@ -70,7 +71,8 @@ def test_saving_again_replaces_and_leaves_nothing_behind(folder: Path) -> None:
     save_model(folder, other, other.backbone.preprocessing)
     assert load_model(folder).embedder.dim == 9
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
-    assert {path.name for path in folder.iterdir()} == {"model.json", "weights.safetensors"}
+    files = {"model.json", "weights.safetensors", "manifest.json"}
+    assert {path.name for path in folder.iterdir()} == files
 
 
 def test_what_cannot_be_written_leaves_the_former_model(folder: Path) -> None:
@@ -103,8 +105,18 @@ def test_a_wrong_description_is_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.json", "manifest.json"])
+def test_a_flipped_bit_is_noticed(folder: Path, name: str) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 4
+    (folder / name).write_bytes(content)
+    with pytest.raises(RunError, match="is damaged"):
+        load_model(folder)
+
+
 def test_missing_or_broken_files_are_named(folder: Path) -> None:
     weights, description = folder / "weights.safetensors", folder / "model.json"
+    (folder / "manifest.json").unlink()
     tensors = load_file(weights)
     del tensors["head.bias"]
     save_file({**tensors, "tail.bias": torch.zeros(1)}, weights)
