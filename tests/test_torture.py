@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torture import damage, disk, memory
-from torture.faults import Run, faulty_commands
+from torture.faults import Commands, faulty_commands
 from torture.training import Place, command, differing, environment, prepare
 
 pytestmark = [
@@ -29,13 +29,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def run_command(place: Place) -> Iterator[Run]:
+def run_command(place: Place) -> Iterator[Commands]:
     with faulty_commands(place.home) as run:
         yield run
 
 
 @pytest.fixture(scope="module")
-def writes(run_command: Run, place: Place) -> int:
+def writes(run_command: Commands, place: Place) -> int:
     return disk.writes_of(run_command, place)
 
 
@@ -50,7 +50,7 @@ def writes(run_command: Run, place: Place) -> int:
     ],
 )
 def test_a_fault_at_a_write(
-    kind: str, share: float, run_command: Run, place: Place, writes: int
+    kind: str, share: float, run_command: Commands, place: Place, writes: int
 ) -> None:
     assert writes > 50
     verdict = disk.suffer(run_command, place, kind, 1 + int(share * writes))
@@ -58,7 +58,7 @@ def test_a_fault_at_a_write(
     assert not verdict.finished
 
 
-def test_faults_do_happen(run_command: Run, place: Place) -> None:
+def test_faults_do_happen(run_command: Commands, place: Place) -> None:
     """What the tests above rest on: the fault is real, and the comparison can fail."""
     run = place.home / "nothing"
     words = place.first(run)
@@ -68,7 +68,7 @@ def test_faults_do_happen(run_command: Run, place: Place) -> None:
     shutil.rmtree(run)
 
 
-def test_damage(run_command: Run, place: Place) -> None:
+def test_damage(run_command: Commands, place: Place) -> None:
     """A bit of the newest checkpoint, of the model, and of what the run was made with."""
     cases = damage.campaign(
         run_command,

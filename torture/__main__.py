@@ -7,7 +7,7 @@ import argparse
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -21,23 +21,39 @@ console = Console(soft_wrap=True, highlight=False)
 
 
 def kills(home: Path, options: argparse.Namespace) -> list[str]:
-    """SIGKILL, with 0, 1 and 2 loader workers; a quarter of them into saves."""
+    """SIGKILL, with 0, 1 and 2 loader workers, a quarter into saves; some of started processes."""
     place = prepare(home, epochs=12)
     each = -(-options.kills // 3)
-    table = Table("workers", "kills", "in a save", "runs finished", "steps lost", "complaints")
+    header = ("process", "workers", "kills", "in a save", "runs finished", "steps lost")
+    table = Table(*header, "complaints")
     complaints: list[str] = []
-    for workers in range(3):
-        tally = kill.Tally(workers)
-        for tally in kill.campaign(
-            place, workers, kills=each, in_saves=-(-each // 4), seed=options.seed
+    with faulty_commands(home) as commands:
+        for how, start, count in (
+            ("forked", commands.start, each),
+            ("python -m nofuss", kill.executed(home), -(-each // 8)),
         ):
-            if tally.finished % 5 == 0:
-                console.print(f"[dim]{tally}[/dim]")
-        row = (workers, tally.kills, tally.in_saves, tally.finished, f"≤ {max(1, tally.lost)}")
-        table.add_row(*map(str, (*row, len(tally.complaints))))
-        complaints += tally.complaints
+            for workers in range(3):
+                tally = _last(
+                    kill.campaign(
+                        place,
+                        start,
+                        workers,
+                        kills=count,
+                        in_saves=-(-count // 4),
+                        seed=options.seed,
+                    )
+                )
+                row = (how, workers, tally.kills, tally.in_saves, tally.finished)
+                table.add_row(*map(str, (*row, f"≤ {max(1, tally.lost)}", len(tally.complaints))))
+                complaints += tally.complaints
     console.print(table)
     return complaints
+
+
+def _last(tallies: Iterator[kill.Tally]) -> kill.Tally:
+    for tally in tallies:
+        console.print(f"[dim]{tally}[/dim]")
+    return tally
 
 
 def disks(home: Path, options: argparse.Namespace) -> list[str]:

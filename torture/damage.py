@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torture.faults import Outcome, Run
+from torture.faults import Commands, Outcome
 from torture.training import Place, differing
 
 Damage = Callable[[Path, random.Random], None]
@@ -54,7 +54,7 @@ class Case(NamedTuple):
     complaints: list[str]
 
 
-def finished_run(run_command: Run, place: Place) -> Path:
+def finished_run(run_command: Commands, place: Place) -> Path:
     """A run with an index, to be damaged."""
     run = place.home / "whole"
     for words in (place.first(run), ("index", run)):
@@ -64,7 +64,7 @@ def finished_run(run_command: Run, place: Place) -> Path:
 
 
 def campaign(
-    run_command: Run,
+    run_command: Commands,
     place: Place,
     *,
     flips: int,
@@ -90,7 +90,7 @@ def campaign(
 
 
 def _judge(
-    run_command: Run,
+    run_command: Commands,
     place: Place,
     run: Path,
     file: str,
@@ -115,7 +115,7 @@ def _judge(
     return Case(file, damage, refused or _refused(resumed) or spoken, complaints)
 
 
-def _answer(run_command: Run, run: Path, query: Path) -> Outcome:
+def _answer(run_command: Commands, run: Path, query: Path) -> Outcome:
     outcome = run_command("search", run, query, "--json")
     return outcome._replace(said=outcome.said.replace(str(run), "RUN"))
 

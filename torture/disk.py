@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nofuss.train.checkpoint import load_checkpoint
-from torture.faults import KILL, Fault, Outcome, Run
+from torture.faults import KILL, Commands, Fault, Outcome
 from torture.training import Place, differing
 
 KINDS = {
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     """The command came to its end all the same: the fault hit what is not needed."""
 
 
-def writes_of(run_command: Run, place: Place) -> int:
+def writes_of(run_command: Commands, place: Place) -> int:
     """How many calls of an undisturbed run change something below its directory."""
     run = place.home / "counted"
     shutil.rmtree(run, ignore_errors=True)
@@ -40,7 +40,7 @@ def writes_of(run_command: Run, place: Place) -> int:
     return outcome.writes
 
 
-def suffer(run_command: Run, place: Place, kind: str, at: int) -> Verdict:
+def suffer(run_command: Commands, place: Place, kind: str, at: int) -> Verdict:
     """One run with one fault, looked at, gone on with, and compared with an undisturbed one."""
     error, once = KINDS[kind]
     run = place.home / "faulty"
@@ -55,7 +55,7 @@ def suffer(run_command: Run, place: Place, kind: str, at: int) -> Verdict:
     )
 
 
-def fill(run_command: Run, place: Place, kilobytes: int) -> Verdict:
+def fill(run_command: Commands, place: Place, kilobytes: int) -> Verdict:
     """A run on a real disk that is too small for it, then the same with room; needs root."""
     disk = place.home / "small"
     disk.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def _unclear(outcome: Outcome, run: Path) -> list[str]:
     return complaints
 
 
-def _gone_on(run_command: Run, place: Place, run: Path) -> list[str]:
+def _gone_on(run_command: Commands, place: Place, run: Path) -> list[str]:
     """Complaints about what is left, and about going on with it."""
     complaints: list[str] = []
     load_checkpoint(run / "checkpoints", say=complaints.append)

@@ -11,11 +11,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PRELOADED = ("nofuss.pipeline", "nofuss.search.commands", "torch._dynamo")
 """What costs most to import; an optimizer brings in the last."""
@@ -43,35 +44,62 @@ class Outcome(NamedTuple):
     """Calls that changed, or tried to change, something below the folder; 0 if killed."""
 
 
-Run = Callable[..., Outcome]
+class Running:
+    """A command that has been started; looks like a `subprocess.Popen`."""
+
+    def __init__(self, child: ForkServerProcess) -> None:
+        self.child = child
+        child.start()
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self.child.exitcode
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.child.kill()
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal."""
+        self.child.join()
+        assert self.child.exitcode is not None
+        return self.child.exitcode
+
+
+class Commands:
+    """Starts commands in processes that are forked; see this file's head."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self._context = home, multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*PRELOADED, "torture.faults"])
+
+    def start(
+        self, words: Sequence[object], log: Path, fault: Fault | None = None, count: Any = None
+    ) -> Running:
+        """Start a command; what it says goes to the log."""
+        arguments = ([str(word) for word in words], self.home, log, fault, count)
+        return Running(self._context.Process(target=_child, args=arguments))
+
+    def __call__(self, *words: object, fault: Fault | None = None) -> Outcome:
+        """Run a command to its end."""
+        log, count = self.home / "said.txt", self._context.Value("l", 0)
+        began = time.monotonic()
+        code = self.start(words, log, fault, count).wait()
+        return Outcome(code, log.read_text(), time.monotonic() - began, int(count.value))
 
 
 @contextmanager
-def faulty_commands(home: Path) -> Iterator[Run]:
-    """Hands out a function (words, fault) → Outcome; needs a C compiler and Linux."""
-    shim = compile_shim(home)
+def faulty_commands(home: Path) -> Iterator[Commands]:
+    """Commands with the shim in front of libc; needs a C compiler and Linux."""
     before = {name: os.environ.get(name) for name in ("LD_PRELOAD", "OMP_NUM_THREADS")}
-    os.environ |= {"LD_PRELOAD": str(shim), "OMP_NUM_THREADS": "1"}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "torture.faults"])
-
-    def run(*words: object, fault: Fault | None = None) -> Outcome:
-        log, count = home / "said.txt", context.Value("l", 0)
-        arguments = ([str(word) for word in words], home, log, fault, count)
-        child = context.Process(target=_child, args=arguments)
-        began = time.monotonic()
-        child.start()
-        child.join()
-        seconds = time.monotonic() - began
-        assert child.exitcode is not None
-        return Outcome(child.exitcode, log.read_text(), seconds, int(count.value))
-
+    os.environ |= {"LD_PRELOAD": str(compile_shim(home)), "OMP_NUM_THREADS": "1"}
+    commands = Commands(home)
     try:
-        context.Process(target=os.getpid).start()  # the server starts here, with the shim
+        commands("--help")  # the server starts here, with the shim
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-    yield run
+    yield commands
 
 
 def compile_shim(home: Path) -> Path:
@@ -83,7 +111,7 @@ def compile_shim(home: Path) -> Path:
     return shim
 
 
-def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: object) -> None:
+def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: Any) -> None:
     """In the new process: plan the fault, then be the program."""
     from nofuss.cli import main
 
@@ -95,7 +123,11 @@ def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: 
     if fault is not None:
         under = os.fsencode(fault.under.absolute())
         shim.faults_plan(under, ctypes.c_long(fault.at), fault.error, int(fault.once))
-    code = main(words)
+    try:
+        code = main(words)
+    except SystemExit as leaving:  # of --help
+        code = int(leaving.code or 0)
     sys.stdout.flush()
-    count.value = shim.faults_seen()  # type: ignore[attr-defined]
+    if count is not None:
+        count.value = shim.faults_seen()
     sys.exit(code)

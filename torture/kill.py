@@ -11,10 +11,11 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from nofuss.errors import NofussError
 from nofuss.run import open_run
@@ -22,6 +23,37 @@ from nofuss.train.checkpoint import load_checkpoint
 from torture.training import STEPS_PER_EPOCH, Place, command, differing, environment
 
 EVERY_STEP = ("--checkpoint-seconds", "0")
+Start = Callable[[Sequence[object], Path], "Process"]
+
+
+class Process(Protocol):
+    """A command that runs: of subprocess, or forked."""
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def wait(self) -> int:
+        """Its exit code at its end."""
+
+
+def executed(home: Path) -> Start:
+    """`python -m nofuss`, as a user starts it: most of its time goes into imports."""
+
+    def start(words: Sequence[object], log: Path) -> Process:
+        with log.open("w") as said:
+            return subprocess.Popen(
+                command(*words),
+                env=environment(home) | {"PYTHONUNBUFFERED": "1"},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+
+    return start
+
+
 AT_WORK, GOING_ON = "classes", r"going on at epoch (\d+), step (\d+)"
 
 
@@ -40,20 +72,20 @@ class Tally:
 
 
 def campaign(
-    place: Place, workers: int, *, kills: int, in_saves: int, seed: int
+    place: Place, start: Start, workers: int, *, kills: int, in_saves: int, seed: int
 ) -> Iterator[Tally]:
     """Kill until there are so many, and so many of them in saves; the tally after each process."""
     draw, tally = random.Random(f"{seed} {workers}"), Tally(workers)
-    span = _undisturbed(place, workers, tally)
+    span = _undisturbed(place, start, workers, tally)
     number = 0
     while tally.kills < kills or tally.in_saves < in_saves:
         number += 1
         run = place.home / f"killed-{workers}-{number}"
         expected = 0
         while True:
-            attempt = _Attempt(place, run, workers)
+            attempt = _Attempt(place, start, run, workers)
             if draw.random() < 0.1:  # while it still loads
-                attempt.wait(time.monotonic() + draw.uniform(0, 3))
+                attempt.wait(time.monotonic() + draw.uniform(0, span))
             else:
                 attempt.wait_for_words()
             began = time.monotonic()
@@ -61,14 +93,13 @@ def campaign(
                 attempt.wait_for_save(draw.randint(1, 6))
                 time.sleep(draw.uniform(0, 0.015))
             else:
-                attempt.wait(began + draw.uniform(0, 1.2 * span))
+                attempt.wait(began + draw.uniform(0, 0.9 * span))
             seen = _newest(run)
             ended = attempt.kill()
             tally.complaints += attempt.went_on_from(expected)
             if ended:
-                span = time.monotonic() - began
-                if attempt.process.returncode != 0:
-                    tally.complaints.append(f"{run.name}: exit {attempt.process.returncode}")
+                if attempt.process.poll() != 0:
+                    tally.complaints.append(f"{run.name}: exit {attempt.process.poll()}")
                 tally.complaints += [f"{run.name}: {d}" for d in differing(run, place.reference)]
                 tally.finished += 1
                 shutil.rmtree(run)
@@ -80,15 +111,17 @@ def campaign(
             yield tally
 
 
-def _undisturbed(place: Place, workers: int, tally: Tally) -> float:
+def _undisturbed(place: Place, start: Start, workers: int, tally: Tally) -> float:
     """Seconds from the first word of a run to its end; the number of workers changes no bit."""
     run = place.home / f"undisturbed-{workers}"
-    attempt = _Attempt(place, run, workers)
+    attempt = _Attempt(place, start, run, workers)
     attempt.wait_for_words()
     began = time.monotonic()
     attempt.process.wait()
+    span = time.monotonic() - began
     tally.complaints += [f"{workers} workers: {d}" for d in differing(run, place.reference)]
-    return time.monotonic() - began
+    shutil.rmtree(run)
+    return span
 
 
 def _half_written(run: Path) -> set[tuple[str, int]]:
@@ -128,16 +161,11 @@ def _newest(run: Path) -> int:
 class _Attempt:
     """One process of the real command, to be killed."""
 
-    def __init__(self, place: Place, run: Path, workers: int) -> None:
+    def __init__(self, place: Place, start: Start, run: Path, workers: int) -> None:
         self.run, self.log, self.remains = run, run.with_suffix(".log"), _half_written(run)
+        self.log.touch()
         words = (*place.again(run), *EVERY_STEP, "--workers", str(workers))
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command(*words),
-                env=environment(place.home) | {"PYTHONUNBUFFERED": "1"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = start(words, self.log)
 
     def wait_for_words(self) -> None:
         """Until it is at work."""
@@ -165,8 +193,7 @@ class _Attempt:
         """True where it had ended by itself before."""
         ended = self.process.poll() is not None
         self.process.kill()
-        self.process.wait()
-        return ended or self.process.returncode == 0
+        return self.process.wait() == 0 or ended
 
     def went_on_from(self, step: int) -> list[str]:
         """Complaints where it says that it went on from elsewhere."""

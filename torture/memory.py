@@ -18,20 +18,15 @@ class Peak(NamedTuple):
 
 def peak(home: Path, *words: object) -> float:
     """Run the real command to its end; its largest resident set, in MB."""
-    process = subprocess.Popen(
-        command(*words),
-        cwd=home,
-        env=environment(home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    said = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
+    log = home / "said.txt"
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            command(*words), cwd=home, env=environment(home), stdout=said, stderr=said
+        )
+        _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, words))}: {said}")
+        raise RuntimeError(f"{' '.join(map(str, words))}: {log.read_text()}")
     return usage.ru_maxrss / 1024  # Linux counts in KB
 
 
