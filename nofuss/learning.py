@@ -1,6 +1,7 @@
 """The learning part of a job: features, a rehearsal without the held-out classes, the loop."""
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -147,11 +148,18 @@ def _rehearse(job: Job, stop: Callable[[], bool]) -> None:
 
 def _rehearsed(job: Job) -> tuple[list[float], Threshold | None] | None:
     """What a rehearsal of the same run found before it was interrupted."""
+
+    def read() -> str:
+        try:
+            return json.dumps(read_json(job.run.path / "holdout.json"))
+        except (OSError, ValueError):  # not there, or damaged
+            return "{}"
+
+    found = json.loads(processes.on_first(read))
     try:
-        found = read_json(job.run.path / "holdout.json")
         threshold = found["threshold"]
         return list(found["recall@1"]), None if threshold is None else Threshold(**threshold)
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: again
+    except (KeyError, TypeError):
         return None
 
 
