@@ -61,7 +61,7 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
 
 def _check_room(proxies: float, dim: int) -> None:
     """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
-    needed = 4 * 4 * proxies * dim
+    needed = 4 * 4 * proxies * dim / world()  # which may be machines of their own
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if math.isfinite(needed) and needed > there:
         raise UsageError(
