@@ -70,7 +70,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="minutes",
         settings={"preset": "vectors", "epochs": 12, "batch": 64, "center": False},
         words=(
-            "a linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features "
+            "A linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features "
             "(224 px, 1280-d), started at their PCA, proxies at class means"
         ),
         rates=(3e-5, 1e-4, 3e-4, 1e-3),
@@ -111,7 +111,7 @@ CHARACTERS: dict[str, Budget] = {
     "minutes": Budget(
         name="minutes",
         settings={"preset": "small", "epochs": 6, "batch": 64, "size": 16, "holdout": 0.0},
-        words="the small convnet from random weights on 16 × 16 pixels, 160 characters a side",
+        words="The small convnet from random weights on 16 × 16 pixels, 160 characters a side",
         rates=(3e-4, 1e-3, 3e-3, 1e-2),
         seeds=3,
         classes=160,
@@ -119,7 +119,7 @@ CHARACTERS: dict[str, Budget] = {
     "hours": Budget(
         name="hours",
         settings={"preset": "small", "epochs": 10, "batch": 64, "holdout": 0.0},
-        words="the small convnet from random weights on 28 × 28 pixels, all characters",
+        words="The small convnet from random weights on 28 × 28 pixels, all characters",
         rates=(3e-4, 1e-3, 3e-3, 1e-2),
         seeds=3,
     ),

@@ -14,6 +14,8 @@ from nofuss.paper.tables import LOSSES, seeds_of
 from nofuss.paper.trial import Result, Trial
 
 Curve = list[tuple[float, float]]
+MOST = 0.9
+"""Of the best baseline's gain: its last bit may be noise that nobody else repeats."""
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
@@ -28,13 +30,19 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
     by_time = {m: _mean_curve(rs, "time") for m, rs in found.items()}
     best = max(BASELINES, key=lambda m: by_step[m][-1][1])
     target = by_step[best][-1][1]
-    in_steps = first_reached(by_step["proxy-nca"], target), first_reached(by_step[best], target)
-    in_time = first_reached(by_time["proxy-nca"], target), first_reached(by_time[best], target)
+    start = by_step[best][0][1]
+    most = start + MOST * (target - start)
+
+    def reached(curves: dict[str, Curve], height: float) -> tuple[float | None, float | None]:
+        return first_reached(curves["proxy-nca"], height), first_reached(curves[best], height)
+
+    in_steps, in_time = reached(by_step, target), reached(by_time, target)
     rows = [
         [
             METHODS[m],
             _number(first_reached(by_step[m], target)),
             _number(first_reached(by_time[m], target)),
+            _number(first_reached(by_step[m], most)),
             f"{100 * by_step[m][-1][1]:.2f}",
             f"{by_time[m][-1][0]:.1f}",
         ]
@@ -45,6 +53,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         claim="Proxy-NCA “converges about three times as fast” (Section 5.4, Cars196).",
         verdict=[
             verdict(METHODS[best], target, in_steps, in_time),
+            most_of_the_way(METHODS[best], most, reached(by_step, most)),
             "The rates fall to zero over the training, for all methods alike, so a curve's last "
             "part is flat by design; the paper's 'steps' are of batches of 32 against 128, ours of "
             "equal ones."
@@ -54,7 +63,14 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         tables=[
             Table(
                 f"Until the best baseline's final Recall@1 ({100 * target:.2f}, {METHODS[best]})",
-                ["", "steps", "seconds", "own final R@1", "seconds in all"],
+                [
+                    "",
+                    "steps",
+                    "seconds",
+                    "steps to 90% of its gain",
+                    "own final R@1",
+                    "seconds in all",
+                ],
                 rows,
             )
         ],
@@ -68,6 +84,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             "steps": {m: first_reached(by_step[m], target) for m in LOSSES},
             "seconds": {m: first_reached(by_time[m], target) for m in LOSSES},
             "ratio_steps": _ratio(in_steps),
+            "ratio_steps_90": _ratio(reached(by_step, most)),
             "ratio_seconds": _ratio(in_time),
             "paper_ratio": FASTER,
         },
@@ -109,6 +126,20 @@ def verdict(
         f"Proxy-NCA reaches {level} after {in_steps[0]:,.0f} steps, {best} itself after "
         f"{in_steps[1]:,.0f}: {ratio:.1f} times as fast in steps{timed}, where the paper has about "
         f"{FASTER:g}; {hold}."
+    )
+
+
+def most_of_the_way(best: str, height: float, reached: tuple[float | None, float | None]) -> str:
+    """The same for nine tenths of the best baseline's gain, which noise can't decide."""
+    own, other = reached
+    words = f"To {100 * height:.2f}, nine tenths of the best baseline's gain,"
+    if own is None:
+        return f"{words} Proxy-NCA never comes."
+    if not own or not other:
+        return f"{words} there is nothing to learn."
+    return (
+        f"{words} Proxy-NCA takes {own:,.0f} steps and {best} {other:,.0f}: {other / own:.1f} "
+        "times as fast."
     )
 
 

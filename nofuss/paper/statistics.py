@@ -72,4 +72,4 @@ def span(ends: Interval | Sequence[float] | None, *, sign: bool = False) -> str:
     if ends is None:
         return "–"
     form = "+.2f" if sign else ".2f"
-    return f"{100 * ends[0]:{form}} to {100 * ends[1]:{form}}"
+    return f"{100 * ends[0]:{form}} to {100 * ends[1]:{form}}".replace("-", "−")

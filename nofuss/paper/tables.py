@@ -50,8 +50,8 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
     pairs = {pair: difference(found[pair[0]], found[pair[1]]) for pair in combinations(order, 2)}
     ranked = sorted(found, key=lambda m: -mean(r["recall@1"] for r in found[m]))
     baselines = untrained_scores(source) | {"where all start": results[start_of(source)]}
-    rows = [_row(METHODS[m], found[m], columns, own.get(m)) for m in ranked]
-    rows += [_row(name, [result], columns, None) for name, result in baselines.items()]
+    rows = [_row(METHODS[m], found[m], columns, own, m) for m in ranked]
+    rows += [_row(name, [result], columns, own) for name, result in baselines.items()]
     head = ["%", *(_title(c) for c in columns)]
     if own:
         head += [f"paper: {_title(c)}" for c in ("recall@1", "nmi")]
@@ -168,9 +168,16 @@ def levels(source: Source, found: dict[str, list[Result]], own: dict[str, Any]) 
     ]
 
 
-def _row(name: str, found: Sequence[Result], columns: Sequence[str], own: Any) -> list[str]:
+def _row(
+    name: str,
+    found: Sequence[Result],
+    columns: Sequence[str],
+    published: dict[str, Any],
+    loss: str = "",
+) -> list[str]:
     cells = [name, *(shown([r[c] for r in found]) for c in columns)]
-    if own is not None:
+    if published:
+        own = published.get(loss, {})
         cells += [f"{own[c]:.2f}" if c in own else "–" for c in ("recall@1", "nmi")]
     return cells
 
@@ -181,7 +188,7 @@ def _pair_table(pairs: dict[tuple[str, str], Difference]) -> Table:
     rows = [
         [
             f"{METHODS[a]} − {METHODS[b]}",
-            f"{100 * d.mean:+.2f}",
+            f"{100 * d.mean:+.2f}".replace("-", "−"),
             span(d.over_seeds, sign=True),
             span(d.over_classes, sign=True),
             words[d.verdict],

@@ -105,6 +105,9 @@ def test_convergence_beside_the_papers_three() -> None:
     assert "no faster" in words(400, 300)
     assert "never reaches" in words(None, 300)
     assert "no speed to compare" in words(0, 300)
+    assert "2.0 times as fast" in convergence.most_of_the_way("N-pairs", 0.4, (150, 300))
+    assert "never comes" in convergence.most_of_the_way("N-pairs", 0.4, (None, 300))
+    assert "nothing to learn" in convergence.most_of_the_way("N-pairs", 0.4, (0, 0))
 
 
 def test_enough_proxies_or_not() -> None:
