@@ -60,6 +60,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         ),
         verdict=[
             tightening(slacks, epsilon),
+            after_first_epoch([[row["corrected"]["epsilon_mean"] for row in c] for c in curves]),
             constants(printed),
         ],
         tables=[
@@ -125,6 +126,16 @@ def tightening(slacks: dict[str, tuple[float, float]], epsilon: list[float]) -> 
     if not tighter:
         return f"{words} No bound tightens, against the paper."
     return f"{words} Tighter at the end: {list_words(tighter)}; not so: {list_words(looser)}."
+
+
+def after_first_epoch(means: list[list[float]]) -> str:
+    """The start is a matter of choice (proxies at class means are close at once); then what?"""
+    start, first, last = (mean(curve[at] for curve in means) for at in (0, 1, -1))
+    word = "falls" if last < first else "rises"
+    return (
+        f"The mean of |x − p(x)|² is {start:.3f} before training and {first:.3f} after the first "
+        f"epoch; from there it {word} to {last:.3f}."
+    )
 
 
 def constants(printed: dict[str, list[tuple[int, int]]]) -> str:

@@ -7,7 +7,14 @@ same number of items is seen. The rate is that chosen with one proxy a label.
 from statistics import mean
 
 from nofuss.paper.entry import Entry, Figure, Results, Series, per_seed, point
-from nofuss.paper.fractional import at_ratio, best_baseline, possible, ratio_table, verdict
+from nofuss.paper.fractional import (
+    BORROWED,
+    at_ratio,
+    best_baseline,
+    possible,
+    ratio_table,
+    verdict,
+)
 from nofuss.paper.published import BASELINES, METHODS
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
@@ -63,6 +70,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             verdict(found, METHODS[best], level),
             more_helps(found),
             used(in_use),
+            BORROWED,
             f"With labels and static assignment it is {100 * static:.2f}, untrained "
             f"{100 * start:.2f}. The paper does not say how many triplets it draws, or how.",
         ],

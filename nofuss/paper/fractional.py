@@ -22,6 +22,12 @@ LOSSES = ("proxy-nca", *BASELINES)
 RATIOS = (0.1, 0.25, 0.5, 0.75, 1.0, 2.0)
 
 
+BORROWED = (
+    "The rate is that chosen with one proxy a label and static assignment: other ratios had no "
+    "tries of their own, the baselines had theirs."
+)
+
+
 def possible(source: Source, ratios: Sequence[float]) -> list[float]:
     """The ratios that give two proxies or more: a positive's and a negative's."""
     classes = len(np.unique(source.labels(source.train)))
@@ -60,6 +66,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         verdict=[
             verdict({"": found}, METHODS[best], level),
             fall(found),
+            BORROWED,
         ],
         tables=[ratio_table({"static": found})],
         figures=[

@@ -63,7 +63,7 @@ def _section(entry: dict[str, Any], grid: Grid) -> Element:
         tag("p", tag("b", "Here: "), entry["verdict"][0]),
         [tag("p", line) for line in entry["verdict"][1:]],
         [_table(t) for t in entry["tables"]],
-        tag("div", [tag("figure", _figure(f)) for f in entry["figures"]], class_="pair")
+        tag("div", [tag("figure", _figure(f)) for f in entry["figures"]], class_="charts")
         if entry["figures"]
         else None,
         from_fragment(pictures) if pictures else None,

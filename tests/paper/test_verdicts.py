@@ -132,6 +132,8 @@ def test_bounds_that_tighten_or_not() -> None:
     mixed = bounds.tightening({"a": (1.0, 2.0), "b": (2.0, 1.0)}, [1.0, 2.0])
     assert "rises" in mixed
     assert "Tighter at the end: b; not so: a" in mixed
+    assert "it falls to 0.500" in bounds.after_first_epoch([[0.1, 0.6, 0.5], [0.1, 0.6, 0.5]])
+    assert "it rises to 0.700" in bounds.after_first_epoch([[0.1, 0.6, 0.7]])
     kept = {"nca": [(0, 9), (0, 9)], "triplet": [(0, 9), (0, 9)]}
     assert "not violated here" in bounds.constants(kept)
     broken = {"nca": [(0, 9), (0, 9)], "triplet": [(0, 9), (2, 9)]}
