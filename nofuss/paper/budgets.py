@@ -71,7 +71,8 @@ PHOTOGRAPHS: dict[str, Budget] = {
         settings={"preset": "vectors", "epochs": 12, "batch": 64, "center": False},
         words=(
             "A linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features "
-            "(224 px, 1280-d), started at their PCA, proxies at class means"
+            "(224 px, 1280-d), started at their PCA, proxies at class means (a recipe first found "
+            "with Proxy-NCA, which may favour it)"
         ),
         rates=(3e-5, 1e-4, 3e-4, 1e-3),
         seeds=3,
