@@ -81,7 +81,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="hours",
         settings={
             "preset": "finetune",
-            "epochs": 3,
+            "epochs": 2,
             "batch": 64,
             "size": 96,
             "warmup": 0,
@@ -91,7 +91,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
             "EfficientNet-Lite0 fine-tuned whole on crops of 96 px, its head started at the PCA, "
             "proxies at class means"
         ),
-        rates=(3e-5, 1e-4, 3e-4),
+        rates=(1e-4, 3e-4),
         seeds=3,
         folds=1,
         try_epochs=1,
