@@ -118,10 +118,11 @@ class _Line:
             disable=not console.out.is_terminal,
         )
         self.task = self.bar.add_task("", total=1, left="")
-        self.said = -EVERY
+        self.said, self.words = -EVERY, ""
 
     def begin(self, words: str, left: Callable[[], tuple[int, float | None]], trial: Trial) -> None:
         """A new training: what it is, how many remain, when all will be done."""
+        self.words = words
         self.epochs = max(1, trial.config.epochs or 1) if not trial.bare else 1
         count, seconds = left()
         when = "" if seconds is None else f", done at about {_clock(seconds)} ({_length(seconds)})"
@@ -140,7 +141,7 @@ class _Line:
 
     def say(self, message: str) -> None:
         """A warning from within a training."""
-        console.warn(message)
+        console.warn(f"{self.words}: {message}")
 
 
 def _clock(seconds: float) -> str:
