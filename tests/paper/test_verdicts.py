@@ -121,9 +121,14 @@ def test_enough_proxies_or_not() -> None:
 
 
 def test_batches_that_matter_or_not() -> None:
-    assert "as the paper says" in batch_size.verdict({"proxy-nca": 0.01, "lifted": 0.02})
-    words = batch_size.verdict({"proxy-nca": 0.02, "lifted": 0.01, "n-pairs": 0.03})
-    assert "more than Lifted structure, less than N-pairs" in words
+    def words(nca: float, lifted: float, npairs: float) -> str:
+        moves = {"proxy-nca": nca, "lifted": lifted, "n-pairs": npairs}
+        return batch_size.verdict(moves, noise=0.005)
+
+    assert "most stable, as the paper says" in words(0.01, 0.02, 0.03)
+    assert "no method is told apart" in words(0.01, 0.012, 0.008)
+    assert "Only N-pairs is less stable" in words(0.01, 0.012, 0.03)
+    assert "Lifted structure is more stable, against the paper" in words(0.02, 0.01, 0.03)
 
 
 def test_bounds_that_tighten_or_not() -> None:
