@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from nofuss.paper.published import METHODS
 from nofuss.report.charts import line_chart
 from nofuss.report.html import document, from_fragment, tag
 from nofuss.report.page import POLICY
@@ -74,6 +75,9 @@ def _section(entry: dict[str, Any], grid: Grid) -> Element:
 
 
 def _figure(figure: dict[str, Any]) -> Element:
+    methods = list(METHODS.values())
+    names = [s["name"] for s in figure["series"]]
+    known = [methods.index(name) for name in names if name in methods]
     return line_chart(
         [(s["name"], [tuple(p) for p in s["points"]]) for s in figure["series"]],
         title=figure["title"],
@@ -81,6 +85,7 @@ def _figure(figure: dict[str, Any]) -> Element:
         percent=figure["percent"],
         log=figure["log"],
         levels=[tuple(level) for level in figure["levels"]],
+        styles=known if len(known) == len(names) else None,
     )
 
 

@@ -30,15 +30,18 @@ def seeds_of(source: Source, rates: Rates, loss: str) -> list[Trial]:
     ]
 
 
-def start_of(source: Source) -> Trial:
-    """What every training starts from."""
-    return Trial(source.budget.config("proxy-nca", source.budget.rates[0], epochs=0))
+def starts_of(source: Source) -> list[Trial]:
+    """What every training starts from, a seed each (the same where the start is from data)."""
+    b = source.budget
+    return [
+        Trial(b.config("proxy-nca", b.rates[0], epochs=0, seed=seed)) for seed in range(b.seeds)
+    ]
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
     """Every method, every seed."""
     each = [seeds_of(source, rates, loss) for loss in LOSSES]
-    return [start_of(source), *(trial for some in each for trial in some)]
+    return [*starts_of(source), *(trial for some in each for trial in some)]
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
@@ -49,9 +52,11 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
     columns = [f"recall@{k}" for k in source.ks] + ["nmi"]
     pairs = {pair: difference(found[pair[0]], found[pair[1]]) for pair in combinations(order, 2)}
     ranked = sorted(found, key=lambda m: -mean(r["recall@1"] for r in found[m]))
-    baselines = untrained_scores(source) | {"where all start": results[start_of(source)]}
+    starts = [results[trial] for trial in starts_of(source)]
+    baselines = {name: [result] for name, result in untrained_scores(source).items()}
+    baselines["where all start"] = starts
     rows = [_row(METHODS[m], found[m], columns, own, m) for m in ranked]
-    rows += [_row(name, [result], columns, own) for name, result in baselines.items()]
+    rows += [_row(name, some, columns, own) for name, some in baselines.items()]
     head = ["%", *(_title(c) for c in columns)]
     if own:
         head += [f"paper: {_title(c)}" for c in ("recall@1", "nmi")]
@@ -65,7 +70,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         ),
         verdict=[
             ordering(order, pairs, ranked),
-            against_start(found, results[start_of(source)]),
+            against_start(found, mean(r["recall@1"] for r in starts)),
             *levels(source, found, own),
         ],
         tables=[
@@ -74,7 +79,9 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         ],
         values={
             "methods": values,
-            "untrained": {n: {c: r[c] for c in columns} for n, r in baselines.items()},
+            "untrained": {
+                n: {c: mean(r[c] for r in some) for c in columns} for n, some in baselines.items()
+            },
             "pairs": {
                 f"{a} − {b}": vars(d) | {"verdict": d.verdict} for (a, b), d in pairs.items()
             },
@@ -127,12 +134,12 @@ def ordering(
     )
 
 
-def against_start(found: dict[str, list[Result]], start: Result) -> str:
+def against_start(found: dict[str, list[Result]], start: float) -> str:
     """Whether training was worth anything."""
     ends = {METHODS[m]: mean(r["recall@1"] for r in rs) for m, rs in found.items()}
-    gained = [name for name, end in ends.items() if end > start["recall@1"]]
+    gained = [name for name, end in ends.items() if end > start]
     lost = [name for name in ends if name not in gained]
-    base = f"{100 * start['recall@1']:.2f}"
+    base = f"{100 * start:.2f}"
     if not lost:
         return f"Every method ends above where it started ({base})."
     if not gained:

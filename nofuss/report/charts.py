@@ -29,8 +29,12 @@ def line_chart(
     percent: bool = True,
     log: bool = False,
     levels: Sequence[tuple[str, float]] = (),
+    styles: Sequence[int] | None = None,
 ) -> Element:
-    """Curves with their intervals; `levels` are horizontal lines to stand beside."""
+    """Curves with their intervals; `levels` are horizontal lines to stand beside.
+
+    `styles` numbers colour, dash and mark, for a method to look the same in every figure.
+    """
     names = [short(name, 24) for name, _ in [*lines, *levels]]
     stop = WIDTH - 26 - 6.4 * max(map(len, names))
     xs = [p[0] for _, points in lines for p in points]
@@ -58,7 +62,7 @@ def line_chart(
             tag("line", x1=LEFT, x2=stop, y1=y, y2=y, class_="other", stroke_dasharray="1 3")
         )
         ends.append((y, name, "var(--soft)"))
-    for i, (name, points) in enumerate(lines):
+    for i, (name, points) in zip(styles or range(len(lines)), lines, strict=True):
         colour = f"var(--c{i % COLOURS})"
         marks += _line(points, across, up, colour, i)
         ends.append((up(points[-1][1]), name, colour))

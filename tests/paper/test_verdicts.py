@@ -79,7 +79,7 @@ def test_the_papers_numbers() -> None:
 
 
 def test_training_that_was_worth_nothing_is_said_so() -> None:
-    start = {"recall@1": 0.5}
+    start = 0.5
     assert "Every method" in tables.against_start({"lifted": [{"recall@1": 0.6}]}, start)
     assert "No method" in tables.against_start({"lifted": [{"recall@1": 0.4}]}, start)
     both = {"lifted": [{"recall@1": 0.4}], "n-pairs": [{"recall@1": 0.6}]}
