@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from nofuss.data import open_data
+from nofuss.data.collection import Collection
 from nofuss.paper.budgets import PHOTOGRAPHS
 from nofuss.paper.lab import Lab
 from nofuss.paper.rates import choose_rates, tries
@@ -135,8 +136,9 @@ def test_corrected_bounds_hold_while_learning(source: Source) -> None:
             assert row["corrected"][name]["violations"] == 0
 
 
-def test_the_papers_own_setting_starts(tmp_path: Path) -> None:
-    """Inception, RMSprop, the decay: one small epoch of it."""
+@pytest.fixture
+def photos(tmp_path: Path) -> Collection:
+    """Eight classes of three pictures, half of the classes for testing."""
     random = np.random.default_rng(0)
     for label in range(8):
         for i in range(3):
@@ -145,20 +147,37 @@ def test_the_papers_own_setting_starts(tmp_path: Path) -> None:
             Image.fromarray(random.integers(0, 256, (70, 70, 3), dtype=np.uint8)).save(file)
     pictures = open_data(tmp_path / "data")
     assert pictures.labels is not None
-    pictures = replace(pictures, split=np.where(pictures.labels < 4, "train", "test"))
-    paper = PHOTOGRAPHS["paper"]
-    assert paper.batch_of("proxy-nca") == 32
-    assert paper.batch_of("lifted") == 128
-    small = replace(paper, settings={**paper.settings, "epochs": 1, "size": 64, "batch": 4})
-    source = make_source("cub", pictures, small)
-    trial = Trial(small.config("proxy-nca", 1e-4), record="neighbours")
-    assert (trial.config.optimizer, trial.config.schedule) == ("rmsprop", "exponential")
-    assert trial.config.backbone == "inception-bn"
+    return replace(pictures, split=np.where(pictures.labels < 4, "train", "test"))
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "optimizer", "schedule"),
+    [
+        ("hours", "efficientnet-lite0", "adam", "cosine"),
+        ("paper", "inception-bn", "rmsprop", "exponential"),
+    ],
+)
+def test_whole_networks_are_trained(
+    name: str, backbone: str, optimizer: str, schedule: str, photos: Collection, tmp_path: Path
+) -> None:
+    """The larger budgets, one small epoch of each."""
+    small = {"epochs": 1, "size": 64, "batch": 4}
+    budget = PHOTOGRAPHS[name]
+    budget = replace(budget, settings={**budget.settings, **small})
+    source = make_source("cub", photos, budget)
+    trial = Trial(source.budget.config("proxy-nca", 1e-4), record="neighbours")
+    c = trial.config
+    assert (c.backbone, c.optimizer, c.schedule) == (backbone, optimizer, schedule)
     with Lab(tmp_path / "work") as lab:
         found = lab.run(source, [trial])[trial]
     assert found["steps"] == 3
     assert "<img" in found["grid"]
     assert not list((tmp_path / "work").glob("*.checkpoints"))
+
+
+def test_only_the_papers_setting_has_two_batches() -> None:
+    batches = {n: [b.batch_of(m) for m in ("proxy-nca", "lifted")] for n, b in PHOTOGRAPHS.items()}
+    assert batches == {"minutes": [64, 64], "hours": [64, 64], "paper": [32, 128]}
 
 
 def test_summary_of_one_seed_has_no_interval() -> None:
