@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nofuss.paper.published import METHODS
-from nofuss.paper.rates import Rates, Tried, at_edge
+from nofuss.paper.rates import Rates, at_edge
 from nofuss.paper.sources import Source
 from nofuss.paper.statistics import list_words, summary, t_interval
 from nofuss.paper.trial import Result, Trial
@@ -86,7 +86,7 @@ def shown(values: Sequence[float]) -> str:
     return f"{100 * found['mean']:.2f}{half}"
 
 
-def how(source: Source, rates: Rates, tried: Tried) -> list[str]:
+def how(source: Source, rates: Rates) -> list[str]:
     """The settings in sentences: shared by all methods, and each one's rate."""
     b = source.budget
     grid = ", ".join(f"{rate:g}" for rate in b.rates)

@@ -141,7 +141,7 @@ def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> d
         "command": sys.argv[1:],
         "seeds": list(range(source.budget.seeds)),
         "machine": machine(),
-        "how": how(source, rates, tried),
+        "how": how(source, rates),
         "rates": {loss: {"chosen": rates[loss], "tried": tried[loss]} for loss in rates},
         "trained": f"{len(results):,} trainings, {seconds / 60:.1f} min",
     }
