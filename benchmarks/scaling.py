@@ -24,7 +24,7 @@ from nofuss.losses.collectives import gather
 from nofuss.losses.proxy_nca import ProxyNCA
 
 BATCH, DIM, MILLION = 512, 64, 1_000_000
-ROUNDS, REPEATS = 3, 5
+ROUNDS, REPEATS = 3, 3
 EFFICIENCY = 0.85
 """The least that two processes may reach of one with two threads."""
 
