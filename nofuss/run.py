@@ -190,8 +190,9 @@ def _describe(run: Run, fingerprint: str) -> None:
         run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
         run.write("environment.json", environment())
     except OSError as error:
-        reason = f"{error.strerror}; mend it, or give another --out"
-        raise RunError(f"can't write into {run.path}: {reason}") from None
+        begun = (run.path / "config.json").is_file()
+        cure = f"then go on with: {run.resume_command}" if begun else "or give another --out"
+        raise RunError(f"can't write into {run.path}: {error.strerror}; mend it, {cure}") from None
 
 
 def _is_content(entry: Path) -> bool:
