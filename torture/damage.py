@@ -82,7 +82,7 @@ def campaign(
     for file in files if only is None else filter(only.__contains__, files):
         for name, damage in ((name, DAMAGES[name]) for name in how):
             for _ in range(flips if damage is flip else 1):
-                run = place.home / "damaged"
+                run = place.home / "hurt"  # a word that no message has
                 shutil.rmtree(run, ignore_errors=True)
                 shutil.copytree(whole, run)
                 damage(run / file, draw)
