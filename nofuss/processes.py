@@ -86,6 +86,11 @@ def joined() -> Iterator[str]:
     limit = timedelta(seconds=patience)
     try:
         store, number, count = next(iter(rendezvous("env://", timeout=limit)))
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":
+            # torchrun's store outlives its processes: a restart must not find the addresses of the
+            # dead. Of several machines each counts restarts by itself, so there is no common name.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,
