@@ -11,7 +11,6 @@ from nofuss.proxies.shard import Shard
 CHUNK = 2**19
 """Numbers in a chunk's largest matrix: 2 MB of float32, so that a chunk stays in cache."""
 
-
 KEEP_BYTES = 2**27
 """What is kept of a loss's exponentials for its second walk; the others are computed again."""
 
