@@ -81,7 +81,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="hours",
         settings={
             "preset": "finetune",
-            "epochs": 2,
+            "epochs": 3,
             "batch": 64,
             "size": 96,
             "warmup": 0,
@@ -91,7 +91,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
             "EfficientNet-Lite0 fine-tuned whole on crops of 96 px, its head started at the PCA, "
             "proxies at class means"
         ),
-        rates=(1e-4, 3e-4),
+        rates=(1e-4, 3e-4, 1e-3),
         seeds=3,
         folds=1,
         try_epochs=1,
