@@ -22,11 +22,11 @@ from pytorch_metric_learning import losses as pml
 from torch import Tensor, nn
 
 from nofuss import ProxyNCA, nmi, recall_at_k
-from nofuss.config import PRESETS
 from nofuss.data import open_data
 from nofuss.features import backbone_features
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder, principal_components
+from nofuss.presets import PRESETS
 from nofuss.train.optim import build_optimizer, set_rates
 from nofuss.train.setup import start_from_data
 

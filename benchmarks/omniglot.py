@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nofuss.config import Preprocessing, TrainConfig, resolve
+from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data import open_data
 from nofuss.data.collection import Collection, Labels
 from nofuss.data.split import hold_out, split_collection
@@ -26,6 +26,7 @@ from nofuss.encoder import Encoder
 from nofuss.evaluate import evaluate, recall_at_k
 from nofuss.job import build_model
 from nofuss.model.embedder import Embedder
+from nofuss.presets import resolve
 from nofuss.train.feed import CollectionFeed
 from nofuss.train.optim import set_rates
 from nofuss.train.setup import build_criterion, build_training

@@ -11,10 +11,11 @@ from pathlib import Path
 from torch import nn
 
 from benchmarks.timing import Growth, Row, interleaved
-from nofuss.config import TrainConfig, resolve
+from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.pictures import decode_ahead
 from nofuss.job import build_model, split
+from nofuss.presets import resolve
 from nofuss.train.feed import CollectionFeed, TrainBatch
 from nofuss.train.loop import Silent, Training, train
 from nofuss.train.setup import build_criterion, build_training

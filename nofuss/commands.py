@@ -29,13 +29,19 @@ from nofuss.usable import any_pictures, open_usable
 
 
 def evaluate_run(
-    path: Path, data: Path | None, *, ks: Sequence[int], seed: int, as_json: bool
+    path: Path,
+    data: Path | None,
+    *,
+    ks: Sequence[int],
+    seed: int,
+    as_json: bool,
+    device: str = "auto",
 ) -> None:
     """`nofuss evaluate`: the run's test classes, or all of other data."""
     if not ks or min(ks) < 1:
         raise UsageError(f"--k is {' '.join(map(str, ks))}; expected whole numbers from 1 up")
     run = open_run(path)
-    encoder = load(path)
+    encoder = load(path, device=device)
     say = console.aside if as_json else console.say
     with processes.in_turn():
         collection, _ = open_usable(data or run.config.data, say=say)
@@ -70,7 +76,7 @@ def evaluate_run(
             say(f"report: {write_report(path, whole, kept)}")
 
 
-def embed(path: Path, data: Path, out: Path) -> None:
+def embed(path: Path, data: Path, out: Path, *, device: str = "auto") -> None:
     """`nofuss embed`: vectors, names and labels to a file."""
     if out.suffix not in (".npz", ".safetensors"):
         raise UsageError(f"--out is {out}; expected a name ending in .npz or .safetensors")
@@ -78,7 +84,7 @@ def embed(path: Path, data: Path, out: Path) -> None:
         raise UsageError(f"{out} exists and is never overwritten; give another --out")
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent} for --out {out.name}; make it first")
-    encoder = load(path)
+    encoder = load(path, device=device)
     with processes.in_turn():
         collection, _ = open_usable(any_pictures(data))
     processes.check_same("data", collection.fingerprint)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
-from nofuss.errors import RunError, UsageError, unknown_name
+from nofuss.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -150,139 +150,14 @@ class TrainConfig:
     """Accept a split of the data's own that has classes on both sides."""
     holdout: _Number = None
     """Share of the *training* classes held out to watch training; 0 trains on all of them."""
+    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
+    """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
     workers: int = 0
     """Threads that prepare batches ahead."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is also written after every epoch."""
     keep_memory: bool = True
     """Linux: let the allocator keep freed memory, which makes training faster."""
-
-
-Preset = dict[str, Any]
-_COMMON: Preset = {
-    "optimizer": "adam",
-    "weight_decay": 0.0,
-    "warmup": 0,
-    "freeze_batch_norm": False,
-    "holdout": 0.1,
-    "center": True,
-    "root": False,
-}
-# A head on fixed features. Started at the PCA with small rates: started at random it over-fits
-# the training classes and ends below the features it came from.
-_HEAD: Preset = _COMMON | {
-    "start": "data",
-    "epochs": 20,
-    "batch": 128,
-    "rate": 0.0,
-    "head_rate": 1e-4,
-    "proxy_rate": 1e-3,
-    "schedule": "cosine",
-    "scale": 16.0,
-    "holdout": 0.2,
-}
-PRESETS: dict[str, Preset] = {
-    "frozen": _HEAD | {"backbone": "efficientnet-lite0", "center": False, "root": True},
-    "vectors": _HEAD | {"backbone": "identity"},
-    "finetune": _COMMON
-    | {
-        "backbone": "efficientnet-lite0",
-        "start": "data",
-        "epochs": 12,
-        "batch": 32,
-        "rate": 1e-4,
-        "head_rate": 1e-4,
-        "proxy_rate": 1e-2,
-        "schedule": "cosine",
-        "freeze_batch_norm": True,
-        "warmup": 1,
-        "center": False,
-        "root": True,
-    },
-    "small": _COMMON
-    | {
-        "backbone": "convnet",
-        "start": "random",
-        "epochs": 15,
-        "batch": 32,
-        "rate": 1e-3,
-        "head_rate": 1e-3,
-        "proxy_rate": 1e-2,
-        "schedule": "cosine",
-    },
-    # Section 4.4: RMSprop, batch 32, 64-d, decay 0.94 (read as the rate's, an epoch). The paper
-    # gives no rates and no number of epochs: these are ours.
-    "paper": _COMMON
-    | {
-        "backbone": "inception-bn",
-        "start": "random",
-        "epochs": 40,
-        "batch": 32,
-        "optimizer": "rmsprop",
-        "rate": 1e-4,
-        "head_rate": 1e-4,
-        "proxy_rate": 1e-2,
-        "schedule": "exponential",
-    },
-}
-
-
-# Name → (least, below): what makes sense whatever the data are.
-_LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("dim", "batch", "revive_after"), (1, 2**31)),
-    **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
-    "workers": (0, 1025),
-    **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
-    **dict.fromkeys(("test_share", "holdout"), (0, 1)),
-    "size": (16, 4096),
-    "seed": (0, 2**31),
-    "checkpoint_seconds": (0, float("inf")),
-}
-
-
-def check_limits(config: TrainConfig) -> None:
-    """Refuse numbers that make no sense; a scale and a number of proxies the loss checks."""
-    for name, (least, below) in _LIMITS.items():
-        value = getattr(config, name)
-        if value is not None and not least <= value < below:
-            upper = f" and below {below:.10g}" if below < float("inf") else ""
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} is {value}; expected a number from {least:g} up{upper}")
-
-
-def resolve(config: TrainConfig, *, kind: str, small: bool) -> TrainConfig:
-    """Fill every None from the preset; `auto` chooses it by the data.
-
-    kind: "vectors" or "pictures"; small: pictures too small for a backbone of photographs.
-    """
-    check_limits(config)
-    preset = config.preset
-    if config.freeze:
-        if preset not in ("auto", "frozen"):
-            raise UsageError(f"--freeze means --preset frozen, but --preset is {preset}")
-        preset = "frozen"
-    if preset == "auto":
-        preset = "vectors" if kind == "vectors" else "small" if small else "frozen"
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
-    if (preset == "vectors") != (kind == "vectors"):
-        raise UsageError(f"--preset {preset} does not fit data that are {kind}; leave it out")
-    for name in ("rate", "warmup", "freeze_batch_norm"):
-        if preset in ("frozen", "vectors") and getattr(config, name):
-            flag = name.replace("_", "-")
-            cure = "drop it" if kind == "vectors" else "drop it, or add --preset finetune"
-            raise UsageError(f"--{flag} is of a backbone that learns, and this one stays; {cure}")
-    if config.free_norms and config.scale is not None:
-        raise UsageError("--free-norms leaves no scale; drop --scale or --free-norms")
-    filled = {
-        name: value for name, value in PRESETS[preset].items() if getattr(config, name) is None
-    }
-    if config.free_norms or config.loss not in ("proxy-nca", "proxy-nca++"):
-        filled.pop("scale", None)  # other losses have a scale of their own
-    backbone = config.backbone or filled["backbone"]
-    if (backbone == "identity") != (kind == "vectors"):
-        raise UsageError(f"--backbone {backbone} does not fit data that are {kind}; leave it out")
-    return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
 
 
 def to_json(config: Any) -> dict[str, Any]:

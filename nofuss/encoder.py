@@ -16,6 +16,7 @@ from nofuss.data.decode import decode_resized, in_mode, resized
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.data.transforms import test_views
+from nofuss.device import choose_device
 from nofuss.errors import DataError, RunError
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
@@ -100,8 +101,8 @@ def check_fits(collection: Collection, preprocessing: Preprocessing | None, widt
         )
 
 
-def load(path: str | Path) -> Encoder:
-    """Open a run directory, or its model/ folder."""
+def load(path: str | Path, *, device: str = "auto") -> Encoder:
+    """Open a run directory, or its model/ folder; `device` as `--device` of `nofuss train`."""
     folder = Path(path)
     if (folder / "config.json").is_file() and not (folder / "model").is_dir():
         raise RunError(
@@ -110,7 +111,10 @@ def load(path: str | Path) -> Encoder:
         )
     saved = load_model(folder / "model" if (folder / "model").is_dir() else folder)
     return Encoder(
-        saved.embedder, saved.preprocessing, class_names=saved.class_names, extra=saved.extra
+        saved.embedder.to(choose_device(device)),
+        saved.preprocessing,
+        class_names=saved.class_names,
+        extra=saved.extra,
     )
 
 

@@ -9,11 +9,12 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
-from nofuss.config import TrainConfig, resolve
+from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
+from nofuss.presets import resolve
 from nofuss.train.feed import CollectionFeed
 from nofuss.train.loop import Silent, train
 from nofuss.train.setup import build_criterion, build_training, start_from_data

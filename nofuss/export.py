@@ -55,7 +55,7 @@ def export_run(path: Path, out: Path) -> float:
     if out.exists():
         raise UsageError(f"{out} exists and is never overwritten; give another name")
     onnx, runtime = _packages()
-    encoder = load(path)
+    encoder = load(path, device="cpu")
     inputs, what = real_inputs(encoder, open_run(path).config.data)
     temporary = out.with_name(f".{out.name}.new")
     out.parent.mkdir(parents=True, exist_ok=True)

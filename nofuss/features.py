@@ -54,5 +54,5 @@ def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Prepr
         key.update(f"{path.stat().st_mtime_ns} ".encode())
     for name, tensor in embedder.backbone.state_dict().items():
         key.update(name.encode())
-        key.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+        key.update(memoryview(tensor.cpu().contiguous().numpy()).cast("B"))
     return cache_directory() / f"features-{key.hexdigest()}.safetensors"

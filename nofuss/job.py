@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nofuss import console
-from nofuss.config import Preprocessing, TrainConfig, resolve
+from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.decode import decode
 from nofuss.data.split import hold_out, split_collection
+from nofuss.device import choose_device
 from nofuss.errors import DataError, UsageError
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import PRETRAINED
 from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.presets import resolve
 from nofuss.run import Run
 from nofuss.search.threshold import Threshold
 
@@ -117,6 +119,7 @@ def build_model(
         root=bool(config.root),
         seed=config.seed,
     )
+    embedder.to(choose_device(config.device))
     if config.freeze_batch_norm:
         embedder.freeze_batch_norm()
     preprocessing = embedder.backbone.preprocessing

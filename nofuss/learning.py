@@ -16,6 +16,7 @@ from nofuss.features import backbone_features
 from nofuss.files import read_json
 from nofuss.job import Job, Rows
 from nofuss.model.embedder import Embedder
+from nofuss.model.inference import through_head
 from nofuss.scoring import recall_at_1, untrained
 from nofuss.search.threshold import Threshold, calibrate
 from nofuss.train.checkpoint import load_checkpoint
@@ -131,15 +132,13 @@ def _rehearse(job: Job, stop: Callable[[], bool]) -> None:
     training, feed = prepare(job, embedder, job.sides.train)
     x = job.for_head(held_out)
 
-    @torch.no_grad()
     def validate() -> dict[str, float]:
-        return {"held_out_recall@1": recall_at_1(embedder.head(x), labels)}
+        return {"held_out_recall@1": recall_at_1(through_head(embedder, x), labels)}
 
     start = validate()["held_out_recall@1"]
     _run(job, training, feed, stop, validate=validate, checkpoints=None)
     curve = [start, *(row["held_out_recall@1"] for row in training.history)]
-    with torch.no_grad():
-        job.threshold = calibrate(embedder.head(x), labels)
+    job.threshold = calibrate(through_head(embedder, x), labels)
     threshold = None if job.threshold is None else asdict(job.threshold)
     job.run.write("holdout.json", {"recall@1": curve, "threshold": threshold})
     _tell_what_it_was_worth(job, curve[-1])

@@ -26,6 +26,7 @@ from nofuss.interrupt import stop_on_signals
 from nofuss.job import Job, build_model, classes_of, describe_sides, fit_dim, settle, split
 from nofuss.learning import compute_features, learn
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.inference import through_head
 from nofuss.model.weights import save_model
 from nofuss.model_card import write_card
 from nofuss.report import write_report
@@ -143,9 +144,7 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     few = sample_by_class(labels, len(job.learned), seed=job.config.seed)
     rows = np.r_[job.sides.test, job.learned[few]]
     if job.fixed:
-        assert job.features is not None
-        with torch.no_grad():
-            found = normalize(job.embedder.head(job.for_head(rows)))
+        found = normalize(through_head(job.embedder, job.for_head(rows)))
     else:
         encoder = Encoder(job.embedder, job.preprocessing)
         with console.progress("embedding", len(rows)) as progress:
@@ -153,6 +152,7 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     test, sample = found[: len(job.sides.test)], found[len(job.sides.test) :]
     proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
     if isinstance(job.criterion, ProxyLoss):
+        job.criterion.cpu()  # it has done its work
         proxies = normalize(job.criterion.proxies.detach())
         own = None if labels is None else torch.from_numpy(labels[few])
         assignment = job.criterion.assignment.of(sample, own, proxies)

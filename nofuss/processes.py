@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from nofuss.errors import DataError, NofussError, ProcessError
+from nofuss.meeting import own_room
 from nofuss.network import how_they_met, towards_the_others
 
 if TYPE_CHECKING:
@@ -86,11 +87,7 @@ def joined() -> Iterator[str]:
     limit = timedelta(seconds=patience)
     try:
         store, number, count = next(iter(rendezvous("env://", timeout=limit)))
-        if os.environ.get("GROUP_WORLD_SIZE") == "1":
-            # torchrun's store outlives its processes: a restart must not find the addresses of the
-            # dead. Of several machines each counts restarts by itself, so there is no common name.
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+        store = own_room(store, number, count, patience)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,

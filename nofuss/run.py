@@ -30,12 +30,14 @@ from typing import Any
 import torch
 
 from nofuss.config import TrainConfig, read_config, to_json
+from nofuss.device import describe_device
 from nofuss.errors import RunError
 from nofuss.files import read_json, write_file, write_json
 from nofuss.processes import first
 
 # What may differ between a run and its resumption: where and how fast, never what.
-_FREE = {"out", "resume", "force", "workers", "checkpoint_seconds", "keep_memory", "data", "freeze"}
+_FREE = {"out", "resume", "force", "data", "freeze"}
+_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory"}
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def check_same_data(run: Path, fingerprint: str, *, force: bool = False) -> None
         )
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str = "auto") -> dict[str, Any]:
     """What a reader of the numbers would ask: versions, machine, threads, command."""
     versions = {}
     for package in ("nofuss", "torch", "numpy", "pillow", "scikit-learn"):
@@ -163,6 +165,7 @@ def environment() -> dict[str, Any]:
         "command": shlex.join(["nofuss", *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "device": describe_device(device),
         "threads": torch.get_num_threads(),
         "versions": versions,
     }
@@ -188,7 +191,7 @@ def _settings() -> list[str]:
 def _describe(run: Run, fingerprint: str) -> None:
     try:
         run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
-        run.write("environment.json", environment())
+        run.write("environment.json", environment(run.config.device))
     except OSError as error:
         begun = (run.path / "config.json").is_file()
         cure = f"then go on with: {run.resume_command}" if begun else "or give another --out"

@@ -11,16 +11,19 @@ import pytest
 import nofuss
 
 ROOT = Path(nofuss.__file__).parent
-FOUNDATIONS = {"geometry", "errors", "config", "files", "processes"}
+FOUNDATIONS = {"geometry", "errors", "config", "device", "files", "processes"}
 # Room → what of ours it may import, besides itself.
 MAY_IMPORT = {
     "errors": set(),
     "geometry": set(),
     "files": {"errors"},
     "config": {"errors"},
+    "presets": {"config", "errors"},
+    "device": {"errors"},
     "interrupt": set(),
+    "meeting": set(),
     "network": set(),
-    "processes": {"errors", "network"},
+    "processes": {"errors", "meeting", "network"},
     "data": FOUNDATIONS,
     "model": FOUNDATIONS,
     "proxies": FOUNDATIONS,

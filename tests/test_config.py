@@ -10,16 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nofuss.config import (
-    PRESETS,
-    Preprocessing,
-    TrainConfig,
-    check_limits,
-    read_config,
-    resolve,
-    to_json,
-)
+from nofuss.config import Preprocessing, TrainConfig, read_config, to_json
 from nofuss.errors import RunError, UsageError
+from nofuss.presets import PRESETS, check_limits, resolve
 
 WHERE = Path("run/config.json")
 # What a loss, a data set or nobody in particular decides, not the preset.

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from nofuss.config import TrainConfig, resolve
+from nofuss.config import TrainConfig
 from nofuss.errors import RunError
+from nofuss.presets import resolve
 from nofuss.run import check_same_data, continue_run, create_run, open_run, resume_run
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nofuss.losses.fused_walk import KEEP_BYTES, Walk, leave, take
+from nofuss.losses.inputs import without_autocast
 from nofuss.processes import all_max, all_sum
 from nofuss.proxies.shard import Shard
 
@@ -88,7 +89,7 @@ class _ProxyNCA(torch.autograd.Function):
         if not bounded(x, total):
             top.fill_(torch.finfo(x.dtype).min)
             tops = x.new_empty(len(walk), len(x))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             for i, (chunk, own) in enumerate(walk):
                 walk.find_norms(chunk)
                 s = walk.logits(chunk, x, out=buffer[chunk] if chunk.stop <= kept else scratch)
@@ -134,7 +135,7 @@ class _ProxyNCA(torch.autograd.Function):
         scratch = x.new_empty(walk.rows if len(buffer) < len(proxies) else 0, len(x))
         dp = torch.empty_like(proxies)
         weighted = x * (share / z)[:, None]  # into the product: no pass over the exponentials
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             for i, (chunk, own) in enumerate(walk):
                 if chunk.stop <= len(buffer):
                     s = buffer[chunk]

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from nofuss.geometry import normalize
 from nofuss.losses.fused_walk import Walk
+from nofuss.losses.inputs import without_autocast
 from nofuss.processes import all_sum
 from nofuss.proxies.shard import Shard
 
@@ -165,7 +166,7 @@ def _apply(
     shard: Shard | None,
 ) -> Tensor:
     gradient = torch.is_grad_enabled() and (x.requires_grad or proxies.requires_grad)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         loss: Tensor = _Walked.apply(  # type: ignore[no-untyped-call]
             x, positive, proxies.to(x.dtype), margin, shard, walk_once, gradient
         )

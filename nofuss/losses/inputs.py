@@ -16,7 +16,7 @@ def full_precision(x: Tensor) -> Tensor:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Full precision on the device of x; costs nothing where autocast is off, as it mostly is."""
     device = x.device.type
-    on = torch.is_autocast_enabled(device)
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from nofuss.device import device_of
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.processes import merge_rows, share, world
@@ -48,12 +49,12 @@ def extract(
 ) -> Tensor:
     """Embeddings (of an Embedder) or features (of a Backbone) of `count` inputs, (count, …).
 
-    The model runs in eval mode and is left in the mode it was in. `progress` is told after
-    each batch how many inputs are done.
+    On the CPU, wherever the model is. It runs in eval mode and is left in the mode it was in.
+    `progress` is told after each batch how many inputs are done.
     """
     width = model.dim if isinstance(model, Embedder) else model.features
     out = torch.empty(count, width)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     done = 0
@@ -61,7 +62,7 @@ def extract(
         for batch in batches:
             if done + len(batch) > count:
                 raise ValueError(f"batches hold more than the {count} inputs announced")
-            out[done : done + len(batch)] = model(batch.to(device))
+            out[done : done + len(batch)] = model(batch.to(device)).cpu()
             done += len(batch)
             if progress:
                 progress(done)
@@ -71,6 +72,13 @@ def extract(
     if done != count:
         raise ValueError(f"batches held {done} inputs, {count} were announced")
     return out
+
+
+@torch.no_grad()
+def through_head(embedder: Embedder, features: Tensor) -> Tensor:
+    """Raw embeddings (N, dim) of features as the head takes them, all at once, on the CPU."""
+    raw: Tensor = embedder.head(features.to(device_of(embedder)))
+    return raw.cpu()
 
 
 def extract_together(

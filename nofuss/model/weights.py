@@ -51,7 +51,7 @@ def save_model(
         "class_names": list(class_names),
         "extra": dict(extra or {}),
     }
-    tensors = {name: t.detach().contiguous() for name, t in embedder.state_dict().items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in embedder.state_dict().items()}
     with write_folder(folder) as new:
         save_file(tensors, new / "weights.safetensors")
         text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"

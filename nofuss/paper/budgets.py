@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nofuss.config import TrainConfig, resolve
+from nofuss.config import TrainConfig
 from nofuss.losses import INSTANCE_LOSSES
+from nofuss.presets import resolve
 
 Name = Literal["minutes", "hours", "paper"]
 

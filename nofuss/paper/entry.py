@@ -112,12 +112,13 @@ def how(source: Source, rates: Rates) -> list[str]:
     return lines
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "auto") -> dict[str, Any]:
     """What the numbers were made on."""
-    found = environment()
+    found = environment(device)
     return {
         "platform": platform.platform(),
         "cores": os.cpu_count(),
+        "device": found["device"],
         "threads": torch.get_num_threads(),
         "python": found["python"],
         "versions": found["versions"],

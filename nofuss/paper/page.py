@@ -53,7 +53,7 @@ def _section(entry: dict[str, Any], grid: Grid) -> Element:
     made = (
         f"{shlex.join(['nofuss', *entry['command']])} · budget {entry['budget']} · "
         f"{len(entry['seeds'])} {'seeds' if len(entry['seeds']) > 1 else 'seed'} · "
-        f"{machine['cores']} cores, {machine['threads']} threads, torch "
+        f"{machine['device']}, {machine['cores']} cores, {machine['threads']} threads, torch "
         f"{machine['versions']['torch']} · {entry['trained']}"
     )
     pictures = grid(entry["grid"]) if entry.get("grid") else None

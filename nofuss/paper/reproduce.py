@@ -49,6 +49,7 @@ def reproduce(
     out: Path,
     seeds: int | None,
     weights: Path | None,
+    device: str = "auto",
 ) -> None:
     """Run the experiments of these names, or all that the data allow."""
     for name in names:
@@ -56,7 +57,7 @@ def reproduce(
             raise unknown_name("experiment", name, [*DATA_SETS, *FIGURES])
     wanted = choose(names, find_folders(data) if data else {}, data)
     opened = {
-        source: open_source(source, folder, budget, seeds=seeds, weights=weights)
+        source: open_source(source, folder, budget, seeds=seeds, weights=weights, device=device)
         for source, folder in {s: f for _, s, f in wanted}.items()
     }
     tasks = [(name, FIGURES.get(name, tables), opened[source]) for name, source, _ in wanted]
@@ -140,7 +141,7 @@ def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> d
         "budget": source.budget.name,
         "command": sys.argv[1:],
         "seeds": list(range(source.budget.seeds)),
-        "machine": machine(),
+        "machine": machine(source.budget.settings.get("device", "auto")),
         "how": how(source, rates),
         "rates": {loss: {"chosen": rates[loss], "tried": tried[loss]} for loss in rates},
         "trained": f"{len(results):,} trainings, {seconds / 60:.1f} min",

@@ -19,6 +19,7 @@ from nofuss.config import Preprocessing
 from nofuss.data import benchmarks, open_data
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.pictures import decode_ahead
+from nofuss.device import choose_device
 from nofuss.errors import DataError
 from nofuss.features import backbone_features
 from nofuss.job import Rows, build_model
@@ -114,10 +115,17 @@ def missing(name: str, data: Path | None) -> str:
 
 
 def open_source(
-    name: str, folder: Path | None, budget: str, *, seeds: int | None, weights: Path | None
+    name: str,
+    folder: Path | None,
+    budget: str,
+    *,
+    seeds: int | None,
+    weights: Path | None,
+    device: str = "auto",
 ) -> Source:
     """Open a data set for a budget; the slow parts are kept in the cache."""
     spent = (CHARACTERS if name == "characters" else PHOTOGRAPHS)[budget]
+    spent = replace(spent, settings={**spent.settings, "device": device})
     if seeds is not None:
         spent = replace(spent, seeds=seeds)
     if weights is not None and spent.settings["preset"] == "paper":
@@ -164,7 +172,7 @@ def _fit_dim(source: Source, width: int) -> Source:
 def raw_features(source: Source) -> Tensor | None:
     """The backbone's features as they come, for the untrained baseline."""
     if source.budget.settings["preset"] == "vectors" and source.pictures.kind == "pictures":
-        return _lite0_features(source.pictures)[0]
+        return _lite0_features(source.pictures, source.budget)[0]
     return source.features
 
 
@@ -175,7 +183,7 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
         if pictures.kind == "vectors":
             vectors = torch.from_numpy(np.array(pictures.array, dtype=np.float32))
         else:
-            raw, embedder = _lite0_features(pictures)
+            raw, embedder = _lite0_features(pictures, budget)
             vectors = embedder.to_head(raw)
         as_vectors = replace(
             pictures, kind="vectors", array=vectors.numpy(), paths=(), decoded=None
@@ -194,8 +202,9 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     return decoded, features
 
 
-def _lite0_features(pictures: Collection) -> tuple[Tensor, Any]:
+def _lite0_features(pictures: Collection, budget: Budget) -> tuple[Tensor, Any]:
     embedder = build_embedder("efficientnet-lite0", root=True)
+    embedder.to(choose_device(budget.settings.get("device", "auto")))
     preprocessing = embedder.backbone.preprocessing
     assert isinstance(preprocessing, Preprocessing)
     return backbone_features(embedder, pictures, preprocessing), embedder

@@ -56,7 +56,9 @@ class Trial:
 
     def key(self, source: Source) -> str:
         """The name of its file: settings and data, nothing else."""
-        asked = {"format": FORMAT, "data": source.fingerprint, "config": to_json(self.config)}
+        config = to_json(self.config)
+        del config["device"]  # where, not what
+        asked = {"format": FORMAT, "data": source.fingerprint, "config": config}
         asked |= {"fold": self.fold, "record": self.record, "bare": self.bare}
         text = json.dumps(asked, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
@@ -174,9 +176,9 @@ def _looker(
             criterion = training.criterion
             assert isinstance(criterion, ProxyLoss)
             vectors = embed(train[sample])
-            own = criterion.assign(vectors, compact)
+            own = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
             norm = (float(criterion.scale or 18) / 2) ** 0.5
-            proxies = criterion.proxies.detach()
+            proxies = criterion.proxies.detach().cpu()
             found = {
                 name: proxy_bounds(
                     vectors,

@@ -34,11 +34,16 @@ _NAMED = 20  # unreadable pictures that are named on the screen
 
 
 def index_run(
-    path: Path, data: Path | None, *, remove: bool = False, kind: Kind | None = None
+    path: Path,
+    data: Path | None,
+    *,
+    remove: bool = False,
+    kind: Kind | None = None,
+    device: str = "auto",
 ) -> Index:
     """`nofuss index`: bring RUN/index up to date with a folder; other folders' items stay."""
     run = open_run(path)
-    encoder = load(path)
+    encoder = load(path, device=device)
     return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
 
 

@@ -56,7 +56,7 @@ def save_checkpoint(
         own = cut.parts(tensors) if cut else {}
         sums = write_shards(new, own, cut.shard) if cut else {}
         if first():
-            common = {k: t.detach().contiguous() for k, t in tensors.items() if k not in own}
+            common = {k: t.detach().cpu().contiguous() for k, t in tensors.items() if k not in own}
             save_file(common, new / WHOLE)
             (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
             sums |= {name: sha256(new / name) for name in (WHOLE, "state.json")}

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from nofuss.device import device_of, own_random_numbers
 from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.train.parallel import parallel
@@ -78,7 +79,7 @@ def loss_on_one_batch(
         {**group, "params": [twins[p] for p in group["params"]]} for group in optimizer.param_groups
     ]
     rehearsal = type(optimizer)(groups)  # type: ignore[call-arg]
-    with torch.random.fork_rng(devices=[]):
+    with own_random_numbers(device_of(model)):
         torch.manual_seed(0)
         model = parallel(copies[0])
         losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]

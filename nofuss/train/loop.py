@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nofuss.device import device_of, own_random_numbers
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.processes import any_true
@@ -138,7 +139,7 @@ def train(
 ) -> None:
     """Run `t` to its last epoch; `validate` gives scores for the epoch's row."""
     steps = len(feed)
-    with torch.random.fork_rng(devices=[]):
+    with own_random_numbers(device_of(t.model)):
         while t.epoch < t.epochs:
             if before_epoch:
                 before_epoch(t.epoch)

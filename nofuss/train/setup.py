@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nofuss.config import TrainConfig
+from nofuss.device import device_of
 from nofuss.errors import UsageError, unknown_name
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
@@ -71,7 +73,11 @@ def _check_room(proxies: float, dim: int) -> None:
 
 
 def build_training(config: TrainConfig, embedder: Embedder, criterion: nn.Module) -> Training:
-    """Model, criterion and optimizer, at step 0; on fixed features only the head is trained."""
+    """Model, criterion and optimizer, at step 0, on the embedder's device.
+
+    On fixed features only the head is trained.
+    """
+    criterion.to(device_of(embedder))
     fixed = config.preset in ("frozen", "vectors")
     assert config.epochs is not None
     assert config.schedule is not None
@@ -108,14 +114,17 @@ def start_from_data(
 
     `center=False` projects without moving the mean to zero. A proxy that does not stand for
     whole labels starts at a point drawn by `seed`, of its own label where it has one: elsewhere
-    it might be the closest proxy of nobody, and stay so.
+    it might be the closest proxy of nobody, and stay so. Features, labels and criterion are on the
+    CPU.
     """
     mean, components = principal_components(features, head.out_features)
     head.weight.copy_(components)
-    head.bias.copy_(-components @ mean) if center else head.bias.zero_()
+    bias = -components @ mean if center else torch.zeros(head.out_features)
+    head.bias.copy_(bias)
     if not isinstance(criterion, ProxyLoss):
         return
-    directions, assignment, shard = normalize(head(features)), criterion.assignment, criterion.shard
+    assignment, shard = criterion.assignment, criterion.shard
+    directions = normalize(F.linear(features, components, bias))
     if assignment.by_label and labels is not None:
         own = assignment.of(directions, labels, criterion.proxies)
         if shard is not None:

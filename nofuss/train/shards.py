@@ -52,7 +52,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], shard: Shard) -> d
     """Each process writes its rows; the checksums of all files."""
     own = folder / f"shard-{rank()}.safetensors"
     rows = {"start": str(shard.start), "total": str(shard.total)}
-    save_file({k: t.detach().contiguous() for k, t in tensors.items()}, own, metadata=rows)
+    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, own, metadata=rows)
     sync(own)
     return {f"shard-{r}.safetensors": each for r, each in enumerate(exchange(sha256(own)))}
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from nofuss.device import device_of
 from nofuss.errors import TrainingError
 from nofuss.losses.collectives import gather
 from nofuss.losses.proxy_loss import ProxyLoss
@@ -59,7 +60,7 @@ def train_step(
     optimizer.zero_grad()
     count = len(batch.indices)
     with whole_batch(count):
-        embeddings = gather(model(batch.inputs), count)
+        embeddings = gather(model(batch.inputs.to(device_of(model))), count)
     loss = batch_loss(criterion, embeddings, batch.labels)
     value = loss.item()
     if not math.isfinite(value):

@@ -9,10 +9,11 @@ import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
-from nofuss.config import TrainConfig, resolve
+from nofuss.config import TrainConfig
 from nofuss.errors import UsageError
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus, Triplet
 from nofuss.model.embedder import build_embedder
+from nofuss.presets import resolve
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
 from nofuss.train.setup import build_criterion, build_training, start_from_data
 

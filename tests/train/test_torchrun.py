@@ -6,6 +6,7 @@ What takes longer than the quick suite may is run where NOFUSS_LONG is set.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -148,6 +149,32 @@ def test_a_stop_is_heard_by_all(data: Path, whole: Path, tmp_path: Path) -> None
     assert "going on at epoch" in said
     for name, tensor in weights(whole).items():
         assert (weights(run)[name] - tensor).abs().max() <= 1e-4 * tensor.abs().max(), name
+
+
+@long
+@linux
+def test_two_torchruns_come_back_from_kills(data: Path, whole: Path, tmp_path: Path) -> None:
+    """They count restarts apart, and keep a store in which the dead have left their addresses."""
+    run, logs, agents = tmp_path / "run", [tmp_path / "log0", tmp_path / "log1"], []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    hosts = ("--nnodes", "2", "--max-restarts", "2", "--rdzv-backend", "c10d")
+    for number, log in enumerate(logs):
+        told = (*hosts, "--rdzv-endpoint", place, "--rdzv-conf", f"is_host={1 - number}")
+        command = train_command(data, run, "--checkpoint-seconds", "0")
+        agents.append(start(torchrun(1, PROGRAM, *command, options=told), log))
+    try:
+        for _ in range(2):
+            wait_for(_steps_beyond(run, _last_step(run)), seconds=90, what="new steps")
+            (victim,) = workers(agents[1].pid).values()
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda gone=victim: not _alive(gone), seconds=10, what="its end")
+        for agent in agents:
+            assert agent.wait(timeout=180) == 0, "".join(log.read_text() for log in logs)
+    finally:
+        for agent in agents:
+            end(agent)
+    assert _same_bits(run, whole)
 
 
 @pytest.fixture
