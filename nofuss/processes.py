@@ -85,6 +85,8 @@ def joined() -> Iterator[str]:
     if interface := towards_the_others():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=patience)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     try:
         store, number, count = next(iter(rendezvous("env://", timeout=limit)))
         store = own_room(store, number, count, patience)
