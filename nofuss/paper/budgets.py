@@ -92,7 +92,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
             "EfficientNet-Lite0 fine-tuned whole on crops of 96 px, its head started at the PCA, "
             "proxies at class means"
         ),
-        rates=(1e-4, 3e-4, 1e-3),
+        rates=(1e-5, 3e-5, 1e-4, 3e-4),
         seeds=3,
         folds=1,
         try_epochs=1,
