@@ -20,6 +20,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from nofuss.cli import main
+from tests.running import started
 
 SLOW_ENOUGH = ("--epochs", "12", "--batch", "16", "--checkpoint-seconds", "0", "--dim", "8")
 """About sixty steps, each with a checkpoint: time to be killed in."""
@@ -333,30 +334,13 @@ def uninterrupted(home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return final(out)
 
 
-def started(*arguments: object, after: str) -> "subprocess.Popen[str]":
-    """A process that has just said `after`."""
-    running = subprocess.Popen(
-        command(*arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-    assert running.stdout is not None
-    said = []
-    for line in running.stdout:
-        said.append(line)
-        if after in line:
-            return running
-    raise AssertionError("".join(said))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_by_a_signal_and_resumed(
     number: signal.Signals, nofuss: Call, home: Path, uninterrupted: dict[str, bytes]
 ) -> None:
-    running = started("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH, after="epoch   1")
+    words = command("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH)
+    running = started(words, after="epoch   1")
     running.send_signal(number)
     said, _ = running.communicate(timeout=300)
     assert running.returncode == 130, said
@@ -377,7 +361,7 @@ def test_killed_and_resumed(home: Path, uninterrupted: dict[str, bytes]) -> None
         (first, "epoch   2"),
         (("train", "--out", "run", "--resume", "--checkpoint-seconds", "0"), "going on"),
     ):
-        running = started(*words, after=after)
+        running = started(command(*words), after=after)
         time.sleep(draw.uniform(0, 0.4))
         running.kill()
         running.communicate()

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import started
 from torture import damage, disk, memory
 from torture.faults import Commands, faulty_commands
 from torture.training import Place, command, differing, environment, prepare
@@ -90,28 +90,10 @@ def test_memory_is_flat_over_epochs(tmp_path: Path) -> None:
     assert long.megabytes - short.megabytes < 6
 
 
-def started(place: Place, *words: str, after: str, **variables: str) -> "subprocess.Popen[str]":
-    """The real command, which has just said `after`."""
-    running = subprocess.Popen(
-        command(*words),
-        env=environment(place.home) | {"PYTHONUNBUFFERED": "1"} | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert running.stdout is not None
-    said = []
-    for line in running.stdout:
-        said.append(line)
-        if after in line:
-            return running
-    raise AssertionError("".join(said))
-
-
 def test_a_second_signal_ends_it_at_once(place: Place, tmp_path: Path) -> None:
     """Both wait while the process is stopped, so that no save lies between them."""
     words = (*place.first(tmp_path / "run")[:-1], "2000")
-    running = started(place, *words, after="epoch   2")
+    running = started(command(*words), after="epoch   2", env=environment(place.home))
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         running.send_signal(number)
     said, _ = running.communicate(timeout=60)
@@ -128,7 +110,11 @@ def test_a_picture_that_vanishes_from_under_a_worker(place: Place, tmp_path: Pat
     words = ["train", str(data), "--out", str(tmp_path / "run"), "--workers", "2"]
     words += ["--preset", "small", "--epochs", "2000", "--test-share", "0"]
     # A cache that can't be made: pictures are decoded as they are needed.
-    running = started(place, *words, after="epoch   1", NOFUSS_CACHE="/dev/null/cache")
+    running = started(
+        command(*words),
+        after="epoch   1",
+        env=environment(place.home) | {"NOFUSS_CACHE": "/dev/null/cache"},
+    )
     (data / "class 3" / "1.png").unlink()
     said, _ = running.communicate(timeout=60)
     line = said.splitlines()[-1]

@@ -17,7 +17,8 @@ from PIL import Image, PngImagePlugin
 from nofuss.embeddings import load_embeddings
 from nofuss.errors import UsageError
 from nofuss.search.guard import is_loopback
-from nofuss.search.server import MAX_UPLOAD, serve
+from nofuss.search.handlers import MAX_UPLOAD
+from nofuss.search.server import serve
 from tests.search.serving import Server, serving
 from tests.tiny_run import HOSTILE, draw, train_vectors
 

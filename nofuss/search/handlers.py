@@ -1,0 +1,217 @@
+"""What each request of the page is answered with; routes are in server.py.
+
+Uploads are the raw body, cut off at a size, decoded one at a time; nothing is kept.
+"""
+
+import asyncio
+import io
+import time
+from importlib.resources import files
+from typing import Any
+
+import torch
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from torch import Tensor
+
+from nofuss.data.collection import printable
+from nofuss.data.decode import FORMATS, PictureError, decode
+from nofuss.report.thumbnails import data_uri, encoded, shrunk
+from nofuss.search.shelf import SIDE, Found, Shelf
+
+MAX_UPLOAD = 24 * 2**20
+"""Bytes of a picture that is sent; more is cut off unread."""
+UPLOADS = 4
+"""Bodies that are read at once; others wait."""
+PATIENCE = 30.0
+"""Seconds for a body to arrive."""
+MOST = 100
+"""Neighbours of one search."""
+MEDIA = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+
+
+class Refused(Exception):
+    """A request that gets a status and one line instead of an answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class Page:
+    """The handlers of one shelf."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.uploads = asyncio.Semaphore(UPLOADS)
+        self.busy = asyncio.Lock()  # pictures are decoded and embedded one at a time
+
+    def static(self, name: str) -> Any:
+        """A handler for a file of the package."""
+        content = files("nofuss.search").joinpath(name).read_bytes()
+
+        async def handler(request: Request) -> Response:
+            return Response(content, media_type=f"{MEDIA[name]}; charset=utf-8")
+
+        return handler
+
+    async def about(self, request: Request) -> Response:
+        """What the page says at its top, and the choices of its filter."""
+        shelf = self.shelf
+        return JSONResponse(
+            {
+                "title": shelf.title,
+                "items": len(shelf.index),
+                "classes": shelf.classes,
+                "dim": shelf.index.dim,
+                "pictures": shelf.pictures is not None,
+                "threshold": shelf.threshold,
+                "formats": FORMATS,
+                "max_upload": MAX_UPLOAD,
+            }
+        )
+
+    async def item(self, request: Request) -> Response:
+        """Name and label of an item."""
+        return JSONResponse(self._describe(self._row(request.path_params["number"])))
+
+    async def neighbours(self, request: Request) -> Response:
+        """Neighbours of an item of the index."""
+        row = self._row(request.query_params.get("item", ""))
+        k, only = self._options(request)
+        shelf = self.shelf
+        query = shelf.index.vectors[row]
+        found = await run_in_threadpool(shelf.search, query, k, only=only, without=row)
+        return JSONResponse(await self._answer(found, query) | {"query": self._describe(row)})
+
+    async def upload(self, request: Request) -> Response:
+        """Neighbours of the picture in the body."""
+        if self.shelf.pictures is None:
+            raise Refused(400, "this run is of vectors; search from one of its items")
+        k, only = self._options(request)
+        async with self.uploads:
+            body = await _body(request)
+            async with self.busy:
+                query, shown, spent = await run_in_threadpool(self._embed, body)
+        found = await run_in_threadpool(self.shelf.search, query, k, only=only)
+        answer = await self._answer(found, query)
+        return JSONResponse(answer | {"query": {"picture": shown}, "embedding_ms": spent})
+
+    async def map(self, request: Request) -> Response:
+        """The map; the first time it takes some seconds."""
+        return JSONResponse(await run_in_threadpool(lambda: self.shelf.map))
+
+    async def picture(self, request: Request) -> Response:
+        """An item's picture by its number."""
+        row = self._row(request.path_params["number"])
+        image = None
+        if self.shelf.pictures is not None:
+            image = await run_in_threadpool(self.shelf.pictures, row)
+        if image is None:
+            raise Refused(404, "no picture of this item")
+        content, media = await run_in_threadpool(encoded, image)
+        return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
+
+    def _embed(self, body: bytes) -> tuple[Tensor, str, float]:
+        began = time.perf_counter()
+        side = self.shelf.encoder.preprocessing
+        image = decode(io.BytesIO(body), at_least=max(SIDE, side.resize if side else 0))
+        with torch.inference_mode():
+            vector = self.shelf.encoder.embed([image])[0]
+        return vector.clone(), data_uri(shrunk(image, SIDE)), 1000 * (time.perf_counter() - began)
+
+    async def _answer(self, found: Found, query: Tensor) -> dict[str, Any]:
+        pairs = zip(found.rows, found.distances, strict=True)
+        results = [
+            self._describe(row) | {"rank": rank, "distance": round(distance, 4)}
+            for rank, (row, distance) in enumerate(pairs, start=1)
+        ]
+        answer = {
+            "results": results,
+            "searching_ms": found.milliseconds,
+            "items": len(self.shelf.index),
+            "nothing": found.nothing,
+            "place": None,
+        }
+        if self.shelf.drawn:
+            rows = [query, *(self.shelf.index.vectors[row] for row in found.rows)]
+            places = await run_in_threadpool(self.shelf.place, torch.stack(rows))
+            answer["place"] = places[0].tolist()
+            for result, place in zip(results, places[1:], strict=True):
+                result["place"] = place.tolist()
+        return answer
+
+    def _describe(self, row: int) -> dict[str, Any]:
+        index = self.shelf.index
+        name = "/".join(index.names[row].replace("\\", "/").split("/")[-2:])  # no path of this disk
+        return {"item": row, "name": printable(name), "label": index.labels[row]}
+
+    def _row(self, text: str) -> int:
+        """A number of the index; nothing else names a picture."""
+        if (
+            text.isascii()
+            and text.isdigit()
+            and len(text) < 12
+            and int(text) < len(self.shelf.index)
+        ):
+            return int(text)
+        raise Refused(404, f"no such item; they are numbered 0 to {len(self.shelf.index) - 1}")
+
+    def _options(self, request: Request) -> tuple[int, int | None]:
+        """K and the class asked for."""
+        k, only = request.query_params.get("k", "24"), request.query_params.get("class", "")
+        if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
+            raise Refused(400, f"k must be a whole number from 1 to {MOST}")
+        if not only:
+            return int(k), None
+        if only not in self.shelf.classes:
+            raise Refused(400, "no such class")
+        return int(k), self.shelf.classes.index(only)
+
+
+async def _body(request: Request) -> bytes:
+    """The whole body, or a refusal as soon as it is known to be too large."""
+    too_large = Refused(413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one")
+    announced = request.headers.get("content-length", "0")
+    if not announced.isdigit() or len(announced) > 12 or int(announced) > MAX_UPLOAD:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_UPLOAD:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(408, "the picture took too long to arrive; send it again") from None
+    if not body:
+        raise Refused(400, "no picture was sent")
+    return bytes(body)
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """The status and line of a `Refused`."""
+    assert isinstance(error, Refused)
+    # Close: what is left of a body that was cut off must not be read as the next request.
+    return JSONResponse({"error": error.message}, error.status, {"Connection": "close"})
+
+
+async def refuse_picture(request: Request, error: Exception) -> Response:
+    """What is wrong with a picture that was sent."""
+    assert isinstance(error, PictureError)
+    formats = "JPEG, PNG, WebP, BMP, GIF or TIFF"
+    words = {
+        "not a picture": f"this is no picture that can be read here; send {formats}",
+        "oversized": f"the picture has too many pixels ({error.detail})",
+        "truncated": "the picture is cut off; send the whole file",
+    }
+    message = words.get(error.reason, f"the picture can't be read; send {formats}")
+    return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)
+
+
+async def refuse_http(request: Request, error: Exception) -> Response:
+    """An address or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)

@@ -1,0 +1,25 @@
+"""Real processes that are met while they run."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+def started(
+    command: Sequence[str], *, after: str, env: Mapping[str, str] = os.environ
+) -> "subprocess.Popen[str]":
+    """A process that has just said `after`."""
+    running = subprocess.Popen(
+        command,
+        env={**env, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if after in line:
+            return running
+    raise AssertionError("".join(said))
