@@ -166,7 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Python's own error, or torch's, which is told by its words only."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    words = ("can't allocate memory", "out of memory")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
 
 
 def _fail(message: str, code: int) -> int:

@@ -16,6 +16,7 @@ from nofuss.data.cache import cache_directory, write_atomically
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
+from nofuss.device import device_of
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract_together, for_inference
 from nofuss.processes import any_true
@@ -26,7 +27,7 @@ def backbone_features(
 ) -> Tensor:
     """(N, F) features of the centre crops, from the cache where the same were asked for before.
 
-    The key covers the items, the preprocessing and every weight of the backbone.
+    The key covers items, preprocessing, the kind of device and every weight of the backbone.
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
     with suppress(OSError, SafetensorError, KeyError):  # not there, or damaged: made again
@@ -50,6 +51,8 @@ def backbone_features(
 def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:
     key = hashlib.blake2b(digest_size=16)
     key.update(f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode())
+    if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
+        key.update(kind.encode())
     for path in collection.paths:  # other pixels in a file of the same size change its time
         key.update(f"{path.stat().st_mtime_ns} ".encode())
     for name, tensor in embedder.backbone.state_dict().items():

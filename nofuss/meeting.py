@@ -5,11 +5,12 @@ the addresses that the dead have left there, and there is no name that all have 
 earlier attempt had: of several machines each counts its restarts by itself. So they agree on one.
 
     every other rank   hello/RANK ← a nonce of its own; waits for welcome/NONCE
-    rank 0             answers each new nonce: welcome/NONCE ← the room; waits for ROOM/RANK
-    every other rank   ROOM/RANK ← it has come
+    rank 0             answers each new nonce: welcome/NONCE ← the room
+    every other rank   ROOM/NONCE ← it has come
+    rank 0             waits until all whose nonces stand there now have come
 
-What was left by the dead gets an answer too, which nobody reads. torchrun starts nobody before all
-who were there have ended, so no one who writes is of an earlier attempt.
+What was left by the dead gets an answer too, which nobody reads, and who dies on the way and is
+started again says hello anew.
 """
 
 import time
@@ -36,14 +37,13 @@ def _receive(store: "Store", world: int, patience: float) -> str:
     room, answered = uuid.uuid4().hex, set[str]()
 
     def all_there() -> bool:
-        missing = [r for r in range(1, world) if not store.check([f"{room}/{r}"])]
-        for r in missing:
-            if not store.check([f"hello/{r}"]):
-                continue
-            if (nonce := store.get(f"hello/{r}").decode()) not in answered:
+        hellos = [f"hello/{r}" for r in range(1, world)]
+        nonces = [store.get(key).decode() for key in hellos if store.check([key])]
+        for nonce in nonces:
+            if nonce not in answered:
                 store.set(f"welcome/{nonce}", room)
                 answered.add(nonce)
-        return not missing
+        return len(nonces) == len(hellos) and store.check([f"{room}/{n}" for n in nonces])
 
     _wait(all_there, patience)
     return room
@@ -54,7 +54,7 @@ def _ask(store: "Store", rank: int, patience: float) -> str:
     store.set(f"hello/{rank}", nonce)
     _wait(lambda: store.check([f"welcome/{nonce}"]), patience)
     room = store.get(f"welcome/{nonce}").decode()
-    store.set(f"{room}/{rank}", "")
+    store.set(f"{room}/{nonce}", "")
     return room
 
 

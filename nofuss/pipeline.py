@@ -17,6 +17,7 @@ from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.decode import PictureError
 from nofuss.data.scan import ScanReport
+from nofuss.device import device_of
 from nofuss.embeddings import RunEmbeddings, sample_by_class
 from nofuss.encoder import Encoder
 from nofuss.errors import TrainingError, UsageError
@@ -30,7 +31,7 @@ from nofuss.model.inference import through_head
 from nofuss.model.weights import save_model
 from nofuss.model_card import write_card
 from nofuss.report import write_report
-from nofuss.run import Run, continue_run, create_run, open_run, resume_run
+from nofuss.run import Run, continue_run, create_run, resume_run
 from nofuss.scoring import scorable, score_all, score_table, untrained
 from nofuss.search.threshold import calibrate
 from nofuss.train.loop import Interrupted
@@ -47,11 +48,8 @@ def train(
     told: names of settings that the user gave, which a run to resume must agree with.
     """
     config = _come_back(config)
-    if config.resume and processes.restarted():
-        assert config.out is not None
-        config = replace(open_run(config.out).config, out=config.out, resume=True)
-    elif config.resume:
-        config = resume_run(config, told=told)
+    if config.resume:
+        config = resume_run(config, told=told, restarted=processes.restarted())
     with processes.in_turn():
         collection, scan = open_usable(config.data if collection is None else collection)
     check_supervision(collection)
@@ -59,6 +57,7 @@ def train(
     sides = split(collection, config)
     config = fit_dim(config, collection, len(sides.train))
     embedder, preprocessing = build_model(config, collection)
+    processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     build_criterion(config, max(2, len(classes_of(collection, sides.train))))
     fingerprint = collection.fingerprint()

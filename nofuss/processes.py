@@ -7,6 +7,7 @@ each function gives back what it was given, and nothing of torch.distributed is 
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -84,14 +85,14 @@ def joined() -> Iterator[str]:
     patience = float(os.environ.get("NOFUSS_TIMEOUT", PATIENCE))
     if interface := towards_the_others():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    limit = timedelta(seconds=patience)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    limit, nccl = timedelta(seconds=patience), dist.is_nccl_available()
+    # nccl would leave word of a failure in torchrun's store, for the next attempt to end over.
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     try:
         store, number, count = next(iter(rendezvous("env://", timeout=limit)))
-        store = own_room(store, number, count, patience)
+        store = own_room(store, number, count, 2 * patience)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and nccl else "gloo",
             store=store,
             rank=number,
             world_size=count,
@@ -249,7 +250,7 @@ def _explain(error: RuntimeError) -> NoReturn:
     assert _group is not None
     whole = "the last checkpoint is whole, --resume goes on from it"
     reason = str(error).splitlines()[0]
-    if "imed out" not in reason:
+    if not re.search("timed out|timing out|timeout", reason, re.IGNORECASE):
         raise ProcessError(f"another process is gone ({reason}); {whole}") from error
     missing = ", ".join(map(str, _roll_call(_group)))
     who = f"rank {missing} has" if missing else "a process had"

@@ -97,10 +97,13 @@ def open_run(path: Path) -> Run:
     return Run(path, read_config(_read_config(path), where=path / "config.json"))
 
 
-def resume_run(given: TrainConfig, *, told: Container[str] = ()) -> TrainConfig:
+def resume_run(
+    given: TrainConfig, *, told: Container[str] = (), restarted: bool = False
+) -> TrainConfig:
     """The configuration to resume with: the run's own, and over it what the user says.
 
     told: names of settings that count even where they are the defaults.
+    restarted: the flags are those that the run was begun with, and not said again.
     """
     if given.out is None:
         raise RunError("--resume needs to know which run: add --out RUN")
@@ -108,7 +111,7 @@ def resume_run(given: TrainConfig, *, told: Container[str] = ()) -> TrainConfig:
     said = {
         name: getattr(given, name)
         for name in _settings()
-        if name in told or getattr(given, name) != getattr(default, name)
+        if not restarted and (name in told or getattr(given, name) != getattr(default, name))
     }
     kept = {name: getattr(given, name) for name in _FREE - {"data"}}
     return dataclasses.replace(saved, **said, **kept, data=given.data or saved.data)

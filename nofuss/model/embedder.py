@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from nofuss.device import own_random_numbers
 from nofuss.model.backbones import PRETRAINED, Backbone, Weights, build_backbone
 
 
@@ -90,8 +91,8 @@ def build_embedder(
     seed: int = 0,
 ) -> Embedder:
     """An embedder by name, its random parts drawn from `seed`; torch's own state is untouched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with own_random_numbers(torch.device("cpu")) as set_seed:
+        set_seed(seed)
         network = build_backbone(backbone, channels=channels, weights=weights)
         return Embedder(network, dim, root=root)
 

@@ -82,8 +82,8 @@ def proxy_bounds(
     alpha = 1 / (norm_x * norm_p)
     if alpha >= 1:
         raise ValueError(f"norm_x × norm_p is {1 / alpha:g}; Proposition 4.1 needs more than 1")
-    x, p = normalize(as_tensor(embeddings).double()), normalize(as_tensor(proxies).double())
-    c, own = as_tensor(labels), as_tensor(assignment)
+    x, p, c, own = (as_tensor(given).cpu() for given in (embeddings, proxies, labels, assignment))
+    x, p = normalize(x.double()), normalize(p.double())
     if not len(x) == len(c) == len(own):
         raise ValueError(
             f"got {len(x)} embeddings, {len(c)} labels, {len(own)} assignments; expected as many"

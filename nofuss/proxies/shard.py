@@ -31,10 +31,13 @@ class Shard(NamedTuple):
         return (row >= self.start) & (row < self.stop)
 
     def nearest(self, distances: Tensor) -> Tensor:
-        """The row among all proxies of the least distance, from (N, own rows); ties: the lowest."""
+        """The row among all proxies of the least distance, from (N, own rows); ties: the lowest.
+
+        Of NaN it is the last: an index as any other, and the loss says what is wrong.
+        """
         least, column = distances.min(1)
         mine = least == all_min(least.clone())
-        return all_min(torch.where(mine, column + self.start, self.total))
+        return all_min(torch.where(mine, column + self.start, self.total - 1))
 
     def take(self, proxies: Tensor, rows: Tensor) -> Tensor:
         """Rows among all proxies, from whoever holds them."""

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -79,8 +78,8 @@ def loss_on_one_batch(
         {**group, "params": [twins[p] for p in group["params"]]} for group in optimizer.param_groups
     ]
     rehearsal = type(optimizer)(groups)  # type: ignore[call-arg]
-    with own_random_numbers(device_of(model)):
-        torch.manual_seed(0)
+    with own_random_numbers(device_of(model)) as seed:
+        seed(0)
         model = parallel(copies[0])
         losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]
     return losses[0], losses[-1]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -139,7 +138,7 @@ def train(
 ) -> None:
     """Run `t` to its last epoch; `validate` gives scores for the epoch's row."""
     steps = len(feed)
-    with own_random_numbers(device_of(t.model)):
+    with own_random_numbers(device_of(t.model)) as seed:
         while t.epoch < t.epochs:
             if before_epoch:
                 before_epoch(t.epoch)
@@ -150,7 +149,7 @@ def train(
             items, embeddings = 0, None
             for batch in feed(t.epoch, t.step):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
-                torch.manual_seed(_step_seed(t.seed, t.epoch * steps + t.step))
+                seed(_step_seed(t.seed, t.epoch * steps + t.step))
                 loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
                 t.step += 1
                 t.loss_sum += loss

@@ -39,3 +39,13 @@ def test_those_who_never_met_leave_nothing_that_misleads() -> None:
     assert meet(store, [0, 2], 3, 0.3)[0] == "some have not come within 0.3 s"  # no rank 1
     assert meet(store, [0, 1], 3, 0.3)[0] == "some have not come within 0.3 s"  # no rank 2
     assert meet(store, [2, 1, 0], 3, 20) == [b"1"] * 3
+
+
+def test_one_that_is_started_again_while_others_are_awaited() -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor(3) as pool:
+        receiving = pool.submit(own_room, store, 0, 3, 20)
+        own_room(store, 2, 3, 20)  # is let in, and dies
+        rooms = [own_room(store, rank, 3, 20) for rank in (2, 1)]
+        receiving.result().set("address", "here")
+    assert [room.get("address") for room in rooms] == [b"here"] * 2
