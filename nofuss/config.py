@@ -137,7 +137,7 @@ class TrainConfig:
         Literal["exponential", "cosine", "constant"] | None,
         tyro.conf.arg(help_behavior_hint=_by_preset),
     ] = None
-    """exponential: all rates times 0.94 an epoch, as the paper. cosine: down to zero."""
+    """exponential: all rates times 0.94 an epoch, as we read the paper. cosine: down to zero."""
 
     seed: int = 0
     """Of everything random: split, order, augmentation, first weights."""

@@ -99,7 +99,11 @@ class ProxyLoss(nn.Module, ABC):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(assignment, str):
             assignment = build_assignment(
-                assignment, num_classes, proxies_per_class, generator=generator
+                assignment,
+                num_classes,
+                proxies_per_class,
+                generator=generator,
+                seed=seed or 0,
             )
         if assignment.name not in self.takes:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""`bounds`: ε and both sides of each inequality of Section 3 while Proxy-NCA learns.
+"""`bounds`: ε and both sides of each inequality of Sections 3.3 and 4.2 while Proxy-NCA learns.
 
 With the corrected constants (see proxies/bounds.py); the printed ones are counted beside them.
 """
@@ -53,7 +53,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         for name, words in BOUNDS.items()
     ]
     return Entry(
-        title=f"Section 3: do the bounds tighten? {source.title}",
+        title=f"Sections 3.3, 4.2: do the bounds tighten? {source.title}",
         claim=(
             "The loss over proxies bounds the loss over instances, the tighter the smaller ε; "
             "Propositions 4.1 and 4.2."

@@ -97,11 +97,16 @@ def how(source: Source, rates: Rates) -> list[str]:
         batch += f" ({b.instance_batch} for losses over instances)"
     lines = [
         f"{b.words}; {batch}, {config.epochs} epochs, {config.optimizer}, {config.schedule} "
-        "schedule: the same start, steps and schedule for every method. Losses over instances "
-        "draw four items a class (N-pairs two), Proxy-NCA and Proxy-Triplet shuffle.",
+        f"schedule: the same start, {'items' if b.instance_batch else 'steps'} and schedule for "
+        "every method. Losses over instances draw four items a class (N-pairs two), Proxy-NCA and "
+        "Proxy-Triplet shuffle. Margins and scales are the defaults of each loss"
+        + (f", of Proxy-NCA {config.scale:g}" if config.scale else "")
+        + ". All are scored on the unit sphere; NMI is of k-means refined by exchanges, which "
+        "finds better clusters than the plain one.",
         f"Rates: each method had {len(b.rates)} tries ({grid}; proxies ten times that), scored by "
         "Recall@1 on held-out training classes"
         + (", both halves in turn" if b.folds == 2 else ", the other half")
+        + (f", after {b.try_epochs} epoch{'s' * (b.try_epochs > 1)}" if b.try_epochs else "")
         + f"; chosen: {chosen}.",
     ]
     if edge := at_edge(source, rates):

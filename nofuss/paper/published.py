@@ -1,7 +1,7 @@
 """The paper's own numbers, in percent, and the names of its methods.
 
 Tables 1 (Cars196) and 2 (CUB-200-2011); for Stanford Online Products the text gives two NMIs, and
-Figure 6 no figures. Nothing here is taken from anywhere but the paper.
+Figure 4 no figures. Nothing here is taken from anywhere but the paper.
 """
 
 METHODS = {
@@ -45,9 +45,9 @@ PUBLISHED: dict[str, dict[str, Row]] = {
 """Data set → loss → score → percent; only what the paper prints."""
 
 FASTER = 3.0
-"""Section 5.4: Proxy-NCA "converges about three times as fast", on Cars196."""
+"""Section 6.4: Proxy-NCA "converges about three times as fast", on Cars196."""
 ENOUGH = 0.5
-"""Sections 5.5, 5.6: from this many proxies a label on, Proxy-NCA beats the baselines."""
+"""Sections 6.5, 6.6: from this many proxies a label on, Proxy-NCA beats the baselines."""
 
 
 def order_of(data: str) -> list[str]:

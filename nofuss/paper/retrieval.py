@@ -1,4 +1,4 @@
-"""`retrieval`: queries of unseen classes with their nearest neighbours, Figures 4 and 6."""
+"""`retrieval`: queries of unseen classes with their nearest neighbours, Figures 3 and 5."""
 
 from nofuss.paper.entry import Entry, Results
 from nofuss.paper.rates import Rates
@@ -17,7 +17,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
     """The pictures; queries are drawn at random, then the best and the worst."""
     result = results[trials(source, rates)[0]]
     return Entry(
-        title=f"Figures 4, 6: retrieval, {source.title}",
+        title=f"Figures 3, 5: retrieval, {source.title}",
         claim="Neighbours of queries from unseen classes, ranked by distance.",
         verdict=[
             f"{100 * result['recall@1']:.1f}% of the queries have an item of their class as the "

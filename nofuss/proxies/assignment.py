@@ -95,7 +95,7 @@ class Static(Assignment):
 
 
 class Fractional(Assignment):
-    """Fewer proxies than labels (Section 5.5): labels are dealt to proxies at random, once.
+    """Fewer proxies than labels (Section 6.5): labels are dealt to proxies at random, once.
 
     The deal is even: every proxy gets ⌊C/P⌋ or ⌈C/P⌉ labels. Z is every proxy but the
     positive's own; labels that share the anchor's proxy are thus no negatives of it.
@@ -262,11 +262,12 @@ def build_assignment(
     proxies_per_class: float,
     *,
     generator: torch.Generator | None = None,
+    seed: int = 0,
 ) -> Assignment:
     """The assignment of a name and a ratio: "static" is fractional below 1, several above."""
     num_proxies = max(1, round(num_classes * proxies_per_class))
     if name == "dynamic":
-        return Dynamic(num_proxies)
+        return Dynamic(num_proxies, seed=seed)
     if name != "static":
         raise ValueError(f"unknown assignment {name!r}; choose from 'static', 'dynamic'")
     if num_proxies < num_classes:

@@ -1,16 +1,17 @@
 """How well proxies bound the loss over instances: ε, the ranking bound, Propositions 4.1, 4.2.
 
 All on the unit sphere, where the paper states them, with ε over the assignment really used
-(static assignment is not the argmin of Eq. 5). Two constants of the paper do not hold as
-printed, and are corrected by default; `printed=True` gives the printed ones:
+(static assignment is not the argmin of Eq. 5). Two constants of the paper are not what its proofs
+give, one of them false (4.2); they are corrected by default, `printed=True` gives the printed ones:
 
                  d                printed     corrected   why
     ranking      |x − y|          2ε          2ε          triangle inequality: not for squares
     Prop. 4.1    ½|x − y|²        2√(2ε)      2√ε         the appendix derives 2√ε for this d
     Prop. 4.2    |x − y|²         2√ε         4√ε         the proof doubles two bounds of √ε
 
-√ε is max |x̂ − p̂(x)|, so ε = max |x̂ − p̂(x)|² as in Eq. 6. Proposition 4.1 also needs
-N_x·N_p > 1. A violation is counted beyond the rounding error.
+√ε is max |x̂ − p̂(x)|, so ε = max |x̂ − p̂(x)|² as in Eq. 6. The printed 4.1 holds too, loosely: with
+ε in the ½|x − y|² of that proposition it is the 2√ε here. It also needs N_x·N_p > 1. A violation
+is counted beyond the rounding error.
 """
 
 import math

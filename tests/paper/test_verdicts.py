@@ -95,15 +95,23 @@ def test_first_reached_interpolates() -> None:
     assert convergence.first_reached(curve, 0.6) is None
 
 
+def gap(mean: float, *, sure: bool = True) -> Difference:
+    """A difference that is shown, or one that is not."""
+    ends = (mean - 0.001, mean + 0.001) if sure else (-1.0, 1.0)
+    return Difference(mean, ends, ends)
+
+
 def test_convergence_beside_the_papers_three() -> None:
-    def words(own: float | None, other: float) -> str:
-        return convergence.verdict("N-pairs", 0.4, (own, other), (own, other))
+    def words(own: float | None, other: float, final: float = 0.1, sure: bool = True) -> str:
+        steps = own, other
+        return convergence.verdict("N-pairs", 0.4, steps, steps, gap(final, sure=sure))
 
     assert "3.0 times as fast in steps" in words(100, 300)
     assert "bears the paper out" in words(100, 300)
     assert "less than the paper says" in words(200, 300)
     assert "no faster" in words(400, 300)
-    assert "never reaches" in words(None, 300)
+    assert "does not hold here" in words(None, 300, -0.1)
+    assert "not told apart (95%" in words(None, 300, -0.1, sure=False)
     assert "no speed to compare" in words(0, 300)
     assert "2.0 times as fast" in convergence.most_of_the_way("N-pairs", 0.4, (150, 300))
     assert "never comes" in convergence.most_of_the_way("N-pairs", 0.4, (None, 300))
@@ -111,24 +119,33 @@ def test_convergence_beside_the_papers_three() -> None:
 
 
 def test_enough_proxies_or_not() -> None:
-    def words(*values: float) -> str:
-        found = {r: [v] for r, v in zip((0.1, 0.5, 1.0), values, strict=True)}
-        return fractional.verdict({"": found}, "N-pairs", 0.5)
+    rival = [result(0.5), result(0.51)]
 
-    assert "from 0.5 on, as the paper says" in words(0.4, 0.6, 0.7)
-    assert "only at 1 proxies" in words(0.4, 0.45, 0.7)
-    assert "at no ratio" in words(0.4, 0.45, 0.46)
+    def words(*values: float, claimed: tuple[str, ...] = ("",)) -> str:
+        pairs = zip((0.1, 0.5, 1.0), values, strict=True)
+        found = {r: [result(v), result(v + 0.01)] for r, v in pairs}
+        return fractional.verdict({"": found}, "N-pairs", rival, claimed=claimed)
+
+    assert "above at 0.5 and 1, below at 0.1, as the paper says" in words(0.4, 0.6, 0.7)
+    assert "above at 1, below at 0.1 and 0.5, against the paper" in words(0.4, 0.45, 0.7)
+    assert "not told apart at 0.5 and 1, below at 0.1 (95%" in words(0.4, 0.5, 0.5)
+    assert "paper" not in words(0.4, 0.6, 0.7, claimed=())
 
 
 def test_batches_that_matter_or_not() -> None:
-    def words(nca: float, lifted: float, npairs: float) -> str:
-        moves = {"proxy-nca": nca, "lifted": lifted, "n-pairs": npairs}
-        return batch_size.verdict(moves, noise=0.005)
+    def words(nca: Difference, lifted: Difference) -> str:
+        gaps = {"proxy-nca": {16: nca}, "lifted": {16: lifted}}
+        return batch_size.verdict(gaps, {"proxy-nca": 64})
 
-    assert "most stable, as the paper says" in words(0.01, 0.02, 0.03)
-    assert "no method is told apart" in words(0.01, 0.012, 0.008)
-    assert "Only N-pairs is less stable" in words(0.01, 0.012, 0.03)
-    assert "Lifted structure is more stable, against the paper" in words(0.02, 0.01, 0.03)
+    same, moved = gap(0.01, sure=False), gap(-0.02)
+    assert "Proxy-NCA is stable, as the paper says" in words(same, moved)
+    assert "Proxy-NCA at none; Lifted structure −2.00 at 16" in words(same, moved)
+    assert "not stable here, against the paper" in words(moved, same)
+
+
+def test_one_seed_is_said_to_be_one() -> None:
+    assert "one seed" in tables.certainty([Difference(0.1, None, (0.05, 0.15))])
+    assert "over seeds and over classes" in tables.certainty([gap(0.1)])
 
 
 def test_bounds_that_tighten_or_not() -> None:
