@@ -53,7 +53,8 @@ def run(command: Command, argv: Sequence[str] = ()) -> None:
     """Do what the command asks; under torchrun all processes do it together, and one speaks."""
     from nofuss import console, processes
 
-    warnings.showwarning = lambda message, *_, **__: console.warn(str(message))
+    tell = console.aside if getattr(command, "json", False) else console.warn
+    warnings.showwarning = lambda message, *_, **__: tell(str(message))
     if processes.under_torchrun() and not isinstance(command, SPREAD):
         raise UsageError(f"{type(command).__name__} works in one process; leave torchrun out")
     with processes.joined() as how_they_met:

@@ -27,6 +27,8 @@ from nofuss.scoring import scorable, score_all, score_table
 from nofuss.search import Index
 from nofuss.usable import any_pictures, open_usable
 
+KS = (1, 2, 4, 8)
+
 
 def evaluate_run(
     path: Path,
@@ -47,12 +49,14 @@ def evaluate_run(
         collection, _ = open_usable(data or run.config.data, say=say)
     processes.check_same("data", collection.fingerprint)
     if data is None:
-        check_same_data(path, collection.fingerprint())
+        cure = "restore them, or score it on what is there now: give DATA"
+        check_same_data(path, collection.fingerprint(), cure=cure)
         test = split(collection, run.config).test
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
         whole, collection = collection, collection.subset(test)
         say(collection.describe())
+        ks = sorted({*ks, *KS})  # what the run keeps has the usual ones, whatever was asked for
     if collection.labels is None or not scorable(collection.labels):
         raise DataError(
             f"{collection.name} can't be scored: two classes are needed, one with two items"

@@ -81,7 +81,9 @@ class TrainConfig:
     nca, triplet, semi-hard, lifted, n-pairs, clustering."""
     assignment: Literal["static", "dynamic"] = "static"
     """static: a label has its proxy. dynamic: a point has the closest one."""
-    proxies_per_class: float = 1.0
+    proxies_per_class: Annotated[
+        float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
+    ] = None
     """Below 1 labels share proxies, above 1 a label has several."""
     revive_after: Annotated[
         int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: never)")
@@ -132,7 +134,7 @@ class TrainConfig:
     proxy_rate: _Number = None
     """Learning rate of the proxies."""
     weight_decay: _Number = None
-    """Pull of backbone and head towards zero (adamw); proxies have none."""
+    """Pull of backbone and head towards zero; proxies have none."""
     schedule: Annotated[
         Literal["exponential", "cosine", "constant"] | None,
         tyro.conf.arg(help_behavior_hint=_by_preset),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from nofuss.errors import UsageError
+from nofuss.processes import world
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -19,7 +20,7 @@ def choose_device(name: str = "auto") -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        if "LOCAL_RANK" in os.environ:
+        if world() > 1:
             device = _own_device(device)
         elif device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())

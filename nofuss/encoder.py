@@ -52,7 +52,8 @@ class Encoder:
         if self.preprocessing is None:
             vectors = _vectors(items, self.embedder.backbone.channels)
             return normalize(extract(self.embedder, iter([vectors]), count=len(items)))
-        if isinstance(items, str | Path | Image.Image):
+        one = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
+        if one or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put the one into a list")
         views = (
             test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)

@@ -1,5 +1,6 @@
 """`ProxyEmbedding`: the paper on vectors, as a scikit-learn transformer."""
 
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,13 @@ from nofuss.model.embedder import build_embedder
 from nofuss.presets import resolve
 from nofuss.train.feed import CollectionFeed
 from nofuss.train.loop import Silent, train
-from nofuss.train.setup import build_criterion, build_training, start_from_data
+from nofuss.train.setup import (
+    batch_of,
+    build_criterion,
+    build_training,
+    items_per_class,
+    start_from_data,
+)
 
 
 class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -87,7 +94,14 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         embedder = build_embedder("identity", dim=config.dim, channels=X.shape[1])
         criterion = build_criterion(config, len(self.classes_))
         start_from_data(embedder.head, criterion, torch.from_numpy(X), torch.from_numpy(labels))
-        feed = CollectionFeed(data, None, min(int(config.batch or 1), len(X)), seed=config.seed)
+        config = replace(config, per_class=items_per_class(config))
+        feed = CollectionFeed(
+            data,
+            None,
+            batch_of(config, len(X), len(self.classes_)),
+            per_class=int(config.per_class or 0),
+            seed=config.seed,
+        )
         train(build_training(config, embedder, criterion), feed, watch=Silent())
         self.components_: NDArray[np.float32] = embedder.head.weight.detach().numpy()
         self.intercept_: NDArray[np.float32] = embedder.head.bias.detach().numpy()

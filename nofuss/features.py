@@ -30,8 +30,9 @@ def backbone_features(
     The key covers items, preprocessing, the kind of device and every weight of the backbone.
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
+    kept = collection.kind != "dataset"  # whose pixels are nowhere to be seen beforehand
     with suppress(OSError, SafetensorError, KeyError):  # not there, or damaged: made again
-        features = load_file(file)["features"]
+        features = load_file(file)["features"] if kept else None
     if not any_true(features is None)[0]:
         assert features is not None
         return features
@@ -44,7 +45,8 @@ def backbone_features(
     with console.progress("computing features once", len(collection)) as progress:
         features = extract_together(backbone, load, in_order(len(collection), 32), progress)
     content = save({"features": features})
-    write_atomically(file, lambda out: out.write(content))
+    if kept:
+        write_atomically(file, lambda out: out.write(content))
     return features
 
 

@@ -38,6 +38,22 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here with this folder; a killed one is in no longer."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def write_folder(path: Path) -> Iterator[Path]:
     """Fill the folder handed out; it takes the place of `path` as a whole when all went well."""
     temporary, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")

@@ -26,7 +26,7 @@ class Evaluate:
     ] = None
     """Other data to score the run on, all of it."""
     k: Annotated[tuple[int, ...], arg(metavar="K")] = (1, 2, 4, 8)
-    """The K of Recall@K."""
+    """The K of Recall@K; for the run's own test classes 1, 2, 4 and 8 come with them."""
     seed: int = 0
     """Of k-means and the bootstrap."""
     json: bool = False

@@ -21,6 +21,7 @@ from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.presets import resolve
 from nofuss.run import Run
 from nofuss.search.threshold import Threshold
+from nofuss.train.setup import items_per_class
 
 Rows = NDArray[np.int64]
 SMALL_SIDE = 96
@@ -77,7 +78,12 @@ def split(collection: Collection, config: TrainConfig) -> Sides:
     if collection.labels is None:
         return Sides(everything, nothing, nothing)
     train_rows, test = everything, nothing
-    if collection.split is not None or config.test_share != 0:
+    if collection.split is not None and config.test_share:
+        raise UsageError(
+            f"{collection.name} brings a split of its own, so --test-share {config.test_share:g} "
+            "has nothing to say; leave it out (0 trains on all)"
+        )
+    if config.test_share != 0:
         share = 0.5 if config.test_share is None else config.test_share
         train_rows, test = split_collection(
             collection,
@@ -148,18 +154,14 @@ def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
         console.say("triplets without labels: assignment is dynamic")
         config = replace(config, assignment="dynamic")
     if config.per_class is None:
-        pairs = config.loss in INSTANCE_LOSSES or config.assignment == "dynamic"
-        config = replace(config, per_class=(2 if config.loss == "n-pairs" else 4) if pairs else 0)
+        config = replace(config, per_class=items_per_class(config))
     return config
 
 
-def fit_dim(config: TrainConfig, collection: Collection, count: int) -> TrainConfig:
+def fit_dim(config: TrainConfig, width: int, count: int) -> TrainConfig:
     """A head that starts at the PCA has no more directions than there are items or features."""
     if config.start != "data":
         return config
-    width = config.dim
-    if collection.kind == "vectors" and collection.array is not None:
-        width = collection.array.shape[1]
     if (most := max(1, min(config.dim, width, count - 1))) < config.dim:
         console.say(f"note: dim is {most} instead of {config.dim}: so few items or features")
     return replace(config, dim=most)

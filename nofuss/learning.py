@@ -17,14 +17,14 @@ from nofuss.files import read_json
 from nofuss.job import Job, Rows
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import through_head
-from nofuss.scoring import recall_at_1, untrained
+from nofuss.scoring import recall_at_1, scorable, untrained
 from nofuss.search.threshold import Threshold, calibrate
 from nofuss.train.checkpoint import load_checkpoint
 from nofuss.train.checks import check_before_training
 from nofuss.train.feed import CollectionFeed
 from nofuss.train.loop import Training
 from nofuss.train.loop import train as run_loop
-from nofuss.train.setup import build_criterion, build_training, start_from_data
+from nofuss.train.setup import batch_of, build_criterion, build_training, start_from_data
 
 
 def compute_features(job: Job) -> None:
@@ -48,8 +48,10 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
     """Train the embedder of the job in place."""
     config, sides = job.config, job.sides
     rows = sides.train
+    held_out = job.collection.subset(sides.held_out)
+    tells = held_out.labels is not None and scorable(held_out.labels)
     if job.fixed and len(sides.held_out):
-        if config.epochs:
+        if config.epochs and tells:
             _rehearse(job, stop)
         rows = np.sort(np.r_[sides.train, sides.held_out])  # then learn from all training classes
     training, feed = prepare(job, job.embedder, rows)
@@ -68,8 +70,7 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
         check_before_training(
             training.model, training.criterion, training.optimizer, first, say=console.warn
         )
-    watched = not job.fixed and len(sides.held_out) > 0
-    held_out = job.collection.subset(sides.held_out)
+    watched = not job.fixed and tells
 
     def validate() -> dict[str, float]:
         found = Encoder(job.embedder, job.preprocessing).embed_collection(held_out)
@@ -106,14 +107,13 @@ def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, Collect
             center=bool(config.center),
             seed=config.seed,
         )
-    batch, per_class = min(int(config.batch or 1), len(data)), int(config.per_class or 0)
-    if per_class and data.labels is not None:
-        batch = per_class * max(2, min(batch // per_class, classes))
+    if data.labels is None:
+        config = replace(config, per_class=0)
     feed = CollectionFeed(
         data,
         None if job.fixed else job.preprocessing,
-        batch,
-        per_class=per_class,
+        batch_of(config, len(data), classes),
+        per_class=int(config.per_class or 0),
         seed=config.seed,
         workers=config.workers,
     )

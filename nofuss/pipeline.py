@@ -47,7 +47,11 @@ def train(
 
     told: names of settings that the user gave, which a run to resume must agree with.
     """
+    if collection is not None:
+        config = replace(config, data=Path(f"{collection.name} (given from Python)"))
     config = _come_back(config)
+    if config.force and not config.resume:
+        raise UsageError("--force is for going on with a run; add --resume, or leave it out")
     if config.resume:
         config = resume_run(config, told=told, restarted=processes.restarted())
     with processes.in_turn():
@@ -55,8 +59,11 @@ def train(
     check_supervision(collection)
     config = settle(config, collection)
     sides = split(collection, config)
-    config = fit_dim(config, collection, len(sides.train))
     embedder, preprocessing = build_model(config, collection)
+    fitted = fit_dim(config, embedder.backbone.features, len(sides.train))
+    if fitted != config:
+        config = fitted
+        embedder, preprocessing = build_model(config, collection)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     build_criterion(config, max(2, len(classes_of(collection, sides.train))))

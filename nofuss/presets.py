@@ -122,11 +122,15 @@ def resolve(config: TrainConfig, *, kind: str, small: bool) -> TrainConfig:
             flag = name.replace("_", "-")
             cure = "drop it" if kind == "vectors" else "drop it, or add --preset finetune"
             raise UsageError(f"--{flag} is of a backbone that learns, and this one stays; {cure}")
+    if kind == "vectors" and config.size is not None:
+        raise UsageError("--size is of pictures, and the data are vectors; leave it out")
     if config.free_norms and config.scale is not None:
         raise UsageError("--free-norms leaves no scale; drop --scale or --free-norms")
     filled = {
         name: value for name, value in PRESETS[preset].items() if getattr(config, name) is None
     }
+    if config.proxies_per_class is None:
+        filled["proxies_per_class"] = 10.0 if config.loss == "soft-triple" else 1.0
     if config.free_norms or config.loss not in ("proxy-nca", "proxy-nca++"):
         filled.pop("scale", None)  # other losses have a scale of their own
     backbone = config.backbone or filled["backbone"]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from nofuss.errors import DataError, NofussError, ProcessError
+from nofuss.errors import DataError, NofussError, ProcessError, UsageError
 from nofuss.meeting import own_room
 from nofuss.network import how_they_met, towards_the_others
 
@@ -82,7 +82,7 @@ def joined() -> Iterator[str]:
     if not under_torchrun():
         yield ""
         return
-    patience = float(os.environ.get("NOFUSS_TIMEOUT", PATIENCE))
+    patience = _patience()
     if interface := towards_the_others():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit, nccl = timedelta(seconds=patience), dist.is_nccl_available()
@@ -108,6 +108,17 @@ def joined() -> Iterator[str]:
     finally:
         _group = None
     dist.destroy_process_group()
+
+
+def _patience() -> float:
+    given = os.environ.get("NOFUSS_TIMEOUT", str(PATIENCE))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise UsageError(f"NOFUSS_TIMEOUT is {given!r}; expected seconds, a number above 0")
+    return seconds
 
 
 @contextmanager

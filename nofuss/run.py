@@ -18,6 +18,7 @@ A directory that has something in it is never overwritten.
 
 import dataclasses
 import json
+import os
 import platform
 import shlex
 import sys
@@ -87,7 +88,8 @@ def create_run(config: TrainConfig, *, name: str, fingerprint: str) -> Run:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
-    run = Run(path, dataclasses.replace(config, out=path))
+    data = None if config.data is None else Path(os.path.abspath(config.data))
+    run = Run(path, dataclasses.replace(config, out=path, data=data))
     _describe(run, fingerprint)
     return run
 
@@ -139,20 +141,22 @@ def continue_run(
             f"{config.out} was made with other settings ({lines}); drop those flags, "
             "or add --force to go on with them"
         )
-    check_same_data(config.out, fingerprint, force=config.force)
+    if not config.force:
+        cure = "give the same data, or --force to go on all the same"
+        check_same_data(config.out, fingerprint, cure=cure)
     run = Run(config.out, config)
     if config.force or not (run.path / "environment.json").exists():  # killed before it was written
         _describe(run, fingerprint)
     return run
 
 
-def check_same_data(run: Path, fingerprint: str, *, force: bool = False) -> None:
+def check_same_data(run: Path, fingerprint: str, *, cure: str) -> None:
     """Refuse data other than the run's."""
     saved = _read_config(run).get("fingerprint")
-    if saved != fingerprint and not force:
+    if saved != fingerprint:
         raise RunError(
             f"the data differ from what {run} was started on (fingerprint {fingerprint[:8]}, "
-            f"was {str(saved)[:8]}); give the same data, or --force to go on all the same"
+            f"was {str(saved)[:8]}); {cure}"
         )
 
 

@@ -174,6 +174,9 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/photos --weights x.pt", "x.pt"),
         ("train {home}/triplets.csv --loss triplet", "needs labels"),
         ("train {home}/vectors.npz --resume", "--out"),
+        ("train {home}/vectors.npz --force", "add --resume"),
+        ("train {home}/vectors.npz --size 32", "of pictures"),
+        ("train --test-share 0.3", "a split of its own"),
         ("train --resume --out {home}", "no run directory"),
         ("evaluate {home}", "no run directory"),
         ("evaluate {home}/none", "no run directory"),
@@ -221,6 +224,43 @@ def test_vectors_end_to_end(nofuss: Call, home: Path) -> None:
     assert (run / "report.html").is_file()
     again = nofuss("train", home / "vectors.npz", "--out", "run", "--epochs", 3)
     assert "never overwritten" in one_line(again, 2)
+
+
+def test_a_run_is_scored_from_anywhere_with_any_k(
+    nofuss: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    run = tmp_path / "run"
+    assert nofuss("train", "vectors.npz", "--out", run, "--epochs", 1, "--dim", 4).code == 0
+    monkeypatch.chdir(tmp_path)  # from where vectors.npz is not to be seen
+    assert nofuss("evaluate", run, "--k", 3).code == 0
+    kept = json.loads((run / "scores.json").read_text())
+    assert {"recall@1", "recall@3", "recall@8"} <= kept.keys()
+    assert "as nearest neighbour" in (run / "report.html").read_text()
+    (run / "scores.json").write_text("{")  # a warning must not get into what a program reads
+    scores = nofuss("evaluate", run, "--json")
+    assert json.loads(scores.out)["recall@1"] == kept["recall@1"]
+    assert "damaged" in scores.err
+
+
+def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> None:
+    words = ("train", home / "vectors.npz", "--epochs", 1, "--dim", 4, "--loss", "soft-triple")
+    assert nofuss(*words, "--out", "soft").code == 0
+    assert json.loads(Path("soft/config.json").read_text())["proxies_per_class"] == 10
+    assert nofuss(*words, "--out", "one", "--proxies-per-class", 1).code == 0
+    kept = load_file("one/embeddings.safetensors")["proxies"]
+    assert len(kept) == 6  # classes
+
+
+def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
+    """All but the two largest classes: whatever is held out can't be scored."""
+    labels = np.r_[np.arange(40), [0] * 5, [1] * 5]
+    vectors = np.random.default_rng(0).normal(size=(len(labels), 6)).astype(np.float32)
+    np.savez("singles.npz", vectors=vectors, labels=labels)
+    done = nofuss("train", "singles.npz", "--out", "run", "--epochs", 2, "--dim", 4, "--seed", 3)
+    assert done.code == 0, done.err
+    assert Path("run/report.html").is_file()
+    assert not [p for p in Path("run").glob("*.json*") if "NaN" in p.read_text()]
 
 
 def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:

@@ -145,6 +145,11 @@ def test_what_can_not_be_embedded(pictures: Encoder, vectors: Encoder, folder: P
         vectors.embed_collection(open_data(folder))
 
 
+def test_one_array_is_not_many_pictures(pictures: Encoder) -> None:
+    with pytest.raises(ValueError, match="several pictures"):
+        pictures.embed(np.zeros((20, 30, 3), np.uint8))
+
+
 def test_fit(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", vectors=np.zeros((3, 5), np.float32))
     collection = open_data(tmp_path / "x.npz")

@@ -12,10 +12,10 @@ from nofuss.data.detect import open_data
 from nofuss.data.folder import find_pictures
 from nofuss.data.loader import Batch, batches
 from nofuss.data.pictures import decode_ahead
-from nofuss.data.sampling import in_order, m_per_class, shuffled, triplet_batches
+from nofuss.data.sampling import in_order, m_per_class, shuffled
 from nofuss.data.scan import ScanReport, scan_pictures
 from nofuss.data.split import Split, hold_out, split_classes, split_collection
-from nofuss.data.transforms import test_view, test_views, train_view, train_views
+from nofuss.data.transforms import test_views, train_views
 
 __all__ = [
     "Batch",
@@ -37,9 +37,6 @@ __all__ = [
     "shuffled",
     "split_classes",
     "split_collection",
-    "test_view",
     "test_views",
-    "train_view",
     "train_views",
-    "triplet_batches",
 ]

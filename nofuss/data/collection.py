@@ -177,12 +177,12 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
     if labels is None:
         labels = getattr(dataset, "targets", None)
     if labels is None:
-        labels = [int(dataset[i][1]) for i in range(len(dataset))]
+        labels = [_label(dataset[i][1]) for i in range(len(dataset))]
     compact, values = compact_labels(np.asarray(labels))
     if len(compact) != len(dataset):
         raise DataError(f"{len(compact):,} labels for a dataset of {len(dataset):,} items")
     names = getattr(dataset, "classes", None)
-    if names is None or len(names) <= int(values.max()):
+    if not np.issubdtype(np.asarray(values).dtype, np.integer) or len(names or ()) <= max(values):
         names = None
     return Collection(
         name=name or type(dataset).__name__,
@@ -192,6 +192,11 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
         labels=compact,
         class_names=tuple(str(v if names is None else names[int(v)]) for v in values),
     )
+
+
+def _label(value: Any) -> Any:
+    """A number out of whatever holds it (a tensor); a word stays a word."""
+    return value if isinstance(value, str) else int(value)
 
 
 def relative(path: Path, root: Path | None) -> Path:

@@ -7,9 +7,11 @@
 Hidden files and files that are no pictures are passed over and counted.
 """
 
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -40,16 +42,24 @@ def open_folder(folder: Path) -> Collection:
             f"{where} holds no pictures; expected a folder of class folders with "
             "JPEG, PNG, WebP, BMP, GIF or TIFF files"
         )
-    if loose:
-        passed_over["pictures outside any class folder"] = len(loose)
-
     holders = [relative(p.parent, folder) for p in pictures]
     split, layout = None, "folder of class folders"
     tops = {h.parts[0] for h in holders}
     if TRAIN in tops and len(tops) > 1 and tops <= SPLIT_FOLDERS.keys():
+        inside = [len(h.parts) > 1 for h in holders]
+        loose += compress(pictures, map(operator.not_, inside))
+        pictures, holders = [*compress(pictures, inside)], [*compress(holders, inside)]
+        if not pictures:
+            where = " and ".join(sorted(tops))
+            raise DataError(
+                f"{printable(folder)} has pictures right in {where}; put each class's "
+                "into a folder of its own in there"
+            )
         split = np.array([SPLIT_FOLDERS[h.parts[0]] for h in holders])
         layout = f"class folders in {' and '.join(sorted(tops))}"
         holders = [h.relative_to(h.parts[0]) for h in holders]
+    if loose:
+        passed_over["pictures outside any class folder"] = len(loose)
     labels, names = compact_labels([os.fsencode(h) for h in holders])
     return Collection(
         name=folder.name,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from nofuss.config import Preprocessing
@@ -106,8 +106,9 @@ def _from_dataset(dataset: Any, chosen: Indices, preprocessing: Preprocessing) -
     """Inputs of a torch Dataset: pictures are fitted like our own, tensors are stacked as is."""
     items = [dataset[int(i)][0] for i in chosen]
     if isinstance(items[0], Image.Image):
-        upright = (in_mode(item, preprocessing.mode) for item in items)
-        return [np.asarray(resized(image, preprocessing)) for image in upright]
+        upright = (ImageOps.exif_transpose(item) for item in items)  # as files of them would come
+        fit = (in_mode(image, preprocessing.mode) for image in upright)
+        return [np.asarray(resized(image, preprocessing)) for image in fit]
     if isinstance(items[0], np.ndarray) and items[0].dtype == np.uint8:
         return [fitted(item[None], preprocessing)[0] for item in items]
     return torch.stack([torch.as_tensor(item) for item in items])

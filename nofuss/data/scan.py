@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What a scan found; `readable` and `distinct` are what to hand to `Collection.subset`."""
+    """What a scan found; `readable` is what to hand to `Collection.subset`."""
 
     count: int
     problems: tuple[Problem, ...]
@@ -49,12 +49,9 @@ class ScanReport:
     @property
     def readable(self) -> NDArray[np.int64]:
         """Items that decode, copies included: the benchmarks count these."""
-        return self._without(lambda reason: reason not in (DUPLICATE, CONFLICT))
-
-    @property
-    def distinct(self) -> NDArray[np.int64]:
-        """Items that decode, one of each set of copies, none whose copies disagree on the label."""
-        return self._without(lambda reason: True)
+        kept = np.ones(self.count, dtype=bool)
+        kept[[p.item for p in self.problems if p.reason not in (DUPLICATE, CONFLICT)]] = False
+        return np.flatnonzero(kept)
 
     def summary(self) -> str:
         """One line: "11,788 images looked at: 2 truncated, 1 oversized"."""
@@ -69,11 +66,6 @@ class ScanReport:
         table.writerow(("file", "reason", "detail"))
         table.writerows((p.name, p.reason, p.detail) for p in self.problems)
         return text.getvalue()
-
-    def _without(self, left_out: Callable[[str], bool]) -> NDArray[np.int64]:
-        kept = np.ones(self.count, dtype=bool)
-        kept[[p.item for p in self.problems if left_out(p.reason)]] = False
-        return np.flatnonzero(kept)
 
 
 class Finding(NamedTuple):
@@ -114,8 +106,8 @@ def _look(path: Path, known: Finding | None) -> Finding:
     except OSError as error:
         return Finding(-1, -1, "", "missing", error.strerror or "")
     version = status.st_size, status.st_mtime_ns
-    if known is not None and known[:2] == version:
-        return known
+    if known is not None and known[:2] == version and known.digest:
+        return known  # what could not be read may be readable now: permissions have no time
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

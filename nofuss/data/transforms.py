@@ -31,18 +31,6 @@ def draws(seed: int, epoch: int, samples: ArrayLike) -> NDArray[np.float64]:
     return uniform
 
 
-def train_view(
-    picture: Picture, preprocessing: Preprocessing, drawn: NDArray[np.float64]
-) -> Tensor:
-    """One picture, (H, W) or (H, W, 3), cropped, mirrored and bent by a row of `draws`."""
-    return train_views([picture], preprocessing, drawn[None])[0]
-
-
-def test_view(picture: Picture, preprocessing: Preprocessing) -> Tensor:
-    """One picture's centre crop, (C, size, size)."""
-    return test_views([picture], preprocessing)[0]
-
-
 def train_views(
     pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing, drawn: NDArray[np.float64]
 ) -> Tensor:

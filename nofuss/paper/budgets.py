@@ -12,6 +12,7 @@ from typing import Any, Literal
 from nofuss.config import TrainConfig
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.presets import resolve
+from nofuss.train.setup import items_per_class
 
 Name = Literal["minutes", "hours", "paper"]
 
@@ -61,10 +62,8 @@ class Budget:
             seed=seed,
             **{**self.settings, **more},
         )
-        pairs = loss in INSTANCE_LOSSES or asked.assignment == "dynamic"
-        per_class = (2 if loss == "n-pairs" else 4) if pairs else 0
         config = resolve(asked, kind="vectors" if vectors else "pictures", small=False)
-        return replace(config, per_class=per_class)
+        return replace(config, per_class=items_per_class(config))
 
 
 PHOTOGRAPHS: dict[str, Budget] = {
@@ -129,5 +128,5 @@ CHARACTERS: dict[str, Budget] = {
         rates=(3e-4, 1e-3, 3e-3, 1e-2),
         seeds=3,
     ),
-    "paper": replace(PHOTOGRAPHS["paper"], long=True),
+    "paper": PHOTOGRAPHS["paper"],
 }

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from nofuss import console
-from nofuss.errors import DataError, RunError, unknown_name
+from nofuss.errors import DataError, RunError, UsageError, unknown_name
 from nofuss.files import write_file
 from nofuss.interrupt import stop_on_signals
 from nofuss.paper import (
@@ -55,6 +55,12 @@ def reproduce(
     for name in names:
         if name not in (*DATA_SETS, *FIGURES):
             raise unknown_name("experiment", name, [*DATA_SETS, *FIGURES])
+    if seeds is not None and seeds < 1:
+        raise UsageError(f"--seeds is {seeds}; expected 1 or more")
+    if weights is not None and budget != "paper":
+        raise UsageError(f"--weights is for --budget paper, and it is {budget}; drop one of them")
+    if out.is_dir() and any(out.iterdir()) and not (out / "work").is_dir():
+        raise RunError(f"{out} holds other things, and is left alone; give another --out")
     wanted = choose(names, find_folders(data) if data else {}, data)
     opened = {
         source: open_source(source, folder, budget, seeds=seeds, weights=weights, device=device)

@@ -102,7 +102,7 @@ def confusions(found: Neighbours, labels: Rows, *, most: int = 10) -> list[Confu
 def doubtful_labels(found: Neighbours, labels: Rows, *, most: int = 200) -> list[Doubt]:
     """Items with no neighbour of their own class, and most neighbours of one other.
 
-    A class of one item proves nothing, and is left out. The surest come first.
+    A class of one item or two proves nothing, and is left out. The surest come first.
     """
     sizes = np.bincount(labels)
     doubts = []

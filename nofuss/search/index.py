@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nofuss.errors import RunError, unknown_name
-from nofuss.files import sha256, sync, write_file
+from nofuss.files import only_writer, sha256, sync, write_file
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.search.approximate import Approximate
 from nofuss.search.neighbours import nearest
@@ -166,6 +166,10 @@ class Index:
         if self._filed is not None:
             tensors["faiss"] = self._filed.to_bytes()
         items = {"names": self.names, "classes": classes, "extra": self.extra}
+        with only_writer(folder):
+            self._write(folder, tensors, items)
+
+    def _write(self, folder: Path, tensors: dict[str, Tensor], items: dict[str, Any]) -> None:
         new = folder / ".vectors.new"
         try:
             try:

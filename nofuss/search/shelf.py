@@ -148,6 +148,8 @@ def open_shelf(run: Path) -> Shelf:
         of_row = _indexed_pictures(index) if encoder.preprocessing is not None else None
         return Shelf("the index of this run", index, encoder, of_row, proxies, names)
     collection, rows, vectors = _test_side(run, encoder, kept)
+    once = np.unique([collection.names[i] for i in rows], return_index=True)[1]
+    rows, vectors = rows[np.sort(once)], vectors[np.sort(once)]  # a list may name a file twice
     labels = None
     if collection.labels is not None:
         labels = [collection.class_names[i] for i in collection.labels[rows]]

@@ -36,7 +36,7 @@ def check_before_training(
 
 
 def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:
-    """Every parameter of the criterion (its proxies) must be in the optimizer, on one device."""
+    """Every parameter of the criterion (its proxies) must be in the optimizer."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     forgotten = [name for name, p in criterion.named_parameters() if id(p) not in held]
     if forgotten:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
-from nofuss.data.sampling import m_per_class, shuffled
+from nofuss.data.sampling import m_per_class, shuffled, triplet_batches
 from nofuss.errors import UsageError
 from nofuss.processes import share, world
 
@@ -68,8 +68,7 @@ class CollectionFeed:
         c = self.collection
         if c.labels is None:
             assert c.triplets is not None
-            rows = shuffled(len(c.triplets), self.batch, seed=self.seed, epoch=epoch)
-            return [c.triplets[row].T.reshape(-1) for row in rows]  # anchors, positives, negatives
+            return triplet_batches(c.triplets, self.batch, seed=self.seed, epoch=epoch)
         if self.per_class:
             return m_per_class(c.labels, self.batch, self.per_class, seed=self.seed, epoch=epoch)
         return shuffled(len(c), self.batch, seed=self.seed, epoch=epoch, drop_last=True)

@@ -29,16 +29,16 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     """The loss of a name, with the options of the configuration that it takes."""
     if config.loss in INSTANCE_LOSSES:
         for option in ("assignment", "proxies_per_class", "revive_after", "scale", "free_norms"):
-            if getattr(config, option) != getattr(TrainConfig(), option):
+            usual = 1.0 if option == "proxies_per_class" else getattr(TrainConfig(), option)
+            if getattr(config, option) not in (None, usual):
                 flag = option.replace("_", "-")
                 raise UsageError(f"--{flag} is for losses over proxies; {config.loss} has none")
         return INSTANCE_LOSSES[config.loss]()
     if config.loss not in PROXY_LOSSES:
         raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
-    _check_room(config.proxies_per_class * num_classes, config.dim)
-    options: dict[str, Any] = {"seed": config.seed}
-    if config.proxies_per_class != 1:
-        options["proxies_per_class"] = config.proxies_per_class
+    each = float(config.proxies_per_class or 0)
+    _check_room(each * num_classes, config.dim)
+    options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
     if config.assignment != "static":
         options["assignment"] = config.assignment
     if config.free_norms:
@@ -47,7 +47,7 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
         options["temperature"] = 2 / config.scale
     elif config.scale is not None:
         options["scale"] = config.scale
-    numbers = num_classes * config.proxies_per_class * config.dim
+    numbers = num_classes * each * config.dim
     if world() > 1 and PROXY_LOSSES[config.loss].can_shard and numbers >= SHARD_FROM:
         options["sharded"] = True
     try:
@@ -59,6 +59,19 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
             raise UsageError("--revive-after is for --assignment dynamic")
         criterion.assignment.revive_after = config.revive_after
     return criterion
+
+
+def items_per_class(config: TrainConfig) -> int:
+    """How many items of a class a batch should have: losses over pairs need some, others 0."""
+    if config.loss == "n-pairs":
+        return 2
+    return 4 if config.loss in INSTANCE_LOSSES or config.assignment == "dynamic" else 0
+
+
+def batch_of(config: TrainConfig, items: int, classes: int) -> int:
+    """Items a step: what is asked for, as far as there are so many, in whole classes."""
+    batch, each = min(int(config.batch or 1), items), int(config.per_class or 0)
+    return each * max(2, min(batch // each, classes)) if each else batch
 
 
 def _check_room(proxies: float, dim: int) -> None:

@@ -22,7 +22,7 @@ from nofuss.data import (
     shuffled,
 )
 from nofuss.data.decode import decode_resized
-from nofuss.data.transforms import draws, train_view
+from nofuss.data.transforms import draws, train_views
 
 SMALL = Preprocessing(size=10, resize=12)
 
@@ -46,7 +46,7 @@ def test_batches_are_what_a_plain_loop_gives(photos: Path) -> None:
     for batch in loaded:
         for view, label, index in zip(*batch, strict=True):
             picture = decode_resized(data.paths[index], SMALL)
-            assert torch.equal(view, train_view(picture, SMALL, draws(1, 2, [index])[0]))
+            assert torch.equal(view, train_views([picture], SMALL, draws(1, 2, [index]))[0])
             assert label == data.labels[index]
         assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
 
@@ -191,7 +191,7 @@ def test_arrays_of_images_go_through_the_same_views(tmp_path: Path) -> None:
     gray = Preprocessing(size=10, resize=12, mode="L", mean=(0.0,), std=(255.0,), affine=0.1)
     for batch in load(data, gray):
         for view, index in zip(batch.inputs, batch.indices, strict=True):
-            expected = train_view(images[index], gray, draws(1, 2, [index])[0])
+            expected = train_views([images[index]], gray, draws(1, 2, [index]))[0]
             assert torch.equal(view, expected)
     with pytest.raises(ValueError, match="images need a preprocessing"):
         load(data, None)

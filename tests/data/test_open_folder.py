@@ -1,6 +1,7 @@
 """Folders of class folders, the tidy and the untidy."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,18 @@ def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_o
     sides = {data.class_names[label]: side for label, side in zip(data.labels, data.split)}  # noqa: B905
     assert sides == {"robin": "train", "tit": "test", "wren": "train"}
     assert held_out in data.describe()
+
+
+def test_pictures_right_in_train_have_no_class(draw, tmp_path: Path) -> None:
+    for name in ("train/robin/1.png", "train/loose.png", "test/wren/1.png", "test/loose.png"):
+        draw(f"d/{name}")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("robin", "wren")
+    assert "2 pictures outside any class folder passed over" in data.notes
+    for holder in ("train/robin", "test/wren"):
+        shutil.rmtree(tmp_path / "d" / holder)
+    with pytest.raises(DataError, match="right in test and train"):
+        open_data(tmp_path / "d")
 
 
 def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nofuss.data import in_order, m_per_class, shuffled, triplet_batches
+from nofuss.data.sampling import in_order, m_per_class, shuffled, triplet_batches
 
 
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(0, 2**32), st.integers(0, 100))

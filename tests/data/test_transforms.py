@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
 from nofuss.data import transforms
-from nofuss.data.transforms import bent, draws, fitted, train_view, train_views
+from nofuss.data.transforms import bent, draws, fitted, train_views
 
 rng = np.random.default_rng(0)
 PICTURE = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -41,7 +41,7 @@ def test_draws_of_a_sample_do_not_depend_on_its_neighbours(
 
 
 def test_the_test_view_is_the_middle() -> None:
-    view = transforms.test_view(PICTURE, PLAIN)
+    view = transforms.test_views([PICTURE], PLAIN)[0]
     assert view.shape == (3, 16, 16)
     assert view.dtype == torch.float32
     np.testing.assert_array_equal(back(view, PLAIN), PICTURE[2:18, 7:23])
@@ -70,21 +70,21 @@ def test_a_batch_holds_what_each_picture_gives_alone(affine: float) -> None:
     drawn = draws(3, 1, np.arange(9))
     together = train_views(pictures, preprocessing, drawn)
     for i, picture in enumerate(pictures):
-        assert torch.equal(together[i], train_view(picture, preprocessing, drawn[i]))
+        assert torch.equal(together[i], train_views([picture], preprocessing, drawn[i : i + 1])[0])
     assert together.is_contiguous(memory_format=torch.channels_last) or affine
 
 
 def test_gray_pictures_fill_all_channels_or_one() -> None:
     gray = PICTURE[..., 0]
     one = Preprocessing(size=16, resize=20, mode="L", mean=(127.0,), std=(128.0,))
-    assert transforms.test_view(gray, one).shape == (1, 16, 16)
-    three = transforms.test_view(gray, PLAIN)
+    assert transforms.test_views([gray], one)[0].shape == (1, 16, 16)
+    three = transforms.test_views([gray], PLAIN)[0]
     assert torch.equal(three[0], three[2])
 
 
 def test_a_crop_larger_than_the_picture_is_refused() -> None:
     with pytest.raises(ValueError, match="30 × 20 is smaller than the crop of 24"):
-        transforms.test_view(PICTURE, Preprocessing(size=24, resize=20))
+        transforms.test_views([PICTURE], Preprocessing(size=24, resize=20))
 
 
 def test_bending_is_affine_grid_and_grid_sample() -> None:

@@ -133,6 +133,29 @@ def test_what_can_be_done_is_done_and_the_rest_said(
     assert {source for _, source, _ in choose((), {}, None)} == {"characters"}
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seeds", "0"], "expected 1 or more"),
+        (["--weights", "x.pth"], "is for --budget paper"),
+        (["--out", "full"], "holds other things"),
+    ],
+)
+def test_refused_before_anything_is_done(
+    flags: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "report.html").write_text("mine")
+    assert main(["reproduce", "characters", *flags]) == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "full" / "report.html").read_text() == "mine"
+
+
 def test_unknown_names_and_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "convergenc"]) == 2
     assert "did you mean 'convergence'?" in capsys.readouterr().err

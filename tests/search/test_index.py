@@ -1,6 +1,8 @@
 """The index: neighbours equal to brute force, survival on disk, refusals; the threshold."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +141,24 @@ def test_saving_again_leaves_no_old_files(tmp_path: Path) -> None:
     loaded.save(tmp_path)  # over the file that it has mapped
     assert len(Index.load(tmp_path)) == 9
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_two_writers_at_once_leave_a_whole_index(tmp_path: Path) -> None:
+    """Real processes, which would otherwise clear away each other's new files."""
+    script = (
+        "import sys, torch; from nofuss.search import Index\n"
+        "for i in range(40):\n"
+        "    g = torch.Generator().manual_seed(int(sys.argv[2]) + i)\n"
+        "    vectors = torch.randn(9, 4, generator=g)\n"
+        "    Index.build(vectors, names=list('abcdefghi')).save(sys.argv[1])\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(seed)])
+        for seed in (0, 1000)
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    assert len(Index.load(tmp_path)) == 9
+    assert len(list(tmp_path.glob("vectors-*"))) == 1
 
 
 def test_a_crash_before_the_manifest_leaves_the_former_index(tmp_path: Path) -> None:

@@ -15,7 +15,13 @@ from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusP
 from nofuss.model.embedder import build_embedder
 from nofuss.presets import resolve
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
-from nofuss.train.setup import build_criterion, build_training, start_from_data
+from nofuss.train.setup import (
+    batch_of,
+    build_criterion,
+    build_training,
+    items_per_class,
+    start_from_data,
+)
 
 
 def config(**options: Any) -> TrainConfig:
@@ -139,6 +145,16 @@ def test_the_seed_decides_the_first_proxies() -> None:
 def test_refused_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_criterion(config(**options), 6)
+
+
+def test_batches_of_whole_classes() -> None:
+    """As the program, the estimator and the experiments deal them."""
+    assert [items_per_class(config(loss=name)) for name in ("proxy-nca", "lifted")] == [0, 4]
+    assert items_per_class(config(loss="n-pairs")) == 2
+    assert items_per_class(config(assignment="dynamic")) == 4
+    assert batch_of(config(batch=10), 100, 30) == 10
+    assert batch_of(config(batch=10, per_class=4), 100, 30) == 8
+    assert batch_of(config(batch=64, per_class=4), 100, 5) == 20
 
 
 def test_fixed_features_train_the_head_alone() -> None:
