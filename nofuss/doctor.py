@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -25,9 +24,8 @@ from nofuss.data.decode import PictureError, decode
 from nofuss.data.scan import CONFLICT, DUPLICATE
 from nofuss.duplicates import Look, look_at, near_duplicates
 from nofuss.encoder import load
-from nofuss.search.neighbours import nearest
+from nofuss.report import findings
 
-NEIGHBOURS = 10
 _SHOWN = 10  # findings of a kind on the screen; --json has all
 _BAR = 40
 
@@ -144,28 +142,15 @@ def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
     ]
 
 
-def doubtful_labels(vectors: Tensor, collection: Collection, *, k: int = NEIGHBOURS) -> list[Doubt]:
-    """Items most of whose k nearest neighbours carry one other label; the clearest first.
-
-    Classes with fewer than three items are not judged: their neighbours can't be their own.
-    """
+def doubtful_labels(vectors: Tensor, collection: Collection) -> list[Doubt]:
+    """Items that the report of a run would doubt too, of all items; the clearest first."""
     assert collection.labels is not None
-    labels = torch.from_numpy(collection.labels)
-    _, rows = nearest(vectors, vectors, k + 1)
-    doubts = []
-    sizes = torch.bincount(labels)
-    for i, row in enumerate(rows):
-        if sizes[labels[i]] < 3:
-            continue
-        others = labels[row[row != i][:k]]
-        votes = torch.bincount(others, minlength=2)
-        winner = int(votes.argmax())
-        share = float(votes[winner]) / len(others)
-        if winner != int(labels[i]) and share > 0.5:
-            names = collection.class_names
-            label, say = names[int(labels[i])], names[winner]
-            doubts.append(Doubt(collection.names[i], label, say, share))
-    return sorted(doubts, key=lambda doubt: -doubt.share)
+    found = findings.neighbours(vectors.numpy(), queries=len(vectors))
+    names = collection.class_names
+    return [
+        Doubt(collection.names[d.item], names[d.label], names[d.suggested], d.votes)
+        for d in findings.doubtful_labels(found, collection.labels, most=len(vectors))
+    ]
 
 
 def suggest(collection: Collection, data: Path) -> str:
@@ -266,7 +251,7 @@ def _tell(found: Diagnosis) -> None:
         _list(f"{kind}, of one class", [_line(g) for g in groups if len(g.classes) <= 1])
     if found.doubtful_labels is not None:
         _list(
-            f"doubtful labels: most of the {NEIGHBOURS} nearest neighbours say otherwise",
+            f"doubtful labels: the {findings.NEIGHBOURS} nearest neighbours say otherwise",
             [
                 f"{d.item}: {d.label}, neighbours say {d.neighbours_say} ({d.share:.0%})"
                 for d in found.doubtful_labels
