@@ -39,6 +39,8 @@ FIGURES: dict[str, ModuleType] = {
     "batch-size": batch_size,
 }
 Task = tuple[str, ModuleType, Source]
+FORMAT = 1
+"""Of results.json; entries of another are made anew, from the trainings that are kept."""
 
 
 def reproduce(
@@ -156,14 +158,15 @@ def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> d
 
 def _write(out: Path, entry: dict[str, Any]) -> None:
     """Put the entry in its place in results.json, and draw the report anew."""
-    kept = read_json(out / "results.json").get("entries", [])
+    before = read_json(out / "results.json")
+    kept = before["entries"] if before.get("format") == FORMAT else []
     order = [*DATA_SETS, *FIGURES]
 
     def place(e: dict[str, Any]) -> tuple[Any, ...]:
         return e["budget"], DATA_SETS.index(e["data"]), order.index(e["name"])
 
     entries = sorted([e for e in kept if place(e) != place(entry)] + [entry], key=place)
-    text = json.dumps({"entries": entries}, indent=1, ensure_ascii=False)
+    text = json.dumps({"format": FORMAT, "entries": entries}, indent=1, ensure_ascii=False)
     write_file(out / "results.json", text + "\n")
 
     def grid(key: str) -> str | None:
