@@ -12,6 +12,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def few(batch: int, num_proxies: int) -> bool:
+    """Whether this form is faster than the walk in chunks: below 6,000 proxies.
+
+    Measured, forward + backward, for batches of 8 to 512 in 64 and 512 dimensions: the two meet
+    between 4,000 and 8,000 proxies whatever the rest; at 1,000 the walk takes 1.2 to 2.2 times as
+    long. The second condition is for memory: (B, P) is held twice.
+    """
+    return num_proxies < 6000 and batch * num_proxies <= 2**22
+
+
 def small_proxy_nca(
     embeddings: Tensor,
     positive: Tensor,

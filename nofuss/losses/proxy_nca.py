@@ -11,9 +11,9 @@ from typing import ClassVar, Unpack
 from torch import Tensor
 
 from nofuss.geometry import normalize
-from nofuss.losses.fused import fused_proxy_nca, pays
+from nofuss.losses.fused import fused_proxy_nca
 from nofuss.losses.fused_sampling import sampled_proxy_nca
-from nofuss.losses.fused_small import small_proxy_nca
+from nofuss.losses.fused_small import few, small_proxy_nca
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.losses.sharded import sharded_nca
 from nofuss.proxies.assignment import ProxyTriplets
@@ -151,7 +151,7 @@ def _one_function(
     shard: Shard | None = None,
 ) -> Tensor:
     """The fused form for many proxies or for few."""
-    if shard is not None or pays(len(embeddings), *proxies.shape):
+    if shard is not None or not few(len(embeddings), len(proxies)):
         return fused_proxy_nca(
             normalize(embeddings),
             positive,

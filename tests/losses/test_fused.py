@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from nofuss.losses import fused, fused_walk
 from nofuss.losses.fused import fused_proxy_nca, pays
 from nofuss.losses.fused_margin import fused_proxy_anchor
+from nofuss.losses.fused_small import few
 
 
 def slow_nca(x: Tensor, positive: Tensor, p: Tensor, scale: float, softmax: bool) -> float:
@@ -234,6 +235,9 @@ def test_pays_at_many_proxies_only() -> None:
     assert not pays(32, 100, 64)
     assert not pays(512, 100, 512)
     assert pays(32, 11_318, 64)
+    assert few(32, 4000)
+    assert not few(32, 11_318)
+    assert not few(100_000, 100)  # (B, P) twice would be 80 MB
 
 
 @pytest.mark.parametrize("loss", [fused_proxy_nca, partial(fused_proxy_anchor, margin=0.1)])
