@@ -16,7 +16,10 @@ def full_precision(x: Tensor) -> Tensor:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Full precision on the device of x; costs nothing where autocast is off, as it mostly is."""
     device = x.device.type
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    try:
+        on = torch.is_autocast_enabled(device)
+    except RuntimeError:  # a device that has no autocast
+        on = False
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
@@ -44,7 +47,7 @@ def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Te
             raise ValueError(f"labels are {labels.dtype}; expected int64 class numbers")
         labels = labels.to(x.device, torch.int64)
     if num_classes is not None:
-        low, high = (int(v) for v in labels.aminmax())
+        low, high = _ends(labels)
         if low < 0:
             raise ValueError(f"labels go down to {low}; renumber them with compact_labels()")
         if high >= num_classes:
@@ -53,6 +56,15 @@ def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Te
                 f"{num_classes - 1}); renumber them with compact_labels()"
             )
     return labels
+
+
+def _ends(labels: Tensor) -> tuple[int, int]:
+    """Least and largest; of few on the CPU in Python, where a call of torch takes longer."""
+    if len(labels) <= 64 and labels.device.type == "cpu":
+        values = labels.tolist()
+        return min(values), max(values)
+    low, high = labels.aminmax()
+    return int(low), int(high)
 
 
 def zero_with_graph(x: Tensor) -> Tensor:
