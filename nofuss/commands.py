@@ -23,11 +23,9 @@ from nofuss.job import split
 from nofuss.pipeline import train
 from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
-from nofuss.scoring import scorable, score_all, score_table
+from nofuss.scoring import KS, scorable, score_all, score_table
 from nofuss.search import Index
 from nofuss.usable import any_pictures, open_usable
-
-KS = (1, 2, 4, 8)
 
 
 def evaluate_run(

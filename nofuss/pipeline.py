@@ -32,7 +32,7 @@ from nofuss.model.weights import save_model
 from nofuss.model_card import write_card
 from nofuss.report import write_report
 from nofuss.run import Run, continue_run, create_run, resume_run
-from nofuss.scoring import scorable, score_all, score_table, untrained
+from nofuss.scoring import KS, scorable, score_all, score_table, untrained
 from nofuss.search.threshold import calibrate
 from nofuss.train.loop import Interrupted
 from nofuss.train.setup import build_criterion
@@ -190,7 +190,7 @@ def _score(job: Job, found: Tensor) -> None:
         return
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=config.dim)
-    scores = score_all({config.loss: found} | baselines, labels, ks=(1, 2, 4, 8), seed=config.seed)
+    scores = score_all({config.loss: found} | baselines, labels, ks=KS, seed=config.seed)
     score_table("unseen classes, last epoch", scores)
     content = scores[config.loss].as_dict()
     content["baselines"] = {name: scores[name].as_dict() for name in baselines}

@@ -14,6 +14,9 @@ from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import normalize
 from nofuss.model.embedder import principal_components
 
+KS = (1, 2, 4, 8)
+"""The K of Recall@K that a run keeps, as the paper has them."""
+
 
 def untrained(
     collection: Collection, features: Tensor | None, *, fit: Any, rows: Any, dim: int

@@ -128,7 +128,7 @@ def open_source(
     spent = replace(spent, settings={**spent.settings, "device": device})
     if seeds is not None:
         spent = replace(spent, seeds=seeds)
-    if weights is not None and spent.settings["preset"] == "paper":
+    if weights is not None:
         spent = replace(spent, settings={**spent.settings, "weights": weights})
     pictures = open_data(folder)
     console.say(f"{name}: {pictures.describe()}")
