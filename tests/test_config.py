@@ -16,7 +16,7 @@ from nofuss.presets import PRESETS, check_limits, resolve
 
 WHERE = Path("run/config.json")
 # What a loss, a data set or nobody in particular decides, not the preset.
-OPEN = {"data", "out", "weights", "scale", "size", "per_class", "revive_after", "test_share"}
+OPEN = {"data", "out", "weights", "scale", "size", "per_class", "test_share"}
 
 
 def through_json(config: TrainConfig) -> TrainConfig:
@@ -104,7 +104,6 @@ def test_freeze_is_the_frozen_preset() -> None:
         ({"test_share": 1.0}, "pictures", "--test-share is 1.0; .* below 1"),
         ({"holdout": 1.5}, "pictures", "--holdout is 1.5"),
         ({"seed": -1}, "pictures", "--seed is -1"),
-        ({"revive_after": 0}, "pictures", "--revive-after is 0"),
         ({"workers": -1}, "pictures", "--workers is -1"),
     ],
 )
