@@ -19,9 +19,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from benchmarks.timing import Growth, Row, extra_mb, interleaved, keep_memory, optional
-from nofuss.geometry import normalize
-from nofuss.losses.fused import fused_proxy_nca
-from nofuss.losses.fused_margin import fused_proxy_anchor, fused_proxy_triplet
+from nofuss.losses.fused import fused_proxy_anchor, fused_proxy_nca, fused_proxy_triplet
 from nofuss.losses.fused_walk import forget
 from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_nca import ProxyNCA
@@ -165,7 +163,7 @@ def _nca(sizes: Sizes, *, small: bool = False) -> dict[str, Work]:
 
 
 def _fused(x: Tensor, y: Tensor, p: Tensor, *, keep: bool) -> Tensor:
-    return fused_proxy_nca(normalize(x), y, p, scale=SCALE, keep=keep)
+    return fused_proxy_nca(x, y, p, scale=SCALE, keep=keep)
 
 
 def _relatives(sizes: Sizes) -> Iterator[Row]:
@@ -173,7 +171,7 @@ def _relatives(sizes: Sizes) -> Iterator[Row]:
     works: dict[str, Work] = {
         LIMIT: sizes.bare_products(),
         "nofuss": sizes.of_function(
-            lambda x, y, p: fused_proxy_anchor(normalize(x), y, p, scale=32.0, margin=0.1)
+            lambda x, y, p: fused_proxy_anchor(x, y, p, scale=32.0, margin=0.1)
         ),
         "nofuss, plain form": sizes.of_module(ProxyAnchor(sizes.classes, sizes.dim, fused=False)),
     }
@@ -185,7 +183,7 @@ def _relatives(sizes: Sizes) -> Iterator[Row]:
     works = {
         LIMIT: sizes.bare_products(),
         "nofuss": sizes.of_function(
-            lambda x, y, p: fused_proxy_triplet(normalize(x), y, p, scale=2.0, margin=0.1)
+            lambda x, y, p: fused_proxy_triplet(x, y, p, scale=2.0, margin=0.1)
         ),
         "nofuss, plain form": sizes.of_module(ProxyTriplet(sizes.classes, sizes.dim, fused=False)),
     }

@@ -178,9 +178,7 @@ def test_evaluation_does_not_count() -> None:
 
 
 def test_collapse_is_said_once() -> None:
-    with pytest.warns(
-        UserWarning, match=r"1 of 20 proxies .* use fewer proxies"
-    ) as seen:
+    with pytest.warns(UserWarning, match=r"1 of 20 proxies .* use fewer proxies") as seen:
         collapsed(250)
     assert len(seen) == 1
 
