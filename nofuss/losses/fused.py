@@ -157,7 +157,7 @@ class _Fused(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # again, with retain_graph
             gradients = ctx.form.compute(x, positive, proxies, share, ctx.shard, ctx.needs)[1:]
-        if torch._C._are_functorch_transforms_active():  # is_grads_batched=True
+        if torch._C._functorch.is_legacy_batchedtensor(grad):  # is_grads_batched=True
             dx, dp = (None if each is None else each * grad for each in gradients)
         elif grad.item() == 1:  # a plain backward(): a pass over the proxies is saved
             dx, dp = gradients

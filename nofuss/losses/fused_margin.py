@@ -55,10 +55,10 @@ class WalkedTriplet(Form):
         loss = (_whole(total, shard) @ each.double()).to(x.dtype)
         if any(needs):
             open_ = _whole(open_, shard)
-            dx.addcmul_(p_y, open_[:, None], value=-1).mul_(each[:, None])
+            dx.sub_(p_y * open_[:, None]).mul_(each[:, None])
         if dp is not None:
             walk.pull_back_positives_(x * (open_ * each)[:, None], dp)
-        return Computed(loss, dx if needs[0] else None, walk.unscaled(dp))
+        return Computed(loss, dx.to(x.dtype) if needs[0] else None, walk.unscaled(dp))
 
     def _walk(
         self, walk: Walk, x: Tensor, lead: Tensor, share: Tensor, needs: tuple[bool, bool]
@@ -66,7 +66,8 @@ class WalkedTriplet(Form):
         """Each anchor's sum over hinges, how many are open, Σ p̂ of those, and by the proxies."""
         e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        open_, dx, weighted = x.new_zeros(len(x)), torch.zeros_like(x), x * share[:, None]
+        open_, weighted = x.new_zeros(len(x)), x * share[:, None]
+        dx, part = torch.zeros_like(x).double(), torch.empty_like(x)
         dp = torch.empty_like(walk.proxies) if needs[1] else None
         for chunk, own in walk:
             walk.find_norms(chunk)
@@ -77,7 +78,7 @@ class WalkedTriplet(Form):
             if any(needs):
                 open_.addmv_(s.sign_().T, ones[: len(s)])  # whole numbers: exact
                 m = walk.weigh_(chunk, s)
-                dx.addmm_(s.T, m)
+                dx.add_(torch.mm(s.T, m, out=part))
             if dp is not None:
                 walk.pull_back_(chunk, s, weighted, dp)
         return total, open_, dx, dp
@@ -122,17 +123,18 @@ class WalkedAnchor(Form):
             push, dx, dp = self._walk(walk, x, num_proxies, needs)
         loss = (pull + _whole(push, shard) / num_proxies).to(x.dtype)
         if needs[0]:
-            dx.addcmul_(p_y, inside[:, None], value=-1)
+            dx.sub_(p_y * inside[:, None])
         if dp is not None:
             walk.pull_back_positives_(x * inside[:, None], dp)
-        return Computed(loss, dx if needs[0] else None, walk.unscaled(dp))
+        return Computed(loss, dx.to(x.dtype) if needs[0] else None, walk.unscaled(dp))
 
     def _walk(
         self, walk: Walk, x: Tensor, num_proxies: int, needs: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The sum over own proxies of log(1 + Σ), and its gradients over `num_proxies`."""
         push = torch.zeros((), dtype=torch.float64, device=x.device)
-        e, dx = x.new_empty(walk.rows, len(x)), torch.zeros_like(x)
+        e, dx = x.new_empty(walk.rows, len(x)), torch.zeros_like(x).double()
+        part = torch.empty_like(x)
         dp = torch.empty_like(walk.proxies) if needs[1] else None
         for chunk, own in walk:
             walk.find_norms(chunk)
@@ -146,7 +148,7 @@ class WalkedAnchor(Form):
             if any(needs):
                 weight = 1 / (whole * num_proxies)
                 m = walk.weigh_(chunk, s, weight)
-                dx.addmm_(s.T, m)
+                dx.add_(torch.mm(s.T, m, out=part))
                 if dp is not None:
                     walk.pull_back_(chunk, s, x, dp, weight)
         return push, dx, dp

@@ -5,8 +5,9 @@ walked in chunks that stay in cache, twice: the first walk sums the exponentials
 embeddings' gradient, the second gives the proxies' gradient. Three matrix products, one
 exponential a logit, and nothing of size (P, B) but, if kept, the exponentials.
 
-Logits are laid out (P, B), so that a chunk is contiguous. Z is summed pairwise within a chunk
-and in double over the chunks: one after the other in float32, a million equal terms are 1% off.
+Logits are laid out (P, B), so that a chunk is contiguous. Sums are pairwise (Z) or blocked within
+a chunk, and in double over the chunks: one after the other in float32, a million equal terms are
+1% off.
 """
 
 import math
@@ -30,7 +31,7 @@ class Sums(NamedTuple):
     z: Tensor
     """(B,) Σ exp(logit − top), in double."""
     dx: Tensor
-    """(B, D) Σ exp(logit − top) p̂."""
+    """(B, D) Σ exp(logit − top) p̂, in double."""
     top: Tensor
     """(B,) the largest logit, or 0 where no maximum is needed."""
     tops: Tensor | None
@@ -90,7 +91,7 @@ class WalkedNCA(Form):
             dx.div_(z[:, None]).sub_(p_y).mul_(each[:, None])
         dp = self._pull_back(walk, x, buffer, sums, each) if needs[1] else None
         leave("exponentials", block)
-        return Computed(loss, dx if needs[0] else None, dp)
+        return Computed(loss, dx.to(x.dtype) if needs[0] else None, dp)
 
     def _kept(self, x: Tensor, proxies: Tensor) -> int:
         """How many proxies' exponentials are held for the second walk."""
@@ -105,7 +106,7 @@ class WalkedNCA(Form):
         kept, num_proxies = len(buffer), len(walk.proxies)
         scratch = x.new_empty(walk.rows if kept < num_proxies else 0, len(x))
         z = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        dx, top = torch.zeros_like(x), x.new_zeros(len(x))
+        dx, part, top = torch.zeros_like(x).double(), torch.empty_like(x), x.new_zeros(len(x))
         tops: Tensor | None = None
         if with_maximum:
             top.fill_(torch.finfo(x.dtype).min)
@@ -126,7 +127,7 @@ class WalkedNCA(Form):
             if needs_dx or kept:
                 m = walk.weigh_(chunk, s)
             if needs_dx:
-                dx.addmm_(s.T, m)
+                dx.add_(torch.mm(s.T, m, out=part))
         return Sums(z, dx, top, tops)
 
     def _pull_back(

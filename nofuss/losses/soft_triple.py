@@ -35,7 +35,7 @@ def soft_triple(
     """
     c, k, _ = centers.shape
     relaxed = relaxed_similarity(embeddings, centers, gamma=gamma)  # (B, C)
-    own = labels[:, None] == torch.arange(c, device=labels.device)
+    own = (labels[:, None] == torch.arange(c, device=labels.device)).to(relaxed)
     logits = scale * (relaxed - margin * own)
     losses = nca_of_logits(
         logits, ProxyTriplets(labels), include_positive=True, label_smoothing=label_smoothing

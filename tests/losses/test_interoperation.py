@@ -110,7 +110,7 @@ def test_their_plain_loop_with_a_miner() -> None:
     assert seen[-1] < seen[0]
 
 
-@pytest.mark.parametrize("name", [n for n in [*PROXY_LOSSES, *INSTANCE_LOSSES] if n != "triplet"])
+@pytest.mark.parametrize("name", [*PROXY_LOSSES, "lifted", "n-pairs", "clustering"])
 def test_a_miner_where_nothing_is_to_be_mined_is_refused(name: str) -> None:
     x, labels = clouds()
     mined = miners.TripletMarginMiner()(x, labels)
