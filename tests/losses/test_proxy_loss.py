@@ -1,6 +1,8 @@
 """The shell of losses over proxies: options, refusals, precision, state."""
 
+import inspect
 import math
+import pydoc
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,14 @@ def test_idle_counters_travel_with_the_state(batch: tuple[Tensor, Tensor]) -> No
     assert after.assignment.batches == 2
     assert after.assignment.idle.tolist() == before.assignment.idle.tolist()
     assert 2 in after.assignment.idle
+
+
+@pytest.mark.parametrize("name", PROXY_LOSSES)
+def test_help_shows_the_options(name: str) -> None:
+    text = pydoc.render_doc(PROXY_LOSSES[name], renderer=pydoc.plaintext)
+    assert "**options" not in text
+    for option in inspect.signature(PROXY_LOSSES[name]).parameters:
+        assert option in text
+    described = inspect.getdoc(PROXY_LOSSES["proxy-nca"]) or ""
+    for option in inspect.signature(PROXY_LOSSES["proxy-nca"]).parameters:
+        assert f"\n{option}: " in described
