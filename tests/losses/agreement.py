@@ -171,12 +171,9 @@ def forms(loss: type[ProxyLoss], **options: object) -> Callable[[int], list[nn.M
 
     def make(seed: int) -> list[nn.Module]:
         made: list[nn.Module] = []
-        for fused in (False, True):
-            try:
-                one = loss(CLASSES, DIM, seed=seed, fused=fused, **options)  # type: ignore[arg-type]
-            except ValueError as error:
-                assert "no fused form" in str(error)
-                continue
+        default = loss(CLASSES, DIM, seed=seed, **options)  # type: ignore[arg-type]
+        for fused in (False,) if default.fused is False else (False, True):
+            one = loss(CLASSES, DIM, seed=seed, fused=fused, **options)  # type: ignore[arg-type]
             made.append(one.double())
             if fused and loss in (ProxyNCA, ProxyNCAPlusPlus):
                 made.append(Walked(one))
@@ -187,6 +184,11 @@ def forms(loss: type[ProxyLoss], **options: object) -> Callable[[int], list[nn.M
 
 def checks() -> Iterator[Check]:
     """Every row of the table."""
+    yield from checks_over_proxies()
+    yield from checks_over_instances()
+
+
+def checks_over_proxies() -> Iterator[Check]:
     formulas: dict[type[ProxyLoss], Expected] = {
         ProxyNCA: over_proxies(slow.nca_of),
         ProxyTriplet: over_proxies(slow.margin_of),
@@ -202,7 +204,12 @@ def checks() -> Iterator[Check]:
         return [ProxyNCAPlusPlus(CLASSES, DIM, seed=seed, label_smoothing=0.1).double()]
 
     yield Check("`ProxyNCAPlusPlus`, label smoothing", LOOP, smooth, over_proxies(slow.smoothed_of))
-    yield Check("", "`torch.nn.functional.cross_entropy`", smooth, cross_entropy)
+    yield Check(
+        "`ProxyNCAPlusPlus`, label smoothing",
+        "`torch.nn.functional.cross_entropy`",
+        smooth,
+        cross_entropy,
+    )
     yield Check(
         "`ProxyNCAPlusPlus`",
         "PML `ProxyNCALoss`",
@@ -219,15 +226,18 @@ def checks() -> Iterator[Check]:
         "`SoftTriple`", LOOP, lambda s: [SoftTriple(CLASSES, DIM, seed=s).double()], soft_triple
     )
     yield Check(
-        "",
+        "`SoftTriple`",
         "PML `SoftTripleLoss` (τ 0)",
         lambda s: [SoftTriple(CLASSES, DIM, seed=s, tau=0).double()],
         peer(pml.SoftTripleLoss(CLASSES, DIM), "fc"),
     )
+
+
+def checks_over_instances() -> Iterator[Check]:
     yield Check("`NCA`", LOOP, lambda _: [NCA()], over_units(slow.nca, 18.0))
     yield Check("`Triplet`", LOOP, lambda _: [Triplet()], over_units(slow.triplet, 0.1))
     yield Check(
-        "",
+        "`Triplet`",
         "PML `TripletMarginLoss`",
         lambda _: [Triplet()],
         peer(
@@ -244,7 +254,7 @@ def checks() -> Iterator[Check]:
         "`LiftedStructure`", LOOP, lambda _: [LiftedStructure()], as_it_is(slow.lifted, 1.0)
     )
     yield Check(
-        "",
+        "`LiftedStructure`",
         "PML `LiftedStructureLoss`",
         lambda _: [LiftedStructure()],
         peer(pml.LiftedStructureLoss(distance=LpDistance(normalize_embeddings=False))),
@@ -256,7 +266,7 @@ def checks() -> Iterator[Check]:
         as_it_is(slow.n_pairs, 0.002),
     )
     yield Check(
-        "",
+        "`NPairs`",
         "PML `NPairsLoss` (l2 0)",
         lambda _: [NPairs(l2=0)],
         peer(pml.NPairsLoss(distance=DotProductSimilarity(normalize_embeddings=False))),

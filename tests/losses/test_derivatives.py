@@ -232,3 +232,12 @@ def test_batched_gradients_of_a_fused_loss() -> None:
     scales = torch.tensor([1.0, 2.0]).double()
     (both,) = torch.autograd.grad(loss, x, scales, is_grads_batched=True)
     torch.testing.assert_close(both, torch.stack([once, 2 * once]))
+
+
+@pytest.mark.parametrize("name", ["triplet", "semi-hard", "lifted", "nca"])
+def test_points_that_coincide_have_finite_second_derivatives(name: str) -> None:
+    x = points()
+    x[3] = x[0]
+    criterion = INSTANCE_LOSSES[name]()
+    hessian = torch.autograd.functional.hessian(lambda x: criterion(x, LABELS), x)
+    assert hessian.isfinite().all()

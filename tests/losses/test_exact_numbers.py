@@ -11,17 +11,14 @@ from torch.nn import functional as F
 
 from nofuss import (
     NCA,
-    LiftedStructure,
     NPairs,
     ProxyAnchor,
     ProxyNCA,
     ProxyNCAPlusPlus,
     ProxyTriplet,
     Ranking,
-    SemiHardTriplet,
     SoftTriple,
     StructuredClustering,
-    Triplet,
 )
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.fused import fused_loss
@@ -133,7 +130,7 @@ def test_a_million_equal_logits_add_up(name: str, count: int) -> None:
     """The loss of equal logits is a number known exactly; Z is off by as much as its logarithm."""
     p = F.normalize(points()[:1].float()).repeat(count, 1)
     x = 3 * F.normalize(points().float())
-    cosine = float((x[0].double() @ p[0].double()))
+    cosine = float(x[0].double() @ p[0].double())
     found = fused_loss(FORMS[name], x[:1], LABELS[:1], p).double().item()
     exact = {
         "softmax": math.log(count),
@@ -296,11 +293,3 @@ def test_several_forwards_before_one_backward(options: dict[str, object]) -> Non
     total.backward()
     assert x.grad is not None
     assert x.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("loss", [Triplet, SemiHardTriplet, LiftedStructure, NCA])
-def test_points_that_coincide_have_finite_second_derivatives(loss: type[nn.Module]) -> None:
-    x = points()
-    x[3] = x[0]
-    hessian = torch.autograd.functional.hessian(lambda x: loss()(x, LABELS), x)
-    assert hessian.isfinite().all()
