@@ -241,3 +241,14 @@ def test_points_that_coincide_have_finite_second_derivatives(name: str) -> None:
     criterion = INSTANCE_LOSSES[name]()
     hessian = torch.autograd.functional.hessian(lambda x: criterion(x, LABELS), x)
     assert hessian.isfinite().all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("loss", FUSIBLE)
+def test_a_sharded_loss_refuses_what_it_can_not_do(loss: type[ProxyLoss], fused: bool) -> None:
+    criterion = loss(4, 3, seed=0, fused=fused, sharded=True).double()
+    x = points().requires_grad_()
+    with pytest.raises(RuntimeError, match="can't be differentiated twice"):
+        torch.autograd.grad(criterion(x, LABELS), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="need all proxies; drop sharded"):
+        torch.func.grad(lambda x: criterion(x, LABELS))(x.detach())
