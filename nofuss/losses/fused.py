@@ -108,6 +108,7 @@ def fused_loss(
 ) -> Tensor:
     """The loss of a form, by the way that can be differentiated as it will be."""
     x, proxies = full_precision(x, proxies), full_precision(proxies, x)
+    share = None if share is None else share.to(x.dtype)
     if torch.compiler.is_compiling():
         return traced_loss(form, x, positive, proxies, share)
     if torch._C._are_functorch_transforms_active():

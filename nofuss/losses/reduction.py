@@ -23,8 +23,8 @@ def check_reduction(reduction: str, name: str, *, separable: bool) -> str:
 def anchor_shares(weights: Tensor | None, x: Tensor, reduction: str) -> Tensor | None:
     """What each row of x counts in a sum that is the mean, or the sum; None: 1/B each."""
     if reduction == "sum":
-        return x.new_ones(len(x)) if weights is None else weights.to(x.dtype)
-    return None if weights is None else (weights / weights.sum()).to(x.dtype)
+        return x.new_ones(len(x)) if weights is None else weights
+    return None if weights is None else weights / weights.sum()
 
 
 def reduce_losses(
@@ -37,6 +37,7 @@ def reduce_losses(
     unless `weights` say otherwise: an anchor with more positives counts more.
     """
     anchor, counted = triplets.anchor, triplets.counted
+    weights = None if weights is None else weights.to(losses.dtype)
     if anchor is None:
         weighted = losses if weights is None else losses * weights
         if reduction == "none":

@@ -19,7 +19,7 @@ from nofuss.files import MANIFEST, check_seal, seal, write_folder
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.tensors import fill, read_tensors
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def save_model(
         "channels": embedder.backbone.channels,
         "dim": embedder.dim,
         "root": embedder.root,
+        "mirror": embedder.backbone.mirror,
         "preprocessing": dataclasses.asdict(preprocessing) if preprocessing else None,
         "class_names": list(class_names),
         "extra": dict(extra or {}),
@@ -84,6 +85,7 @@ def load_model(folder: Path) -> SavedModel:
             dim=description["dim"],
             channels=description["channels"],
             root=description["root"],
+            mirror=description["mirror"],
             weights=None,
         )
         preprocessing = _preprocessing(description["preprocessing"])

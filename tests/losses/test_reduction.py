@@ -71,14 +71,15 @@ def test_weights_can_be_learned(batch: tuple[Tensor, Tensor], name: str) -> None
 
 @pytest.mark.parametrize("loss", [ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet])
 def test_many_proxies_take_weights_too(loss: type[ProxyLoss]) -> None:
-    x, labels = torch.randn(6, 5).requires_grad_(), torch.tensor([0, 1, 6999, 3, 1, 2])
+    x = torch.randn(6, 5, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    x, labels = x.requires_grad_(), torch.tensor([0, 1, 6999, 3, 1, 2])
     weights = torch.tensor([0.5, 0, 2, 1, 1, 3])
     found = []
     for fused in (True, False):
-        criterion = loss(7000, 5, seed=0, fused=fused)
+        criterion = loss(7000, 5, seed=0, fused=fused).double()
         value = criterion(x, labels, weights=weights)
         found.append((value, *torch.autograd.grad(value, (x, criterion.proxies))))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("loss", [ProxyNCA, ProxyTriplet])
@@ -153,3 +154,13 @@ def test_what_is_refused(batch: tuple[Tensor, Tensor]) -> None:
             criterion(x, labels, weights=weights)
     with pytest.raises(ValueError, match="leave ref_emb out"):
         criterion(x, labels, None, x, labels)
+
+
+@pytest.mark.parametrize("name", SEPARABLE)
+def test_weights_do_not_change_the_precision(batch: tuple[Tensor, Tensor], name: str) -> None:
+    x, labels = batch[0].half(), batch[1]
+    weights = torch.linspace(0.1, 3, 12, dtype=torch.double)
+    criterion = make(name, "mean").float()
+    found = criterion(x, labels, weights=weights)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, criterion(x.float(), labels, weights=weights.float()))
