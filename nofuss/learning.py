@@ -138,10 +138,9 @@ def _try_on_folds(
         return []
     with console.busy("choosing where the head starts, on folds of the classes"):
         form.compare(pinned)
-    config = replace(job.config, dim=job.dim)
-    config = config if job.fixed else replace(config, epochs=0)
+    config = job.config if job.fixed else replace(job.config, epochs=0)
     items, classes = len(form.folds[0].others), len(torch.unique(form.labels))
-    epochs = int(head_schedule(config, items, classes).epochs or 0)
+    epochs = int(head_schedule(replace(config, dim=form.dim), items, classes).epochs or 0)
     with console.TrainingDisplay(epochs, what="vectors", record=None) as display:
         return run_folds(form, config, device=device_of(job.embedder), watch=display, stop=stop)
 

@@ -88,6 +88,9 @@ def train(
         )
         run = Run(Path(path), replace(config, out=Path(path)))
     console.say(f"run directory {run.path}, settings: {config.preset}")
+    if collection.split is None and config.test_share is None and len(sides.test):
+        out = len(classes_of(collection, sides.test))
+        console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
     job = Job(run, collection, sides, embedder, preprocessing)
     try:
         _train(job, scan, fingerprint)

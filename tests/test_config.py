@@ -15,10 +15,11 @@ from nofuss.errors import RunError, UsageError
 from nofuss.presets import PRESETS, check_limits, resolve
 
 WHERE = Path("run/config.json")
-# What a loss, a data set or nobody in particular decides, not the preset.
+# What folds, the features or the number of items decide where the head has a closed form.
 CHOSEN = {"dim", "root", "center", "shrinkage", "epochs", "head_rate", "proxy_rate", "holdout"}
-"""What folds and the number of items decide, or the features."""
-OPEN = {"shrinkage"} | {
+# What a loss, a data set or nobody in particular decides, not the preset.
+OPEN = {
+    "shrinkage",
     "data",
     "out",
     "weights",

@@ -127,6 +127,9 @@ def run_folds(
         start = form.fit(recipe, without=k)
         inputs, labels = form.inputs(recipe.root), form.labels[fold.held_out]
         found = {NOTHING: form.features[fold.held_out]}
+        if config.dim is not None:  # what would be kept then
+            nothing = untrained_head(form.features[fold.others], config.dim)
+            found[NOTHING] = nothing(form.features[fold.held_out])
         found[CLOSED] = normalize(start(inputs[fold.held_out]))
         scores = {name: query_scores(x, labels) for name, x in found.items()}
         curve = [(0, *_means(scores[CLOSED]))]

@@ -69,7 +69,6 @@ def test_a_class_is_scored_by_what_the_other_folds_keep() -> None:
     odd = result(closed=0.9, trained=0.4)
     found = held_out_embeddings([*liars, odd], seed=0)
     assert float(found[2]) == pytest.approx(0.4)  # trained, by the others; it would not say so
-    assert float(found[0]) != pytest.approx(0.9) or float(found[1]) == pytest.approx(0.9)
 
 
 def test_the_recipe_that_fits_is_found() -> None:
