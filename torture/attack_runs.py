@@ -79,7 +79,7 @@ TEMPORARY = (
     ".metrics.jsonl.new",
     ".config.json.new",
     ".embeddings.safetensors.new",
-    ".lock",
+    ".nofuss.lock",
     "scores.json",
     "report.html",
     "metrics.jsonl",

@@ -28,7 +28,7 @@ from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
 from nofuss.encoder import Encoder
 from nofuss.errors import DataError
-from nofuss.files import sha256
+from nofuss.files import open_regular, sha256
 from nofuss.search.index import Index, Label
 
 FRESH_NS = 2_000_000_000
@@ -289,6 +289,6 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:
         mtime_ns = 0  # never equal: the content is read again the next time
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return Version(size, mtime_ns, digest)
