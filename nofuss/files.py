@@ -163,8 +163,13 @@ def check_seal(folder: Path) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a JSON file with an object; its checksum goes with it."""
-    sealed = content | {"checksum": _checksum(content)}
-    write_file(path, json.dumps(sealed, indent=2, ensure_ascii=False) + "\n")
+    write_file(path, sealed_json(content))
+
+
+def sealed_json(content: dict[str, Any]) -> bytes:
+    """An object with its checksum, as `read_json` wants it."""
+    text = json.dumps(content | {"checksum": _checksum(content)}, indent=2, ensure_ascii=False)
+    return f"{text}\n".encode("utf-8", "backslashreplace")  # a name may hold what is no UTF-8
 
 
 def read_json(path: Path) -> dict[str, Any]:
