@@ -19,9 +19,9 @@ from torch import Tensor
 
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
-from nofuss.embeddings import RunEmbeddings, load_embeddings
+from nofuss.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.encoder import Encoder, load
-from nofuss.errors import DataError
+from nofuss.errors import DataError, RunError
 from nofuss.job import split
 from nofuss.report.thumbnails import has_pictures, picture, shrunk
 from nofuss.run import open_run
@@ -137,6 +137,11 @@ class Shelf:
 def open_shelf(run: Path) -> Shelf:
     """The run's index if it has one, else its test classes."""
     encoder, kept = load(run), load_embeddings(run)
+    if kept is not None and kept.test.shape[1] != encoder.dim:
+        raise RunError(
+            f"{run / FILE} holds vectors of {kept.test.shape[1]} dimensions, but the model gives "
+            f"{encoder.dim}; delete it or train again"
+        )
     names: list[str] = []
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
@@ -171,7 +176,10 @@ def _test_side(
     """The run's data, rows of its test items (all items without any), and their vectors."""
     config = open_run(run).config
     collection, _ = open_usable(config.data)
-    if kept is not None and len(kept.test) and kept.fingerprint == collection.fingerprint():
+    same = kept is not None and kept.fingerprint == collection.fingerprint()
+    if kept is not None and same and len(kept.test):
+        if kept.test_rows.max() >= len(collection):
+            raise RunError(f"{run / FILE} names items that are not in the data; delete it")
         return collection, kept.test_rows, kept.test
     rows = split(collection, config).test
     if not len(rows):
