@@ -95,6 +95,9 @@ def load_model(folder: Path) -> SavedModel:
             planned = build_embedder(**settings, weights=None)
         check_shapes(planned, read_shapes(file), source=file)
         preprocessing = _preprocessing(description["preprocessing"], planned)
+        if preprocessing is not None:  # a side may be too small for the network
+            shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
+            planned.eval()(torch.empty(shape, device="meta"))
         class_names, extra = _words(description["class_names"]), _extra(description["extra"])
         embedder = build_embedder(**settings, weights=None)
     except RunError:
