@@ -1,17 +1,70 @@
-"""Writes that survive a crash: a reader finds the old content or the new, never half of it."""
+"""Writes that survive a crash, and reads of nothing but files.
+
+A reader finds the old content or the new, never half of it. A path that others name may lead to a
+pipe, a device or a file without end: what and how large it is, is looked at before a byte is read.
+"""
 
 import ctypes
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MANIFEST = "manifest.json"
+READ_LIMIT = 2**30
+"""Bytes of a file that others name; more is no picture and no description of anything."""
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: Path, *, limit: int = READ_LIMIT) -> IO[bytes]:
+    """Open a regular file of at most `limit` bytes for reading; OSError says what else it is.
+
+    Opening never waits for a writer, and a device is not even opened. A file of no size is empty,
+    whatever reading it would give: the files of /proc have none, and some have no end.
+    """
+    check_regular(path, limit=limit)
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 handed to the caller
+    try:  # again: another file may have taken the name
+        size = _size_of(os.fstat(file.fileno()), path, limit)
+    except OSError:
+        file.close()
+        raise
+    if size:
+        return file
+    file.close()
+    return io.BytesIO()
+
+
+def check_regular(path: Path, *, limit: int = READ_LIMIT) -> int:
+    """The size of a regular file, for readers that want a path; OSError for anything else."""
+    return _size_of(os.stat(path), path, limit)
+
+
+def _size_of(status: os.stat_result, path: Path, limit: int) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
+    if status.st_size > limit:
+        size = f"{status.st_size:,} bytes, more than the {limit:,} that are read of such a file"
+        raise OSError(errno.EFBIG, size, str(path))
+    return status.st_size
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
 def sync(path: Path) -> None:

@@ -2,14 +2,19 @@
 
 import hashlib
 import json
+import os
+import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nofuss.files import (
     _exchange,
+    check_regular,
     check_seal,
+    open_regular,
     read_json,
     seal,
     sha256,
@@ -208,3 +213,74 @@ def test_checksum(tmp_path: Path) -> None:
 def test_sync_of_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sync(tmp_path / "none")
+
+
+# Files that are no files: opened or refused at once, and never waited for.
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a named pipe": fifo,
+    "a socket": listening,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": Path.mkdir,
+    "1,099,511,627,776 bytes, more than": sparse,
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has neither pipes nor sockets by name")
+@pytest.mark.parametrize("said", NO_FILES)
+def test_what_is_no_file_is_not_read(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+    NO_FILES[said](Path("x"))
+    for look in (open_regular, check_regular):
+        with pytest.raises(OSError, match=said):
+            look(Path("x"))
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("x")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"abc"
+    with open_regular(tmp_path / "x", limit=3) as file:
+        assert file.seek(1) == 1
+        assert file.read() == b"bc"
+    with pytest.raises(OSError, match="3 bytes, more than the 2"):
+        open_regular(tmp_path / "x", limit=2)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "none")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no /proc")
+def test_files_without_a_size_are_empty() -> None:
+    """Reading them would fail, never end, or wait for the kernel to say something."""
+    for name in ("mem", "pagemap", "environ"):
+        with open_regular(Path("/proc/self") / name) as file:
+            assert file.read() == b""
+
+
+def test_a_pipe_that_takes_the_name_of_a_file_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at it and the opening."""
+    (tmp_path / "file").write_bytes(b"x")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("nofuss.files.check_regular", lambda path, limit: 1)
+    with pytest.raises(OSError, match="a named pipe"):
+        open_regular(tmp_path / "pipe")
