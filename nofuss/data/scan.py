@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from nofuss.data.cache import cache_directory, write_atomically
 from nofuss.data.collection import Collection
-from nofuss.data.decode import MAX_PIXELS, PictureError, decode
+from nofuss.data.bounds import MAX_ASPECT, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
+from nofuss.data.decode import PictureError, decode
 
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"1 {MAX_PIXELS}"
+VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
 
 Progress = Callable[[int, int], object]
 """Called with how many are done, and of how many."""
