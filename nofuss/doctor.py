@@ -19,11 +19,13 @@ from torch import Tensor
 
 from nofuss import console
 from nofuss.data import open_data, scan_pictures
+from nofuss.data.bounds import MAX_FILE
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
 from nofuss.data.scan import CONFLICT, DUPLICATE
 from nofuss.duplicates import Look, look_at, near_duplicates
 from nofuss.encoder import load
+from nofuss.files import open_regular
 from nofuss.report import findings
 
 _SHOWN = 10  # findings of a kind on the screen; --json has all
@@ -204,7 +206,7 @@ def _copied_files(paths: Sequence[Path], usable: NDArray[np.int64]) -> list[list
         by_size[paths[i].stat().st_size].append(i)
     for size, rows in by_size.items():
         for i in rows if len(rows) > 1 else ():
-            with paths[i].open("rb") as file:
+            with open_regular(paths[i], limit=MAX_FILE) as file:
                 by_content[size, hashlib.file_digest(file, "sha256").digest()].append(i)
     return sorted(rows for rows in by_content.values() if len(rows) > 1)
 

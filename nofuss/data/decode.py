@@ -103,12 +103,9 @@ def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
         return
     # Pillow leaves a file that it opened itself open when decoding fails
     with open_regular(source, limit=bounds.MAX_FILE) as file:
-        content = file.read(_SMALL + 1)
-        if len(content) <= _SMALL:
-            yield io.BytesIO(content)
-        else:
-            file.seek(0)
-            yield file
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        yield io.BytesIO(file.read()) if size <= _SMALL else file
 
 
 def _decode(file: bounds.Metered, mode: str, at_least: int) -> Image.Image:

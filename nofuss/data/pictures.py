@@ -30,6 +30,7 @@ LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
 ASPECT = 1.5
 """Long side over short side, as guessed before the pictures are opened."""
+AHEAD = 64
 
 Progress = Callable[[int, int], object]
 """Called with how many are done, and of how many."""
@@ -171,10 +172,10 @@ def _build(
 def _decoded(
     paths: Sequence[Path], preprocessing: Preprocessing, workers: int | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """Pictures in order, decoded in threads, a few hundred ahead at most."""
+    """Pictures in order, decoded in threads, a few dozen ahead at most."""
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        for start in range(0, len(paths), 256):
-            chunk = paths[start : start + 256]
+        for start in range(0, len(paths), AHEAD):
+            chunk = paths[start : start + AHEAD]
             yield from pool.map(lambda path: decode_resized(path, preprocessing), chunk)
 
 
