@@ -20,6 +20,7 @@ from nofuss.encoder import load
 from nofuss.errors import DataError, UsageError
 from nofuss.files import write_file
 from nofuss.job import split
+from nofuss.lock import RunLock
 from nofuss.pipeline import train
 from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
@@ -40,6 +41,15 @@ def evaluate_run(
     """`nofuss evaluate`: the run's test classes, or all of other data."""
     if not ks or min(ks) < 1:
         raise UsageError(f"--k is {' '.join(map(str, ks))}; expected whole numbers from 1 up")
+    with RunLock() as lock:
+        if data is None:  # the run keeps the scores
+            lock.take(open_run(path).path)
+        _evaluate(path, data, ks=ks, seed=seed, as_json=as_json, device=device)
+
+
+def _evaluate(
+    path: Path, data: Path | None, *, ks: Sequence[int], seed: int, as_json: bool, device: str
+) -> None:
     run = open_run(path)
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say

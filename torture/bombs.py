@@ -8,6 +8,7 @@ import lzma
 import struct
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -45,7 +46,9 @@ UPLOAD = 24_000_000
 
 
 def _png() -> dict[str, Make]:
-    many = lambda kind, body, size: chunk(kind, body) * (UPLOAD // size)  # noqa: E731
+    def many(kind: bytes, body: bytes, size: int) -> bytes:
+        return chunk(kind, body) * (UPLOAD // size)
+
     return {
         "2,000 × 1": lambda: png(2_000, 1),
         "20,000 × 1": lambda: png(20_000, 1, color=GRAY),
@@ -103,7 +106,7 @@ def _png() -> dict[str, Make]:
 
 def _jpeg() -> dict[str, Make]:
     flat = jpeg(2_000, 2_000, "L", progressive=True)
-    big = {"progressive": True, "subsampling": 0}
+    big: dict[str, Any] = {"progressive": True, "subsampling": 0}
     return {
         "60,000 × 10": lambda: jpeg(60_000, 10),
         "RGB": lambda: jpeg(SIDE, SIDE),
@@ -336,12 +339,12 @@ def _others() -> dict[str, Make]:
         "PCX",
         "PDF",
     )
-    kinds += ("PPM", "QOI", "SGI", "SPIDER", "TGA", "XBM")
+    more = ("PPM", "QOI", "SGI", "SPIDER", "TGA", "XBM")
 
     def make(kind: str) -> Make:
         return lambda: saved(image.convert(modes.get(kind, "RGB")), kind)
 
-    return {f"{kind}": make(kind) for kind in kinds}
+    return {f"{kind}": make(kind) for kind in kinds + more}
 
 
 def bombs() -> dict[str, Make]:

@@ -112,7 +112,7 @@ def _decode(file: bounds.Metered, mode: str, at_least: int) -> Image.Image:
     """Check everything that can be known, then decode."""
     beside = bounds.check_start(file)
     with _quietly():
-        image = Image.open(cast(IO[bytes], file), formats=FORMATS)
+        image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)
         bounds.check_size(*image.size)
         beside += bounds.check_work(image, file)
         if at_least:

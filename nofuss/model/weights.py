@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from nofuss.config import Preprocessing
 from nofuss.errors import NofussError, RunError
-from nofuss.files import MANIFEST, check_seal, seal, write_folder
+from nofuss.files import MANIFEST, check_seal, parse_json, read_regular, seal
+from nofuss.folders import write_folder
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.tensors import fill, read_tensors
 
@@ -67,7 +68,7 @@ def load_model(folder: Path) -> SavedModel:
     except (OSError, ValueError) as error:
         raise RunError(f"the model in {folder} is damaged ({error}); restore it") from None
     try:
-        description = json.loads((folder / "model.json").read_bytes())
+        description = parse_json(read_regular(folder / "model.json"))
     except FileNotFoundError:
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:
