@@ -1,29 +1,33 @@
 """What each request of the page is answered with; routes are in server.py.
 
-Uploads are the raw body, cut off at a size, decoded one at a time; nothing is kept.
+Uploads are the raw body, cut off at a size, decoded in a process of limits for as long as the
+sender waits; nothing is kept.
 """
 
 import asyncio
-import io
 import time
+from collections.abc import Coroutine
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
 from nofuss.data.collection import printable
-from nofuss.data.decode import FORMATS, PictureError, decode
-from nofuss.report.thumbnails import data_uri, encoded, shrunk
+from nofuss.data.decode import FORMATS, PictureError
+from nofuss.data.thumbnail import encoded
+from nofuss.report.thumbnails import data_uri
+from nofuss.search.decoders import Decoders, Seen
 from nofuss.search.shelf import SIDE, Found, Shelf
 
 MAX_UPLOAD = 24 * 2**20
 """Bytes of a picture that is sent; more is cut off unread."""
-UPLOADS = 4
+UPLOADS = 8
 """Bodies that are read at once; others wait."""
 PATIENCE = 30.0
 """Seconds for a body to arrive."""
@@ -46,7 +50,8 @@ class Page:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self.uploads = asyncio.Semaphore(UPLOADS)
-        self.busy = asyncio.Lock()  # pictures are decoded and embedded one at a time
+        self.decoders = Decoders()
+        self.busy = asyncio.Lock()  # pictures are embedded one at a time
 
     def static(self, name: str) -> Any:
         """A handler for a file of the package."""
@@ -93,8 +98,15 @@ class Page:
         k, only = self._options(request)
         async with self.uploads:
             body = await _body(request)
+            began = time.perf_counter()
+            fit = self.shelf.encoder.preprocessing
+            decoding = self.decoders.decode(body, side=SIDE, fit=fit)
+            seen = await _while_there(request, decoding)
+            del body
             async with self.busy:
-                query, shown, spent = await run_in_threadpool(self._embed, body)
+                query = await run_in_threadpool(self._embed, seen)
+            spent = 1000 * (time.perf_counter() - began)
+        shown = data_uri(seen.content, seen.media)
         found = await run_in_threadpool(self.shelf.search, query, k, only=only)
         answer = await self._answer(found, query)
         return JSONResponse(answer | {"query": {"picture": shown}, "embedding_ms": spent})
@@ -109,18 +121,21 @@ class Page:
         image = None
         if self.shelf.pictures is not None:
             image = await run_in_threadpool(self.shelf.pictures, row)
+        try:
+            if isinstance(image, Path):
+                decoding = self.decoders.decode(image, side=SIDE)
+                _, content, media = await _while_there(request, decoding)
+            elif image is not None:
+                content, media = await run_in_threadpool(encoded, image)
+        except PictureError:
+            image = None
         if image is None:
             raise Refused(404, "no picture of this item")
-        content, media = await run_in_threadpool(encoded, image)
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
-    def _embed(self, body: bytes) -> tuple[Tensor, str, float]:
-        began = time.perf_counter()
-        side = self.shelf.encoder.preprocessing
-        image = decode(io.BytesIO(body), at_least=max(SIDE, side.resize if side else 0))
+    def _embed(self, seen: Seen) -> Tensor:
         with torch.inference_mode():
-            vector = self.shelf.encoder.embed([image])[0]
-        return vector.clone(), data_uri(shrunk(image, SIDE)), 1000 * (time.perf_counter() - began)
+            return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
     async def _answer(self, found: Found, query: Tensor) -> dict[str, Any]:
         pairs = zip(found.rows, found.distances, strict=True)
@@ -171,6 +186,25 @@ class Page:
         return int(k), self.shelf.classes.index(only)
 
 
+async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
+    """The result of the work, which is given up as soon as nobody waits for it."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _body(request: Request) -> bytes:
     """The whole body, or a refusal as soon as it is known to be too large."""
     too_large = Refused(413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one")
@@ -204,8 +238,11 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
     formats = "JPEG, PNG, WebP, BMP, GIF or TIFF"
     words = {
         "not a picture": f"this is no picture that can be read here; send {formats}",
-        "oversized": f"the picture has too many pixels ({error.detail})",
+        "oversized": f"the picture has too many pixels ({error.detail}); send a smaller one",
         "truncated": "the picture is cut off; send the whole file",
+        "too narrow": f"the picture is nearly a line ({error.detail}); send a part of it",
+        "too complex": f"the picture takes too long to decode ({error.detail}); save it anew",
+        "too slow": f"the picture takes too long to decode ({error.detail}); save it anew",
     }
     message = words.get(error.reason, f"the picture can't be read; send {formats}")
     return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)

@@ -18,12 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.data.collection import Collection
-from nofuss.data.decode import PictureError, decode
 from nofuss.embeddings import RunEmbeddings, load_embeddings
 from nofuss.encoder import Encoder, load
 from nofuss.errors import DataError
 from nofuss.job import split
-from nofuss.report.thumbnails import has_pictures, picture, shrunk
+from nofuss.report.thumbnails import has_pictures, picture
 from nofuss.run import open_run
 from nofuss.search.commands import open_index
 from nofuss.search.gallery import open_gallery, source_of, sources
@@ -57,8 +56,8 @@ class Shelf:
     title: str
     index: Index
     encoder: Encoder
-    pictures: Callable[[int], Image.Image | None] | None
-    """The picture of a row; None where the items are vectors."""
+    pictures: Callable[[int], Path | Image.Image | None] | None
+    """The picture of a row, or the file that holds it; None where the items are vectors."""
     proxies: Tensor
     proxy_names: list[str]
     _drawing: Lock = field(default_factory=Lock)
@@ -158,7 +157,9 @@ def open_shelf(run: Path) -> Shelf:
     pictures = None
     if has_pictures(collection):
 
-        def pictures(row: int) -> Image.Image | None:
+        def pictures(row: int) -> Path | Image.Image | None:
+            if collection.kind == "pictures":
+                return collection.paths[int(rows[row])]
             return picture(collection, int(rows[row]), side=SIDE)
 
     title = f"{collection.name}, test classes"
@@ -189,21 +190,18 @@ def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:
     return torch.from_numpy(kept.proxies[few]), names
 
 
-def _indexed_pictures(index: Index) -> Callable[[int], Image.Image | None]:
+def _indexed_pictures(index: Index) -> Callable[[int], Path | Image.Image | None]:
     """Pictures by what the index calls them: a file, or a file of arrays and a row."""
     opened: dict[str, Collection] = {}
 
-    def of_row(row: int) -> Image.Image | None:
+    def of_row(row: int) -> Path | Image.Image | None:
         name = index.names[row]
         source, _, number = name.rpartition("#")
         if source in arrays and number.isdigit():
             if source not in opened:
                 opened[source] = open_gallery(arrays[source])
             return picture(opened[source], int(number), side=SIDE)
-        try:
-            return shrunk(decode(Path(name), at_least=SIDE), SIDE)
-        except PictureError:
-            return None
+        return Path(name)
 
     built_in = source_of(None)
     arrays = {of: None if of == built_in else Path(of) for of in sources(index)}
