@@ -60,7 +60,7 @@ class Decoders:
                     await process.wait()
 
     async def decode(
-        self, source: bytes | Path, *, side: int, fit: Preprocessing | None = None
+        self, source: bytes | bytearray | Path, *, side: int, fit: Preprocessing | None = None
     ) -> Seen:
         """Thumbnail of at most `side`, and the pixels resized as `fit` says; or a PictureError."""
         job = {
@@ -121,7 +121,9 @@ class Decoders:
         return process
 
 
-async def _ask(process: asyncio.subprocess.Process, job: dict[str, Any], body: bytes) -> Seen:
+async def _ask(
+    process: asyncio.subprocess.Process, job: dict[str, Any], body: bytes | bytearray
+) -> Seen:
     """One picture; whatever comes back is data, and checked as such."""
     assert process.stdin is not None
     text = json.dumps(job).encode()

@@ -114,11 +114,10 @@ class Guard:
 
     def _has_cookie(self, headers: Headers) -> bool:
         """Whether one of the cookies is ours; other applications' may hold anything but `;`."""
-        cookies = (
-            part.partition("=") for line in headers.getlist("cookie") for part in line.split(";")
-        )
-        given = [value.strip() for name, _, value in cookies if name.strip() == self.cookie]
-        return any([self._is_token(value) for value in given])
+        parts = (part for line in headers.getlist("cookie") for part in line.split(";"))
+        pairs = (part.partition("=") for part in parts)
+        given = (value.strip() for name, _, value in pairs if name.strip() == self.cookie)
+        return any(self._is_token(value) for value in given)
 
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())

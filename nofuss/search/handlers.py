@@ -27,10 +27,10 @@ from nofuss.search.shelf import SIDE, Found, Shelf
 
 MAX_UPLOAD = 24 * 2**20
 """Bytes of a picture that is sent; more is cut off unread."""
-UPLOADS = 8
-"""Bodies that are read at once; others wait."""
-PATIENCE = 30.0
-"""Seconds for a body to arrive."""
+MAX_UPLOADS = 8 * MAX_UPLOAD
+"""Bytes of all pictures that are held at once; who brings more is asked to come again."""
+PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
+"""Seconds for a body to arrive; after the first ones, so many bytes a second are the least."""
 MOST = 100
 """Neighbours of one search."""
 MEDIA = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
@@ -49,7 +49,7 @@ class Page:
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
-        self.uploads = asyncio.Semaphore(UPLOADS)
+        self.held = 0  # bytes of pictures
         self.decoders = Decoders()
         self.busy = asyncio.Lock()  # pictures are embedded one at a time
 
@@ -96,16 +96,17 @@ class Page:
         if self.shelf.pictures is None:
             raise Refused(400, "this run is of vectors; search from one of its items")
         k, only = self._options(request)
-        async with self.uploads:
-            body = await _body(request)
+        body = bytearray()
+        try:
+            await self._read(request, body)
             began = time.perf_counter()
             fit = self.shelf.encoder.preprocessing
-            decoding = self.decoders.decode(body, side=SIDE, fit=fit)
-            seen = await _while_there(request, decoding)
-            del body
-            async with self.busy:
-                query = await run_in_threadpool(self._embed, seen)
-            spent = 1000 * (time.perf_counter() - began)
+            seen = await _while_there(request, self.decoders.decode(body, side=SIDE, fit=fit))
+        finally:
+            self.held -= len(body)
+        async with self.busy:
+            query = await run_in_threadpool(self._embed, seen)
+        spent = 1000 * (time.perf_counter() - began)
         shown = data_uri(seen.content, seen.media)
         found = await run_in_threadpool(self.shelf.search, query, k, only=only)
         answer = await self._answer(found, query)
@@ -132,6 +133,30 @@ class Page:
         if image is None:
             raise Refused(404, "no picture of this item")
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
+
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Fill in the whole body, or refuse as soon as it is too large or too slow."""
+        too_large = Refused(
+            413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one"
+        )
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdigit() or len(announced) > 12 or int(announced) > MAX_UPLOAD:
+            raise too_large
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(FIRST_SECONDS) as patience:
+                async for chunk in request.stream():
+                    body += chunk
+                    self.held += len(chunk)
+                    if len(body) > MAX_UPLOAD:
+                        raise too_large
+                    if self.held > MAX_UPLOADS:
+                        raise Refused(503, "too many pictures at once; send it again")
+                    patience.reschedule(began + min(PATIENCE, FIRST_SECONDS + len(body) / RATE))
+        except TimeoutError:
+            raise Refused(408, "the picture took too long to arrive; send it again") from None
+        if not body:
+            raise Refused(400, "no picture was sent")
 
     def _embed(self, seen: Seen) -> Tensor:
         with torch.inference_mode():
@@ -203,26 +228,6 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> See
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _body(request: Request) -> bytes:
-    """The whole body, or a refusal as soon as it is known to be too large."""
-    too_large = Refused(413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one")
-    announced = request.headers.get("content-length", "0")
-    if not announced.isdigit() or len(announced) > 12 or int(announced) > MAX_UPLOAD:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(PATIENCE):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_UPLOAD:
-                    raise too_large
-    except TimeoutError:
-        raise Refused(408, "the picture took too long to arrive; send it again") from None
-    if not body:
-        raise Refused(400, "no picture was sent")
-    return bytes(body)
 
 
 async def refuse(request: Request, error: Exception) -> Response:

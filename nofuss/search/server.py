@@ -96,7 +96,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
     Connection.most, queue = room()
     config = uvicorn.Config(
         build_app(shelf, host=host, port=port, token=secret),
-        log_level="error",  # what clients do wrong is no news
+        log_level="critical",  # what clients do wrong is no news; guard.py tells our own mistakes
         access_log=False,  # it would write the token down
         server_header=False,
         ws="none",
