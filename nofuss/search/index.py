@@ -162,4 +162,6 @@ def _unit(vectors: Array) -> Tensor:
     x = x.detach().to("cpu", torch.float32)
     if not x.isfinite().all():
         raise ValueError("vectors hold NaN or infinity")
-    return normalize(x).contiguous()
+    # Lengths first brought near one: the squares of 1e20 and of 1e-30 are beyond float32.
+    largest = x.abs().amax(1, keepdim=True)
+    return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()

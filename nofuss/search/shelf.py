@@ -18,9 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.data.collection import Collection
-from nofuss.embeddings import RunEmbeddings, load_embeddings
+from nofuss.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.encoder import Encoder, load
-from nofuss.errors import DataError
+from nofuss.errors import DataError, RunError, command
 from nofuss.job import split
 from nofuss.report.thumbnails import has_pictures, picture
 from nofuss.run import open_run
@@ -136,6 +136,11 @@ class Shelf:
 def open_shelf(run: Path) -> Shelf:
     """The run's index if it has one, else its test classes."""
     encoder, kept = load(run), load_embeddings(run)
+    if kept is not None and kept.test.shape[1] != encoder.dim:
+        raise RunError(
+            f"{run / FILE} holds vectors of {kept.test.shape[1]} dimensions, but the model gives "
+            f"{encoder.dim}; delete it or train again"
+        )
     names: list[str] = []
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
@@ -143,7 +148,9 @@ def open_shelf(run: Path) -> Shelf:
     if (run / "index" / MANIFEST).is_file():
         index = open_index(open_run(run), encoder)
         if not len(index):
-            raise DataError(f"{run / 'index'} is empty; add pictures: nofuss index {run} DIR")
+            raise DataError(
+                f"{run / 'index'} is empty; add pictures: {command('nofuss', 'index', run)} DIR"
+            )
         of_row = _indexed_pictures(index) if encoder.preprocessing is not None else None
         return Shelf("the index of this run", index, encoder, of_row, proxies, names)
     collection, rows, vectors = _test_side(run, encoder, kept)
@@ -172,7 +179,10 @@ def _test_side(
     """The run's data, rows of its test items (all items without any), and their vectors."""
     config = open_run(run).config
     collection, _ = open_usable(config.data)
-    if kept is not None and len(kept.test) and kept.fingerprint == collection.fingerprint():
+    same = kept is not None and kept.fingerprint == collection.fingerprint()
+    if kept is not None and same and len(kept.test):
+        if kept.test_rows.max() >= len(collection):
+            raise RunError(f"{run / FILE} names items that are not in the data; delete it")
         return collection, kept.test_rows, kept.test
     rows = split(collection, config).test
     if not len(rows):

