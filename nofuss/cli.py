@@ -1,6 +1,8 @@
 """The `nofuss` program: from a command line to a call; torch loads only when needed."""
 
+import contextlib
 import ctypes
+import gc
 import io
 import os
 import signal
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 import tyro
 
 from nofuss.config import TrainConfig
-from nofuss.errors import NofussError, UsageError, unknown_name
+from nofuss.errors import NofussError, UsageError, unknown_name, visible
 from nofuss.flags import (
     COMMANDS,
     SPREAD,
@@ -140,22 +142,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal can't show
             stream.reconfigure(errors="backslashreplace")
     try:
-        command = parse([a for a in arguments if a != "--debug"])
+        command = _parse_visibly([a for a in arguments if a != "--debug"])
         if getattr(command, "keep_memory", True):
             _keep_freed_memory()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # asks as Ctrl-C does
         run(command, arguments)
     except NofussError as error:
         if debug:
+            _show_tracebacks()
             raise
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
+        gc.freeze()  # or the interpreter looks through all of torch for garbage before it ends
         return _fail("stopped", 130)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if debug:
+            _show_tracebacks()
             raise
         return _fail(_explain(error), 1)
     return 0
@@ -173,6 +178,25 @@ def _explain(error: Exception) -> str:
         return f"{error.strerror}{where}; mend it and run the command again"
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{reason} (unexpected; run again with --debug for the details)"
+
+
+def _parse_visibly(argv: Sequence[str]) -> Command:
+    """`parse`, whose complaints quote arguments as they are: names of files may be among them."""
+    if all(word.isprintable() for word in argv):
+        return parse(argv)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            return parse(argv)
+    finally:
+        for line in said.getvalue().splitlines():
+            print(visible(line), file=sys.stderr)
+
+
+def _show_tracebacks() -> None:
+    from nofuss.console import show_traceback
+
+    sys.excepthook = show_traceback
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
-from nofuss.errors import DataError, UsageError
+from nofuss.errors import DataError, UsageError, command
 from nofuss.files import write_file
 from nofuss.job import split
 from nofuss.lock import RunLock
@@ -75,7 +75,7 @@ def _evaluate(
         return
     content = scores[run.config.loss].as_dict()
     if as_json:
-        print(json.dumps(content, indent=2))
+        console.answer(content)
     else:
         score_table(f"{path} on {collection.name}", scores)
     if data is None:
@@ -127,7 +127,7 @@ def _show_what_it_learned(path: Path, *, seed: int) -> None:
     _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
-    console.say(f"Search with it: nofuss serve {path}")
+    console.say(f"Search with it: {command('nofuss', 'serve', path)}")
 
 
 def _show_a_search(run: Path, *, seed: int) -> None:

@@ -1,6 +1,5 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.data.transforms import test_views
 from nofuss.device import choose_device
-from nofuss.errors import DataError, RunError
+from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract, extract_together, for_inference
@@ -119,7 +118,7 @@ def load(path: str | Path, *, device: str = "auto") -> Encoder:
     if (folder / "config.json").is_file() and not (folder / "model").is_dir():
         raise RunError(
             f"{folder} has no model yet; finish it: "
-            f"{shlex.join(['nofuss', 'train', '--out', str(folder), '--resume'])}"
+            f"{command('nofuss', 'train', '--out', folder, '--resume')}"
         )
     saved = load_model(folder / "model" if (folder / "model").is_dir() else folder)
     return Encoder(

@@ -211,7 +211,9 @@ class Client:
     """Requests straight into the application, in this process: what it raises is seen here."""
 
     def __init__(self, run: Path) -> None:
-        self.app = build_app(open_shelf(run), host="127.0.0.1", port=80, token=None).app
+        self.runner = asyncio.Runner()
+        self.page = build_app(open_shelf(run), host="127.0.0.1", port=80, token=None)
+        self.app = self.page.app
 
     def __call__(
         self,
@@ -234,15 +236,18 @@ class Client:
             "server": ("127.0.0.1", 80),
         }
         statuses: list[int] = []
+        bodies = [body]
 
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not bodies:  # the client stays to read the answer
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
-        asyncio.run(self.app(scope, receive, send))  # type: ignore[arg-type]
+        self.runner.run(self.app(scope, receive, send))  # type: ignore[arg-type]
         return statuses[0]
 
 

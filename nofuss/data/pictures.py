@@ -38,6 +38,7 @@ LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
 ASPECT = 1.5
 """Long side over short side, as guessed before the pictures are opened."""
+AHEAD = 64
 FILES = ("pixels.bin", "shapes.npy", "checksums.npy")
 MARKER = "CACHEDIR.TAG"
 SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
@@ -217,10 +218,10 @@ def _build(
 def _decoded(
     paths: Sequence[Path], preprocessing: Preprocessing, workers: int | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """Pictures in order, decoded in threads, a few hundred ahead at most."""
+    """Pictures in order, decoded in threads, a few dozen ahead at most."""
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        for start in range(0, len(paths), 256):
-            chunk = paths[start : start + 256]
+        for start in range(0, len(paths), AHEAD):
+            chunk = paths[start : start + AHEAD]
             yield from pool.map(lambda path: decode_resized(path, preprocessing), chunk)
 
 

@@ -18,12 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nofuss.data.bounds import MAX_ASPECT, MAX_FILE, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
 from nofuss.data.cache import cache_directory, read_notes, write_notes
 from nofuss.data.collection import Collection
-from nofuss.data.decode import MAX_PIXELS, PictureError, decode
+from nofuss.data.decode import PictureError, decode
+from nofuss.files import open_regular
 
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"1 {MAX_PIXELS}"
+VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
 
 Progress = Callable[[int, int], object]
 """Called with how many are done, and of how many."""
@@ -107,7 +109,7 @@ def _look(path: Path, known: Finding | None) -> Finding:
     if known is not None and known[:2] == version and known.digest:
         return known  # what could not be read may be readable now: permissions have no time
     try:
-        with path.open("rb") as file:
+        with open_regular(path, limit=MAX_FILE) as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         decode(path, at_least=1)  # all of the stream, at the smallest scale
     except PictureError as error:

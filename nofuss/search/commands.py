@@ -2,7 +2,6 @@
 
 import io
 import json
-import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from nofuss import console, processes
 from nofuss.data import open_data
 from nofuss.data.collection import printable
 from nofuss.encoder import Encoder, check_fits, load
-from nofuss.errors import DataError, RunError, UsageError
+from nofuss.errors import DataError, RunError, UsageError, command
 from nofuss.files import write_file
 from nofuss.folders import own_folder
 from nofuss.lock import RunLock, check_in_place
@@ -66,12 +65,12 @@ def open_index(run: Run, encoder: Encoder, *, quiet: bool = False) -> Index:
     if index.extra.get("model") != model_digest(run.model):
         raise RunError(
             f"{folder} was made by another model than {run.model}; bring it up to date: "
-            + "; ".join(f"nofuss index {_quoted(run.path)} {_quoted(of)}" for of in sources(index))
+            + "; ".join(command("nofuss", "index", run.path, of) for of in sources(index))
         )
     if index.dim != encoder.dim:
         raise RunError(
             f"{folder} holds vectors of {index.dim} dimensions, but the model gives {encoder.dim}; "
-            f"delete the folder and make it again: nofuss index {_quoted(run.path)} DIR"
+            f"delete the folder and make it again: {command('nofuss', 'index', run.path)} DIR"
         )
     return index
 
@@ -164,7 +163,9 @@ def search_run(
     names, vectors = _embed_queries(encoder, queries)
     index = open_index(run, encoder, quiet=as_json)
     if not len(index):
-        raise DataError(f"{run.path / 'index'} is empty; add pictures: nofuss index {path} DIR")
+        raise DataError(
+            f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', path)} DIR"
+        )
     distances, rows = index.search(vectors, k)
     threshold = encoder.extra.get("threshold")
     results = [
@@ -173,7 +174,7 @@ def search_run(
     ]
     if as_json:
         content = {"run": str(path), "metric": METRIC, "threshold": threshold, "queries": results}
-        print(json.dumps(content, indent=2))
+        console.answer(content)
     else:
         for result in results:
             _print(result, threshold)
@@ -248,11 +249,6 @@ def _write_grid(file: Path, results: Sequence[dict[str, Any]]) -> None:
     draw_grid(rows).save(buffer, "PNG")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, buffer.getvalue())
-
-
-def _quoted(path: Path | str) -> str:
-    """A path for a command that is pasted."""
-    return shlex.quote(printable(path))
 
 
 def _shown(data: Path | None) -> str:
