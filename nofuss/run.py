@@ -33,10 +33,11 @@ import torch
 
 from nofuss.config import TrainConfig, read_config, to_json
 from nofuss.device import describe_device
-from nofuss.errors import RunError
+from nofuss.errors import RunError, UsageError
 from nofuss.files import read_json, write_file, write_json
 from nofuss.folders import is_temporary
 from nofuss.lock import LOCK, RunLock, check_in_place
+from nofuss.presets import check_limits
 from nofuss.processes import first
 
 # What may differ between a run and its resumption: where and how fast, never what.
@@ -113,7 +114,15 @@ def create_run(
 
 def open_run(path: Path) -> Run:
     """A directory that training made."""
-    return Run(path, read_config(_read_config(path), where=path / "config.json"))
+    where = path / "config.json"
+    config = read_config(_read_config(path), where=where)
+    try:
+        check_limits(config)
+    except UsageError as error:
+        raise RunError(
+            f"{where} has settings that training refuses ({error}); restore it"
+        ) from None
+    return Run(path, config)
 
 
 def resume_run(

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from nofuss.lock import LOCK
 from torture.forgeries import CONFIG, INDEX, MODEL, NAMED, Forge
-from torture.measured import Case, judged, run_measured
+from torture.forked import run_forked
+from torture.measured import Case, judged
 from torture.training import FLAGS, write_pictures
 
 
@@ -30,7 +31,7 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
     data, whole = write_pictures(home / "data"), home / "whole"
     make: list[tuple[object, ...]] = [("train", data, "--out", whole, *FLAGS, "--epochs", "2")]
     for words in [*make, ("index", whole)]:
-        ended = run_measured(home, *words)
+        ended = run_forked(home, *words)
         assert ended.code == 0, ended.said
     for attack in ATTACKS:
         for command in attack.commands:
@@ -55,7 +56,7 @@ def _suffer(home: Path, whole: Path, data: Path, attack: Attack, command: str) -
         "embed": ("embed", run, query, "--out", home / f"{os.urandom(8).hex()}.npz"),
         "train": ("train", "--out", run, "--resume", "--force", "--epochs", "3"),
     }
-    ended = run_measured(home, *words[command])
+    ended = run_forked(home, *words[command])
     names = {name for name, _ in before.items() ^ contents(disk).items()}
     others = [f"changed outside: {name}" for name in sorted(names)]
     if command == "search" and "NaN" in ended.said.partition("nofuss: ")[0]:

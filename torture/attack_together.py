@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nofuss.search import Index
-from torture.measured import Case, Ended, Started, run_measured
+from torture.forked import Forked, run_forked
+from torture.measured import Case, Ended
 from torture.training import FLAGS, write_pictures
 
 ROUNDS = 6
@@ -22,7 +23,7 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
     """Races, kills, and a training that others come into."""
     draw = random.Random(seed)
     data, whole = write_pictures(home / "data"), home / "whole"
-    ended = run_measured(home, "train", data, "--out", whole, *FLAGS, "--epochs", "2")
+    ended = run_forked(home, "train", data, "--out", whole, *FLAGS, "--epochs", "2")
     assert ended.code == 0, ended.said
     for number in range(ROUNDS):
         yield _two_trainings(home, data, number, draw)
@@ -49,9 +50,9 @@ def _two_trainings(home: Path, data: Path, number: int, draw: random.Random) -> 
     """One finishes with its own settings; the other leaves nothing."""
     run = home / f"twice-{number}"
     words = ("train", data, "--out", run, *FLAGS, "--epochs", "3", "--seed")
-    first = Started(home, *words, 1)
+    first = Forked(home, *words, 1)
     time.sleep(draw.uniform(0, 0.3))
-    both = [Started(home, *words, 2).wait(), first.wait()][::-1]
+    both = [Forked(home, *words, 2).wait(), first.wait()][::-1]
     complaints = []
     winners = [seed for seed, ended in enumerate(both, 1) if ended.code == 0]
     if len(winners) != 1 or not any(words in e.said for e in both for words in WRITING):
@@ -69,7 +70,7 @@ def _two_updates(home: Path, data: Path, whole: Path, draw: random.Random) -> Ca
     while left:
         running = []
         for folder in left:
-            running.append((folder, Started(home, "index", run, folder)))
+            running.append((folder, Forked(home, "index", run, folder)))
             time.sleep(draw.uniform(0, 0.2))
         results = {folder: started.wait() for folder, started in running}
         ended += results.values()
@@ -84,10 +85,10 @@ def _two_updates(home: Path, data: Path, whole: Path, draw: random.Random) -> Ca
 def _update_and_search(home: Path, data: Path, whole: Path, draw: random.Random) -> Case:
     """A reader finds the former index or the new one."""
     run = _fresh(home, whole)
-    ended = [run_measured(home, "index", run, data / "class 0")]
-    writer = Started(home, "index", run, data / "class 1")
+    ended = [run_forked(home, "index", run, data / "class 0")]
+    writer = Forked(home, "index", run, data / "class 1")
     time.sleep(draw.uniform(0, 1.0))
-    reader = run_measured(home, "search", run, data / "class 0" / "0.png", "--json")
+    reader = run_forked(home, "search", run, data / "class 0" / "0.png", "--json")
     ended += [writer.wait(), reader]
     complaints = [] if reader.code == 0 else [f"search said {reader.line!r}"]
     return _case("a search while the index is replaced", ended, *complaints)
@@ -96,13 +97,13 @@ def _update_and_search(home: Path, data: Path, whole: Path, draw: random.Random)
 def _killed_and_resumed(home: Path, data: Path, number: int, draw: random.Random) -> Case:
     """A lock that is left behind by SIGKILL holds nobody up, not even at once."""
     run = home / f"killed-{number}"
-    first = Started(home, "train", data, "--out", run, *FLAGS, "--epochs", "2000")
+    first = Forked(home, "train", data, "--out", run, *FLAGS, "--epochs", "2000")
     first.wait_for("epoch   1")
-    second = run_measured(home, "train", "--out", run, "--resume")
+    second = run_forked(home, "train", "--out", run, "--resume")
     time.sleep(draw.uniform(0, 0.5))
     first.process.kill()
     words = ("train", "--out", run, "--resume", "--force", "--epochs", "1")
-    resumed = run_measured(home, *words)
+    resumed = run_forked(home, *words)
     first.wait()
     complaints = [] if resumed.code == 0 else [f"did not resume: {resumed.line!r}"]
     if f"is being written by process {first.process.pid} " not in second.line:
