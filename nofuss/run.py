@@ -12,6 +12,7 @@
     index/             what `nofuss search` looks in, see search/index.py
     checkpoints/       where training stood, see train/checkpoint.py
     model/             what `nofuss.load` opens, see model/weights.py
+    .nofuss.lock       while somebody writes, see lock.py
 
 A directory that has something in it is never overwritten.
 """
