@@ -4,7 +4,7 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts, classes of each side, fingerprint
     metrics.jsonl      a line an epoch
-    holdout.json       Recall@1 on held-out training classes, where features are fixed
+    choice.json        what folds of the training classes decided, where features are fixed
     scan.csv           pictures that were left out, and why
     scores.json        the last evaluation
     embeddings.safetensors   of test items and some training items, with the proxies
