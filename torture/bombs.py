@@ -28,6 +28,7 @@ from torture.picture_files import (
     png,
     riff_chunk,
     saved,
+    saved_exif,
     segment,
     tiff_picture,
     vp8l,
@@ -321,6 +322,37 @@ def _tiff() -> dict[str, Make]:
     }
 
 
+def _at_the_limit() -> dict[str, Make]:
+    """As large as is let through, each on another way to its pixels."""
+    clear = chunk(b"tRNS", bytes(256))
+    turned = chunk(b"eXIf", saved_exif(6))
+    return {
+        "PNG, RGB": lambda: png(7_900, 7_900),
+        "PNG, gray": lambda: png(7_050, 7_050, color=GRAY),
+        "PNG, palette with transparency": lambda: png(7_050, 7_050, color=PALETTE, before=clear),
+        "PNG, gray with transparency": lambda: png(5_580, 5_580, color=GRAY_ALPHA),
+        "PNG, 16 bits gray": lambda: png(6_400, 6_400, depth=16, color=GRAY),
+        "PNG, 16 bits RGBA": lambda: png(5_580, 5_580, depth=16, color=RGBA),
+        "PNG, turned": lambda: png(5_580, 5_580, before=turned),
+        "PNG, turned behind its pixels": lambda: png(7_700, 7_700, after=turned),
+        "PNG, 20 times as long": lambda: png(25_000, 1_250),
+        "JPEG, progressive": lambda: jpeg(6_300, 6_300, progressive=True, subsampling=0),
+        "GIF": lambda: gif(7_050, 7_050),
+        "WebP": lambda: webp(vp8l(3_900, 3_900)),
+        "WebP, moving": lambda: webp(
+            webp_canvas(3_500, 3_500, 18),
+            riff_chunk(b"ANIM", bytes(6)),
+            webp_frame(3_500, 3_500) * 3,
+        ),
+        "BMP": lambda: bmp(5_900, 5_900, bytes(3 * 5_900 * 5_900 + 5_900 * 4)),
+        "TIFF": lambda: tiff_picture(5_580, 5_580, zeros(3 * 5_580**2)),
+        "TIFF, tiles": lambda: tiff_picture(256, 256, zeros(3 * 7_000**2), tile=(7_008, 7_008)),
+        "TIFF, floats": lambda: tiff_picture(
+            4_500, 4_500, zeros(4 * 4_500**2), bits=(32,), photometric=1, more={339: (3, [3])}
+        ),
+    }
+
+
 def _others() -> dict[str, Make]:
     """A picture of every other format that Pillow writes."""
     image = Image.new("RGB", (256, 256), "gray")
@@ -350,5 +382,5 @@ def _others() -> dict[str, Make]:
 def bombs() -> dict[str, Make]:
     """Every bomb by name: "PNG, 2,000 × 1"."""
     made = {"PNG": _png(), "JPEG": _jpeg(), "GIF": _gif(), "WebP": _webp(), "BMP": _bmp()}
-    made |= {"TIFF": _tiff(), "another format": _others()}
+    made |= {"TIFF": _tiff(), "at the limit": _at_the_limit(), "another format": _others()}
     return {f"{form}, {name}": make for form, each in made.items() for name, make in each.items()}
