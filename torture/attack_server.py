@@ -174,7 +174,11 @@ GARBAGE = {
 def silent(server: Served) -> list[str]:
     """Say nothing, 250 times."""
     for _ in range(250):
-        server.connect()
+        line = socket.socket()
+        line.setblocking(False)  # a full queue is the attacker's trouble
+        line.connect_ex(("127.0.0.1", server.port))
+        server.held.append(line)
+        time.sleep(0.002)
     return honest(server)
 
 
@@ -336,7 +340,8 @@ def stop(server: Served, hold: Attack | None = None) -> list[str]:
     return complaints
 
 
-def _many_slow(server: Served) -> list[str]:
+def hold(server: Served) -> list[str]:
+    """Uploads that take seconds, a body that does not come, a silent connection."""
     for _ in range(6):
         length = f"Content-Length: {len(SLOW)}\r\n"
         server.send(server.head("POST", "/api/search", length) + SLOW)
@@ -366,7 +371,7 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
         yield Case("Ctrl-C, idle", False, time.monotonic() - began, 0, stop(server))
     with served(home, run) as server:
         began = time.monotonic()
-        found = stop(server, _many_slow)
+        found = stop(server, hold)
         yield Case("Ctrl-C, at work", False, time.monotonic() - began, 0, found)
     with served(home, run, descriptors=80) as server:
         honest(server)
