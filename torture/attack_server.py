@@ -67,6 +67,12 @@ class Served:
             line.sendall(content)
         return line
 
+    def hang_up(self) -> None:
+        """End all connections."""
+        for line in self.held:
+            line.close()
+        self.held.clear()
+
     def ask(self, path: str, body: bytes | None = None, cookie: str = "") -> tuple[int, bytes]:
         """An honest request."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HONEST_SECONDS)
@@ -115,16 +121,20 @@ def served(home: Path, run: Path, *, descriptors: int | None = None) -> Iterator
             stderr=out,
             preexec_fn=limit,
         )
+    server = None
     try:
         while "stop with Ctrl-C\n" not in (said := log.read_text()):
             assert process.poll() is None, said
             time.sleep(0.05)
         found = re.search(r":(\d+)/\?token=(\S+)", said)
         assert found, said
-        yield Served(process, log, int(found[1]), found[2], run)
+        server = Served(process, log, int(found[1]), found[2], run)
+        yield server
     finally:
         process.kill()
         process.wait()
+        if server is not None:
+            server.hang_up()
 
 
 def honest(server: Served) -> list[str]:
@@ -312,9 +322,7 @@ def carry_out(server: Served, name: str) -> Case:
     before, began, said = server.megabytes(), time.monotonic(), server.said
     complaints = ATTACKS[name](server)
     seconds = time.monotonic() - began
-    for line in server.held:
-        line.close()
-    server.held.clear()
+    server.hang_up()
     if news := server.said.removeprefix(said):
         complaints.append(f"said {news[:200]!r}")
     grown = server.megabytes() - before
