@@ -53,5 +53,6 @@ def test_ctrl_c_while_others_hold_it(home: Path) -> None:
 
 def test_with_few_descriptors_it_stays_quiet(home: Path) -> None:
     with served(home, home / "run", descriptors=80) as server:
+        attack_server.honest(server)  # until it has drawn its map
         assert attack_server.silent(server) == []
         assert server.said == ""
