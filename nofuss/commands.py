@@ -19,7 +19,7 @@ from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
 from nofuss.errors import DataError, UsageError, command
 from nofuss.files import write_file
-from nofuss.job import split
+from nofuss.job import by_folds, split
 from nofuss.lock import RunLock
 from nofuss.pipeline import train
 from nofuss.report import read_json, write_report
@@ -60,6 +60,9 @@ def _evaluate(
         cure = "restore them, or score it on what is there now: give DATA"
         check_same_data(path, collection.fingerprint(), cure=cure)
         test = split(collection, run.config).test
+        if by_folds(run.config, collection):
+            _show_fold_scores(path, as_json=as_json)
+            return
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
         whole, collection = collection, collection.subset(test)
@@ -73,19 +76,32 @@ def _evaluate(
     scores = score_all({run.config.loss: found}, collection.labels, ks=ks, seed=seed)
     if not processes.first():
         return
-    content = scores[run.config.loss].as_dict()
+    content = scores[run.config.loss]
     if as_json:
         console.answer(content)
     else:
         score_table(f"{path} on {collection.name}", scores)
     if data is None:
         before = read_json(path / "scores.json")
-        run.write("scores.json", content | {"baselines": before.get("baselines", {})})
+        kept_before = {k: before[k] for k in ("baselines", "gain", "method") if k in before}
+        run.write("scores.json", content | kept_before)
         kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
         kept = replace(kept, test=found.numpy(), test_rows=test)
         kept.save(path)
         with processes.alone():
             say(f"report: {write_report(path, whole, kept)}")
+
+
+def _show_fold_scores(path: Path, *, as_json: bool) -> None:
+    """The scores of a run that has learned from all of its classes: those of its folds."""
+    scores = read_json(path / "scores.json")
+    if "recall@1" not in scores:
+        raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
+    if as_json:
+        print(json.dumps(scores, indent=2))
+        return
+    console.say("all classes were learned from; these scores are of models that had not seen them")
+    score_table(str(path), {scores.get("method", "this run"): scores} | scores["baselines"])
 
 
 def embed(path: Path, data: Path, out: Path, *, device: str = "auto") -> None:

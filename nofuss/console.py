@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -80,6 +80,16 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         yield tell
     seconds = time.monotonic() - began
     say(f"{label}: {total:,} in {seconds:.1f} s ({total / max(seconds, 1e-9):,.0f}/s)")
+
+
+@contextmanager
+def busy(label: str) -> Iterator[None]:
+    """A spinner for work of unknown length, and a line with its seconds where it took some."""
+    began = time.monotonic()
+    with out.status(label) if out.is_terminal and not out.quiet else nullcontext():
+        yield
+    if (seconds := time.monotonic() - began) >= 2:
+        say(f"{label}: {seconds:.1f} s")
 
 
 class TrainingDisplay:

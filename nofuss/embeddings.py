@@ -40,11 +40,13 @@ class RunEmbeddings:
     """(M,) the row of p(x) for each item of the sample; empty without proxies."""
     scale: float | None = None
     """2·N_x·N_p of the loss; None where norms are free."""
+    seen: bool = False
+    """The test items are all items, learned from; their scores are by folds."""
 
     def save(self, run: Path) -> None:
         """Write the file of the run."""
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        about = {"fingerprint": self.fingerprint, "scale": self.scale}
+        about = {"fingerprint": self.fingerprint, "scale": self.scale, "seen": self.seen}
         about["checksum"] = _checksum(about, arrays)
         # One entry: the format keeps several in no order, and the same run would differ in bytes.
         write_file(run / FILE, save(arrays, metadata={"about": json.dumps(about)}))

@@ -24,7 +24,8 @@ def backbone_features(
 ) -> Tensor:
     """(N, F) features of the centre crops, from the cache where the same were asked for before.
 
-    The key covers items, preprocessing, the kind of device and every weight of the backbone.
+    The key covers items, preprocessing, mirroring, the kind of device and every weight of the
+    backbone.
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
     kept = collection.kind != "dataset"  # whose pixels are nowhere to be seen beforehand
@@ -52,6 +53,8 @@ def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Prepr
     key.update(f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode())
     if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
         key.update(kind.encode())
+    if embedder.backbone.mirror:
+        key.update(b"mirrored")
     for path in collection.paths:  # other pixels in a file of the same size change its time
         key.update(f"{path.stat().st_mtime_ns} ".encode())
     for name, tensor in embedder.backbone.state_dict().items():

@@ -25,6 +25,8 @@ from nofuss.files import parse_json
 from nofuss.folders import clear_remains, refuse_link
 
 LOCK = ".nofuss.lock"
+PATIENCE = 1.0
+"""Seconds in which a process that was just killed, or has just ended, lets go."""
 FOLDERS = ("checkpoints", "index", "model")
 """Of a run; none may be a link when it is written to."""
 _held: dict[Path, "RunLock"] = {}
@@ -105,21 +107,24 @@ class RunLock:
             clear_remains(folder)
 
     def _acquire(self, run: Path) -> int:
+        until = time.monotonic() + PATIENCE
         while True:
             descriptor = self._open(run)
             try:
-                if not _lock(descriptor):
+                is_free = _lock(descriptor)
+                if not is_free and time.monotonic() > until:
                     raise RunError(_who(run, _read(descriptor)))
-                if os.fstat(descriptor).st_size and not _read(descriptor):
+                if is_free and os.fstat(descriptor).st_size and not _read(descriptor):
                     raise _foreign(run)  # it may be a hard link to anything: nothing is written
-                if self._is_named(descriptor):
+                if is_free and self._is_named(descriptor):  # not removed by who has just ended
                     os.truncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(_about()).encode(), 0)
                     return descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # its owner has just ended, and removed it
+            os.close(descriptor)
+            time.sleep(0.02)
 
     def _open(self, run: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -4,7 +4,7 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts, classes of each side, fingerprint
     metrics.jsonl      a line an epoch
-    holdout.json       Recall@1 on held-out training classes, where features are fixed
+    choice.json        what folds of the training classes decided, where features are fixed
     scan.csv           pictures that were left out, and why
     scores.json        the last evaluation
     embeddings.safetensors   of test items and some training items, with the proxies
@@ -12,6 +12,7 @@
     index/             what `nofuss search` looks in, see search/index.py
     checkpoints/       where training stood, see train/checkpoint.py
     model/             what `nofuss.load` opens, see model/weights.py
+    .nofuss.lock       while somebody writes, see lock.py
 
 A directory that has something in it is never overwritten.
 """
@@ -33,10 +34,11 @@ import torch
 
 from nofuss.config import TrainConfig, read_config, to_json
 from nofuss.device import describe_device
-from nofuss.errors import RunError
+from nofuss.errors import RunError, UsageError
 from nofuss.files import read_json, write_file, write_json
 from nofuss.folders import is_temporary
 from nofuss.lock import LOCK, RunLock, check_in_place
+from nofuss.presets import check_limits
 from nofuss.processes import first
 
 # What may differ between a run and its resumption: where and how fast, never what.
@@ -113,7 +115,15 @@ def create_run(
 
 def open_run(path: Path) -> Run:
     """A directory that training made."""
-    return Run(path, read_config(_read_config(path), where=path / "config.json"))
+    where = path / "config.json"
+    config = read_config(_read_config(path), where=where)
+    try:
+        check_limits(config)
+    except UsageError as error:
+        raise RunError(
+            f"{where} has settings that training refuses ({error}); restore it"
+        ) from None
+    return Run(path, config)
 
 
 def resume_run(

@@ -23,7 +23,7 @@ from nofuss.lock import check_in_place
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
 
-FORMAT = 1
+FORMAT = 2
 LARGEST_SIDE = 4096
 """Of a picture that a model is given: 200 MB as a tensor."""
 
@@ -53,6 +53,7 @@ def save_model(
         "channels": embedder.backbone.channels,
         "dim": embedder.dim,
         "root": embedder.root,
+        "mirror": embedder.backbone.mirror,
         "preprocessing": dataclasses.asdict(preprocessing) if preprocessing else None,
         "class_names": list(class_names),
         "extra": dict(extra or {}),
@@ -95,6 +96,9 @@ def load_model(folder: Path) -> SavedModel:
             planned = build_embedder(**settings, weights=None)
         check_shapes(planned, read_shapes(file), source=file)
         preprocessing = _preprocessing(description["preprocessing"], planned)
+        if preprocessing is not None:  # a side may be too small for the network
+            shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
+            planned.eval()(torch.empty(shape, device="meta"))
         class_names, extra = _words(description["class_names"]), _extra(description["extra"])
         embedder = build_embedder(**settings, weights=None)
     except RunError:
@@ -110,7 +114,7 @@ def load_model(folder: Path) -> SavedModel:
 
 def _settings(description: dict[str, Any]) -> dict[str, Any]:
     """What the embedder is built from."""
-    kinds = {"backbone": str, "dim": int, "channels": int, "root": bool}
+    kinds = {"backbone": str, "dim": int, "channels": int, "root": bool, "mirror": bool}
     for name, kind in kinds.items():
         if type(description[name]) is not kind:
             raise ValueError(f"{name} is {description[name]!r:.40}; expected {kind.__name__}")

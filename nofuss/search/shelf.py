@@ -169,7 +169,8 @@ def open_shelf(run: Path) -> Shelf:
                 return collection.paths[int(rows[row])]
             return picture(collection, int(rows[row]), side=SIDE)
 
-    title = f"{collection.name}, test classes"
+    seen = kept is not None and kept.seen
+    title = collection.name if seen else f"{collection.name}, test classes"
     return Shelf(title, index, encoder, pictures, proxies, names)
 
 
