@@ -84,7 +84,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
     assert job.features is not None
     labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
     count = FOLDS if config.untrained else int(config.folds or 0)
-    form = ClosedForm(job.features[rows], labels, class_folds(labels, count))
+    form = ClosedForm(job.features[rows], labels, class_folds(labels, count), dim=job.dim)
     found = _decided_before(job) if config.resume and not config.force else None
     if found is None:
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
@@ -103,17 +103,17 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
 
 def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, Any]:
     """What choice.json holds: the choice, and the threshold and scores of held-out classes."""
-    config, dim, labels = job.config, job.dim, form.labels
+    config, labels = job.config, form.labels
     results: list[FoldResult] = []
     if config.untrained:
-        found = untrained_folds(form, dim)
-        choice = Choice.of_nothing(form, dim)
+        found = untrained_folds(form)
+        choice = Choice.of_nothing(form)
     else:
         pinned = Pinned.of(config)
         results = _try_on_folds(job, form, pinned, stop)
         found = held_out_embeddings(results, seed=config.seed)
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
-        choice = choice_of(form, results, pinned, dim=dim, config=asked)
+        choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
     threshold, scores = calibrate(found, own) if found else None, None
     if found and by_folds(config, job.collection):

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "model": FOUNDATIONS,
     "proxies": FOUNDATIONS,
     "losses": FOUNDATIONS | {"proxies"},
-    "train": FOUNDATIONS | {"data", "model", "proxies", "losses"},
+    "train": FOUNDATIONS | {"data", "model", "proxies", "losses", "evaluate"},
     "evaluate": {"geometry", "processes"},
 }
 FILES = sorted(ROOT.rglob("*.py"))

@@ -8,7 +8,7 @@ at rank 1 than the features did before.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -90,10 +90,11 @@ class Choice:
         return asdict(self)
 
     @classmethod
-    def of_nothing(cls, form: ClosedForm, dim: int) -> "Choice":
+    def of_nothing(cls, form: ClosedForm) -> "Choice":
         """The features as they are, without asking the folds."""
         classes = len(torch.unique(form.labels))
-        return cls(NOTHING, UNTRAINED, dim, len(form.folds), classes, len(form.labels), {}, {}, [])
+        counts = len(form.folds), classes, len(form.labels)
+        return cls(NOTHING, UNTRAINED, form.dim, *counts, {}, {}, [])
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Choice":
@@ -118,13 +119,12 @@ def run_folds(
 ) -> list[FoldResult]:
     """Fit, train and score on every fold, with the recipe that the others chose.
 
-    form: has compared the recipes. config: resolved, with the dimension to fit.
+    form: has compared the recipes. config: resolved.
     """
-    assert config.dim is not None
     results = []
     for k, fold in enumerate(form.folds):
         recipe = form.best(without=k)
-        start = form.fit(recipe, config.dim, without=k)
+        start = form.fit(recipe, without=k)
         inputs, labels = form.inputs(recipe.root), form.labels[fold.held_out]
         found = {NOTHING: form.features[fold.held_out]}
         found[CLOSED] = normalize(start(inputs[fold.held_out]))
@@ -178,10 +178,10 @@ def _train_fold(
     return embed(), curve
 
 
-def untrained_folds(form: ClosedForm, dim: int) -> list[Tensor]:
+def untrained_folds(form: ClosedForm) -> list[Tensor]:
     """Unit embeddings of each fold's rows that nothing was learned for but a PCA on the others."""
     return [
-        normalize(untrained_head(form.features[f.others], dim)(form.features[f.held_out]))
+        normalize(untrained_head(form.features[f.others], form.dim)(form.features[f.held_out]))
         for f in form.folds
     ]
 
@@ -201,13 +201,12 @@ def choice_of(
     results: Sequence[FoldResult],
     pinned: Pinned,
     *,
-    dim: int,
     config: TrainConfig,
 ) -> Choice:
     """The verdict of all folds, with what led to it.
 
-    dim: what the folds were fitted with; features that are kept as they are keep their own where
-    the user did not ask for any. Too few classes for folds: the closed form, by the likeliest
+    Features that are kept as they are keep their own dimension, unless the user asks for
+    another. Too few classes for folds: the closed form, by the likeliest
     recipe. The user wants no folds: training.
     """
     seed, kept = config.seed, CLOSED
@@ -220,7 +219,7 @@ def choice_of(
     return Choice(
         kept=kept,
         recipe=UNTRAINED if kept == NOTHING else recipe,
-        dim=form.features.shape[1] if config.dim is None and kept == NOTHING else dim,
+        dim=form.features.shape[1] if config.dim is None and kept == NOTHING else form.dim,
         folds=len(results),
         classes=len(torch.unique(form.labels)),
         items=len(form.labels),
@@ -260,18 +259,18 @@ def fit_head(
     """
     watch, device = watch or Silent(), torch.device("cpu")
     folds = class_folds(labels, config.folds) if config.folds else []
-    form, pinned = ClosedForm(features, labels, folds), Pinned.of(config)
     dim = config.dim or min(DIM, features.shape[1])
+    form, pinned = ClosedForm(features, labels, folds, dim=dim), Pinned.of(config)
     results: list[FoldResult] = []
     if folds:
         form.compare(pinned)
-        results = run_folds(form, replace(config, dim=dim), device=device, watch=watch)
-    choice = choice_of(form, results, pinned, dim=dim, config=config)
+        results = run_folds(form, config, device=device, watch=watch)
+    choice = choice_of(form, results, pinned, config=config)
     start = start_of(form, choice)
     if choice.kept != TRAINED:
         return choice, start
     inputs = start(form.inputs(choice.recipe.root))
-    training, feed = prepare_head(replace(config, dim=dim), inputs, labels, device=device)
+    training, feed = prepare_head(config, inputs, labels, device=device)
     train(training, feed, watch=watch)
     return choice, composed(training.model, start)
 
@@ -280,7 +279,7 @@ def start_of(form: ClosedForm, choice: Choice) -> Affine:
     """The head of all items that the choice says."""
     if choice.kept == NOTHING:
         return untrained_head(form.features, choice.dim)
-    return form.fit(choice.recipe, choice.dim)
+    return form.fit(choice.recipe)
 
 
 def _pooled(results: Sequence[FoldResult]) -> dict[str, QueryScores]:

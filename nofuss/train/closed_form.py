@@ -29,6 +29,8 @@ SHRINKAGES = (0.85, 0.7, 0.95, 0.5, 0.3, 0.1, 0.03, 0.005, 1.0)
 """Of equal ones the first is taken: strong shrinkage is the safer guess."""
 PROBES = (0.85, 0.03)
 """Shrinkages at which roots and centring are compared."""
+FEW = 0.25
+"""Share of the features' dimensions up to which recipes are compared in the head's own."""
 SCORED_ITEMS = 800
 """Items of a fold that candidates are scored on: differences between them are paired."""
 
@@ -82,10 +84,15 @@ class Pinned:
 
 
 class ClosedForm:
-    """Fits recipes to features (N, F) with labels (N,), on all items or without one fold's."""
+    """Fits recipes to features (N, F) with labels (N,), on all items or without one fold's.
 
-    def __init__(self, features: Tensor, labels: Tensor, folds: Sequence[Fold]) -> None:
-        self.features, self.labels, self.folds = features, labels, folds
+    dim: of the head that is wanted, at most F.
+    """
+
+    def __init__(
+        self, features: Tensor, labels: Tensor, folds: Sequence[Fold], *, dim: int
+    ) -> None:
+        self.features, self.labels, self.folds, self.dim = features, labels, folds, dim
         self._roots: Tensor | None = None
         self._parts: dict[bool, list[ClassScatter]] = {}
         self._scores: dict[Recipe, list[float]] = {}
@@ -98,15 +105,15 @@ class ClosedForm:
             self._roots = signed_root(self.features)
         return self._roots
 
-    def fit(self, recipe: Recipe, dim: int, *, without: int | None = None) -> Affine:
-        """The head of a recipe, of all items or without those of a fold.
+    def fit(self, recipe: Recipe, *, without: int | None = None) -> Affine:
+        """The head of a recipe in `dim` dimensions, of all items or without those of a fold.
 
         Its outputs have length 1 on average, whatever the scale of the features.
         """
         affine = whitened_head(
             self._scatter(recipe.root, without),
             shrinkage=recipe.shrinkage,
-            dim=dim,
+            dim=self.dim,
             center=recipe.center,
         )
         x = self.inputs(recipe.root)
@@ -147,7 +154,9 @@ class ClosedForm:
         scatter = self._scatter(root, k)
         rows = sample_rows(self.labels, self.folds[k].held_out, SCORED_ITEMS)
         x = torch.cat([self.inputs(root)[rows], scatter.mean[None].float()])
-        *_, mean = z = whitened(scatter, x, shrinkage=shrinkage)
+        # In many dimensions those that are left out hardly matter to the comparison.
+        few = self.dim if self.dim <= FEW * x.shape[1] else None
+        *_, mean = z = whitened(scatter, x, shrinkage=shrinkage, dim=few)
         labels = self.labels[rows]
         return [
             float(query_scores(z[:-1] - mean if center else z[:-1], labels).objective.mean())
