@@ -19,9 +19,10 @@ from PIL import Image
 
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError, decode_resized
-from torture.attack_server import HONEST_SECONDS, honest, prepare_run, served
-from torture.bombs import UPLOAD, bombs
+from torture.bombs import bombs
 from torture.measured import Case, judged, run_measured
+from torture.more_bombs import UPLOAD
+from torture.served import HONEST_SECONDS, honest, prepare_run, served
 from torture.training import FLAGS, write_pictures
 
 SECONDS, MEGABYTES = 5.0, 300.0

@@ -14,7 +14,8 @@ from PIL import Image, ImageOps
 from nofuss.config import Preprocessing
 from nofuss.data import decode as decoding
 from nofuss.data import open_data, scan_pictures, transforms
-from nofuss.data.bounds import MAX_ASPECT, TooMuch
+from nofuss.data.bounds import MAX_ASPECT, MAX_RESIZED, TooMuch
+from nofuss.data.bounds import middle as middle_of
 from nofuss.data.decode import PictureError, decode, decode_resized, resized
 from nofuss.data.headers import count_chunks, count_scans, jpeg_blocks, tiff_layout
 from nofuss.data.transforms import fitted, middle
@@ -105,6 +106,15 @@ def test_of_pictures_and_arrays_that_are_handed_over_only_the_middle_is_resized(
     of_array = fitted(np.asarray(image)[None], fit)[0]
     assert of_array.shape == small.shape
     assert of_array.max() == 255
+
+
+def test_huge_models_get_the_middle_of_long_pictures() -> None:
+    assert middle_of(3_000, 2_000, 256) == (0, 0, 3_000, 2_000)
+    assert middle_of(40_000, 2_000, 256) == (0, 0, 40_000, 2_000)
+    left, _, width, height = middle_of(40_000, 2_000, 4_096)
+    assert height == 2_000
+    assert left == (40_000 - width) // 2
+    assert 4_096 * 4_096 * width / 2_000 <= MAX_RESIZED
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 97), (301, 64, 3), (65, 64, 3)])

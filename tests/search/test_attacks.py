@@ -12,7 +12,8 @@ pytestmark = [
 ]
 if sys.platform == "linux":
     from torture import attack_server
-    from torture.attack_server import Served, carry_out, prepare_run, served, stop
+    from torture.attack_server import carry_out, stop
+    from torture.served import Served, honest, prepare_run, served
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator["Served"]:
     with served(home, home / "run") as server:
-        assert attack_server.honest(server) == []
+        assert honest(server) == []
         yield server
 
 
@@ -53,6 +54,6 @@ def test_ctrl_c_while_others_hold_it(home: Path) -> None:
 
 def test_with_few_descriptors_it_stays_quiet(home: Path) -> None:
     with served(home, home / "run", descriptors=80) as server:
-        attack_server.honest(server)  # until it has drawn its map
+        honest(server)  # until it has drawn its map
         assert attack_server.silent(server) == []
         assert server.said == ""
