@@ -4,156 +4,26 @@ Each attack is given a server at work and yields what can be said against it. Be
 honest client has to be served as before, and the server may not have said anything.
 """
 
-import http.client
-import io
 import json
 import os
-import re
-import resource
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from PIL import Image
-
-from torture.measured import Case, run_measured
+from torture.measured import Case
 from torture.picture_files import jpeg, with_scans
-from torture.training import FLAGS, command, environment, write_pictures
+from torture.served import Served, children, honest, prepare_run, served
 
-HONEST_SECONDS = 10.0
-"""An honest client waits no longer than this, whatever others do."""
 STOP_SECONDS = 4.0
 """Ctrl-C has to end it in two; the rest is for a machine that does other things too."""
 MEGABYTES = 300.0
 """That one picture may take, above an idle process."""
 
 
-@dataclass
-class Served:
-    """A server, how to reach it, and what it says."""
-
-    process: "subprocess.Popen[bytes]"
-    log: Path
-    port: int
-    token: str
-    run: Path
-    held: list[socket.socket] = field(default_factory=list)
-
-    @property
-    def said(self) -> str:
-        """All it has said since it printed its address."""
-        return self.log.read_text(errors="backslashreplace").split("stop with Ctrl-C\n")[-1]
-
-    def head(self, method: str = "GET", path: str = "/api/about", more: str = "") -> bytes:
-        """The head of a request that is let in."""
-        lines = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
-        return f"{lines}Cookie: nofuss-{self.port}={self.token}\r\n{more}\r\n".encode()
-
-    def connect(self) -> socket.socket:
-        """A connection that stays until the attack is over."""
-        line = socket.create_connection(("127.0.0.1", self.port), timeout=HONEST_SECONDS)
-        self.held.append(line)
-        return line
-
-    def send(self, content: bytes) -> socket.socket:
-        """These bytes over a connection of their own; the server may hang up meanwhile."""
-        line = self.connect()
-        with suppress(OSError):
-            line.sendall(content)
-        return line
-
-    def ask(self, path: str, body: bytes | None = None, cookie: str = "") -> tuple[int, bytes]:
-        """An honest request."""
-        line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HONEST_SECONDS)
-        headers = {"Cookie": f"{cookie}nofuss-{self.port}={self.token}"}
-        try:
-            line.request("GET" if body is None else "POST", path, body, headers)
-            answer = line.getresponse()
-            return answer.status, answer.read()
-        finally:
-            line.close()
-
-    def megabytes(self) -> float:
-        """The most that the server, or any of its processes, has held so far."""
-        peaks = []
-        for pid in (self.process.pid, *children(self.process.pid)):
-            with suppress(OSError):
-                status = Path(f"/proc/{pid}/status").read_text()
-                peaks += [int(n) / 1024 for n in re.findall(r"VmHWM:\s*(\d+) kB", status)]
-        return max(peaks, default=0.0)
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process has started, and that still run."""
-    try:
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return [int(c) for t in tasks for c in (t / "children").read_text().split()]
-    except OSError:
-        return []
-
-
-@contextmanager
-def served(home: Path, run: Path, *, descriptors: int | None = None) -> Iterator[Served]:
-    """`nofuss serve` on a free port, killed at the end if it still runs."""
-    log = home / f"server-{time.monotonic_ns()}.txt"
-
-    def limit() -> None:
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command("serve", run, "--port", "0"),
-            env={**environment(home), "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            preexec_fn=limit,
-        )
-    try:
-        while "stop with Ctrl-C\n" not in (said := log.read_text()):
-            assert process.poll() is None, said
-            time.sleep(0.05)
-        found = re.search(r":(\d+)/\?token=(\S+)", said)
-        assert found, said
-        yield Served(process, log, int(found[1]), found[2], run)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def honest(server: Served) -> list[str]:
-    """What an honest client would complain of."""
-    complaints = []
-    for what, path, body in (
-        ("the page", "/", None),
-        ("a picture", "/pictures/0", None),
-        ("a search", "/api/search?item=0", None),
-        ("an upload", "/api/search", HONEST),
-    ):
-        began = time.monotonic()
-        try:
-            status, content = server.ask(path, body)
-            if status != 200:
-                complaints.append(f"{what} got {status} {content[:80]!r}")
-        except (OSError, http.client.HTTPException) as error:
-            waited = time.monotonic() - began
-            complaints.append(f"{what} got {type(error).__name__} after {waited:.1f} s")
-    return complaints
-
-
-def _honest_picture() -> bytes:
-    with io.BytesIO() as file:
-        Image.new("RGB", (64, 48), "teal").save(file, "PNG")
-        return file.getvalue()
-
-
-HONEST = _honest_picture()
 SLOW = with_scans(jpeg(2_400, 2_400, "L", progressive=True), 250)
 """Within the limits, and some seconds of work."""
 COOKIES = ('a_prefs={"theme":"dark"}', "a=b=c", '"', "x=é", "a b=c d", "=", "a=,;", "nofuss-1=x")
@@ -174,7 +44,11 @@ GARBAGE = {
 def silent(server: Served) -> list[str]:
     """Say nothing, 250 times."""
     for _ in range(250):
-        server.connect()
+        line = socket.socket()
+        line.setblocking(False)  # a full queue is the attacker's trouble
+        line.connect_ex(("127.0.0.1", server.port))
+        server.held.append(line)
+        time.sleep(0.002)
     return honest(server)
 
 
@@ -308,9 +182,7 @@ def carry_out(server: Served, name: str) -> Case:
     before, began, said = server.megabytes(), time.monotonic(), server.said
     complaints = ATTACKS[name](server)
     seconds = time.monotonic() - began
-    for line in server.held:
-        line.close()
-    server.held.clear()
+    server.hang_up()
     if news := server.said.removeprefix(said):
         complaints.append(f"said {news[:200]!r}")
     grown = server.megabytes() - before
@@ -336,7 +208,8 @@ def stop(server: Served, hold: Attack | None = None) -> list[str]:
     return complaints
 
 
-def _many_slow(server: Served) -> list[str]:
+def hold(server: Served) -> list[str]:
+    """Uploads that take seconds, a body that does not come, a silent connection."""
     for _ in range(6):
         length = f"Content-Length: {len(SLOW)}\r\n"
         server.send(server.head("POST", "/api/search", length) + SLOW)
@@ -344,15 +217,6 @@ def _many_slow(server: Served) -> list[str]:
     server.connect()
     time.sleep(0.3)
     return []
-
-
-def prepare_run(home: Path) -> Path:
-    """A run of pictures with an index of them."""
-    data, run = write_pictures(home / "data"), home / "run"
-    for words in (("train", data, "--out", run, *FLAGS, "--epochs", "1"), ("index", run)):
-        ended = run_measured(home, *words)
-        assert ended.code == 0, ended.said
-    return run
 
 
 def campaign(home: Path, seed: int) -> Iterator[Case]:
@@ -366,7 +230,7 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
         yield Case("Ctrl-C, idle", False, time.monotonic() - began, 0, stop(server))
     with served(home, run) as server:
         began = time.monotonic()
-        found = stop(server, _many_slow)
+        found = stop(server, hold)
         yield Case("Ctrl-C, at work", False, time.monotonic() - began, 0, found)
     with served(home, run, descriptors=80) as server:
         honest(server)

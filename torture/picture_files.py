@@ -243,3 +243,10 @@ def exif(entries: int, size: int) -> bytes:
     folder = struct.pack("<H", entries)
     folder += b"".join(struct.pack("<HHII", 40_000 + i, 7, size, 8) for i in range(entries))
     return b"II*\0" + struct.pack("<I", 8) + folder + bytes(max(0, size - len(folder)))
+
+
+def saved_exif(orientation: int) -> bytes:
+    """An Exif block that says how the picture is turned."""
+    found = Image.Exif()
+    found[0x0112] = orientation
+    return found.tobytes().removeprefix(b"Exif\0\0")

@@ -18,6 +18,8 @@ MAX_FILE = 2**28
 MAX_PIXELS = 80_000_000
 MAX_ASPECT = 20
 """Long side over short side: a narrower picture grows without bound when its short side does."""
+MAX_RESIZED = 25_000_000
+"""Pixels of a resized picture, for models that see pictures of thousands of pixels a side."""
 MAX_MEMORY = 250_000_000
 """Bytes that the file, its pixels and what the decoder keeps beside them take together."""
 MAX_HEADER = 2**24
@@ -90,6 +92,17 @@ def check_size(width: int, height: int) -> None:
     if max(width, height) > MAX_ASPECT * min(width, height):
         shape = f"{width:,} × {height:,} pixels; a side may be {MAX_ASPECT} times the other"
         raise TooMuch("too narrow", shape)
+
+
+def middle(width: int, height: int, side: int) -> tuple[int, int, int, int]:
+    """Left, top, width and height of what is resized so that the short side becomes `side`.
+
+    All of a picture, or the middle of one that is nearly a line: a crop sees no more than that.
+    """
+    short = min(width, height)
+    most = int(short * max(1.0, min(MAX_ASPECT, MAX_RESIZED / side**2)))
+    left, top = max(0, width - most) // 2, max(0, height - most) // 2
+    return left, top, min(width, most), min(height, most)
 
 
 def check_work(image: Image.Image, file: Metered) -> int:

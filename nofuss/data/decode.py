@@ -77,11 +77,9 @@ def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     if preprocessing.squash:
         size = (side, side)
     else:
-        most = bounds.MAX_ASPECT * min(width, height)
-        if max(width, height) > most:
-            left, top = max(0, width - most) // 2, max(0, height - most) // 2
-            image = image.crop((left, top, left + min(width, most), top + min(height, most)))
-            width, height = image.size
+        left, top, width, height = bounds.middle(width, height, side)
+        if (width, height) != image.size:
+            image = image.crop((left, top, left + width, top + height))
         short = min(width, height)
         size = max(side, round(width * side / short)), max(side, round(height * side / short))
     if size == image.size:
@@ -113,12 +111,12 @@ def _decode(file: bounds.Metered, mode: str, at_least: int) -> Image.Image:
     beside = bounds.check_start(file)
     with _quietly():
         image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)
-        bounds.check_size(*image.size)
-        beside += bounds.check_work(image, file)
-        if at_least:
-            image.draft(None, (at_least, at_least))
         turned = image.format == "TIFF" and _orientation(image) != 1  # Pillow turns these itself
-        bounds.check_memory(image, file, mode, beside=beside, turned=turned)
+    bounds.check_size(*image.size)
+    beside += bounds.check_work(image, file)
+    if at_least:
+        image.draft(None, (at_least, at_least))
+    bounds.check_memory(image, file, mode, beside=beside, turned=turned)
     image.load()
     with _quietly():
         if _orientation(image) != 1:  # known only now: a PNG may say so behind its pixels

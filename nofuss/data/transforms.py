@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
-from nofuss.data.bounds import MAX_ASPECT
+from nofuss.data import bounds
 
 Picture = NDArray[np.uint8]
 CROP_Y, CROP_X, FLIP, AFFINE, NUM_DRAWS = 0, 1, 2, slice(3, 9), 9
@@ -84,11 +84,9 @@ def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
         images = np.round(images @ weights).astype(np.uint8)
     height, width = images.shape[1:3]
     side, short = preprocessing.resize, min(height, width)
-    if not preprocessing.squash and max(height, width) > MAX_ASPECT * short:  # as of files
-        most = MAX_ASPECT * short
-        top, left = max(0, height - most) // 2, max(0, width - most) // 2
-        images = images[:, top : top + most, left : left + most]
-        height, width = images.shape[1:3]
+    if not preprocessing.squash:
+        left, top, width, height = bounds.middle(width, height, side)
+        images = images[:, top : top + height, left : left + width]
     size = (
         (side, side)
         if preprocessing.squash

@@ -6,9 +6,13 @@ many connections, of one client or in all, the one that has been silent longest 
 
 import asyncio
 import os
+import socket
 import sys
+import threading
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
@@ -19,11 +23,14 @@ REQUEST_SECONDS = 300.0
 """For a request and its answer, whatever the client does with it."""
 A_CLIENT = 64
 """Connections of one address."""
+STOP_SECONDS = 1.5
+"""After Ctrl-C, for what is under way."""
 _MOST, _QUEUE, _RESERVE = 200, 64, 40
+_IN_LINE = 256  # connections that the system keeps until they are accepted
 
 
 def room() -> tuple[int, int]:
-    """Connections, and how many may wait to be accepted, that this process has descriptors for."""
+    """Connections, and how many of them to accept at a time, that there are descriptors for."""
     if sys.platform == "win32":
         return _MOST, _QUEUE
     import resource
@@ -36,6 +43,23 @@ def room() -> tuple[int, int]:
     free = max(0, soft - used - _RESERVE)
     queue = max(2, min(_QUEUE, free // 3))
     return max(2, min(_MOST, free - queue)), queue
+
+
+class Server(uvicorn.Server):
+    """Keeps clients in line when it has no descriptor for them, and ends soon after Ctrl-C."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, with a queue that costs no descriptors and so may be long."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_IN_LINE)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in any case: a thread may wait for a disk that does not answer."""
+        end = threading.Timer(STOP_SECONDS, os._exit, (130,))
+        end.daemon = True
+        end.start()
+        super().handle_exit(sig, frame)
 
 
 class Connection(H11Protocol):

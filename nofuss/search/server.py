@@ -12,10 +12,8 @@ See handlers.py for the answers, guard.py for who may ask.
 """
 
 import asyncio
-import os
 import secrets
 import socket
-import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,6 @@ from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_picture
 from nofuss.search.shelf import Shelf, open_shelf
-
-STOP_SECONDS = 1.5
-"""After Ctrl-C, for what is under way."""
 
 
 def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:
@@ -76,7 +71,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
     """`nofuss serve`: until interrupted."""
     import uvicorn
 
-    from nofuss.search.connections import Connection, room
+    from nofuss.search.connections import Connection, Server, room
 
     if not token and not is_loopback(host):
         raise UsageError(
@@ -105,21 +100,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
         timeout_graceful_shutdown=1,
     )
     with listener:
-        _stopping_soon(uvicorn.Server(config)).run(sockets=[listener])
-
-
-def _stopping_soon(server: Any) -> Any:
-    """Ctrl-C ends the process within two seconds, whatever a thread is waiting for."""
-    handle = server.handle_exit
-
-    def handle_exit(number: int, frame: Any) -> None:
-        end = threading.Timer(STOP_SECONDS, os._exit, (130,))
-        end.daemon = True
-        end.start()
-        handle(number, frame)
-
-    server.handle_exit = handle_exit
-    return server
+        Server(config).run(sockets=[listener])
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
