@@ -17,9 +17,10 @@ from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
-from nofuss.errors import DataError, UsageError
+from nofuss.errors import DataError, UsageError, command
 from nofuss.files import write_file
 from nofuss.job import by_folds, split
+from nofuss.lock import RunLock
 from nofuss.pipeline import train
 from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
@@ -40,6 +41,15 @@ def evaluate_run(
     """`nofuss evaluate`: the run's test classes, or all of other data."""
     if not ks or min(ks) < 1:
         raise UsageError(f"--k is {' '.join(map(str, ks))}; expected whole numbers from 1 up")
+    with RunLock() as lock:
+        if data is None:  # the run keeps the scores
+            lock.take(open_run(path).path)
+        _evaluate(path, data, ks=ks, seed=seed, as_json=as_json, device=device)
+
+
+def _evaluate(
+    path: Path, data: Path | None, *, ks: Sequence[int], seed: int, as_json: bool, device: str
+) -> None:
     run = open_run(path)
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say
@@ -68,7 +78,7 @@ def evaluate_run(
         return
     content = scores[run.config.loss]
     if as_json:
-        print(json.dumps(content, indent=2))
+        console.answer(content)
     else:
         score_table(f"{path} on {collection.name}", scores)
     if data is None:
@@ -133,7 +143,7 @@ def _show_what_it_learned(path: Path, *, seed: int) -> None:
     _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
-    console.say(f"Search with it: nofuss serve {path}")
+    console.say(f"Search with it: {command('nofuss', 'serve', path)}")
 
 
 def _show_a_search(run: Path, *, seed: int) -> None:

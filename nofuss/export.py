@@ -25,7 +25,7 @@ from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.transforms import fitted, test_views
 from nofuss.encoder import Encoder, load
 from nofuss.errors import NofussError, TrainingError, UsageError
-from nofuss.files import sync
+from nofuss.files import write_file
 from nofuss.geometry import normalize
 from nofuss.run import open_run
 
@@ -57,20 +57,15 @@ def export_run(path: Path, out: Path) -> float:
     onnx, runtime = _packages()
     encoder = load(path, device="cpu")
     inputs, what = real_inputs(encoder, open_run(path).config.data)
-    temporary = out.with_name(f".{out.name}.new")
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write_onnx(encoder, inputs, temporary, onnx)
-        difference = largest_difference(encoder, inputs, temporary, runtime)
-        if not difference <= LARGEST_DIFFERENCE:
-            raise TrainingError(
-                f"the exported model differs from the original by {difference:.2g}; nothing was "
-                "written; please report it"
-            )
-        sync(temporary)
-        temporary.rename(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = to_onnx(encoder, inputs, onnx)
+    difference = largest_difference(encoder, inputs, content, runtime)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise TrainingError(
+            f"the exported model differs from the original by {difference:.2g}; nothing was "
+            "written; please report it"
+        )
+    write_file(out, content)
     console.say(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, the largest difference from torch on "
         f"{len(inputs)} {what} is {difference:.1e}"
@@ -78,8 +73,8 @@ def export_run(path: Path, out: Path) -> float:
     return difference
 
 
-def write_onnx(encoder: Encoder, inputs: Tensor, file: Path, onnx: Any) -> None:
-    """Export with a free batch size, and describe the inputs in the file's metadata."""
+def to_onnx(encoder: Encoder, inputs: Tensor, onnx: Any) -> bytes:
+    """The file's content: a free batch size, and what describes the inputs in its metadata."""
     with _quietly():
         program = torch.onnx.export(
             UnitEmbedding(encoder).eval(),
@@ -95,7 +90,8 @@ def write_onnx(encoder: Encoder, inputs: Tensor, file: Path, onnx: Any) -> None:
     for key, value in metadata(encoder).items():
         model.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(model)
-    file.write_bytes(model.SerializeToString())
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def metadata(encoder: Encoder) -> dict[str, str]:
@@ -156,9 +152,9 @@ def real_inputs(encoder: Encoder, data: Path | None) -> tuple[Tensor, str]:
 
 
 @torch.no_grad()
-def largest_difference(encoder: Encoder, inputs: Tensor, file: Path, runtime: Any) -> float:
+def largest_difference(encoder: Encoder, inputs: Tensor, content: bytes, runtime: Any) -> float:
     """Between torch and onnxruntime, over all entries; batches of one and of all."""
-    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     expected = normalize(encoder.embedder(inputs)).numpy()
     x = np.ascontiguousarray(inputs.numpy())
     both = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])

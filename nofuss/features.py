@@ -2,17 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from nofuss import console
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory, write_atomically
+from nofuss.data.cache import cache_directory, read_tensor, write_tensor
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
@@ -32,8 +29,9 @@ def backbone_features(
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
     kept = collection.kind != "dataset"  # whose pixels are nowhere to be seen beforehand
-    with suppress(OSError, SafetensorError, KeyError):  # not there, or damaged: made again
-        features = load_file(file)["features"] if kept else None
+    if kept:
+        like = torch.empty(len(collection), embedder.backbone.features, device="meta")
+        features = read_tensor(file, like=like)
     if not any_true(features is None)[0]:
         assert features is not None
         return features
@@ -45,9 +43,8 @@ def backbone_features(
 
     with console.progress("computing features once", len(collection)) as progress:
         features = extract_together(backbone, load, in_order(len(collection), 32), progress)
-    content = save({"features": features})
     if kept:
-        write_atomically(file, lambda out: out.write(content))
+        write_tensor(file, features)
     return features
 
 

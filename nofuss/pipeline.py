@@ -6,6 +6,7 @@ The rooms do the work; this file says in which order, and tells the user about i
 import shlex
 from collections.abc import Container
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from nofuss.job import (
     split,
 )
 from nofuss.learning import compute_features, learn
+from nofuss.lock import RunLock, check_in_place
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.inference import through_head
 from nofuss.model.weights import save_model
@@ -60,6 +62,13 @@ def train(
 
     told: names of settings that the user gave, which a run to resume must agree with.
     """
+    with RunLock() as lock:  # from before the run is read until all of it is written
+        return _train_locked(config, collection, told, lock)
+
+
+def _train_locked(
+    config: TrainConfig, collection: Collection | None, told: Container[str], lock: RunLock
+) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
     config = _come_back(config)
@@ -67,6 +76,8 @@ def train(
         raise UsageError("--force is for going on with a run; add --resume, or leave it out")
     if config.resume:
         config = resume_run(config, told=told, restarted=processes.restarted())
+        assert config.out is not None
+        lock.take(config.out)
     with processes.in_turn():
         collection, scan = open_usable(config.data if collection is None else collection)
     check_supervision(collection)
@@ -83,9 +94,8 @@ def train(
     if config.resume:
         run = continue_run(config, fingerprint=fingerprint, show=_show_differences)
     else:
-        path = processes.on_first(
-            lambda: str(create_run(config, name=collection.name, fingerprint=fingerprint).path)
-        )
+        new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
+        path = processes.on_first(lambda: str(new(config).path))
         run = Run(Path(path), replace(config, out=Path(path)))
     console.say(f"run directory {run.path}, settings: {config.preset}")
     if collection.split is None and config.test_share is None and len(sides.test):
@@ -103,6 +113,7 @@ def train(
     except PictureError as error:  # it was readable when training began
         raise TrainingError(f"{error}; restore it, then go on with: {run.resume_command}") from None
     except (OSError, SafetensorError) as error:  # a full or failing disk
+        check_in_place(run.path)
         reason = " ".join(str(error).split())
         raise TrainingError(f"{reason}; mend it, then go on with: {run.resume_command}") from error
 

@@ -4,7 +4,6 @@ Read from the run directory (config, environment, data, metrics, scores) and its
 pictures come from the collection. Doubtful labels and copies are also listed in suspects.csv.
 """
 
-import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,7 +130,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = files.read_regular(file).decode().splitlines()
+        return [files.parse_json(line.encode()) for line in lines]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
