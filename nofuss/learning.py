@@ -26,19 +26,17 @@ from nofuss.scoring import scorable, score_folds
 from nofuss.search.threshold import Threshold, calibrate
 from nofuss.train.checkpoint import load_checkpoint
 from nofuss.train.checks import check_before_training
-from nofuss.train.choice import (
-    CLOSED,
-    TRAINED,
-    Choice,
-    FoldResult,
-    choice_of,
-    held_out_embeddings,
-    run_folds,
-    start_of,
-    untrained_folds,
-)
+from nofuss.train.choice import Choice, choice_of, start_of
 from nofuss.train.closed_form import ClosedForm, Pinned
 from nofuss.train.feed import CollectionFeed
+from nofuss.train.fold_results import (
+    CLOSED,
+    TRAINED,
+    FoldResult,
+    held_out_embeddings,
+    run_folds,
+    untrained_folds,
+)
 from nofuss.train.folds import FOLDS, QueryScores, class_folds, query_scores
 from nofuss.train.head import composed, head_schedule, prepare_head
 from nofuss.train.loop import Training

@@ -9,7 +9,7 @@ from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_json
 from nofuss.run import Run
 from nofuss.scoring import describe_gain
-from nofuss.train.choice import CLOSED, NOTHING, TRAINED
+from nofuss.train.fold_results import CLOSED, NOTHING, TRAINED
 
 FILES = '["a.jpg", "b.jpg"]'
 _SCORES = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi", "ami")

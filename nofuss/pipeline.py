@@ -48,7 +48,7 @@ from nofuss.report import write_report
 from nofuss.run import Run, continue_run, create_run, resume_run
 from nofuss.scoring import KS, scorable, score_all, score_table, untrained, with_gain
 from nofuss.search.threshold import ENOUGH_ITEMS, LEAST_CLASSES, calibrate
-from nofuss.train.choice import TRAINED
+from nofuss.train.fold_results import TRAINED
 from nofuss.train.loop import Interrupted
 from nofuss.train.setup import build_criterion
 from nofuss.train.step import NonFiniteLoss
