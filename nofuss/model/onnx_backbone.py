@@ -78,10 +78,10 @@ def graph_file(backbone: Backbone, folder: Path) -> Path:
     return folder / f"backbone-{key.hexdigest()}.onnx"
 
 
-def accelerate(backbone: Backbone, folder: Path, write: Write, *, export: bool = True) -> bool:
+def accelerate(backbone: Backbone, folder: Path, write: Write) -> bool:
     """Let onnxruntime run the backbone, in place; False where it stays with torch.
 
-    export: also where no graph is kept yet, which takes some seconds.
+    Takes some seconds where no graph of these weights is kept in `folder` yet.
     """
     if not can_accelerate(backbone):
         return False
@@ -89,8 +89,6 @@ def accelerate(backbone: Backbone, folder: Path, write: Write, *, export: bool =
     with contextlib.suppress(OSError):
         if _replace(backbone, file.read_bytes()):
             return True
-    if not export:
-        return False
     try:
         graph = exported(backbone)
     except Exception as error:
@@ -147,15 +145,13 @@ def _example(backbone: Backbone) -> Tensor:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without what the exporter prints and warns of on its way."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
+    """The exporter talks of its progress and of its own future; errors still come through."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
             yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logger.setLevel(level)

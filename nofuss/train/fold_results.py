@@ -138,6 +138,7 @@ def held_out_embeddings(results: Sequence[FoldResult], *, seed: int) -> list[Ten
 
 
 def pooled_scores(results: Sequence[FoldResult]) -> dict[str, QueryScores]:
+    """Method → the queries of all folds."""
     return {name: pooled([r.scores[name] for r in results]) for name in results[0].scores}
 
 
@@ -160,4 +161,5 @@ def gain_of(
 
 
 def mean_scores(scores: QueryScores) -> tuple[float, float]:
+    """Recall@1 and MAP@R."""
     return float(scores.recall.mean()), float(scores.map_at_r.mean())
