@@ -216,11 +216,12 @@ def test_vectors_end_to_end(nofuss: Call, home: Path) -> None:
     run = Path("run")
     scores = json.loads((run / "scores.json").read_text())
     assert scores["recall@1"] > 0.9
-    assert scores["classes"] == 6
+    assert scores["classes"] == 12  # each by a model that has not seen it
+    assert scores["folds"] == 4
     data = json.loads((run / "data.json").read_text())
-    sides = {side: set(names) for side, names in data["classes"].items()}
-    assert not sides["train"] & sides["test"]
-    assert len(sides["train"] | sides["held_out"]) == len(sides["test"]) == 6
+    assert {side: len(names) for side, names in data["classes"].items()} == {"train": 12}
+    assert len(json.loads((run / "model" / "model.json").read_text())["class_names"]) == 12
+    assert "nofuss serve run" in done.out
     assert (run / "report.html").is_file()
     again = nofuss("train", home / "vectors.npz", "--out", "run", "--epochs", 3)
     assert "never overwritten" in one_line(again, 2)
@@ -231,7 +232,8 @@ def test_a_run_is_scored_from_anywhere_with_any_k(
 ) -> None:
     monkeypatch.chdir(home)
     run = tmp_path / "run"
-    assert nofuss("train", "vectors.npz", "--out", run, "--epochs", 1, "--dim", 4).code == 0
+    words = ("--epochs", 1, "--dim", 4, "--test-share", 0.5)
+    assert nofuss("train", "vectors.npz", "--out", run, *words).code == 0
     monkeypatch.chdir(tmp_path)  # from where vectors.npz is not to be seen
     assert nofuss("evaluate", run, "--k", 3).code == 0
     kept = json.loads((run / "scores.json").read_text())
@@ -249,7 +251,7 @@ def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> N
     assert json.loads(Path("soft/config.json").read_text())["proxies_per_class"] == 10
     assert nofuss(*words, "--out", "one", "--proxies-per-class", 1).code == 0
     kept = load_file("one/embeddings.safetensors")["proxies"]
-    assert len(kept) == 6  # classes
+    assert len(kept) == 12  # classes
 
 
 def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
@@ -341,7 +343,7 @@ def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
         "--batch 1",
         "--dim 500",
         "--test-share 0",
-        "--holdout 0",
+        "--folds 0",
         "--test-share 0.01",
         "--start random",
         "--loss n-pairs --per-class 3",
@@ -388,7 +390,7 @@ def test_stopped_by_a_signal_and_resumed(
     assert "Traceback" not in said
     outcome = nofuss("train", "--out", "run", "--resume")
     assert outcome.code == 0, outcome.err
-    assert "going on at epoch" in outcome.out
+    assert "resuming at epoch" in outcome.out
     assert final(Path("run")) == uninterrupted
 
 
@@ -399,7 +401,7 @@ def test_killed_and_resumed(home: Path, uninterrupted: dict[str, bytes]) -> None
     first = ("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH)
     for words, after in (
         (first, "epoch   2"),
-        (("train", "--out", "run", "--resume", "--checkpoint-seconds", "0"), "going on"),
+        (("train", "--out", "run", "--resume", "--checkpoint-seconds", "0"), "resuming"),
     ):
         running = started(command(*words), after=after)
         time.sleep(draw.uniform(0, 0.4))

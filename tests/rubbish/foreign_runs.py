@@ -21,7 +21,7 @@ def _(here: Path) -> list[object]:
     return resume(run)
 
 
-@rubbish("a model of a later version", 2, "has format 99, expected 1; open it with the version of")
+@rubbish("a model of a later version", 2, "has format 99, expected 2; open it with the version of")
 def _(here: Path) -> list[object]:
     model = finished(here) / "model"
     description = json.loads((model / "model.json").read_text()) | {"format": 99}
@@ -107,7 +107,7 @@ CATALOGUE |= {
     "a rate for a backbone that stays": (
         lambda here: [*arrays(here, vectors=np.eye(4), labels=[0, 1, 2, 3]), "--rate", "0.1"],
         2,
-        "--rate is of a backbone that learns, and this one stays; drop it",
+        "--rate needs a trainable backbone, and this one is fixed; drop it",
     ),
     "a scale for a loss without one": (
         lambda here: [
