@@ -1,8 +1,8 @@
 """Every bomb of the catalogue: decoded in a process that is watched, listed by `doctor`, uploaded.
 
 Decoding has to end within 5 seconds of the processor's time and 300 MB above the idle process,
-with the pixels or with one line. `doctor`, `train` and `index` meet bombs of every kind in one folder,
-among honest pictures, and have to do their work.
+with the pixels or with one line. `doctor`, `train` and `index` meet bombs of every kind in one
+folder, among honest pictures, and have to do their work.
 """
 
 import io
