@@ -266,7 +266,7 @@ def peers(t: Task) -> Iterator[tuple[str, Embedding]]:
         yield f"our closed form, then {loss}", _always_trained(t, form.best(), loss)
     for loss, start in product(PEERS, ("random", "ours")):
         embed, best = best_peer(t, form, loss, start)
-        yield f"PML {loss}, {start} start (scale {best.scale:g}, {best.speed:g})", embed
+        yield f"PML {loss}, {start} start; scale {best.scale:g}, {best.speed:g}", embed
 
 
 def show(path_tasks: list[Task], rows: Callable[[Task], Iterator[tuple[str, Embedding]]]) -> None:
@@ -277,7 +277,7 @@ def show(path_tasks: list[Task], rows: Callable[[Task], Iterator[tuple[str, Embe
         for name, embed in rows(t):
             seconds = time.process_time() - began
             scores = query_scores(embed(t.test_x), t.test_y)
-            found.setdefault(name.split(" (")[0], []).append((scores, seconds))
+            found.setdefault(name.split("; ")[0], []).append((scores, seconds))
             means = 100 * float(scores.recall.mean()), 100 * float(scores.map_at_r.mean())
             print(f"    {t.name}: {name}: {means[0]:.2f} / {means[1]:.2f}", flush=True)
             began = time.process_time()

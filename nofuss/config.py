@@ -85,10 +85,6 @@ class TrainConfig:
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None
     """Below 1 labels share proxies, above 1 a label has several."""
-    revive_after: Annotated[
-        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: never)")
-    ] = None
-    """Dynamic assignment: move a proxy that nobody chose for N batches onto a random item."""
     scale: _Number = None
     """2·N_x·N_p, the scale of the cosine; the loss's own default if not given."""
     free_norms: bool = False

@@ -17,6 +17,7 @@ from nofuss.data.sampling import Indices, in_order
 from nofuss.data.transforms import test_views
 from nofuss.device import choose_device
 from nofuss.errors import DataError, RunError, command
+from nofuss.features import accelerate_for
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract, extract_together, for_inference
@@ -69,6 +70,7 @@ class Encoder:
     ) -> Tensor:
         """Unit embeddings (N, dim) of all items of a collection, in its order."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
+        accelerate_for(self.embedder.backbone, len(collection))
         chosen = in_order(len(collection), BATCH if self.preprocessing else 4096)
 
         def load(part: Sequence[Indices]) -> Iterator[Tensor]:

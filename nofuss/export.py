@@ -5,11 +5,7 @@ The graph takes what preprocessing gives and returns unit embeddings, for any ba
 
 import contextlib
 import dataclasses
-import io
 import json
-import logging
-import warnings
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +23,7 @@ from nofuss.encoder import Encoder, load
 from nofuss.errors import NofussError, TrainingError, UsageError
 from nofuss.files import write_file
 from nofuss.geometry import normalize
+from nofuss.model.onnx_backbone import quietly
 from nofuss.run import open_run
 
 CHECKED = 16
@@ -75,7 +72,7 @@ def export_run(path: Path, out: Path) -> float:
 
 def to_onnx(encoder: Encoder, inputs: Tensor, onnx: Any) -> bytes:
     """The file's content: a free batch size, and what describes the inputs in its metadata."""
-    with _quietly():
+    with quietly():
         program = torch.onnx.export(
             UnitEmbedding(encoder).eval(),
             (inputs[:2].contiguous(),),
@@ -168,17 +165,3 @@ def _packages() -> tuple[Any, Any]:
         return import_module("onnx"), import_module("onnxruntime")
     except ImportError as error:
         raise UsageError(f"export to ONNX needs {error.name}: {NEEDED}") from None
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """The exporter talks of its progress and of its own future; errors still come through."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -9,14 +9,19 @@ from torch import Tensor
 
 from nofuss import console
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory, read_tensor, write_tensor
+from nofuss.data.cache import cache_directory, read_tensor, write_atomically, write_tensor
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.device import device_of
+from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract_together, for_inference
+from nofuss.model.onnx_backbone import accelerate
 from nofuss.processes import any_true
+
+WORTH_EXPORT = 1000
+"""Pictures from which on exporting the backbone to onnxruntime takes less time than it saves."""
 
 
 def backbone_features(
@@ -36,6 +41,7 @@ def backbone_features(
         assert features is not None
         return features
     backbone = for_inference(embedder).backbone
+    accelerate_for(backbone, len(collection))
 
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
         loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
@@ -46,6 +52,21 @@ def backbone_features(
     if kept:
         write_tensor(file, features)
     return features
+
+
+def accelerate_for(backbone: Backbone, count: int) -> None:
+    """Let onnxruntime run a backbone that is to see `count` pictures, where that saves time.
+
+    The number alone decides, so that the same command gives the same bits again.
+    """
+    if count < WORTH_EXPORT:
+        return
+
+    def write(file: Path, graph: bytes) -> None:
+        write_atomically(file, lambda out: out.write(graph))
+
+    if accelerate(backbone, cache_directory(), write):
+        console.say(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
 
 
 def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:

@@ -26,19 +26,17 @@ from nofuss.scoring import scorable, score_folds
 from nofuss.search.threshold import Threshold, calibrate
 from nofuss.train.checkpoint import load_checkpoint
 from nofuss.train.checks import check_before_training
-from nofuss.train.choice import (
-    CLOSED,
-    TRAINED,
-    Choice,
-    FoldResult,
-    choice_of,
-    held_out_embeddings,
-    run_folds,
-    start_of,
-    untrained_folds,
-)
+from nofuss.train.choice import Choice, choice_of, start_of
 from nofuss.train.closed_form import ClosedForm, Pinned
 from nofuss.train.feed import CollectionFeed
+from nofuss.train.fold_results import (
+    CLOSED,
+    TRAINED,
+    FoldResult,
+    held_out_embeddings,
+    run_folds,
+    untrained_folds,
+)
 from nofuss.train.folds import FOLDS, QueryScores, class_folds, query_scores
 from nofuss.train.head import composed, head_schedule, prepare_head
 from nofuss.train.loop import Training
@@ -138,10 +136,9 @@ def _try_on_folds(
         return []
     with console.busy("choosing where the head starts, on folds of the classes"):
         form.compare(pinned)
-    config = replace(job.config, dim=job.dim)
-    config = config if job.fixed else replace(config, epochs=0)
+    config = job.config if job.fixed else replace(job.config, epochs=0)
     items, classes = len(form.folds[0].others), len(torch.unique(form.labels))
-    epochs = int(head_schedule(config, items, classes).epochs or 0)
+    epochs = int(head_schedule(replace(config, dim=form.dim), items, classes).epochs or 0)
     with console.TrainingDisplay(epochs, what="vectors", record=None) as display:
         return run_folds(form, config, device=device_of(job.embedder), watch=display, stop=stop)
 

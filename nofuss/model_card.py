@@ -9,7 +9,7 @@ from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_json
 from nofuss.run import Run
 from nofuss.scoring import describe_gain
-from nofuss.train.choice import CLOSED, NOTHING, TRAINED
+from nofuss.train.fold_results import CLOSED, NOTHING, TRAINED
 
 FILES = '["a.jpg", "b.jpg"]'
 _SCORES = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi", "ami")
@@ -92,7 +92,8 @@ def _scores(scores: dict[str, Any]) -> str:
         worth = f"Over the {_plain(scores['gain']['over'])}: {describe_gain(scores['gain'])}.\n\n"
     else:
         worth = ""
-    columns = {"this model": scores} | scores.get("baselines", {})
+    folded = "folds" in scores
+    columns = {"by folds" if folded else "this model": scores} | scores.get("baselines", {})
     head = "| % | " + " | ".join(map(_plain, columns)) + " |"
     lines = [head, "|---|" + "---:|" * len(columns)]
     for name in _SCORES:
@@ -103,6 +104,11 @@ def _scores(scores: dict[str, Any]) -> str:
         f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes; "
         f"95% intervals in brackets. Protocol: {scores['protocol']}."
     )
+    if folded:
+        about += (
+            " The model itself has learned from all classes; it is scored by its folds, whose "
+            "models had fewer to learn from."
+        )
     return worth + "\n".join(lines) + f"\n\n{about}"
 
 

@@ -48,7 +48,7 @@ from nofuss.report import write_report
 from nofuss.run import Run, continue_run, create_run, resume_run
 from nofuss.scoring import KS, scorable, score_all, score_table, untrained, with_gain
 from nofuss.search.threshold import ENOUGH_ITEMS, LEAST_CLASSES, calibrate
-from nofuss.train.choice import TRAINED
+from nofuss.train.fold_results import TRAINED
 from nofuss.train.loop import Interrupted
 from nofuss.train.setup import build_criterion
 from nofuss.train.step import NonFiniteLoss
@@ -98,6 +98,9 @@ def _train_locked(
         path = processes.on_first(lambda: str(new(config).path))
         run = Run(Path(path), replace(config, out=Path(path)))
     console.say(f"run directory {run.path}, settings: {config.preset}")
+    if collection.split is None and config.test_share is None and len(sides.test):
+        out = len(classes_of(collection, sides.test))
+        console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
     job = Job(run, collection, sides, embedder, preprocessing)
     try:
         _train(job, scan, fingerprint)

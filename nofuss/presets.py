@@ -82,7 +82,7 @@ PRESETS: dict[str, Preset] = {
 
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("dim", "batch", "revive_after"), (1, 2**31)),
+    **dict.fromkeys(("dim", "batch"), (1, 2**31)),
     **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
     "workers": (0, 1025),
     **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),

@@ -26,7 +26,6 @@ OPEN = {
     "scale",
     "size",
     "per_class",
-    "revive_after",
     "test_share",
 }
 
@@ -116,7 +115,6 @@ def test_freeze_is_the_frozen_preset() -> None:
         ({"test_share": 1.0}, "pictures", "--test-share is 1.0; .* below 1"),
         ({"holdout": 1.5}, "pictures", "--holdout is 1.5"),
         ({"seed": -1}, "pictures", "--seed is -1"),
-        ({"revive_after": 0}, "pictures", "--revive-after is 0"),
         ({"workers": -1}, "pictures", "--workers is -1"),
     ],
 )

@@ -12,7 +12,8 @@ from nofuss.report import figures, tables
 from nofuss.report.charts import line_chart
 from nofuss.report.html import Child, tag
 from nofuss.report.projection import project
-from nofuss.train.choice import NOTHING, Choice
+from nofuss.train.choice import Choice
+from nofuss.train.fold_results import NOTHING
 
 ON_MAP = 500
 """Items of each side on the map: t-SNE takes seconds then."""

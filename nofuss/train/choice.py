@@ -1,43 +1,36 @@
 """Untrained features, closed form or training: which of them a run keeps, decided on folds.
 
-Every fold gets the recipe that the *other* folds chose, a closed form of the classes outside it,
-and a training from there; each is scored on the fold's own classes, which none of it has seen. What
-is kept has to earn it: training where its gain over the closed form is above zero beyond doubt
-(95%, classes resampled, the same queries on both sides), and neither of them where it finds less
-at rank 1 than the features did before.
+What is kept has to earn it: training where its gain over the closed form is above zero beyond
+doubt (95%, classes resampled, the same queries on both sides), and neither of them where it finds
+less at rank 1 than the features did before.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nofuss.config import TrainConfig
-from nofuss.evaluate.intervals import Difference, paired_difference
-from nofuss.geometry import normalize
 from nofuss.model.start import Affine, untrained_head
 from nofuss.train.closed_form import SHRINKAGES, UNTRAINED, ClosedForm, Pinned, Recipe
-from nofuss.train.folds import QueryScores, class_folds, pooled, query_scores
+from nofuss.train.fold_results import (
+    CLOSED,
+    NOTHING,
+    TRAINED,
+    FoldResult,
+    gain_of,
+    mean_scores,
+    pooled_scores,
+    run_folds,
+    verdict,
+)
+from nofuss.train.folds import class_folds
 from nofuss.train.head import DIM, composed, prepare_head
 from nofuss.train.loop import Silent, Watch, train
 
-NOTHING, CLOSED, TRAINED = "untrained features", "closed form", "trained"
 SCORES = ("recall@1", "map@r")
-MARKS = 8
-"""Points of the curve over a fold's training, beside its start."""
-
-
-@dataclass(frozen=True)
-class FoldResult:
-    """What one fold says: unit embeddings of its rows by each method, and their scores."""
-
-    rows: Tensor
-    embeddings: dict[str, Tensor]
-    scores: dict[str, QueryScores]
-    curve: list[tuple[int, float, float]] = field(default_factory=list)
-    """(epoch, Recall@1, MAP@R), from epoch 0, the closed form."""
 
 
 @dataclass(frozen=True)
@@ -109,93 +102,6 @@ class Choice:
         )
 
 
-def run_folds(
-    form: ClosedForm,
-    config: TrainConfig,
-    *,
-    device: torch.device,
-    watch: Watch,
-    stop: Callable[[], bool] = lambda: False,
-) -> list[FoldResult]:
-    """Fit, train and score on every fold, with the recipe that the others chose.
-
-    form: has compared the recipes. config: resolved.
-    """
-    results = []
-    for k, fold in enumerate(form.folds):
-        recipe = form.best(without=k)
-        start = form.fit(recipe, without=k)
-        inputs, labels = form.inputs(recipe.root), form.labels[fold.held_out]
-        found = {NOTHING: form.features[fold.held_out]}
-        found[CLOSED] = normalize(start(inputs[fold.held_out]))
-        scores = {name: query_scores(x, labels) for name, x in found.items()}
-        curve = [(0, *_means(scores[CLOSED]))]
-        if config.epochs != 0:
-            trained, later = _train_fold(
-                config,
-                start(inputs[fold.others]),
-                form.labels[fold.others],
-                start(inputs[fold.held_out]),
-                labels,
-                device=device,
-                watch=watch,
-                stop=stop,
-            )
-            curve += later
-            found[TRAINED] = trained
-            scores[TRAINED] = query_scores(trained, labels)
-        results.append(FoldResult(fold.held_out, found, scores, curve))
-    return results
-
-
-def _train_fold(
-    config: TrainConfig,
-    inputs: Tensor,
-    labels: Tensor,
-    held_out: Tensor,
-    held_out_labels: Tensor,
-    *,
-    device: torch.device,
-    watch: Watch,
-    stop: Callable[[], bool],
-) -> tuple[Tensor, list[tuple[int, float, float]]]:
-    """Unit embeddings of the held-out items after training, and the curve to there."""
-    compact = torch.unique(labels, return_inverse=True)[1]
-    training, feed = prepare_head(config, inputs, compact, device=device)
-    marks = {round(training.epochs * (i + 1) / MARKS) for i in range(MARKS)}
-    curve: list[tuple[int, float, float]] = []
-
-    @torch.no_grad()
-    def embed() -> Tensor:
-        return normalize(training.model(held_out.to(device)).cpu())
-
-    def look() -> dict[str, float]:
-        if training.epoch + 1 in marks:
-            curve.append((training.epoch + 1, *_means(query_scores(embed(), held_out_labels))))
-        return {}
-
-    train(training, feed, watch=watch, validate=look, stop=stop)
-    return embed(), curve
-
-
-def untrained_folds(form: ClosedForm) -> list[Tensor]:
-    """Unit embeddings of each fold's rows that nothing was learned for but a PCA on the others."""
-    return [
-        normalize(untrained_head(form.features[f.others], form.dim)(form.features[f.held_out]))
-        for f in form.folds
-    ]
-
-
-def verdict(results: Sequence[FoldResult], *, seed: int = 0, resamples: int = 2000) -> str:
-    """Which method is kept, by these folds."""
-    scores, kept = _pooled(results), CLOSED
-    if TRAINED in scores:
-        gain = _gain(scores, TRAINED, CLOSED, "objective", seed, resamples)
-        kept = TRAINED if gain.low > 0 else CLOSED
-    gain = _gain(scores, kept, NOTHING, "recall@1", seed, resamples)
-    return NOTHING if gain.high < 0 else kept
-
-
 def choice_of(
     form: ClosedForm,
     results: Sequence[FoldResult],
@@ -215,7 +121,7 @@ def choice_of(
     elif not config.folds and config.epochs != 0:
         kept = TRAINED
     recipe = form.best() if results else next(iter(pinned.candidates(SHRINKAGES)))
-    scores = _pooled(results) if results else {}
+    scores = pooled_scores(results) if results else {}
     return Choice(
         kept=kept,
         recipe=UNTRAINED if kept == NOTHING else recipe,
@@ -223,26 +129,16 @@ def choice_of(
         folds=len(results),
         classes=len(torch.unique(form.labels)),
         items=len(form.labels),
-        scores={name: dict(zip(SCORES, _means(of), strict=True)) for name, of in scores.items()},
+        scores={
+            name: dict(zip(SCORES, mean_scores(of), strict=True)) for name, of in scores.items()
+        },
         gains={
-            f"{a} over {b}": {name: _gain(scores, a, b, name, seed) for name in SCORES}
+            f"{a} over {b}": {name: gain_of(scores, a, b, name, seed) for name in SCORES}
             for a, b in ((CLOSED, NOTHING), (TRAINED, CLOSED), (TRAINED, NOTHING))
             if a in scores
         },
         curve=_mean_curve(results),
     )
-
-
-def held_out_embeddings(results: Sequence[FoldResult], *, seed: int) -> list[Tensor]:
-    """Of each fold's rows, by the method that the *other* folds would keep.
-
-    So no score of a class had a say in what it is scored with.
-    """
-    found = []
-    for k, result in enumerate(results):
-        kept = verdict([*results[:k], *results[k + 1 :]], seed=seed, resamples=500)
-        found.append(result.embeddings[kept])
-    return found
 
 
 def fit_head(
@@ -282,35 +178,9 @@ def start_of(form: ClosedForm, choice: Choice) -> Affine:
     return form.fit(choice.recipe)
 
 
-def _pooled(results: Sequence[FoldResult]) -> dict[str, QueryScores]:
-    return {name: pooled([r.scores[name] for r in results]) for name in results[0].scores}
-
-
-def _gain(
-    scores: dict[str, QueryScores],
-    method: str,
-    other: str,
-    name: str,
-    seed: int,
-    resamples: int = 2000,
-) -> Difference:
-    """The paired difference of a score between two methods."""
-    a, b = scores[method], scores[other]
-    pair = {
-        "recall@1": (a.recall, b.recall),
-        "map@r": (a.map_at_r, b.map_at_r),
-        "objective": (a.objective, b.objective),
-    }[name]
-    return paired_difference(*pair, a.labels, seed, resamples=resamples)
-
-
 def _points(gain: tuple[float, float, float]) -> str:
     mean, low, high = (100 * value for value in gain)
     return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"
-
-
-def _means(scores: QueryScores) -> tuple[float, float]:
-    return float(scores.recall.mean()), float(scores.map_at_r.mean())
 
 
 def _mean_curve(results: Sequence[FoldResult]) -> list[tuple[int, float, float]]:

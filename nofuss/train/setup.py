@@ -16,7 +16,7 @@ from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
 from nofuss.processes import world
-from nofuss.proxies.assignment import Dynamic, Several
+from nofuss.proxies.assignment import Several
 from nofuss.train.loop import Training
 from nofuss.train.optim import build_optimizer
 
@@ -28,7 +28,7 @@ all: 16,384 proxies of 64 dimensions."""
 def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     """The loss of a name, with the options of the configuration that it takes."""
     if config.loss in INSTANCE_LOSSES:
-        for option in ("assignment", "proxies_per_class", "revive_after", "scale", "free_norms"):
+        for option in ("assignment", "proxies_per_class", "scale", "free_norms"):
             usual = 1.0 if option == "proxies_per_class" else getattr(TrainConfig(), option)
             if getattr(config, option) not in (None, usual):
                 flag = option.replace("_", "-")
@@ -52,14 +52,9 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     if world() > 1 and PROXY_LOSSES[config.loss].can_shard and numbers >= SHARD_FROM:
         options["sharded"] = True
     try:
-        criterion = PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
+        return PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
     except (TypeError, ValueError) as error:
         raise UsageError(f"--loss {config.loss}: {error}") from None
-    if config.revive_after is not None:
-        if not isinstance(criterion.assignment, Dynamic):
-            raise UsageError("--revive-after is for --assignment dynamic")
-        criterion.assignment.revive_after = config.revive_after
-    return criterion
 
 
 def items_per_class(config: TrainConfig) -> int:

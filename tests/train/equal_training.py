@@ -48,9 +48,7 @@ def make(kind: str, *, sharded: bool) -> Training:
     criterion = {
         "static": lambda: ProxyNCA(7, 4, scale=16, seed=3, **more),
         "anchor": lambda: ProxyAnchor(5, 4, scale=16, seed=3, **more),
-        "dynamic": lambda: ProxyNCA(
-            5, 4, scale=16, seed=3, assignment=Dynamic(9, revive_after=3), **more
-        ),
+        "dynamic": lambda: ProxyNCA(5, 4, scale=16, seed=3, assignment=Dynamic(9), **more),
         "pairs": SemiHardTriplet,
     }[kind]()
     t = make_training(criterion=criterion.double())

@@ -8,18 +8,16 @@ import torch
 from nofuss.config import TrainConfig
 from nofuss.geometry import normalize
 from nofuss.presets import resolve
-from nofuss.train.choice import (
+from nofuss.train.choice import Choice, choice_of, fit_head
+from nofuss.train.closed_form import UNTRAINED, ClosedForm, Pinned, Recipe
+from nofuss.train.fold_results import (
     CLOSED,
     NOTHING,
     TRAINED,
-    Choice,
     FoldResult,
-    choice_of,
-    fit_head,
     held_out_embeddings,
     verdict,
 )
-from nofuss.train.closed_form import UNTRAINED, ClosedForm, Pinned, Recipe
 from nofuss.train.folds import QueryScores, class_folds
 
 

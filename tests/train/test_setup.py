@@ -98,9 +98,8 @@ def test_options_reach_the_loss() -> None:
     assert float(temperature.scale or 0) == pytest.approx(20)
     assert isinstance(build_criterion(config(proxies_per_class=0.5), 6).assignment, Fractional)
     assert isinstance(build_criterion(config(proxies_per_class=2.0), 6).assignment, Several)
-    dynamic = build_criterion(config(assignment="dynamic", revive_after=9), 6).assignment
+    dynamic = build_criterion(config(assignment="dynamic"), 6).assignment
     assert isinstance(dynamic, Dynamic)
-    assert dynamic.revive_after == 9
 
 
 def test_the_seed_decides_the_first_proxies() -> None:
@@ -115,10 +114,7 @@ def test_the_seed_decides_the_first_proxies() -> None:
         ({"loss": "proxy-nsa"}, "did you mean 'proxy-nca'"),
         ({"loss": "triplet", "assignment": "dynamic"}, "--assignment is for losses over proxies"),
         ({"loss": "nca", "proxies_per_class": 2.0}, "--proxies-per-class is for losses over"),
-        ({"loss": "nca", "revive_after": 5}, "--revive-after is for losses over"),
         ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
-        ({"revive_after": 5}, "--revive-after is for --assignment dynamic"),
-        ({"assignment": "dynamic", "revive_after": 0}, "from 1 up"),
         ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
         ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not go with dynamic"),
         ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
