@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nofuss.lock import LOCK
-from torture.forgeries import CONFIG, INDEX, MODEL, NAMED, Forge
+from torture.forgeries import CHECKPOINT, CONFIG, INDEX, MODEL, NAMED, Forge
 from torture.forked import run_forked
 from torture.measured import Case, judged
 from torture.training import FLAGS, write_pictures
@@ -201,6 +201,7 @@ FORGED = [
     *(Attack(f"model: {name}", forge, ("search", "embed")) for name, forge in MODEL.items()),
     *(Attack(f"index: {name}", forge, ("search", "index")) for name, forge in INDEX.items()),
     *(Attack(f"index: {name}", forge, ("show",)) for name, forge in NAMED.items()),
+    *(Attack(f"checkpoint: {name}", forge, ("train",)) for name, forge in CHECKPOINT.items()),
     *(Attack(f"config: {name}", forge, ("evaluate", "train")) for name, forge in CONFIG.items()),
 ]
 ATTACKS = [*LINKS, *NO_FILES, *FORGED]

@@ -82,6 +82,25 @@ def _seal_index(file: Path) -> None:
     file.rename(file.with_name(f"{part}-{sha256(file)[:16]}{file.suffix}"))
 
 
+def checkpoint(change: Callable[[torch.Tensor], torch.Tensor] | None = None, **state: Any) -> Forge:
+    """Another state, or other moments of the optimizer, in every checkpoint."""
+
+    def forge(run: Path, disk: Path) -> None:
+        for step in (run / "checkpoints").iterdir():
+            file = step / "state.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | state))
+            tensors = load_file(step / "tensors.safetensors")
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+            for name in tensors if change else ():
+                if "exp_avg" in name:
+                    tensors[name] = change(tensors[name]).contiguous()  # type: ignore[misc]
+            save_file(tensors, step / "tensors.safetensors")
+            names = ("tensors.safetensors", "state.json")
+            (step / "manifest.json").write_text(json.dumps({n: sha256(step / n) for n in names}))
+
+    return forge
+
+
 def config(**changes: Any) -> Forge:
     """Other settings."""
 
@@ -147,6 +166,14 @@ NAMED: dict[str, Forge] = {
         *("{disk}/pipe.png", "{disk}/sparse.png", "{disk}/pipe.png#0", "{disk}/none#0"),
         *("/dev/zero", "/dev/tty", "/proc/self/mem", "/proc/self/pagemap", "/proc/kmsg"),
     )
+}
+CHECKPOINT: dict[str, Forge] = {
+    "short moments": checkpoint(lambda m: m[:1].clone()),
+    "moments of whole numbers": checkpoint(lambda m: m.long()),
+    "flat moments": checkpoint(lambda m: m.reshape(-1)),
+    "NaN moments": checkpoint(lambda m: m * NAN),
+    **{f"epoch {epoch}": checkpoint(epoch=epoch) for epoch in (-1, "x", 1.5)},
+    "history of words": checkpoint(history=["x"]),
 }
 CONFIG: dict[str, Forge] = {
     "seed −1": config(seed=-1),

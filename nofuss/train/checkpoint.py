@@ -9,8 +9,10 @@ kept. Loading verifies the newest and falls back to the one before.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +114,28 @@ def _read(path: Path, cut: Cut | None) -> Checkpoint:
         state = parse_json(read_regular(path / "state.json"))
         if state["format"] != FORMAT:
             raise RunError(f"{path} has format {state['format']}, expected {FORMAT}")
+        _check_state(state, _step(path))
         tensors = read_cut(path, (name for name in files if name != "state.json"), cut)
         return Checkpoint(state["step"], tensors, state)
     except RunError:
         raise
     except Exception as error:  # whatever a damaged file makes a parser raise
         raise RunError(f"{path} can't be read ({type(error).__name__}: {error})") from None
+
+
+def _check_state(state: dict[str, Any], step: int) -> None:
+    """ValueError where training could not have stood so; checksums vouch for nothing more."""
+    if type(state["step"]) is not int or state["step"] != step:
+        raise ValueError(f"step is {state['step']!r:.20}")
+    for name in ("epoch", "at"):
+        if type(state.get(name, 0)) is not int or not 0 <= state.get(name, 0) < 2**31:
+            raise ValueError(f"{name} is {state[name]!r:.20}")
+    loss = state.get("loss_sum", 0.0)
+    if type(loss) not in (int, float) or not math.isfinite(loss):
+        raise ValueError(f"loss_sum is {loss!r:.20}")
+    history = state.get("history", [])
+    if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
+        raise ValueError("history is no list of epochs")
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -139,17 +157,36 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     and state as the file has it, they would pair the wrong numbers.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    expected = _state_names(optimizer)
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, name = key.split(".", 2)
-            if int(index) >= len(parameters):
-                raise RunError("the checkpoint does not fit the optimizer: it has more parameters")
-            like = parameters[int(index)]
-            same = value.shape == like.shape
-            held = torch.empty_like(like, dtype=value.dtype) if same else torch.empty_like(value)
-            state.setdefault(int(index), {})[name] = held.copy_(value)
+        if not key.startswith("optimizer."):
+            continue
+        _, index, name = key.split(".", 2)
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise RunError("the checkpoint does not fit the optimizer: it has more parameters")
+        like = parameters[int(index)]
+        # Fused optimizers walk the memory of both without a look at their sizes.
+        shape, kind = (like.shape, like.dtype) if expected.get(name) else ((), torch.float32)
+        if name not in expected or value.shape != shape or value.dtype != kind:
+            got = f"{name!r:.20} is {value.dtype} {tuple(value.shape)}"
+            raise RunError(f"the checkpoint does not fit the optimizer: {got}")
+        held = torch.empty_like(like, dtype=value.dtype) if shape else torch.empty_like(value)
+        state.setdefault(int(index), {})[name] = held.copy_(value)
+    if any(names.keys() != expected.keys() for names in state.values()):
+        raise RunError(f"the checkpoint does not fit the optimizer: expected {sorted(expected)}")
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _state_names(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
+    """What an optimizer of this kind keeps of a parameter; True where it has its shape."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.zeros(2)
+    kind: Any = type(optimizer)
+    known = signature(kind).parameters  # AdamW keeps an option that it does not take
+    probe = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
+    probe.step()
+    return {name: value.ndim > 0 for name, value in probe.state[parameter].items()}
 
 
 def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:

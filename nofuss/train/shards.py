@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -89,5 +90,6 @@ def _fill(tensors: dict[str, Tensor], file: Any, cut: Cut | None) -> None:
         if low >= high:
             continue
         piece = part[low - start : high - start]
-        whole = tensors.setdefault(key, piece.new_empty(own.stop - own.start, dim))
+        # Rows that no file has become NaN, which training refuses, and not what memory held.
+        whole = tensors.setdefault(key, piece.new_full((own.stop - own.start, dim), torch.nan))
         whole[low - own.start : high - own.start] = piece

@@ -240,6 +240,59 @@ def test_optimizer_state_of_another_model_is_refused(training: Callable[..., Any
         restore_optimizer(t.optimizer, {"optimizer.99.exp_avg": torch.zeros(3)})
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_forged_optimizer_state_is_refused(
+    name: str, training: Callable[..., Any], feed: Any, watch: Any
+) -> None:
+    """A fused optimizer walks past the end of a moment that is shorter than its parameter."""
+    t = training(name, schedule="constant")
+    t.until = 1
+    train(t, feed, watch=watch)
+    whole = optimizer_tensors(t.optimizer)
+    restore_optimizer(t.optimizer, whole)
+    moment = max((k for k in whole if whole[k].ndim), key=lambda k: whole[k].numel())
+    step = next(k for k in whole if not whole[k].ndim)
+    for forged in (
+        {moment: whole[moment][:1]},
+        {moment: whole[moment].reshape(-1)},
+        {moment: whole[moment].long()},
+        {moment: whole[moment].half()},
+        {step: torch.zeros(1)},
+        {step: torch.tensor(1)},
+        {"optimizer.x.step": torch.tensor(1.0)},
+        {f"{step}.more": torch.tensor(1.0)},
+    ):
+        with pytest.raises(RunError, match="does not fit the optimizer"):
+            restore_optimizer(t.optimizer, whole | forged)
+    with pytest.raises(RunError, match="does not fit the optimizer: expected"):
+        restore_optimizer(t.optimizer, {k: v for k, v in whole.items() if k != moment})
+    assert same(optimizer_tensors(t.optimizer), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("step", "epoch", "at") for value in (None, -1, 1.5, "8", [])),
+        *(("loss_sum", value) for value in (None, "x", float("nan"), [])),
+        *(("history", value) for value in (None, 3, {}, ["x"])),
+    ],
+)
+def test_where_no_training_can_stand_is_refused(two: Path, name: str, value: Any) -> None:
+    """Vouched for by its manifest; the checkpoint before it is used."""
+    from nofuss.files import sha256
+
+    state = two / "step-8" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {name: value}))
+    manifest = two / "step-8" / "manifest.json"
+    sums = json.loads(manifest.read_text()) | {"state.json": sha256(state)}
+    manifest.write_text(json.dumps(sums))
+    said: list[str] = []
+    found = load_checkpoint(two, say=said.append)
+    assert found is not None
+    assert found.step == 4
+    assert f"step-8 can't be read (ValueError: {name} is " in said[0]
+
+
 def test_a_file_of_another_run_is_noticed(two: Path) -> None:
     save_file({"x": torch.zeros(3)}, two / "step-8" / "tensors.safetensors")
     said: list[str] = []
