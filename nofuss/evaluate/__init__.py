@@ -1,5 +1,6 @@
 """Scores of embeddings: Recall@K, MAP@R, R-precision, NMI and AMI over k-means, with intervals."""
 
+from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.kmeans import kmeans
 from nofuss.evaluate.nmi import (
     adjusted_mutual_information,
@@ -9,9 +10,11 @@ from nofuss.evaluate.nmi import (
 )
 from nofuss.evaluate.precision import map_at_r, r_precision
 from nofuss.evaluate.protocol import Scores, evaluate
+from nofuss.evaluate.queries import PerQuery, per_query
 from nofuss.evaluate.recall import ranks_of_first_positive, recall_at_k
 
 __all__ = [
+    "PerQuery",
     "Scores",
     "adjusted_mutual_information",
     "ami",
@@ -20,6 +23,8 @@ __all__ = [
     "map_at_r",
     "nmi",
     "normalized_mutual_information",
+    "paired_difference",
+    "per_query",
     "r_precision",
     "ranks_of_first_positive",
     "recall_at_k",

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from nofuss.evaluate.inputs import classes_of, vectors_of
+from nofuss.evaluate.intervals import class_intervals
 from nofuss.evaluate.nmi import (
     adjusted_mutual_information,
     cluster,
@@ -96,23 +94,3 @@ def evaluate(
         seed=seed,
         intervals=intervals,
     )
-
-
-def class_intervals(
-    results: dict[str, Tensor], classes: Tensor, *, seed: int, resamples: int
-) -> dict[str, tuple[float, float]]:
-    """95% percentile intervals of the mean results (Q,) when classes are drawn with repeats."""
-    if resamples < 0:
-        raise ValueError(f"bootstrap is {resamples}; expected 0 (no intervals) or more")
-    if resamples == 0:
-        return {}
-    _, group, sizes = torch.unique(classes, return_inverse=True, return_counts=True)
-    # A class's queries come and go together: its sums are all a resample needs.
-    sums = torch.stack([torch.bincount(group, values) for values in results.values()], 1)
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.empty(resamples, len(results), dtype=torch.float64)
-    for i in range(resamples):
-        drawn = torch.randint(len(sizes), (len(sizes),), generator=generator)
-        means[i] = sums[drawn].sum(0) / sizes[drawn].sum()
-    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0).tolist()
-    return {name: (low[i], high[i]) for i, name in enumerate(results)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nofuss.evaluate import ami, evaluate, map_at_r, nmi, r_precision, recall_at_k
-from nofuss.evaluate.protocol import class_intervals
+from nofuss.evaluate.intervals import class_intervals
 
 
 def test_the_parts_are_the_functions_alone(scene):

@@ -1,0 +1,63 @@
+"""Chance in scores: the bootstrap over classes, of one model's scores or of two models' difference.
+
+Queries of one class are hits and misses together, so that classes are resampled whole; intervals
+over single queries would be too narrow.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.inputs import classes_of
+from nofuss.geometry import Array, as_tensor
+
+
+def class_intervals(
+    results: dict[str, Tensor], classes: Tensor, *, seed: int, resamples: int
+) -> dict[str, tuple[float, float]]:
+    """95% percentile intervals of the mean results (Q,) when classes are drawn with repeats."""
+    if resamples < 0:
+        raise ValueError(f"bootstrap is {resamples}; expected 0 (no intervals) or more")
+    if resamples == 0:
+        return {}
+    _, group, sizes = torch.unique(classes, return_inverse=True, return_counts=True)
+    # A class's queries come and go together: its sums are all a resample needs.
+    sums = torch.stack([torch.bincount(group, values) for values in results.values()], 1)
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.empty(resamples, len(results), dtype=torch.float64)
+    for i in range(resamples):
+        drawn = torch.randint(len(sizes), (len(sizes),), generator=generator)
+        means[i] = sums[drawn].sum(0) / sizes[drawn].sum()
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0).tolist()
+    return {name: (low[i], high[i]) for i, name in enumerate(results)}
+
+
+class Difference(NamedTuple):
+    """The mean of a − b over the queries, and its 95% interval over classes."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(
+    a: Array, b: Array, labels: Array, seed: int = 0, *, resamples: int = 2000
+) -> Difference:
+    """Mean of a − b over queries, and its 95% interval when classes are drawn with repeats.
+
+    a and b are scores (Q,) of the same queries by two models, labels (Q,) their classes. Pairing
+    takes out what is common to both: that some classes are hard for every model.
+    """
+    first, second = as_tensor(a).detach().cpu().double(), as_tensor(b).detach().cpu().double()
+    if first.ndim != 1 or first.shape != second.shape or not len(first):
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ValueError(f"scores have shapes {shapes}; expected one score a query in both")
+    gap = first - second
+    if not gap.isfinite().all():
+        raise ValueError("scores hold NaN or infinity; give the scores of queries alone")
+    if resamples < 1:
+        raise ValueError(f"resamples is {resamples}; expected 1 or more")
+    classes = classes_of(labels, len(gap))
+    ends = class_intervals({"gap": gap}, classes, seed=seed, resamples=resamples)["gap"]
+    return Difference(float(gap.mean()), *ends)

@@ -1,0 +1,35 @@
+"""Scores query by query: for paired comparisons of two models, and for looking at hard classes."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nofuss.evaluate.inputs import vectors_of
+from nofuss.evaluate.precision import precisions_at_r
+from nofuss.evaluate.recall import ranks_of_first_positive
+from nofuss.geometry import Array
+
+
+class PerQuery(NamedTuple):
+    """Scores of each query, (Q,), in the caller's order; items alone in their class are none."""
+
+    rows: Tensor  # the row of each query in the embeddings
+    labels: NDArray[np.generic]  # its label, as given
+    recall1: Tensor  # 1.0 where the nearest other item is of its class, else 0.0
+    map_at_r: Tensor  # the average precision within its R nearest
+
+
+def per_query(embeddings: Array, labels: Array, *, normalize: bool = True) -> PerQuery:
+    """Recall@1 and average precision at R of each query; their means are the scores of all.
+
+    The rows depend on the labels alone: two models' scores of the same items align, as
+    `paired_difference` wants them.
+    """
+    x = vectors_of(embeddings)
+    ranks = ranks_of_first_positive(x, labels, normalize=normalize).cpu()
+    average = precisions_at_r(x, labels, normalize=normalize).map_at_r.cpu()
+    rows = (ranks > 0).nonzero()[:, 0]
+    names = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    return PerQuery(rows, names[rows.numpy()], (ranks[rows] == 1).double(), average[rows])
