@@ -14,7 +14,7 @@ from nofuss.evaluate.nmi import (
     cluster,
     normalized_mutual_information,
 )
-from nofuss.evaluate.precision import precisions_at_r
+from nofuss.evaluate.precision import precisions
 from nofuss.evaluate.recall import ranks_of_first_positive, recall_of_ranks
 from nofuss.geometry import Array
 
@@ -71,10 +71,10 @@ def evaluate(
     classes = classes_of(labels, len(x))
     ranks = ranks_of_first_positive(x, classes)
     recall = recall_of_ranks(ranks, ks)
-    precisions = precisions_at_r(x, classes)
+    found = precisions(x, classes)
     clusters = cluster(x, classes, seed=seed)
     results = {f"recall@{k}": (ranks <= k).double() for k in recall}
-    results |= {"map@r": precisions.map_at_r, "r_precision": precisions.r_precision}
+    results |= {"map@r": found.map_at_r, "r_precision": found.r_precision}
     is_query = (ranks > 0).cpu()
     intervals = class_intervals(
         {name: values.cpu()[is_query] for name, values in results.items()},
@@ -84,8 +84,8 @@ def evaluate(
     )
     return Scores(
         recall=recall,
-        map_at_r=float(precisions.map_at_r.nanmean()),
-        r_precision=float(precisions.r_precision.nanmean()),
+        map_at_r=float(found.map_at_r.nanmean()),
+        r_precision=float(found.r_precision.nanmean()),
         nmi=normalized_mutual_information(clusters, classes),
         ami=adjusted_mutual_information(clusters, classes),
         items=len(x),
