@@ -57,8 +57,13 @@ def directions(x: Tensor) -> Tensor:
 def scaled_to_one(x: Tensor) -> tuple[Tensor, int]:
     """Return x · 2ᵉ, exactly, with its largest entry in [½, 1), and e: no square can overflow."""
     exponent = -math.frexp(float(x.abs().max()))[1]
-    half = exponent // 2  # in two steps: 2ᵉ itself may not be a float32
-    return x * 2.0**half * 2.0 ** (exponent - half), exponent
+    return times_power_of_two(x, exponent), exponent
+
+
+def times_power_of_two(x: Tensor, exponent: int) -> Tensor:
+    """Return x · 2ᵉ; in two steps, since 2ᵉ itself may not be a float32."""
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
 
 
 def classes_of(labels: Array, items: int, *, name: str = "labels") -> Tensor:
