@@ -11,7 +11,6 @@ from nofuss import console
 from nofuss.data.collection import Collection
 from nofuss.evaluate.protocol import Scores, evaluate
 from nofuss.evaluate.recall import recall_at_k
-from nofuss.geometry import normalize
 from nofuss.model.embedder import principal_components
 
 KS = (1, 2, 4, 8)
@@ -56,6 +55,7 @@ def score_table(title: str, scores: dict[str, Scores]) -> None:
         "NMI": [s.nmi for s in scores.values()],
         "AMI": [s.ami for s in scores.values()],
     }
+    rows |= {_title(name): [s.extended[name] for s in scores.values()] for name in first.extended}
     shown = [[name, *(f"{100 * v:.2f}" for v in values)] for name, values in rows.items()]
     console.table(title, ["%", *scores], shown)
     k = next(iter(first.recall))
@@ -66,6 +66,14 @@ def score_table(title: str, scores: dict[str, Scores]) -> None:
     )
 
 
+def _title(name: str) -> str:
+    """What a score of `Scores.extended` is called in a table."""
+    of_classes = name.startswith("class_mean_")
+    name = name.removeprefix("class_mean_").replace("r_precision", "R-precision")
+    name = name.replace("map", "MAP").replace("mrr", "MRR").replace("@r", "@R")
+    return f"{name[0].upper()}{name[1:]}" + (", mean over classes" if of_classes else "")
+
+
 def scorable(labels: Any) -> bool:
     """Whether retrieval can be scored: two classes or more, one of them with two items."""
     sizes = np.unique(np.asarray(labels), return_counts=True)[1]
@@ -73,10 +81,15 @@ def scorable(labels: Any) -> bool:
 
 
 def score_all(
-    embeddings: dict[str, Tensor], labels: Any, *, ks: Sequence[int], seed: int
+    embeddings: dict[str, Tensor],
+    labels: Any,
+    *,
+    ks: Sequence[int],
+    seed: int,
+    extended: bool = False,
 ) -> dict[str, Scores]:
     """`evaluate` for each set of embeddings, all on the same items."""
     return {
-        name: evaluate(normalize(x), torch.as_tensor(labels), ks=ks, seed=seed)
+        name: evaluate(x, torch.as_tensor(labels), ks=ks, seed=seed, extended=extended)
         for name, x in embeddings.items()
     }

@@ -23,9 +23,9 @@ from nofuss.geometry import squared_distances
 BLOCK = 512
 CANDIDATES = 4  # points tried for each seed
 BATCH = 256  # most seeds drawn at once
-ROUNDS = 3  # of swaps, at most
-SHARE = 4  # of the seeds, the part that a round may swap
-ENOUGH = 0.005  # share of the seeds: a round with fewer swaps is the last
+ROUNDS = 8  # of swaps, at most
+SWAPS = 1024  # of a round, at most; a quarter of the seeds where there are few
+ENOUGH = 1e-3  # a round that lowers Σ D² by a smaller share is the last
 SCORES = 2**18  # similarities to seeds that are held at once, within a core's cache
 
 
@@ -52,22 +52,28 @@ def plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
 
 def swapped(x: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
     """Seeds with a lower Σ D², after swaps of many at a time."""
-    k, best, lowest = len(chosen), chosen, torch.inf
-    for _ in range(ROUNDS + 1):
-        first, nearest, second, next_nearest = _two_nearest(x, chosen)
-        total = float(nearest.double().sum())
-        if total >= lowest:
-            break  # swaps too near each other: those before were the last
-        best, lowest = chosen, total
-        field = _Field(x, nearest)
-        drawn, gain = field.draw(max(1, k // SHARE), generator)
-        loss = torch.bincount(first, next_nearest - nearest, k)
-        removed = _removable(first, second, loss, gain)
-        if len(removed) <= ENOUGH * k:
+    most = max(1, min(len(chosen) // 4, SWAPS))
+    two = _TwoNearest(x, chosen)
+    nearest, next_nearest = two.squared(chosen)
+    for _ in range(ROUNDS):
+        drawn, gain = _Field(x, nearest).draw(most, generator)
+        loss = torch.bincount(two.index[0], next_nearest - nearest, len(chosen))
+        removed = _removable(two.index[0], two.index[1], loss, gain)
+        if not len(removed):
             break
-        chosen = chosen.clone()
-        chosen[removed] = drawn[: len(removed)]
-    return best
+        tried = chosen.clone()
+        tried[removed] = drawn[: len(removed)]
+        two.replace(removed, tried)
+        squared = two.squared(tried)
+        before, after = float(nearest.double().sum()), float(squared[0].double().sum())
+        if after >= before:  # swaps too near each other: take them back, and try fewer
+            two.replace(removed, chosen)
+            most = (len(removed) + 1) // 2
+            continue
+        chosen, (nearest, next_nearest) = tried, squared
+        if after > (1 - ENOUGH) * before:
+            break
+    return chosen
 
 
 class _Field:
@@ -97,22 +103,47 @@ class _Field:
         self.right[:, -1] = self.nearest - self.x2
 
 
-def _two_nearest(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The nearest seed of each point and its squared distance, then the same of the second."""
-    k, x2 = len(chosen), x.square().sum(1)
-    left = torch.cat([x, torch.ones_like(x2)[:, None]], 1)
-    right = torch.cat([x, -x2[:, None] / 2], 1)[chosen].T  # left · right = x·c − |c|²/2
+class _TwoNearest:
+    """The two nearest seeds of each point: `score` x·c − |c|²/2 and `index`, (2, N) each."""
+
+    def __init__(self, x: Tensor, chosen: Tensor) -> None:
+        self.x2 = x.square().sum(1)
+        self.left = torch.cat([x, torch.ones_like(self.x2)[:, None]], 1)
+        self.right = torch.cat([x, self.x2[:, None] / -2], 1)
+        self.score, self.index = _two_best(self.left, self.right[chosen])
+
+    def squared(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """The squared distances to the nearest seed and to the second, (N,) each."""
+        nearest, next_nearest = (self.x2 - 2 * self.score).clamp_min_(0)
+        nearest[chosen] = 0
+        return nearest, next_nearest
+
+    def replace(self, places: Tensor, chosen: Tensor) -> None:
+        """Bring both up to date after other seeds were put in some places."""
+        is_new = torch.zeros(len(chosen), dtype=torch.bool, device=chosen.device)
+        is_new[places] = True
+        stale = is_new[self.index].any(0)
+        # Who kept both compares them with the new ones; only the others look at all seeds.
+        score, index = _two_best(self.left, self.right[chosen[places]])
+        both = torch.cat([self.score, score]), torch.cat([self.index, places[index]])
+        self.score, order = both[0].topk(2, dim=0)
+        self.index = both[1].gather(0, order)
+        everything = _two_best(self.left[stale], self.right[chosen])
+        self.score[:, stale], self.index[:, stale] = everything
+
+
+def _two_best(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The two largest of each row of left @ right.T and their columns, (2, N) each."""
+    n, k = len(left), len(right)
     rows = max(1, SCORES // k)
-    buffer = x.new_empty(rows * k)
-    score, index = x.new_empty(2, len(x)), chosen.new_empty(2, len(x))
-    for i in blocks(0, len(x), rows):
-        s = torch.mm(left[i], right, out=buffer[: (i.stop - i.start) * k].view(-1, k))
+    buffer = left.new_empty(rows * k)
+    score, index = left.new_empty(2, n), torch.empty(2, n, dtype=torch.int64, device=left.device)
+    for i in blocks(0, n, rows):
+        s = torch.mm(left[i], right.T, out=buffer[: (i.stop - i.start) * k].view(-1, k))
         score[0, i], index[0, i] = s.max(1)
         s.scatter_(1, index[0, i, None], -torch.inf)
         score[1, i], index[1, i] = s.max(1)
-    nearest, next_nearest = (x2 - 2 * score).clamp_min_(0)
-    nearest[chosen] = 0
-    return index[0], nearest, index[1], next_nearest
+    return score, index
 
 
 def _removable(first: Tensor, second: Tensor, loss: Tensor, gain: Tensor) -> Tensor:
