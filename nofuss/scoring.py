@@ -1,7 +1,7 @@
 """Scores of a model on classes it has not seen, beside what needs no training at all."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from nofuss import console
 from nofuss.data.collection import Collection
 from nofuss.evaluate.protocol import Scores, evaluate
 from nofuss.evaluate.recall import recall_at_k
+from nofuss.evaluate.retrieval import Options
 from nofuss.model.embedder import principal_components
 
 KS = (1, 2, 4, 8)
@@ -87,9 +88,10 @@ def score_all(
     ks: Sequence[int],
     seed: int,
     extended: bool = False,
+    **options: Unpack[Options],
 ) -> dict[str, Scores]:
-    """`evaluate` for each set of embeddings, all on the same items."""
+    """`evaluate` for each set of embeddings, all on the same items and gallery."""
     return {
-        name: evaluate(x, torch.as_tensor(labels), ks=ks, seed=seed, extended=extended)
+        name: evaluate(x, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
         for name, x in embeddings.items()
     }

@@ -104,7 +104,7 @@ def precisions(
         scores[1, rows] = hit.sum(1).double()
         scores[2, rows] = share.sum(1)
         for i, k in enumerate(ks, start=3):
-            scores[i, rows] = (ranks <= k).sum(1) * total[rows] / k
+            scores[i, rows] = (ranks <= k).sum(1).double() * total[rows] / k
     all_sum(scores)
     at_r, found, average, *at_k = map(task.back, scores / total)  # 0 / 0 is NaN: no query
     return Precisions(at_r, found, dict(zip(ks, at_k, strict=True)), average if all_ranks else None)

@@ -28,7 +28,7 @@ def slow_ranks(x: Tensor, labels: Tensor, *, normalize: bool) -> list[int]:
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(("items", "classes"), [(2, 1), (7, 3), (60, 25), (61, 1), (90, 4)])
-@pytest.mark.parametrize("block", [1, 7, 384])
+@pytest.mark.parametrize("block", [5, 384])
 def test_ranks_equal_the_slow_loop(scene, items, classes, normalize, block):
     x, labels = scene(items, classes)
     ranks = ranks_of_first_positive(x.double(), labels, normalize=normalize, block=block)
