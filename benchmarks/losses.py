@@ -11,18 +11,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from math import inf, log, nan
+from math import inf, nan
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop, SparseAdam
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from benchmarks.timing import Growth, Row, extra_mb, interleaved, keep_memory, optional
-from nofuss.geometry import normalize
-from nofuss.losses.fused import fused_proxy_nca
-from nofuss.losses.fused_margin import fused_proxy_anchor, fused_proxy_triplet
-from nofuss.losses.fused_sampling import sampled_proxy_nca
+from nofuss.losses.fused import fused_proxy_anchor, fused_proxy_nca, fused_proxy_triplet
 from nofuss.losses.fused_walk import forget
 from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_nca import ProxyNCA
@@ -166,7 +163,7 @@ def _nca(sizes: Sizes, *, small: bool = False) -> dict[str, Work]:
 
 
 def _fused(x: Tensor, y: Tensor, p: Tensor, *, keep: bool) -> Tensor:
-    return fused_proxy_nca(normalize(x), y, p, scale=SCALE, keep=keep)
+    return fused_proxy_nca(x, y, p, scale=SCALE, keep=keep)
 
 
 def _relatives(sizes: Sizes) -> Iterator[Row]:
@@ -174,7 +171,7 @@ def _relatives(sizes: Sizes) -> Iterator[Row]:
     works: dict[str, Work] = {
         LIMIT: sizes.bare_products(),
         "nofuss": sizes.of_function(
-            lambda x, y, p: fused_proxy_anchor(normalize(x), y, p, scale=32.0, margin=0.1)
+            lambda x, y, p: fused_proxy_anchor(x, y, p, scale=32.0, margin=0.1)
         ),
         "nofuss, plain form": sizes.of_module(ProxyAnchor(sizes.classes, sizes.dim, fused=False)),
     }
@@ -186,7 +183,7 @@ def _relatives(sizes: Sizes) -> Iterator[Row]:
     works = {
         LIMIT: sizes.bare_products(),
         "nofuss": sizes.of_function(
-            lambda x, y, p: fused_proxy_triplet(normalize(x), y, p, scale=2.0, margin=0.1)
+            lambda x, y, p: fused_proxy_triplet(x, y, p, scale=2.0, margin=0.1)
         ),
         "nofuss, plain form": sizes.of_module(ProxyTriplet(sizes.classes, sizes.dim, fused=False)),
     }
@@ -211,20 +208,14 @@ def _optimizers(classes: int) -> Iterator[Row]:
 
 
 def _steps(sizes: Sizes) -> Iterator[Row]:
-    """Loss and update of all proxies: exact, and with a tenth of the negatives."""
+    """Loss and update of all proxies."""
     p, m, v = sizes.proxies, torch.zeros_like(sizes.proxies), torch.zeros_like(sizes.proxies)
     products = sizes.bare_products()
-    generator = torch.Generator().manual_seed(0)
 
     def limit() -> None:
         products()
         for state in (p.detach(), m, v):
             state.mul_(1.0)
-
-    def sampled(x: Tensor, y: Tensor, p: Tensor, *, sparse: bool) -> Tensor:
-        return sampled_proxy_nca(
-            normalize(x), y, p, scale=SCALE, share=0.1, generator=generator, sparse=sparse
-        )
 
     def step(
         loss: Callable[[Tensor, Tensor, Tensor], Tensor],
@@ -244,28 +235,9 @@ def _steps(sizes: Sizes) -> Iterator[Row]:
         "limit: three bare products, one pass over P and its state": limit,
         "nofuss, Adam": step(exact, lambda p: Adam(p, fused=True)),
         "nofuss, RMSprop": step(exact, lambda p: RMSprop(p)),
-        "nofuss, a tenth of the negatives, Adam": step(
-            lambda x, y, p: sampled(x, y, p, sparse=False), lambda p: Adam(p, fused=True)
-        ),
-        "nofuss, a tenth of the negatives, SparseAdam": step(
-            lambda x, y, p: sampled(x, y, p, sparse=True), lambda p: SparseAdam(p)
-        ),
     }
-    notes = {"nofuss, a tenth of the negatives, Adam": _bias(sizes)}
     seconds = interleaved(works, repeats=3)
-    yield from _rows(f"Whole step, {_case(sizes)}", works, seconds, bar=2.0, notes=notes)
-
-
-@torch.no_grad()
-def _bias(sizes: Sizes) -> str:
-    """How far the loss over a tenth of the negatives is from the full one."""
-    x, generator = normalize(sizes.x), torch.Generator().manual_seed(0)
-    full = fused_proxy_nca(x, sizes.y, sizes.proxies, scale=SCALE)
-    sampled = sampled_proxy_nca(
-        x, sizes.y, sizes.proxies, scale=SCALE, share=0.1, generator=generator, corrected=True
-    )
-    left = float(sampled - full)
-    return f"loss {left - log(10):+.3f} off the full one, {left:+.4f} when corrected"
+    yield from _rows(f"Whole step, {_case(sizes)}", works, seconds, bar=2.0)
 
 
 def _extra_mb(work: Work) -> float:
@@ -289,14 +261,13 @@ def _rows(
     seconds: dict[str, float],
     *,
     bar: float = nan,
-    notes: dict[str, str] | None = None,
     memory: bool = True,
 ) -> Iterator[Row]:
     """The rows of one case: the limit first, then ours, which has the bar."""
     limit, ours, *_ = works
     extra = {name: _extra_mb(work) if memory else nan for name, work in works.items()}
     for name in works:
-        note = (notes or {}).get(name, "")
+        note = ""
         if name == ours and PML in works:
             note = f"{seconds[PML] / seconds[ours]:.1f} times PML's speed"
             note += f", {extra[ours] / extra[PML]:.2f} of its memory" if memory else ""

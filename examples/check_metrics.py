@@ -136,9 +136,7 @@ def of_kmeans() -> None:
         "tiny: 400 × 5, 64-d, sd 0.2": (400, 5, 64, 0.2),
         "tiny, overlapping: 400 × 5, 64-d, sd 1.1": (400, 5, 64, 1.1),
     }
-    print(
-        "\n| clusters × points | inertia / scikit-learn's | NMI | scikit-learn's |\n|---|---|---|---|"
-    )
+    print("\n| clusters × points | inertia, of theirs | NMI | theirs |\n|---|---|---|---|")
     for kind, (k, each, dim, noise) in kinds.items():
         labels, rows = np.repeat(np.arange(k), each), []
         for seed in range(8):

@@ -1,6 +1,8 @@
 """The `nofuss` program: from a command line to a call; torch loads only when needed."""
 
+import contextlib
 import ctypes
+import gc
 import io
 import os
 import signal
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 import tyro
 
 from nofuss.config import TrainConfig
-from nofuss.errors import NofussError, UsageError, unknown_name
+from nofuss.errors import NofussError, UsageError, unknown_name, visible
 from nofuss.flags import (
     COMMANDS,
     SPREAD,
@@ -26,6 +28,9 @@ from nofuss.flags import (
     Search,
     Serve,
 )
+
+if sys.platform != "win32":
+    import resource  # here: when memory is short there may be none left for it
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -139,38 +144,79 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal can't show
             stream.reconfigure(errors="backslashreplace")
     try:
-        command = parse([a for a in arguments if a != "--debug"])
+        command = _parse_visibly([a for a in arguments if a != "--debug"])
         if getattr(command, "keep_memory", True):
             _keep_freed_memory()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # asks as Ctrl-C does
         run(command, arguments)
     except NofussError as error:
         if debug:
+            _show_tracebacks()
             raise
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
+        gc.freeze()  # or the interpreter looks through all of torch for garbage before it ends
         return _fail("stopped", 130)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if debug:
+            _show_tracebacks()
             raise
-        if _is_out_of_memory(error):
-            cure = "smaller --batch, --size, --dim or data, or a machine with more"
-            return _fail(f"not enough memory; try {cure}", 1)
-        if isinstance(error, OSError) and error.strerror:
-            where = f" ({error.filename})" if error.filename else ""
-            return _fail(f"{error.strerror}{where}; mend it and run the command again", 1)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _fail(f"{reason} (unexpected; run again with --debug for the details)", 1)
+        return _fail(_explain(error), 1)
     return 0
 
 
+def _explain(error: Exception) -> str:
+    """One line about what no code of ours caught."""
+    if _is_out_of_memory(error):
+        return f"not enough memory; {_more_memory()}"
+    if isinstance(error, UnicodeEncodeError):
+        name, encoding = ascii(error.object), sys.getfilesystemencoding()
+        return f"file names are in {encoding} here, which can't say {name}; set LC_ALL=C.UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}; mend it and run the command again"
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{reason} (unexpected; run again with --debug for the details)"
+
+
+def _parse_visibly(argv: Sequence[str]) -> Command:
+    """`parse`, whose complaints quote arguments as they are: names of files may be among them."""
+    if all(word.isprintable() for word in argv):
+        return parse(argv)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            return parse(argv)
+    finally:
+        for line in said.getvalue().splitlines():
+            print(visible(line), file=sys.stderr)
+
+
+def _show_tracebacks() -> None:
+    from nofuss.console import show_traceback
+
+    sys.excepthook = show_traceback
+
+
 def _is_out_of_memory(error: Exception) -> bool:
-    """Python's own error, or torch's, which is told by its words only."""
-    words = ("can't allocate memory", "out of memory")
-    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
+    """Python's own error, or one of torch's, its libraries' or the loader's, told by its words."""
+    words = (
+        *("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc"),
+        *("failed to map segment", "could not create a primitive", "can't start new thread"),
+    )
+    return isinstance(error, MemoryError) or any(each in str(error).lower() for each in words)
+
+
+def _more_memory() -> str:
+    """What to do about it: a limit of the shell is the first suspect where there is one."""
+    if sys.platform != "win32":
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            return f"this shell allows {limit / 1e6:,.0f} MB: ulimit -v unlimited"
+    return "try smaller --batch, --size, --dim or data, or a machine with more"
 
 
 def _fail(message: str, code: int) -> int:

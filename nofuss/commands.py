@@ -17,10 +17,11 @@ from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
-from nofuss.errors import DataError, UsageError
+from nofuss.errors import DataError, UsageError, command
 from nofuss.files import write_file
 from nofuss.galleries import among_themselves, within_gallery
-from nofuss.job import split
+from nofuss.job import by_folds, split
+from nofuss.lock import RunLock
 from nofuss.pipeline import train
 from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
@@ -45,6 +46,32 @@ def evaluate_run(
         raise UsageError("--gallery needs the queries: nofuss evaluate RUN QUERIES --gallery DIR")
     if not ks or min(ks) < 1:
         raise UsageError(f"--k is {' '.join(map(str, ks))}; expected whole numbers from 1 up")
+    with RunLock() as lock:
+        if data is None:  # the run keeps the scores
+            lock.take(open_run(path).path)
+        _evaluate(
+            path,
+            data,
+            gallery=gallery,
+            ks=ks,
+            extended=extended,
+            seed=seed,
+            as_json=as_json,
+            device=device,
+        )
+
+
+def _evaluate(
+    path: Path,
+    data: Path | None,
+    *,
+    gallery: Path | None,
+    ks: Sequence[int],
+    extended: bool,
+    seed: int,
+    as_json: bool,
+    device: str,
+) -> None:
     run = open_run(path)
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say
@@ -55,6 +82,9 @@ def evaluate_run(
         cure = "restore them, or score it on what is there now: give DATA"
         check_same_data(path, collection.fingerprint(), cure=cure)
         test = split(collection, run.config).test
+        if by_folds(run.config, collection):
+            _show_fold_scores(path, as_json=as_json)
+            return
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
         whole, collection = collection, collection.subset(test)
@@ -76,14 +106,15 @@ def evaluate_run(
     )
     if not processes.first():
         return
-    content = scores[run.config.loss].as_dict()
+    content = scores[run.config.loss]
     if as_json:
-        print(json.dumps(content, indent=2))
+        console.answer(content)
     else:
         score_table(f"{path} on {collection.name}", scores)
     if data is None:
         before = read_json(path / "scores.json")
-        run.write("scores.json", content | {"baselines": before.get("baselines", {})})
+        kept_before = {k: before[k] for k in ("baselines", "gain", "method") if k in before}
+        run.write("scores.json", content | kept_before)
         kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
         kept = replace(kept, test=found.numpy(), test_rows=test)
         kept.save(path)
@@ -96,6 +127,18 @@ def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
         collection, _ = open_usable(gallery, say=say)
     processes.check_same("gallery", collection.fingerprint)
     return collection
+
+
+def _show_fold_scores(path: Path, *, as_json: bool) -> None:
+    """The scores of a run that has learned from all of its classes: those of its folds."""
+    scores = read_json(path / "scores.json")
+    if "recall@1" not in scores:
+        raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
+    if as_json:
+        print(json.dumps(scores, indent=2))
+        return
+    console.say("all classes were learned from; these scores are of models that had not seen them")
+    score_table(str(path), {scores.get("method", "this run"): scores} | scores["baselines"])
 
 
 def embed(path: Path, data: Path, out: Path, *, device: str = "auto") -> None:
@@ -137,7 +180,7 @@ def _show_what_it_learned(path: Path, *, seed: int) -> None:
     _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
-    console.say(f"Search with it: nofuss serve {path}")
+    console.say(f"Search with it: {command('nofuss', 'serve', path)}")
 
 
 def _show_a_search(run: Path, *, seed: int) -> None:

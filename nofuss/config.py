@@ -85,10 +85,6 @@ class TrainConfig:
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None
     """Below 1 labels share proxies, above 1 a label has several."""
-    revive_after: Annotated[
-        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: never)")
-    ] = None
-    """Dynamic assignment: move a proxy that nobody chose for N batches onto a random item."""
     scale: _Number = None
     """2·N_x·N_p, the scale of the cosine; the loss's own default if not given."""
     free_norms: bool = False
@@ -98,25 +94,48 @@ class TrainConfig:
     """convnet, inception-bn, efficientnet-lite0, -lite1, -lite2, timm:NAME."""
     weights: _Path = None
     """A local checkpoint of the backbone (inception-bn: a public BN-Inception file)."""
-    dim: int = 64
-    """Size of the embedding."""
+    dim: Annotated[
+        int | None,
+        tyro.conf.arg(
+            metavar="N",
+            help_behavior_hint="(default: 512, or the features' own if fewer; small, paper: 64)",
+        ),
+    ] = None
+    """Size of the embedding; an item in the index takes four bytes a dimension."""
     size: _Count = None
     """Side of the picture that the backbone sees; the backbone's own if not given."""
+    mirror: _Switch = None
+    """Average the features of each picture and of its mirror image, in search too: slightly better
+    neighbours for twice the time a picture. Not for characters."""
     start: Annotated[
-        Literal["random", "data"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
+        Literal["random", "pca", "whitened"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
     ] = None
-    """data: the head starts at the PCA of the features, proxies at their class means."""
+    """Where the head starts. whitened: features divided by their scatter within classes, then
+    their principal components, proxies at class means. pca: the principal components alone."""
+    untrained: bool = False
+    """Keep the backbone's features as they are, or with --dim their principal components: a run
+    like any other, for comparison."""
+    shrinkage: Annotated[
+        float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: chosen on folds)")
+    ] = None
+    """With --start whitened: how little to trust the measured scatter, from 0 to 1 (α)."""
     center: _Switch = None
-    """With --start data: move the features' mean to zero."""
+    """Subtract the features' mean before the head (whitened: chosen on folds)."""
     root: _Switch = None
-    """Take the root of the backbone's features before the head (Perronnin et al. 2010)."""
+    """Take the root of the backbone's features before the head (Perronnin et al. 2010; whitened:
+    chosen on folds)."""
+    folds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 4)")] = (
+        None
+    )
+    """Fixed features: folds of the training classes on which the start is chosen and training has
+    to prove itself; 0 chooses nothing and always trains."""
     freeze_batch_norm: _Switch = None
     """Keep the batch-norm statistics of the backbone as they came."""
     warmup: _Count = None
     """Epochs in which only head and proxies move."""
 
     epochs: _Count = None
-    """How often the training set is seen."""
+    """How often the training set is seen; 0 keeps the head where it starts."""
     batch: _Count = None
     """Items a step."""
     per_class: Annotated[
@@ -145,13 +164,18 @@ class TrainConfig:
     """Of everything random: split, order, augmentation, first weights."""
     test_share: Annotated[
         float | None,
-        tyro.conf.arg(metavar="X", help_behavior_hint="(default: the data's own split, else 0.5)"),
+        tyro.conf.arg(
+            metavar="X",
+            help_behavior_hint="(default: the data's own split, else folds or 0.5)",
+        ),
     ] = None
-    """Share of the classes kept out of training, for the scores at the end; 0 trains on all."""
+    """Share of the classes kept out of training, for the scores at the end; 0 trains on all. On
+    fixed features the default trains on all classes and scores by folds."""
     allow_shared: bool = False
     """Accept a split of the data's own that has classes on both sides."""
     holdout: _Number = None
-    """Share of the *training* classes held out to watch training; 0 trains on all of them."""
+    """A backbone that learns: share of the *training* classes held out to watch it; 0 trains on
+    all of them."""
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
     """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
     workers: int = 0

@@ -1,9 +1,16 @@
-"""What the user sees in the terminal: lines, a progress bar, tables. Plain lines when piped."""
+"""What the user sees in the terminal: lines, a progress bar, tables. Plain lines when piped.
 
+Whatever is printed goes through here, and may hold names of foreign files, classes and tensors: no
+control character reaches the terminal, and nothing in a name is taken for markup.
+"""
+
+import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -16,6 +23,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+from nofuss.errors import visible
 
 # No emoji: a folder may well be called :dog:.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -29,24 +39,29 @@ def speak(aloud: bool) -> None:
 
 def say(message: str) -> None:
     """One line of ordinary output; no markup, so that names are shown as they are."""
-    out.print(message, markup=False)
+    out.print(visible(message), markup=False)
 
 
 def warn(message: str) -> None:
     """One line that asks for attention."""
-    out.print(f"note: {message}", markup=False, style="yellow")
+    out.print(f"note: {visible(message)}", markup=False, style="yellow")
 
 
 def aside(message: str) -> None:
     """One line beside output that a program reads."""
     if not out.quiet:
-        err.print(message, markup=False)
+        err.print(visible(message), markup=False)
+
+
+def answer(content: Any) -> None:
+    """JSON for a program, which a terminal may show as well."""
+    print(json.dumps(content, indent=2).replace("\x7f", "\\u007f"))  # json leaves that one
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar for work of known length; hands out a function to tell how many are done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
         TextColumn("{task.fields[speed]}"),
@@ -67,6 +82,16 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     say(f"{label}: {total:,} in {seconds:.1f} s ({total / max(seconds, 1e-9):,.0f}/s)")
 
 
+@contextmanager
+def busy(label: str) -> Iterator[None]:
+    """A spinner for work of unknown length, and a line with its seconds where it took some."""
+    began = time.monotonic()
+    with out.status(label) if out.is_terminal and not out.quiet else nullcontext():
+        yield
+    if (seconds := time.monotonic() - began) >= 2:
+        say(f"{label}: {seconds:.1f} s")
+
+
 class TrainingDisplay:
     """Watches training: a bar within the epoch, a line after it (none without a record)."""
 
@@ -79,9 +104,9 @@ class TrainingDisplay:
     ) -> None:
         self.epochs, self.what, self.record = epochs, what, record
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
             console=out,
             transient=True,
@@ -133,15 +158,29 @@ class TrainingDisplay:
 def table(title: str, header: list[str], rows: list[list[str]]) -> None:
     """A small table; the first column left, the others right."""
     shown = Table(
-        title=title, title_justify="left", title_style="bold", header_style="", box=box.SIMPLE_HEAD
+        title=Text(visible(title)),
+        title_justify="left",
+        title_style="bold",
+        header_style="",
+        box=box.SIMPLE_HEAD,
     )
     for i, name in enumerate(header):
-        shown.add_column(name, justify="left" if i == 0 else "right")
+        shown.add_column(Text(visible(name)), justify="left" if i == 0 else "right")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*(Text(visible(cell)) for cell in row))
     out.print(shown)
 
 
 def fail(message: str) -> None:
     """One line on standard error."""
-    err.print(f"nofuss: {message}", markup=False, style="red" if sys.stderr.isatty() else "")
+    line = f"nofuss: {visible(message)}"
+    err.print(line, markup=False, style="red" if sys.stderr.isatty() else "")
+
+
+def show_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """A `sys.excepthook`: what --debug shows, harmless as all else."""
+    for text in traceback.format_exception(kind, error, trace):
+        for line in text.split("\n"):
+            err.print(visible(line), markup=False)

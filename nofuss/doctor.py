@@ -1,9 +1,7 @@
 """`nofuss doctor`: what is in the data, what is wrong with it, and what to run next. Reads only."""
 
 import hashlib
-import json
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +17,14 @@ from torch import Tensor
 
 from nofuss import console
 from nofuss.data import open_data, scan_pictures
+from nofuss.data.bounds import MAX_FILE
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
 from nofuss.data.scan import CONFLICT, DUPLICATE
 from nofuss.duplicates import Look, look_at, near_duplicates
 from nofuss.encoder import load
+from nofuss.errors import command
+from nofuss.files import open_regular
 from nofuss.report import findings
 
 _SHOWN = 10  # findings of a kind on the screen; --json has all
@@ -77,7 +78,7 @@ def examine(data: Path, run: Path | None, *, as_json: bool) -> None:
         console.say(collection.describe())
     found = diagnose(collection, data=data, run=run, quiet=as_json)
     if as_json:
-        print(json.dumps(asdict(found), indent=2))
+        console.answer(asdict(found))
     else:
         _tell(found)
 
@@ -155,14 +156,14 @@ def doubtful_labels(vectors: Tensor, collection: Collection) -> list[Doubt]:
 
 def suggest(collection: Collection, data: Path) -> str:
     """The command to run next."""
-    command = f"nofuss train {shlex.quote(str(data))}"
+    train = command("nofuss", "train", data)
     if collection.labels is None:
-        return command
+        return train
     if int((np.bincount(collection.labels) > 1).sum()) < 2:
         return "add pictures: two classes with two items each are the least to learn from"
     if collection.split is None and collection.num_classes < 4:
-        return f"{command} --test-share 0"  # too few classes to keep any for the scores
-    return command
+        return f"{train} --test-share 0"  # too few classes to keep any for the scores
+    return train
 
 
 def _look_alikes(
@@ -204,7 +205,7 @@ def _copied_files(paths: Sequence[Path], usable: NDArray[np.int64]) -> list[list
         by_size[paths[i].stat().st_size].append(i)
     for size, rows in by_size.items():
         for i in rows if len(rows) > 1 else ():
-            with paths[i].open("rb") as file:
+            with open_regular(paths[i], limit=MAX_FILE) as file:
                 by_content[size, hashlib.file_digest(file, "sha256").digest()].append(i)
     return sorted(rows for rows in by_content.values() if len(rows) > 1)
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nofuss.errors import RunError
-from nofuss.files import write_file
+from nofuss.files import check_regular, memory, parse_json, write_file
 
 FILE = "embeddings.safetensors"
 Floats = NDArray[np.float32]
@@ -40,11 +40,13 @@ class RunEmbeddings:
     """(M,) the row of p(x) for each item of the sample; empty without proxies."""
     scale: float | None = None
     """2·N_x·N_p of the loss; None where norms are free."""
+    seen: bool = False
+    """The test items are all items, learned from; their scores are by folds."""
 
     def save(self, run: Path) -> None:
         """Write the file of the run."""
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
-        about = {"fingerprint": self.fingerprint, "scale": self.scale}
+        about = {"fingerprint": self.fingerprint, "scale": self.scale, "seen": self.seen}
         about["checksum"] = _checksum(about, arrays)
         # One entry: the format keeps several in no order, and the same run would differ in bytes.
         write_file(run / FILE, save(arrays, metadata={"about": json.dumps(about)}))
@@ -59,14 +61,40 @@ def load_embeddings(run: Path) -> RunEmbeddings | None:
     if not file.is_file():
         return None
     try:
+        check_regular(file, limit=memory())
         with safe_open(file, framework="numpy") as stored:
-            about = json.loads((stored.metadata() or {})["about"])
+            about = parse_json((stored.metadata() or {})["about"].encode())
             arrays = {name: stored.get_tensor(name) for name in _ARRAYS}
         if about.pop("checksum") != _checksum(about, arrays):
             raise ValueError("its checksum differs")
-        return RunEmbeddings(**about, **arrays)
+        kept = RunEmbeddings(**about, **arrays)
+        _check(kept)
+        return kept
     except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{file} is damaged ({error}); delete it or train again") from None
+        reason = " ".join(str(error).split())
+        raise RunError(f"{file} is damaged ({reason}); delete it or train again") from None
+
+
+def _check(kept: RunEmbeddings) -> None:
+    """ValueError where the parts don't fit each other; their checksum vouches for nothing more."""
+    vectors = {"test": kept.test, "sample": kept.sample, "proxies": kept.proxies}
+    for name, array in vectors.items():
+        if array.dtype != np.float32 or array.ndim != 2 or array.shape[1] != kept.test.shape[1]:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}; expected float32 (N, D)")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} holds NaN or infinity")
+    assigned = len(kept.sample) if len(kept.proxies) else 0
+    rows = {"test_rows": len(kept.test), "sample_rows": len(kept.sample), "assignment": assigned}
+    for name, count in rows.items():
+        array = getattr(kept, name)
+        if array.dtype != np.int64 or array.shape != (count,) or array.min(initial=0) < 0:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}; expected int64 ({count},)")
+    if kept.assignment.max(initial=-1) >= len(kept.proxies):
+        raise ValueError("assignment names proxies that are not there")
+    if type(kept.fingerprint) is not str:
+        raise ValueError("its fingerprint is no word")
+    if kept.scale is not None and not (type(kept.scale) is float and np.isfinite(kept.scale)):
+        raise ValueError(f"its scale is {kept.scale!r:.20}")
 
 
 def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:

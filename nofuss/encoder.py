@@ -1,6 +1,5 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.data.transforms import test_views
 from nofuss.device import choose_device
-from nofuss.errors import DataError, RunError
+from nofuss.errors import DataError, RunError, command
+from nofuss.features import accelerate_for
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract, extract_together, for_inference
@@ -51,7 +51,7 @@ class Encoder:
         """Unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors (N, F)."""
         if self.preprocessing is None:
             vectors = _vectors(items, self.embedder.backbone.channels)
-            return normalize(extract(self.embedder, iter([vectors]), count=len(items)))
+            return _unit(extract(self.embedder, iter([vectors]), count=len(items)))
         one = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
         if one or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put the one into a list")
@@ -59,7 +59,7 @@ class Encoder:
             test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)
             for i in range(0, len(items), BATCH)
         )
-        return normalize(extract(self.embedder, views, count=len(items)))
+        return _unit(extract(self.embedder, views, count=len(items)))
 
     def embed_collection(
         self,
@@ -70,13 +70,14 @@ class Encoder:
     ) -> Tensor:
         """Unit embeddings (N, dim) of all items of a collection, in its order."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
+        accelerate_for(self.embedder.backbone, len(collection))
         chosen = in_order(len(collection), BATCH if self.preprocessing else 4096)
 
         def load(part: Sequence[Indices]) -> Iterator[Tensor]:
             loaded = batches(collection, self.preprocessing, part, train=False, workers=workers)
             return (batch.inputs for batch in loaded)
 
-        return normalize(extract_together(self.embedder, load, chosen, progress))
+        return _unit(extract_together(self.embedder, load, chosen, progress))
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None
@@ -87,6 +88,17 @@ class Encoder:
         else:
             image = _from_array(np.asarray(item))
         return np.asarray(resized(in_mode(image, self.preprocessing.mode), self.preprocessing))
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    """Their directions; a model that overflows is no model."""
+    bad = (~embeddings.isfinite().all(1)).sum()
+    if bad:
+        raise RunError(
+            f"the model gives NaN or infinity for {int(bad):,} of {len(embeddings):,} items; its "
+            "weights are damaged, or the items are far beyond what it was trained on"
+        )
+    return normalize(embeddings)
 
 
 def check_fits(collection: Collection, preprocessing: Preprocessing | None, width: int) -> None:
@@ -108,7 +120,7 @@ def load(path: str | Path, *, device: str = "auto") -> Encoder:
     if (folder / "config.json").is_file() and not (folder / "model").is_dir():
         raise RunError(
             f"{folder} has no model yet; finish it: "
-            f"{shlex.join(['nofuss', 'train', '--out', str(folder), '--resume'])}"
+            f"{command('nofuss', 'train', '--out', folder, '--resume')}"
         )
     saved = load_model(folder / "model" if (folder / "model").is_dir() else folder)
     return Encoder(

@@ -9,9 +9,12 @@
 
 The library's pure functions raise plain `ValueError` for a caller's mistake;
 `UsageError` and `DataError` are `ValueError`s too, so one `except` serves both.
-A message is one line: what was got, what was expected, what to do about it.
+A message is one line: what was got, what was expected, what to do about it. It may hold names of
+files, classes and tensors as they are: `visible` makes them harmless where they are shown.
 """
 
+import os
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -46,6 +49,29 @@ class TrainingError(NofussError):
 
 class ProcessError(NofussError):
     """Another process, of those that work together, is gone, hangs or can't be reached."""
+
+
+def visible(text: str) -> str:
+    """The text with every character written out that a terminal would act on, or not show."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def command(*words: object) -> str:
+    """A command line to be pasted into a shell, where every word stays one, whatever it holds."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: object) -> str:
+    text = str(word)
+    if text.isprintable():
+        return shlex.quote(text)
+    plain = (
+        chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\x{b:02x}"
+        for b in os.fsencode(text)
+    )
+    return f"$'{''.join(plain)}'"  # as bash, zsh and ksh read it
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:

@@ -11,40 +11,38 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
 from nofuss.config import TrainConfig
-from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.collection import compact_labels
 from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import normalize
-from nofuss.model.embedder import build_embedder
+from nofuss.model.start import signed_root
 from nofuss.presets import resolve
-from nofuss.train.feed import CollectionFeed
-from nofuss.train.loop import Silent, train
-from nofuss.train.setup import (
-    batch_of,
-    build_criterion,
-    build_training,
-    items_per_class,
-    start_from_data,
-)
+from nofuss.train.choice import fit_head
+from nofuss.train.setup import items_per_class
 
 
 class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A linear embedding of vectors, learned with proxies, for classes not seen in training.
 
-    `fit(X, y)` starts at the PCA of X with proxies at the class means and trains both;
-    `transform(X)` gives unit vectors; `score(X, y)` is Recall@1, each item searched among the
-    others. Meant for embeddings of other models (CLIP, DINO, text): a better metric in seconds.
+    `fit(X, y)` whitens X within classes, trains from there with proxies at the class means, and
+    keeps whichever of the two finds classes better that were held out in turn (`choice_` says which
+    and why); `transform(X)` gives unit vectors; `score(X, y)` is Recall@1, each item searched among
+    the others. Meant for embeddings of other models (CLIP, DINO, text): a better metric in seconds.
 
-    dim: size of the embedding; at most the number of features, and of items less one.
+    dim: size of the embedding; None takes 512, or the number of features where they are fewer.
     loss: a name that `nofuss train --loss` takes.
-    epochs, batch, head_rate, proxy_rate, scale: None takes the "vectors" preset's value.
-    random_state: of the order of items.
+    folds: folds of the classes on which the start is chosen and training has to prove itself;
+        0 chooses nothing and always trains.
+    epochs: passes over X; 0 keeps the closed form. None, as for batch, head_rate, proxy_rate and
+        scale, follows from the data as in `nofuss train`.
+    random_state: seed of the order of items.
     """
 
     def __init__(
         self,
-        dim: int = 64,
+        dim: int | None = None,
         *,
         loss: str = "proxy-nca",
+        folds: int = 4,
         epochs: int | None = None,
         batch: int | None = None,
         head_rate: float | None = None,
@@ -54,6 +52,7 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     ) -> None:
         self.dim = dim
         self.loss = loss
+        self.folds = folds
         self.epochs = epochs
         self.batch = batch
         self.head_rate = head_rate
@@ -68,11 +67,11 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         labels, self.classes_ = compact_labels(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y has {len(self.classes_)} class; a distance needs two or more")
-        self._n_features_out = min(self.dim, X.shape[1], len(X) - 1)
         config = resolve(
             TrainConfig(
-                dim=self._n_features_out,
+                dim=None if self.dim is None else min(self.dim, X.shape[1]),
                 loss=self.loss,
+                folds=self.folds,
                 epochs=self.epochs,
                 batch=self.batch,
                 head_rate=self.head_rate,
@@ -83,35 +82,22 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             kind="vectors",
             small=False,
         )
-        data = Collection(
-            name="X",
-            layout="array",
-            kind="vectors",
-            array=X,
-            labels=labels,
-            class_names=tuple(map(str, self.classes_)),
-        )
-        embedder = build_embedder("identity", dim=config.dim, channels=X.shape[1])
-        criterion = build_criterion(config, len(self.classes_))
-        start_from_data(embedder.head, criterion, torch.from_numpy(X), torch.from_numpy(labels))
         config = replace(config, per_class=items_per_class(config))
-        feed = CollectionFeed(
-            data,
-            None,
-            batch_of(config, len(X), len(self.classes_)),
-            per_class=int(config.per_class or 0),
-            seed=config.seed,
-        )
-        train(build_training(config, embedder, criterion), feed, watch=Silent())
-        self.components_: NDArray[np.float32] = embedder.head.weight.detach().numpy()
-        self.intercept_: NDArray[np.float32] = embedder.head.bias.detach().numpy()
+        self.choice_, head = fit_head(config, torch.from_numpy(X), torch.from_numpy(labels))
+        self.components_: NDArray[np.float32] = head.weight.numpy()
+        self.intercept_: NDArray[np.float32] = head.bias.numpy()
+        self._n_features_out = len(self.components_)
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Unit vectors (N, dim)."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, reset=False)
-        raw = torch.from_numpy(X @ self.components_.T + self.intercept_)
+        x = torch.from_numpy(X)
+        x = signed_root(x) if self.choice_.recipe.root else x
+        raw = torch.addmm(
+            torch.from_numpy(self.intercept_), x, torch.from_numpy(self.components_).T
+        )
         return np.asarray(normalize(raw).numpy())
 
     def score(self, X: Any, y: Any) -> float:

@@ -5,11 +5,7 @@ The graph takes what preprocessing gives and returns unit embeddings, for any ba
 
 import contextlib
 import dataclasses
-import io
 import json
-import logging
-import warnings
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,8 +21,9 @@ from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.transforms import fitted, test_views
 from nofuss.encoder import Encoder, load
 from nofuss.errors import NofussError, TrainingError, UsageError
-from nofuss.files import sync
+from nofuss.files import write_file
 from nofuss.geometry import normalize
+from nofuss.model.onnx_backbone import quietly
 from nofuss.run import open_run
 
 CHECKED = 16
@@ -57,20 +54,15 @@ def export_run(path: Path, out: Path) -> float:
     onnx, runtime = _packages()
     encoder = load(path, device="cpu")
     inputs, what = real_inputs(encoder, open_run(path).config.data)
-    temporary = out.with_name(f".{out.name}.new")
     out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        write_onnx(encoder, inputs, temporary, onnx)
-        difference = largest_difference(encoder, inputs, temporary, runtime)
-        if not difference <= LARGEST_DIFFERENCE:
-            raise TrainingError(
-                f"the exported model differs from the original by {difference:.2g}; nothing was "
-                "written; please report it"
-            )
-        sync(temporary)
-        temporary.rename(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = to_onnx(encoder, inputs, onnx)
+    difference = largest_difference(encoder, inputs, content, runtime)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise TrainingError(
+            f"the exported model differs from the original by {difference:.2g}; nothing was "
+            "written; please report it"
+        )
+    write_file(out, content)
     console.say(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, the largest difference from torch on "
         f"{len(inputs)} {what} is {difference:.1e}"
@@ -78,9 +70,9 @@ def export_run(path: Path, out: Path) -> float:
     return difference
 
 
-def write_onnx(encoder: Encoder, inputs: Tensor, file: Path, onnx: Any) -> None:
-    """Export with a free batch size, and describe the inputs in the file's metadata."""
-    with _quietly():
+def to_onnx(encoder: Encoder, inputs: Tensor, onnx: Any) -> bytes:
+    """The file's content: a free batch size, and what describes the inputs in its metadata."""
+    with quietly():
         program = torch.onnx.export(
             UnitEmbedding(encoder).eval(),
             (inputs[:2].contiguous(),),
@@ -95,7 +87,8 @@ def write_onnx(encoder: Encoder, inputs: Tensor, file: Path, onnx: Any) -> None:
     for key, value in metadata(encoder).items():
         model.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(model)
-    file.write_bytes(model.SerializeToString())
+    content: bytes = model.SerializeToString()
+    return content
 
 
 def metadata(encoder: Encoder) -> dict[str, str]:
@@ -156,9 +149,9 @@ def real_inputs(encoder: Encoder, data: Path | None) -> tuple[Tensor, str]:
 
 
 @torch.no_grad()
-def largest_difference(encoder: Encoder, inputs: Tensor, file: Path, runtime: Any) -> float:
+def largest_difference(encoder: Encoder, inputs: Tensor, content: bytes, runtime: Any) -> float:
     """Between torch and onnxruntime, over all entries; batches of one and of all."""
-    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     expected = normalize(encoder.embedder(inputs)).numpy()
     x = np.ascontiguousarray(inputs.numpy())
     both = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
@@ -172,17 +165,3 @@ def _packages() -> tuple[Any, Any]:
         return import_module("onnx"), import_module("onnxruntime")
     except ImportError as error:
         raise UsageError(f"export to ONNX needs {error.name}: {NEEDED}") from None
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """The exporter talks of its progress and of its own future; errors still come through."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -2,24 +2,26 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from nofuss import console
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory, write_atomically
+from nofuss.data.cache import cache_directory, read_tensor, write_atomically, write_tensor
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.device import device_of
+from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract_together, for_inference
+from nofuss.model.onnx_backbone import accelerate
 from nofuss.processes import any_true
+
+WORTH_EXPORT = 1000
+"""Pictures from which on exporting the backbone to onnxruntime takes less time than it saves."""
 
 
 def backbone_features(
@@ -27,16 +29,19 @@ def backbone_features(
 ) -> Tensor:
     """(N, F) features of the centre crops, from the cache where the same were asked for before.
 
-    The key covers items, preprocessing, the kind of device and every weight of the backbone.
+    The key covers items, preprocessing, mirroring, the kind of device and every weight of the
+    backbone.
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
     kept = collection.kind != "dataset"  # whose pixels are nowhere to be seen beforehand
-    with suppress(OSError, SafetensorError, KeyError):  # not there, or damaged: made again
-        features = load_file(file)["features"] if kept else None
+    if kept:
+        like = torch.empty(len(collection), embedder.backbone.features, device="meta")
+        features = read_tensor(file, like=like)
     if not any_true(features is None)[0]:
         assert features is not None
         return features
     backbone = for_inference(embedder).backbone
+    accelerate_for(backbone, len(collection))
 
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
         loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
@@ -44,10 +49,24 @@ def backbone_features(
 
     with console.progress("computing features once", len(collection)) as progress:
         features = extract_together(backbone, load, in_order(len(collection), 32), progress)
-    content = save({"features": features})
     if kept:
-        write_atomically(file, lambda out: out.write(content))
+        write_tensor(file, features)
     return features
+
+
+def accelerate_for(backbone: Backbone, count: int) -> None:
+    """Let onnxruntime run a backbone that is to see `count` pictures, where that saves time.
+
+    The number alone decides, so that the same command gives the same bits again.
+    """
+    if count < WORTH_EXPORT:
+        return
+
+    def write(file: Path, graph: bytes) -> None:
+        write_atomically(file, lambda out: out.write(graph))
+
+    if accelerate(backbone, cache_directory(), write):
+        console.say(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
 
 
 def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:
@@ -55,6 +74,8 @@ def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Prepr
     key.update(f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode())
     if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
         key.update(kind.encode())
+    if embedder.backbone.mirror:
+        key.update(b"mirrored")
     for path in collection.paths:  # other pixels in a file of the same size change its time
         key.update(f"{path.stat().st_mtime_ns} ".encode())
     for name, tensor in embedder.backbone.state_dict().items():

@@ -1,17 +1,81 @@
-"""Writes that survive a crash: a reader finds the old content or the new, never half of it."""
+"""Writes that survive a crash, and reads of nothing but files.
 
-import ctypes
+A reader finds the old content or the new, never half of it. A path that others name may lead to a
+pipe, a device or a file without end: what and how large it is, is looked at before a byte is read.
+"""
+
 import errno
 import hashlib
 import json
 import os
-import shutil
+import re
+import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 MANIFEST = "manifest.json"
+READ_LIMIT = 2**30
+"""Bytes of a file that others name; more is no picture and no description of anything."""
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: Path, *, limit: int = READ_LIMIT) -> BufferedReader | BytesIO:
+    """Open a regular file of at most `limit` bytes for reading; OSError says what else it is.
+
+    Opening never waits for a writer, and a device is not even opened. A file of no size is empty,
+    whatever reading it would give: the files of /proc have none, and some have no end.
+    """
+    check_regular(path, limit=limit)
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 handed to the caller
+    try:  # again: another file may have taken the name
+        size = _size_of(os.fstat(file.fileno()), path, limit)
+    except OSError:
+        file.close()
+        raise
+    if size:
+        return file
+    file.close()
+    return BytesIO()
+
+
+def check_regular(path: Path, *, limit: int = READ_LIMIT) -> int:
+    """The size of a regular file, for readers that want a path; OSError for anything else."""
+    return _size_of(os.stat(path), path, limit)
+
+
+def read_regular(path: Path, *, limit: int = READ_LIMIT) -> bytes:
+    """All of a regular file."""
+    with open_regular(path, limit=limit) as file:
+        return file.read()
+
+
+def memory() -> int:
+    """Bytes of memory that this machine has: no file of numbers that is larger is opened."""
+    return max(READ_LIMIT, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _size_of(status: os.stat_result, path: Path, limit: int) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
+    if status.st_size > limit:
+        size = f"{status.st_size:,} bytes, more than the {limit:,} that are read of such a file"
+        raise OSError(errno.EFBIG, size, str(path))
+    return status.st_size
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
 def sync(path: Path) -> None:
@@ -25,16 +89,44 @@ def sync(path: Path) -> None:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole."""
-    temporary = path.with_name(f".{path.name}.new")
+    if isinstance(content, str):  # a file name may hold bytes that are no UTF-8
+        content = content.encode("utf-8", "backslashreplace")
+    with new_file(path) as file:
+        file.write(content)
+
+
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)", re.DOTALL)
+
+
+def temporary_name(name: str, end: str = "new") -> str:
+    """A name that nothing has yet, and nobody can foresee; `TEMPORARY` tells it from others."""
+    return f".{name}.{secrets.token_hex(8)}.{end}"
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Fill the file handed out; it takes the place of `path` as a whole when all went well.
+
+    It is made under a random name that nothing has yet, so that no link which somebody put into
+    the folder is followed; a link at `path` itself is replaced, and what it leads to stays.
+    """
+    temporary, made = temporary_name(path.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if isinstance(content, str):  # a file name may hold bytes that are no UTF-8
-            content = content.encode("utf-8", "backslashreplace")
-        temporary.write_bytes(content)
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        descriptor = os.open(temporary, made | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        os.fsync(folder)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(folder)
 
 
 @contextmanager
@@ -53,50 +145,6 @@ def only_writer(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def write_folder(path: Path) -> Iterator[Path]:
-    """Fill the folder handed out; it takes the place of `path` as a whole when all went well."""
-    temporary, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
-    if old.exists() and not path.exists():
-        old.rename(path)  # killed between the two renames below
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for file in temporary.iterdir():
-            sync(file)
-        sync(temporary)
-        if not path.exists():
-            temporary.rename(path)
-        elif not _exchange(temporary, path):
-            shutil.rmtree(old, ignore_errors=True)
-            path.rename(old)
-            try:
-                temporary.rename(path)
-            except OSError:
-                old.rename(path)
-                raise
-        sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Swap two folders in one step; False where the system or the file system can't."""
-    at_fdcwd, rename_exchange = -100, 2
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):  # not Linux
-        return False
-    if renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), str(b))
-
-
 def seal(folder: Path) -> None:
     """Write manifest.json with the checksum of every other file of a folder."""
     sums = {file.name: sha256(file) for file in sorted(folder.iterdir())}
@@ -105,7 +153,7 @@ def seal(folder: Path) -> None:
 
 def check_seal(folder: Path) -> None:
     """ValueError, or OSError, where a file is not what was sealed."""
-    sums = json.loads((folder / MANIFEST).read_bytes())
+    sums = parse_json(read_regular(folder / MANIFEST))
     if not isinstance(sums, dict):
         raise ValueError(f"{MANIFEST} is no object")
     for name, expected in sums.items():
@@ -115,13 +163,18 @@ def check_seal(folder: Path) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a JSON file with an object; its checksum goes with it."""
-    sealed = content | {"checksum": _checksum(content)}
-    write_file(path, json.dumps(sealed, indent=2, ensure_ascii=False) + "\n")
+    write_file(path, sealed_json(content))
+
+
+def sealed_json(content: dict[str, Any]) -> bytes:
+    """An object with its checksum, as `read_json` wants it."""
+    text = json.dumps(content | {"checksum": _checksum(content)}, indent=2, ensure_ascii=False)
+    return f"{text}\n".encode("utf-8", "backslashreplace")  # a name may hold what is no UTF-8
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote; OSError or ValueError where it can't be read or was changed."""
-    content = json.loads(path.read_bytes())
+    content = parse_json(read_regular(path))
     if not isinstance(content, dict):
         raise ValueError("not an object")
     expected = content.pop("checksum", None)  # files of other programs have none
@@ -130,11 +183,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def parse_json(content: bytes) -> Any:
+    """What foreign bytes say; ValueError where they are no JSON, or brackets without end."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
 def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:
     """The file's checksum, read back from where it lies."""
-    with path.open("rb") as file:
+    with open_regular(path, limit=memory()) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

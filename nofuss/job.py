@@ -21,6 +21,9 @@ from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.presets import resolve
 from nofuss.run import Run
 from nofuss.search.threshold import Threshold
+from nofuss.train.choice import Choice
+from nofuss.train.folds import FEWEST_CLASSES
+from nofuss.train.head import DIM
 from nofuss.train.setup import items_per_class
 
 Rows = NDArray[np.int64]
@@ -54,6 +57,10 @@ class Job:
     """The rows that model and criterion were trained on in the end."""
     threshold: Threshold | None = None
     """The distance from which on nothing is alike, where held-out classes could tell it."""
+    choice: Choice | None = None
+    """What the folds decided, where the head starts from its closed form."""
+    fold_scores: dict[str, Any] | None = None
+    """Scores of classes held out in turn, where no classes are kept out for good."""
 
     @property
     def config(self) -> TrainConfig:
@@ -65,10 +72,37 @@ class Job:
         """Only the head is trained, on features that stay as they are."""
         return self.config.preset in ("frozen", "vectors")
 
+    @property
+    def dim(self) -> int:
+        """Dimensions of the embedding: as asked for, or as many as pay."""
+        return dim_of(self.config, self.embedder.backbone.features)
+
     def for_head(self, rows: Rows) -> Tensor:
         """The features of these rows as the head takes them."""
         assert self.features is not None
         return self.embedder.to_head(self.features[rows])
+
+
+def dim_of(config: TrainConfig, width: int) -> int:
+    """The dimension asked for, else DIM; untrained features keep their own."""
+    if config.dim is not None:
+        return config.dim
+    return width if config.untrained else min(DIM, width)
+
+
+def by_folds(config: TrainConfig, collection: Collection) -> bool:
+    """Whether every class is learned from, and scored by a model that has not seen it.
+
+    So by default on fixed features, where training takes seconds; not where the data or the user
+    keep classes out for good.
+    """
+    return bool(
+        config.test_share is None
+        and collection.split is None
+        and collection.num_classes >= FEWEST_CLASSES
+        and config.preset in ("frozen", "vectors")
+        and (config.folds or config.untrained)
+    )
 
 
 def split(collection: Collection, config: TrainConfig) -> Sides:
@@ -83,7 +117,7 @@ def split(collection: Collection, config: TrainConfig) -> Sides:
             f"{collection.name} brings a split of its own, so --test-share {config.test_share:g} "
             "has nothing to say; leave it out (0 trains on all)"
         )
-    if config.test_share != 0:
+    if config.test_share != 0 and not by_folds(config, collection):
         share = 0.5 if config.test_share is None else config.test_share
         train_rows, test = split_collection(
             collection,
@@ -119,16 +153,17 @@ def build_model(
         )
     embedder = build_embedder(
         config.backbone,
-        dim=config.dim,
+        dim=config.dim or DIM,
         channels=channels,
         weights=weights,
         root=bool(config.root),
         seed=config.seed,
     )
     embedder.to(choose_device(config.device))
+    preprocessing = embedder.backbone.preprocessing
+    embedder.backbone.mirror = bool(config.mirror and preprocessing and preprocessing.flip)
     if config.freeze_batch_norm:
         embedder.freeze_batch_norm()
-    preprocessing = embedder.backbone.preprocessing
     if preprocessing is None:
         return embedder, None
     if config.backbone == "convnet":
@@ -144,7 +179,8 @@ def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
     """Resolve what the data decide."""
     kind = "vectors" if collection.kind == "vectors" else "pictures"
     side = _side(collection)
-    config = resolve(config, kind=kind, small=side is not None and side < SMALL_SIDE)
+    small, labelled = side is not None and side < SMALL_SIDE, collection.labels is not None
+    config = resolve(config, kind=kind, small=small, labelled=labelled)
     if collection.labels is None and config.loss in INSTANCE_LOSSES:
         raise UsageError(
             f"--loss {config.loss} needs labels, and {collection.name} has triplets only; use a "
@@ -158,19 +194,19 @@ def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
     return config
 
 
-def fit_dim(config: TrainConfig, width: int, count: int) -> TrainConfig:
-    """A head that starts at the PCA has no more directions than there are items or features."""
-    if config.start != "data":
+def check_dim(config: TrainConfig, width: int) -> TrainConfig:
+    """A head that starts from the features has no more directions than they have."""
+    if config.start == "random" or config.dim is None or config.dim <= width:
         return config
-    if (most := max(1, min(config.dim, width, count - 1))) < config.dim:
-        console.say(f"note: dim is {most} instead of {config.dim}: so few items or features")
-    return replace(config, dim=most)
+    console.say(f"note: dim is {width} instead of {config.dim}: the features have no more")
+    return replace(config, dim=width)
 
 
 def describe_sides(job: Job) -> dict[str, Any]:
     """What data.json holds."""
     c, s = job.collection, job.sides
-    counts = {side: len(getattr(s, side)) for side in ("train", "held_out", "test")}
+    sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
+    counts = {side: len(getattr(s, side)) for side in sides}
     classes = {side: [c.class_names[i] for i in classes_of(c, getattr(s, side))] for side in counts}
     return {"description": c.describe(), "items": counts, "classes": classes}
 

@@ -1,30 +1,49 @@
-"""The learning part of a job: features, a rehearsal without the held-out classes, the loop."""
+"""The learning part of a job: features, the choice on folds, the loop."""
 
 import copy
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from nofuss import console, processes
+from nofuss.data.collection import compact_labels
 from nofuss.data.pictures import decode_ahead
+from nofuss.device import device_of
 from nofuss.encoder import Encoder
+from nofuss.evaluate.intervals import paired_difference
 from nofuss.features import backbone_features
 from nofuss.files import read_json
-from nofuss.job import Job, Rows
+from nofuss.geometry import normalize
+from nofuss.job import Job, Rows, by_folds
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import through_head
-from nofuss.scoring import recall_at_1, scorable, untrained
+from nofuss.model.start import Affine, pca_head
+from nofuss.scoring import scorable, score_folds
 from nofuss.search.threshold import Threshold, calibrate
 from nofuss.train.checkpoint import load_checkpoint
 from nofuss.train.checks import check_before_training
+from nofuss.train.choice import Choice, choice_of, start_of
+from nofuss.train.closed_form import ClosedForm, Pinned
 from nofuss.train.feed import CollectionFeed
+from nofuss.train.fold_results import (
+    CLOSED,
+    TRAINED,
+    FoldResult,
+    held_out_embeddings,
+    run_folds,
+    untrained_folds,
+)
+from nofuss.train.folds import FOLDS, QueryScores, class_folds, query_scores
+from nofuss.train.head import composed, head_schedule, prepare_head
 from nofuss.train.loop import Training
 from nofuss.train.loop import train as run_loop
-from nofuss.train.setup import batch_of, build_criterion, build_training, start_from_data
+from nofuss.train.setup import batch_of, build_criterion, build_training, place_proxies
+
+CHOICE = "choice.json"
 
 
 def compute_features(job: Job) -> None:
@@ -32,7 +51,9 @@ def compute_features(job: Job) -> None:
     if job.preprocessing is None:
         job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
         return
-    if job.config.start == "data":
+    if job.fixed or job.config.start != "random":
+        if job.embedder.backbone.mirror:
+            console.say("pictures and their mirror images are averaged; --mirror False halves this")
         job.features = backbone_features(
             job.embedder, job.collection, job.preprocessing, workers=job.config.workers
         )
@@ -46,67 +67,168 @@ def compute_features(job: Job) -> None:
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:
     """Train the embedder of the job in place."""
-    config, sides = job.config, job.sides
-    rows = sides.train
+    job.learned = job.sides.train
+    if job.config.start == "whitened" and job.collection.labels is not None:
+        form, start = _closed_form(job, stop)
+        if job.fixed:
+            _learn_head(job, form, start, stop)
+            return
+    _learn_network(job, stop)
+
+
+def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine]:
+    """Decide on folds, and put the head where the decision says that it starts."""
+    config, rows = job.config, job.sides.train
+    assert job.features is not None
+    labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
+    count = FOLDS if config.untrained else int(config.folds or 0)
+    form = ClosedForm(job.features[rows], labels, class_folds(labels, count), dim=job.dim)
+    found = _decided_before(job) if config.resume and not config.force else None
+    if found is None:
+        found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
+        job.run.write(CHOICE, found)
+    choice = job.choice = Choice.from_dict(found["choice"])
+    job.threshold = Threshold(**found["threshold"]) if found["threshold"] else None
+    job.fold_scores = found["scores"]
+    for line in choice.describe():
+        console.say(line)
+    start = start_of(form, choice)
+    # A network's rates are meant for embeddings as long as its features.
+    length = 1.0 if job.fixed else float(form.inputs(choice.recipe.root).norm(dim=1).mean())
+    job.embedder.set_head(start.times(length), root=choice.recipe.root)
+    return form, start
+
+
+def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, Any]:
+    """What choice.json holds: the choice, and the threshold and scores of held-out classes."""
+    config, labels = job.config, form.labels
+    results: list[FoldResult] = []
+    if config.untrained:
+        found = untrained_folds(form)
+        choice = Choice.of_nothing(form)
+    else:
+        pinned = Pinned.of(config)
+        results = _try_on_folds(job, form, pinned, stop)
+        found = held_out_embeddings(results, seed=config.seed)
+        asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
+        choice = choice_of(form, results, pinned, config=asked)
+    own = [labels[fold.held_out] for fold in form.folds]
+    threshold, scores = calibrate(found, own) if found else None, None
+    if found and by_folds(config, job.collection):
+        with console.busy("scoring each class by a model that has not seen it"):
+            raw = [form.features[fold.held_out] for fold in form.folds]
+            columns = {f"untrained features, {form.features.shape[1]}-d": raw}
+            if results and choice.kept == TRAINED:
+                columns["closed form"] = [result.embeddings[CLOSED] for result in results]
+            scores = score_folds(found, columns, own, seed=config.seed)
+    return {
+        "choice": choice.as_dict(),
+        "threshold": asdict(threshold) if threshold else None,
+        "scores": scores,
+    }
+
+
+def _try_on_folds(
+    job: Job, form: ClosedForm, pinned: Pinned, stop: Callable[[], bool]
+) -> list[FoldResult]:
+    """Compare closed forms, then train from the best of them; a network's training is too long."""
+    if not form.folds:
+        return []
+    with console.busy("choosing where the head starts, on folds of the classes"):
+        form.compare(pinned)
+    config = job.config if job.fixed else replace(job.config, epochs=0)
+    items, classes = len(form.folds[0].others), len(torch.unique(form.labels))
+    epochs = int(head_schedule(replace(config, dim=form.dim), items, classes).epochs or 0)
+    with console.TrainingDisplay(epochs, what="vectors", record=None) as display:
+        return run_folds(form, config, device=device_of(job.embedder), watch=display, stop=stop)
+
+
+def _decided_before(job: Job) -> dict[str, Any] | None:
+    """What the folds of the same run decided before it was interrupted."""
+
+    def read() -> str:
+        try:
+            return json.dumps(read_json(job.run.path / CHOICE))
+        except (OSError, ValueError):  # not there, or damaged
+            return "{}"
+
+    found: dict[str, Any] = json.loads(processes.on_first(read))
+    try:
+        Choice.from_dict(found["choice"])
+        if found["threshold"] is not None:
+            Threshold(**found["threshold"])
+        return found if "scores" in found else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _learn_head(job: Job, form: ClosedForm, start: Affine, stop: Callable[[], bool]) -> None:
+    """Train a head on fixed features from its closed form, where the folds say that it pays."""
+    assert job.choice is not None
+    inputs = start(form.inputs(job.choice.recipe.root))
+    config = replace(job.config, dim=job.choice.dim)
+    training, feed = prepare_head(config, inputs, form.labels, device=device_of(job.embedder))
+    job.criterion = training.criterion  # its proxies stand at the class means until it is trained
+    if job.choice.kept != TRAINED:
+        return
+    _begin(job, training, feed)
+    _run(job, training, feed, stop)
+    job.embedder.set_head(composed(training.model, start), root=job.choice.recipe.root)
+
+
+def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
+    """Train backbone and head, or a head from another start than the closed form."""
+    sides = job.sides
     held_out = job.collection.subset(sides.held_out)
-    tells = held_out.labels is not None and scorable(held_out.labels)
-    if job.fixed and len(sides.held_out):
-        if config.epochs and tells:
-            _rehearse(job, stop)
-        rows = np.sort(np.r_[sides.train, sides.held_out])  # then learn from all training classes
-    training, feed = prepare(job, job.embedder, rows)
-    job.criterion, job.learned = training.criterion, rows
-    if config.resume:
-        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
-        if checkpoint is None:
-            console.warn("no whole checkpoint to go on from; starting anew")
-        else:
-            training.restore(checkpoint)
-            job.run.write_metrics(training.history)
-            console.say(f"going on at epoch {training.epoch + 1}, step {training.step + 1}")
-    elif config.epochs:
-        first = next(iter(feed(0, 0)))
-        job.embedder.freeze_backbone(bool(config.warmup))
-        check_before_training(
-            training.model, training.criterion, training.optimizer, first, say=console.warn
-        )
-    watched = not job.fixed and tells
+    watched = held_out.labels is not None and scorable(held_out.labels)
+    training, feed = prepare(job, job.embedder, sides.train)
+    job.criterion = training.criterion
+    before = copy.deepcopy(job.embedder)
+
+    def look(embedder: Embedder) -> QueryScores:
+        found = Encoder(embedder, job.preprocessing).embed_collection(held_out)
+        return query_scores(found, torch.from_numpy(np.asarray(held_out.labels)))
 
     def validate() -> dict[str, float]:
-        found = Encoder(job.embedder, job.preprocessing).embed_collection(held_out)
-        return {"held_out_recall@1": recall_at_1(found, held_out.labels)}
+        return {"held_out_recall@1": float(look(job.embedder).recall.mean())}
 
-    _run(
-        job,
-        training,
-        feed,
-        stop,
-        validate=validate if watched else None,
-        checkpoints=job.run.checkpoints,
+    _begin(job, training, feed)
+    _run(job, training, feed, stop, validate=validate if watched else None)
+    if watched and job.config.epochs and job.config.start != "random":
+        _keep_the_better(job, before, look)
+
+
+def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:
+    """Go back to where training started if held-out classes were found better there."""
+    old, new = look(before), look(job.embedder)
+    gain = paired_difference(new.objective, old.objective, new.labels, job.config.seed)
+    classes = len(torch.unique(new.labels))
+    console.say(
+        f"{classes} held-out training classes: Recall@1 {old.recall.mean():.3f} before and "
+        f"{new.recall.mean():.3f} after training, MAP@R {old.map_at_r.mean():.3f} and "
+        f"{new.map_at_r.mean():.3f}"
     )
-    if watched and training.history:
-        _tell_what_it_was_worth(job, training.history[-1]["held_out_recall@1"])
+    if gain.mean < 0:
+        job.embedder.load_state_dict(before.state_dict())
+        console.warn("training lost on them, so the run keeps the network it started from")
 
 
 def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
     """Criterion, optimizer and batches for training on these rows."""
-    config, data = job.config, job.collection.subset(rows)
+    config, data = replace(job.config, dim=embedder.dim), job.collection.subset(rows)
     if job.fixed:
         data = replace(
             data, kind="vectors", array=job.for_head(rows).numpy(), paths=(), decoded=None
         )
     classes = data.num_classes or max(2, min(1000, len(data) // 5))
     criterion = build_criterion(config, classes)
-    if config.start == "data":
+    if config.start != "random":
+        x = job.for_head(rows)
+        if config.start == "pca":
+            start = pca_head(x, embedder.dim, center=bool(config.center))
+            embedder.set_head(start, root=embedder.root)
         labels = None if data.labels is None else torch.from_numpy(data.labels)
-        start_from_data(
-            embedder.head,
-            criterion,
-            job.for_head(rows),
-            labels,
-            center=bool(config.center),
-            seed=config.seed,
-        )
+        place_proxies(criterion, normalize(through_head(embedder, x)), labels, seed=config.seed)
     if data.labels is None:
         config = replace(config, per_class=0)
     feed = CollectionFeed(
@@ -120,70 +242,21 @@ def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, Collect
     return build_training(config, embedder, criterion), feed
 
 
-def _rehearse(job: Job, stop: Callable[[], bool]) -> None:
-    """Train without the held-out classes, to see on them whether training pays."""
-    if job.config.resume and not job.config.force and (before := _rehearsed(job)):
-        curve, job.threshold = before
-        _tell_what_it_was_worth(job, curve[-1])
-        return
-    held_out = job.sides.held_out
-    labels = np.asarray(job.collection.labels)[held_out]
-    embedder = copy.deepcopy(job.embedder)
-    training, feed = prepare(job, embedder, job.sides.train)
-    x = job.for_head(held_out)
-
-    def validate() -> dict[str, float]:
-        return {"held_out_recall@1": recall_at_1(through_head(embedder, x), labels)}
-
-    start = validate()["held_out_recall@1"]
-    _run(job, training, feed, stop, validate=validate, checkpoints=None)
-    curve = [start, *(row["held_out_recall@1"] for row in training.history)]
-    job.threshold = calibrate(through_head(embedder, x), labels)
-    threshold = None if job.threshold is None else asdict(job.threshold)
-    job.run.write("holdout.json", {"recall@1": curve, "threshold": threshold})
-    _tell_what_it_was_worth(job, curve[-1])
-    console.say("now with all training classes")
-
-
-def _rehearsed(job: Job) -> tuple[list[float], Threshold | None] | None:
-    """What a rehearsal of the same run found before it was interrupted."""
-
-    def read() -> str:
-        try:
-            return json.dumps(read_json(job.run.path / "holdout.json"))
-        except (OSError, ValueError):  # not there, or damaged
-            return "{}"
-
-    found = json.loads(processes.on_first(read))
-    try:
-        threshold = found["threshold"]
-        return list(found["recall@1"]), None if threshold is None else Threshold(**threshold)
-    except (KeyError, TypeError):
-        return None
-
-
-def _tell_what_it_was_worth(job: Job, trained: float) -> None:
-    """Recall@1 on held-out training classes beside what needs no training."""
-    rows = job.sides.held_out
-    labels = np.asarray(job.collection.labels)[rows]
-    baselines = {
-        name: recall_at_1(found, labels)
-        for name, found in untrained(
-            job.collection, job.features, fit=job.sides.train, rows=rows, dim=job.config.dim
-        ).items()
-    }
-    beside = "".join(f"; {name}: {value:.3f}" for name, value in baselines.items())
-    classes = len(np.unique(labels))
-    console.say(f"Recall@1 on {classes} held-out training classes: trained {trained:.3f}{beside}")
-    if any(trained <= value for name, value in baselines.items() if "PCA" in name):
-        console.warn(
-            "training does not beat the untrained PCA on held-out training classes; "
-            "--epochs 0 keeps the untrained one"
-        )
-    elif baselines and trained <= max(baselines.values()):
-        console.warn(
-            "the untrained features, longer as they are, find held-out training classes no "
-            "worse; a larger --dim may help"
+def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
+    """Stand where the run's checkpoint stood, or look whether training can work."""
+    if job.config.resume:
+        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
+        if checkpoint is None:
+            console.warn("no whole checkpoint to resume from; training starts anew")
+            return
+        training.restore(checkpoint)
+        job.run.write_metrics(training.history)
+        console.say(f"resuming at epoch {training.epoch + 1}, step {training.step + 1}")
+    elif training.epochs:
+        first = next(iter(feed(0, 0)))
+        job.embedder.freeze_backbone(bool(job.config.warmup))
+        check_before_training(
+            training.model, training.criterion, training.optimizer, first, say=console.warn
         )
 
 
@@ -193,13 +266,12 @@ def _run(
     feed: CollectionFeed,
     stop: Callable[[], bool],
     *,
-    validate: Callable[[], dict[str, float]] | None,
-    checkpoints: Path | None,
+    validate: Callable[[], dict[str, float]] | None = None,
 ) -> None:
     """The loop, with its display."""
     config = job.config
     what = "vectors" if job.fixed else "images"
-    record = job.run.write_metrics if checkpoints else None
+    record = job.run.write_metrics
     with console.TrainingDisplay(training.epochs, what=what, record=record) as display:
         run_loop(
             training,
@@ -207,7 +279,7 @@ def _run(
             watch=display,
             validate=validate,
             before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
-            checkpoints=checkpoints,
+            checkpoints=job.run.checkpoints,
             checkpoint_seconds=config.checkpoint_seconds,
             stop=stop,
         )

@@ -3,9 +3,13 @@
 import shlex
 from typing import Any
 
+from nofuss.config import TrainConfig
 from nofuss.files import write_file
+from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_json
 from nofuss.run import Run
+from nofuss.scoring import describe_gain
+from nofuss.train.fold_results import CLOSED, NOTHING, TRAINED
 
 FILES = '["a.jpg", "b.jpg"]'
 _SCORES = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi", "ami")
@@ -22,16 +26,15 @@ def model_card(run: Run) -> str:
     data, scores = read_json(run.path / "data.json"), read_json(run.path / "scores.json")
     model = read_json(run.model / "model.json")
     environment = read_json(run.path / "environment.json")
-    config = run.config
+    config, choice = run.config, read_json(run.path / "choice.json").get("choice", {})
+    dim = model.get("dim", config.dim)
     where = shlex.quote(str(run.path))
     takes, example = ("vectors", "x[:2]") if config.preset == "vectors" else ("pictures", FILES)
     parts = [
         f"# {_plain(run.path.name)}",
-        f"An embedding of {takes} into {config.dim} dimensions, learned with {config.loss} "
-        f"({config.assignment} proxies) on a {_plain(str(config.backbone))} backbone "
-        f"(settings: {config.preset}). Things of one class lie close together, also of classes "
-        "that were not in training. Distances are Euclidean on the unit sphere: 0 equal, "
-        "2 opposite.",
+        f"An embedding of {takes} into {dim} dimensions{_how(config, choice)} (settings: "
+        f"{config.preset}). Things of one class lie close together, also of classes that were not "
+        "in training. Distances are Euclidean on the unit sphere: 0 equal, 2 opposite.",
         "## Data",
         _data(data),
         "## Scores",
@@ -45,7 +48,7 @@ def model_card(run: Run) -> str:
         _block(
             "import nofuss",
             f"encoder = nofuss.load({str(run.path)!r})",
-            f"vectors = encoder.embed({example})  # (2, {config.dim}), unit length",
+            f"vectors = encoder.embed({example})  # (2, {dim}), unit length",
             language="python",
         ),
         "## Limits",
@@ -56,6 +59,18 @@ def model_card(run: Run) -> str:
         f"{config.seed}. The weights are safetensors: opening them runs no code.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _how(config: TrainConfig, choice: dict[str, Any]) -> str:
+    """How it was made, as the end of a sentence."""
+    on = "" if config.backbone == "identity" else f" on features of {_plain(str(config.backbone))}"
+    kept = choice.get("kept", TRAINED)
+    if kept == NOTHING:
+        return f"{on}, as they are"
+    if kept == CLOSED:
+        return f"{on}, whitened within the training classes (closed form, no training)"
+    proxies = "" if config.loss in INSTANCE_LOSSES else f" ({config.assignment} proxies)"
+    return f"{on}, learned with {config.loss}{proxies}"
 
 
 def _data(data: dict[str, Any]) -> str:
@@ -73,7 +88,12 @@ def _data(data: dict[str, Any]) -> str:
 def _scores(scores: dict[str, Any]) -> str:
     if not scores:
         return "None: the run had no test classes. `nofuss evaluate RUN DATA` gives some."
-    columns = {"this model": scores} | scores.get("baselines", {})
+    if "gain" in scores:
+        worth = f"Over the {_plain(scores['gain']['over'])}: {describe_gain(scores['gain'])}.\n\n"
+    else:
+        worth = ""
+    folded = "folds" in scores
+    columns = {"by folds" if folded else "this model": scores} | scores.get("baselines", {})
     head = "| % | " + " | ".join(map(_plain, columns)) + " |"
     lines = [head, "|---|" + "---:|" * len(columns)]
     for name in _SCORES:
@@ -81,10 +101,15 @@ def _scores(scores: dict[str, Any]) -> str:
             cells = (_cell(of, name) for of in columns.values())
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     about = (
-        f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes, last epoch; "
+        f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes; "
         f"95% intervals in brackets. Protocol: {scores['protocol']}."
     )
-    return "\n".join(lines) + f"\n\n{about}"
+    if folded:
+        about += (
+            " The model itself has learned from all classes; it is scored by its folds, whose "
+            "models had fewer to learn from."
+        )
+    return worth + "\n".join(lines) + f"\n\n{about}"
 
 
 def _cell(scores: dict[str, Any], name: str) -> str:
@@ -111,7 +136,7 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append(
-            "No distance is known from which on nothing is alike: too few held-out classes."
+            "No distance is known beyond which nothing is alike: too few classes were held out."
         )
     best = max((b.get("recall@1", 0) for b in scores.get("baselines", {}).values()), default=None)
     if best is not None and best >= scores["recall@1"]:

@@ -3,9 +3,12 @@
 The rooms do the work; this file says in which order, and tells the user about it.
 """
 
+import shlex
 from collections.abc import Container
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,16 +27,28 @@ from nofuss.errors import TrainingError, UsageError
 from nofuss.files import write_file
 from nofuss.geometry import normalize
 from nofuss.interrupt import stop_on_signals
-from nofuss.job import Job, build_model, classes_of, describe_sides, fit_dim, settle, split
+from nofuss.job import (
+    Job,
+    build_model,
+    by_folds,
+    check_dim,
+    classes_of,
+    describe_sides,
+    dim_of,
+    settle,
+    split,
+)
 from nofuss.learning import compute_features, learn
+from nofuss.lock import RunLock, check_in_place
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.inference import through_head
 from nofuss.model.weights import save_model
 from nofuss.model_card import write_card
 from nofuss.report import write_report
 from nofuss.run import Run, continue_run, create_run, resume_run
-from nofuss.scoring import KS, scorable, score_all, score_table, untrained
-from nofuss.search.threshold import calibrate
+from nofuss.scoring import KS, scorable, score_all, score_table, untrained, with_gain
+from nofuss.search.threshold import ENOUGH_ITEMS, LEAST_CLASSES, calibrate
+from nofuss.train.fold_results import TRAINED
 from nofuss.train.loop import Interrupted
 from nofuss.train.setup import build_criterion
 from nofuss.train.step import NonFiniteLoss
@@ -47,6 +62,13 @@ def train(
 
     told: names of settings that the user gave, which a run to resume must agree with.
     """
+    with RunLock() as lock:  # from before the run is read until all of it is written
+        return _train_locked(config, collection, told, lock)
+
+
+def _train_locked(
+    config: TrainConfig, collection: Collection | None, told: Container[str], lock: RunLock
+) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
     config = _come_back(config)
@@ -54,29 +76,31 @@ def train(
         raise UsageError("--force is for going on with a run; add --resume, or leave it out")
     if config.resume:
         config = resume_run(config, told=told, restarted=processes.restarted())
+        assert config.out is not None
+        lock.take(config.out)
     with processes.in_turn():
         collection, scan = open_usable(config.data if collection is None else collection)
     check_supervision(collection)
     config = settle(config, collection)
     sides = split(collection, config)
     embedder, preprocessing = build_model(config, collection)
-    fitted = fit_dim(config, embedder.backbone.features, len(sides.train))
-    if fitted != config:
-        config = fitted
-        embedder, preprocessing = build_model(config, collection)
+    config = check_dim(config, embedder.backbone.features)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
-    build_criterion(config, max(2, len(classes_of(collection, sides.train))))
+    dim = dim_of(config, embedder.backbone.features)
+    build_criterion(replace(config, dim=dim), max(2, len(classes_of(collection, sides.train))))
     fingerprint = collection.fingerprint()
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
         run = continue_run(config, fingerprint=fingerprint, show=_show_differences)
     else:
-        path = processes.on_first(
-            lambda: str(create_run(config, name=collection.name, fingerprint=fingerprint).path)
-        )
+        new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
+        path = processes.on_first(lambda: str(new(config).path))
         run = Run(Path(path), replace(config, out=Path(path)))
     console.say(f"run directory {run.path}, settings: {config.preset}")
+    if collection.split is None and config.test_share is None and len(sides.test):
+        out = len(classes_of(collection, sides.test))
+        console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
     job = Job(run, collection, sides, embedder, preprocessing)
     try:
         _train(job, scan, fingerprint)
@@ -89,6 +113,7 @@ def train(
     except PictureError as error:  # it was readable when training began
         raise TrainingError(f"{error}; restore it, then go on with: {run.resume_command}") from None
     except (OSError, SafetensorError) as error:  # a full or failing disk
+        check_in_place(run.path)
         reason = " ".join(str(error).split())
         raise TrainingError(f"{reason}; mend it, then go on with: {run.resume_command}") from error
 
@@ -111,8 +136,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
         learn(job, stop)
-    learned = np.r_[sides.train, sides.held_out]
-    names = [collection.class_names[i] for i in classes_of(collection, learned)]
+    names = [collection.class_names[i] for i in classes_of(collection, sides.train)]
     _calibrate(job)
     extra = {} if job.threshold is None else job.threshold.as_extra()
     if processes.first():
@@ -124,21 +148,27 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     if processes.first():
         with processes.alone():
             write_card(run)
-            console.say(f"report: {write_report(run.path, job.collection, kept)}")
+            with console.busy("writing the report"):
+                report = write_report(run.path, job.collection, kept)
+            console.say(f"report: {report}")
+            console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
 
 
 def _calibrate(job: Job) -> None:
-    """Find the threshold on held-out training classes.
-
-    With fixed features it is there already: the classes have since been learned from.
-    """
+    """Find the threshold on held-out training classes; with fixed features the folds have."""
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
         encoder = Encoder(job.embedder, job.preprocessing)
-        job.threshold = calibrate(encoder.embed_collection(held_out), held_out.labels)
+        job.threshold = calibrate([encoder.embed_collection(held_out)], [held_out.labels])
     if job.threshold is not None:
         console.say(job.threshold.describe())
+    elif job.collection.labels is not None:
+        classes = len(classes_of(job.collection, np.r_[job.sides.train, job.sides.held_out]))
+        console.say(
+            f'search will not say "nothing like this": {classes} training classes are too few to '
+            f"find the distance for it, {LEAST_CLASSES} with {ENOUGH_ITEMS} items would do"
+        )
 
 
 def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
@@ -148,14 +178,16 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     if job.collection.labels is not None:
         labels = compact_labels(job.collection.labels[job.learned])[0]
     few = sample_by_class(labels, len(job.learned), seed=job.config.seed)
-    rows = np.r_[job.sides.test, job.learned[few]]
+    folded = by_folds(job.config, job.collection)
+    shown = np.arange(len(job.collection)) if folded else job.sides.test
+    rows = np.r_[shown, job.learned[few]]
     if job.fixed:
         found = normalize(through_head(job.embedder, job.for_head(rows)))
     else:
         encoder = Encoder(job.embedder, job.preprocessing)
         with console.progress("embedding", len(rows)) as progress:
             found = encoder.embed_collection(job.collection.subset(rows), progress=progress)
-    test, sample = found[: len(job.sides.test)], found[len(job.sides.test) :]
+    test, sample = found[: len(shown)], found[len(shown) :]
     proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
     if isinstance(job.criterion, ProxyLoss):
         job.criterion.cpu()  # it has done its work
@@ -169,7 +201,8 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     return RunEmbeddings(
         fingerprint=fingerprint,
         test=test.numpy(),
-        test_rows=job.sides.test,
+        test_rows=shown,
+        seen=folded,
         sample=sample.numpy(),
         sample_rows=job.learned[few],
         proxies=proxies.numpy(),
@@ -179,8 +212,12 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
 
 
 def _score(job: Job, found: Tensor) -> None:
-    """Scores on the test classes, beside what needed no training; scores.json."""
+    """Scores on unseen classes, beside what needed no training; scores.json."""
     config, rows = job.config, job.sides.test
+    if job.fold_scores is not None:
+        title = "every class, scored by a model that has not seen it"
+        _report_scores(job, title, job.fold_scores)
+        return
     if job.collection.labels is None or not len(rows):
         console.say("no test classes, so no scores; try it: nofuss evaluate RUN DATA")
         return
@@ -189,12 +226,21 @@ def _score(job: Job, found: Tensor) -> None:
         console.say("the test classes are too few to score: two are needed, one with two items")
         return
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
-    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=config.dim)
-    scores = score_all({config.loss: found} | baselines, labels, ks=KS, seed=config.seed)
-    score_table("unseen classes, last epoch", scores)
-    content = scores[config.loss].as_dict()
-    content["baselines"] = {name: scores[name].as_dict() for name in baselines}
-    job.run.write("scores.json", content)
+    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
+    with console.busy("scoring on unseen classes"):
+        columns = score_all({"kept": found} | baselines, labels, ks=KS, seed=config.seed)
+    scores = columns.pop("kept")
+    for name, vectors in [*baselines.items()][:1]:
+        own = [torch.from_numpy(labels)]
+        scores = with_gain(scores, [found], (name, [vectors]), own, seed=config.seed)
+    _report_scores(job, "unseen classes", scores | {"baselines": columns})
+
+
+def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:
+    kept = job.choice.kept if job.choice is not None else TRAINED
+    name = job.config.loss if kept == TRAINED else kept
+    score_table(title, {name: scores} | scores["baselines"])
+    job.run.write("scores.json", scores | {"method": name})
 
 
 def _show_differences(rows: list[list[str]]) -> None:

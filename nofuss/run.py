@@ -4,7 +4,7 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts, classes of each side, fingerprint
     metrics.jsonl      a line an epoch
-    holdout.json       Recall@1 on held-out training classes, where features are fixed
+    choice.json        what folds of the training classes decided, where features are fixed
     scan.csv           pictures that were left out, and why
     scores.json        the last evaluation
     embeddings.safetensors   of test items and some training items, with the proxies
@@ -12,6 +12,7 @@
     index/             what `nofuss search` looks in, see search/index.py
     checkpoints/       where training stood, see train/checkpoint.py
     model/             what `nofuss.load` opens, see model/weights.py
+    .nofuss.lock       while somebody writes, see lock.py
 
 A directory that has something in it is never overwritten.
 """
@@ -25,6 +26,7 @@ import sys
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,11 @@ import torch
 
 from nofuss.config import TrainConfig, read_config, to_json
 from nofuss.device import describe_device
-from nofuss.errors import RunError
+from nofuss.errors import RunError, UsageError
 from nofuss.files import read_json, write_file, write_json
+from nofuss.folders import is_temporary
+from nofuss.lock import LOCK, RunLock, check_in_place
+from nofuss.presets import check_limits
 from nofuss.processes import first
 
 # What may differ between a run and its resumption: where and how fast, never what.
@@ -66,26 +71,40 @@ class Run:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace a JSON file of the run; of several processes the first one does."""
         if first():
+            check_in_place(self.path)
             write_json(self.path / name, content)
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
         """A line an epoch."""
         if not first():
             return
+        check_in_place(self.path)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in history)
         write_file(self.path / "metrics.jsonl", lines)
 
 
-def create_run(config: TrainConfig, *, name: str, fingerprint: str) -> Run:
-    """A new directory, config.out or the first free runs/NAME, with its description in it."""
-    path = config.out or _free_directory(Path("runs"), name.strip(".") or "run")
+def create_run(
+    config: TrainConfig, *, name: str, fingerprint: str, lock: RunLock | None = None
+) -> Run:
+    """A new directory, config.out or the first free runs/NAME, with its description in it.
+
+    The lock, where one is given, is taken before anything is looked at.
+    """
+    path = config.out
     try:
-        if path.exists() and (not path.is_dir() or any(map(_is_content, path.iterdir()))):
-            raise RunError(
-                f"{path} is not empty and is never overwritten; give another --out, "
-                "or go on with it: --resume"
-            )
+        if path is None:
+            path = _new_directory(Path("runs"), name.strip(".") or "run")
         path.mkdir(parents=True, exist_ok=True)
+        is_run = (path / "config.json").is_file()
+        if lock and (is_run or _is_empty(path)):  # in no other folder, not even for a moment
+            lock.take(path)
+        if not _is_empty(path):
+            raise RunError(
+                f"{path} is not empty and is never overwritten; give another --out"
+                + (", or go on with it: --resume" if is_run else "")
+            )
+    except FileExistsError:
+        raise RunError(f"{path} is a file, not a folder; give another --out") from None
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
     data = None if config.data is None else Path(os.path.abspath(config.data))
@@ -96,7 +115,15 @@ def create_run(config: TrainConfig, *, name: str, fingerprint: str) -> Run:
 
 def open_run(path: Path) -> Run:
     """A directory that training made."""
-    return Run(path, read_config(_read_config(path), where=path / "config.json"))
+    where = path / "config.json"
+    config = read_config(_read_config(path), where=where)
+    try:
+        check_limits(config)
+    except UsageError as error:
+        raise RunError(
+            f"{where} has settings that training refuses ({error}); restore it"
+        ) from None
+    return Run(path, config)
 
 
 def resume_run(
@@ -205,13 +232,19 @@ def _describe(run: Run, fingerprint: str) -> None:
         raise RunError(f"can't write into {run.path}: {error.strerror}; mend it, {cure}") from None
 
 
-def _is_content(entry: Path) -> bool:
-    """False for what a kill in the first moment of a run leaves: nothing to lose, or to resume."""
-    return entry.name != ".config.json.new"
+def _is_empty(folder: Path) -> bool:
+    """Whether there is at most what a kill in the first moment of a run leaves."""
+    return all(entry.name == LOCK or is_temporary(entry.name) for entry in folder.iterdir())
 
 
-def _free_directory(parent: Path, name: str) -> Path:
-    number = 1
-    while (path := parent / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
+def _new_directory(parent: Path, name: str) -> Path:
+    """Make the first of NAME, NAME-2, … that nobody else has made."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError

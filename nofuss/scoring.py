@@ -1,6 +1,6 @@
 """Scores of a model on classes it has not seen, beside what needs no training at all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -9,13 +9,16 @@ from torch import Tensor
 
 from nofuss import console
 from nofuss.data.collection import Collection
-from nofuss.evaluate.protocol import Scores, evaluate
-from nofuss.evaluate.recall import recall_at_k
+from nofuss.evaluate.intervals import class_intervals, paired_difference
+from nofuss.evaluate.protocol import PROTOCOL, evaluate
 from nofuss.evaluate.retrieval import Options
-from nofuss.model.embedder import principal_components
+from nofuss.model.start import pca_head
+from nofuss.train.folds import pooled, query_scores
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
+EXTENDED = ("mrr", "map", "precision@", "class_mean_")
+"""How the names of scores begin that are there on request."""
 
 
 def untrained(
@@ -35,40 +38,47 @@ def untrained(
         return {}
     baselines = {name: raw[rows]}
     if features is not None and dim < features.shape[1] and dim < len(fit):
-        mean, components = principal_components(features[fit], dim)
-        baselines[f"their PCA, {dim}-d"] = (raw[rows] - mean) @ components.T
+        baselines[f"their PCA, {dim}-d"] = pca_head(features[fit], dim)(raw[rows])
     return baselines
 
 
-def recall_at_1(embeddings: Tensor, labels: Any) -> float:
-    """Recall@1 alone; NaN where no class has two items."""
-    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
-    return recall_at_k(embeddings, labels, ks=(1,))[1] if sizes.max(initial=0) > 1 else float("nan")
-
-
-def score_table(title: str, scores: dict[str, Scores]) -> None:
+def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
     """A column a method, a row a score, in percent."""
-    first = next(iter(scores.values()))
-    rows = {f"Recall@{k}": [s.recall[k] for s in scores.values()] for k in first.recall}
-    rows |= {
-        "MAP@R": [s.map_at_r for s in scores.values()],
-        "R-precision": [s.r_precision for s in scores.values()],
-        "NMI": [s.nmi for s in scores.values()],
-        "AMI": [s.ami for s in scores.values()],
-    }
-    rows |= {_title(name): [s.extended[name] for s in scores.values()] for name in first.extended}
-    shown = [[name, *(f"{100 * v:.2f}" for v in values)] for name, values in rows.items()]
-    console.table(title, ["%", *scores], shown)
-    k = next(iter(first.recall))
-    low, high = first.intervals[f"recall@{k}"]
+    first = next(iter(columns.values()))
+    names = [n for n in first if n.startswith("recall@") and not n.endswith("_interval")]
+    rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
+    rows |= {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
+    rows |= {_title(name): name for name in first if _is_extended(name)}
+    shown = [
+        [label, *(f"{100 * of[name]:.2f}" for of in columns.values())]
+        for label, name in rows.items()
+    ]
+    console.table(title, ["%", *columns], shown)
+    low, high = first[f"{names[0]}_interval"]
     console.say(
-        f"{first.queries:,} queries of {first.classes:,} classes; Recall@{k} of the first column "
-        f"lies between {100 * low:.2f} and {100 * high:.2f} (95%, over classes)"
+        f"{first['queries']:,} queries of {first['classes']:,} classes; Recall@"
+        f"{names[0].removeprefix('recall@')} of the first column lies between {100 * low:.2f} and "
+        f"{100 * high:.2f} (95%, over classes)"
     )
+    if gain := first.get("gain"):
+        console.say(f"over the {gain['over']}: {describe_gain(gain)}")
+
+
+def describe_gain(gain: Mapping[str, Any]) -> str:
+    """The paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
+    words = []
+    for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r")):
+        mean, low, high = (100 * value for value in gain[name])
+        words.append(f"{label} {mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})")
+    return ", ".join(words)
+
+
+def _is_extended(name: str) -> bool:
+    return name.startswith(EXTENDED) and name != "map@r" and not name.endswith("_interval")
 
 
 def _title(name: str) -> str:
-    """What a score of `Scores.extended` is called in a table."""
+    """What a score that is there on request is called in a table."""
     of_classes = name.startswith("class_mean_")
     name = name.removeprefix("class_mean_").replace("r_precision", "R-precision")
     name = name.replace("map", "MAP").replace("mrr", "MRR").replace("@r", "@R")
@@ -89,9 +99,75 @@ def score_all(
     seed: int,
     extended: bool = False,
     **options: Unpack[Options],
-) -> dict[str, Scores]:
-    """`evaluate` for each set of embeddings, all on the same items and gallery."""
+) -> dict[str, dict[str, Any]]:
+    """`evaluate` for each set of embeddings, on the same items; as scores.json has them."""
     return {
-        name: evaluate(x, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
+        name: evaluate(
+            x, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options
+        ).as_dict()
         for name, x in embeddings.items()
     }
+
+
+def with_gain(
+    scores: dict[str, Any],
+    kept: Sequence[Tensor],
+    other: tuple[str, Sequence[Tensor]],
+    labels: Sequence[Tensor],
+    *,
+    seed: int,
+) -> dict[str, Any]:
+    """The scores with what was gained over another method, query by query, fold by fold."""
+    name, beside = other
+    ours, theirs = (
+        pooled([query_scores(x, y) for x, y in zip(of, labels, strict=True)])
+        for of in (kept, beside)
+    )
+    recall = paired_difference(ours.recall, theirs.recall, ours.labels, seed)
+    precision = paired_difference(ours.map_at_r, theirs.map_at_r, ours.labels, seed)
+    return scores | {"gain": {"over": name, "recall@1": [*recall], "map@r": [*precision]}}
+
+
+def score_folds(
+    kept: Sequence[Tensor],
+    baselines: Mapping[str, Sequence[Tensor]],
+    labels: Sequence[Tensor],
+    *,
+    seed: int,
+) -> dict[str, Any]:
+    """Scores of classes that were held out in turn, each searched within its own fold.
+
+    Means over the folds, by queries (NMI and AMI: by items), beside the baselines'.
+    """
+    columns = {name: _mean_of_folds(of, labels, seed=seed) for name, of in baselines.items()}
+    first = next(iter(baselines.items()))
+    scores = with_gain(_mean_of_folds(kept, labels, seed=seed), kept, first, labels, seed=seed)
+    return scores | {"baselines": columns, "folds": len(labels)}
+
+
+def _mean_of_folds(
+    embeddings: Sequence[Tensor], labels: Sequence[Tensor], *, seed: int
+) -> dict[str, Any]:
+    pairs = list(zip(embeddings, labels, strict=True))
+    parts = [evaluate(x, y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
+    found: dict[str, Any] = {}
+    for name, value in parts[0].as_dict().items():
+        if isinstance(value, float):
+            weights = [p.items if name in ("nmi", "ami") else p.queries for p in parts]
+            values = [p.as_dict()[name] for p in parts]
+            found[name] = float(np.average(values, weights=weights))
+    queries = pooled([query_scores(x, y) for x, y in pairs])
+    ends = class_intervals(
+        {"recall@1": queries.recall, "map@r": queries.map_at_r},
+        queries.labels,
+        seed=seed,
+        resamples=1000,
+    )
+    found |= {f"{name}_interval": list(interval) for name, interval in ends.items()}
+    for name in ("items", "classes", "queries"):
+        found[name] = sum(getattr(part, name) for part in parts)
+    protocol = (
+        f"{len(parts)} folds of classes, each embedded by a model that learned from the others and "
+        f"searched within itself; {PROTOCOL}"
+    )
+    return found | {"seed": seed, "protocol": protocol}

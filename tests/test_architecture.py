@@ -11,12 +11,14 @@ import pytest
 import nofuss
 
 ROOT = Path(nofuss.__file__).parent
-FOUNDATIONS = {"geometry", "errors", "config", "device", "files", "processes"}
+FOUNDATIONS = {"geometry", "errors", "config", "device", "files", "folders", "lock", "processes"}
 # Room → what of ours it may import, besides itself.
 MAY_IMPORT = {
     "errors": set(),
     "geometry": set(),
-    "files": {"errors"},
+    "files": set(),
+    "folders": {"errors", "files"},
+    "lock": {"errors", "files", "folders", "processes"},
     "config": {"errors"},
     "presets": {"config", "errors"},
     "device": {"errors", "processes"},
@@ -28,7 +30,7 @@ MAY_IMPORT = {
     "model": FOUNDATIONS,
     "proxies": FOUNDATIONS,
     "losses": FOUNDATIONS | {"proxies"},
-    "train": FOUNDATIONS | {"data", "model", "proxies", "losses"},
+    "train": FOUNDATIONS | {"data", "model", "proxies", "losses", "evaluate"},
     "evaluate": {"geometry", "processes"},
 }
 FILES = sorted(ROOT.rglob("*.py"))

@@ -1,9 +1,12 @@
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from nofuss import ProxyEmbedding
+from nofuss import ProxyEmbedding, recall_at_k
+from nofuss.evaluate import per_query
+from nofuss.model.start import untrained_head
 
 
 @parametrize_with_checks([ProxyEmbedding(dim=2, epochs=2)])
@@ -11,12 +14,43 @@ def test_scikit_learn_agrees_that_it_is_an_estimator(estimator, check):
     check(estimator)
 
 
-def test_a_trained_metric_beats_its_start_on_unseen_classes():
+def noisy(classes=40, each=20, seed=0):
+    """Classes in small directions, noise along large ones: the PCA sees the noise alone."""
+    random = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), each)
+    noise = 30 * random.normal(size=(len(labels), 10))
+    signal = random.normal(size=(classes, 30))[labels] + random.normal(size=(len(labels), 30)) / 3
+    turn = np.linalg.qr(random.normal(size=(40, 40)))[0]
+    return (np.concatenate([noise, signal], 1) @ turn).astype(np.float32), labels
+
+
+def test_small_noisy_vectors_need_no_settings():
+    x, y = noisy(80)
+    seen = y < 40
+    found = ProxyEmbedding().fit(x[seen], y[seen])
+    input_itself = recall_at_k(x[~seen], y[~seen], ks=(1,))[1]
+    assert found.score(x[~seen], y[~seen]) > 0.95 > 0.5 > input_itself
+    assert found.choice_.recipe.shrinkage < 0.1
+
+
+@pytest.mark.parametrize("dim", [8, None])
+def test_unseen_digits_are_found_no_worse_than_by_the_input_and_its_pca(dim):
     x, y = load_digits(return_X_y=True)
     seen = y < 6
-    start = ProxyEmbedding(dim=8, epochs=0).fit(x[seen], y[seen])
-    trained = ProxyEmbedding(dim=8, epochs=10).fit(x[seen], y[seen])
-    assert trained.score(x[~seen], y[~seen]) > start.score(x[~seen], y[~seen])
+    found = ProxyEmbedding(dim).fit(x[seen], y[seen]).transform(x[~seen])
+    plain = untrained_head(torch.from_numpy(x[seen]).float(), dim or 64)
+    beside = plain(torch.from_numpy(x[~seen]).float())
+    ours, theirs = per_query(found, y[~seen]), per_query(beside, y[~seen])
+    assert ours.recall1.mean() >= theirs.recall1.mean() - 0.01
+
+
+def test_without_folds_it_always_trains():
+    x, y = noisy()
+    start = ProxyEmbedding(dim=8, epochs=0, folds=0).fit(x, y)
+    trained = ProxyEmbedding(dim=8, epochs=5, folds=0).fit(x, y)
+    assert start.choice_.kept == "closed form"
+    assert trained.choice_.kept == "trained"
+    assert not np.allclose(start.components_, trained.components_)
 
 
 def test_embeddings_are_unit_vectors_and_repeat_with_the_seed():

@@ -1,6 +1,9 @@
+import math
+
+import pytest
 import torch
 
-from nofuss.geometry import distances, normalize, squared_distances
+from nofuss.geometry import are_ordinary, distances, normalize, squared_distances
 
 
 def test_directions_have_unit_length_and_zero_stays_zero():
@@ -27,3 +30,33 @@ def test_the_gradient_of_a_distance_is_finite_where_points_coincide():
     x = torch.ones(2, 3, requires_grad=True)
     distances(x, x).sum().backward()
     assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e-37, 1e-30, 1e-20, 1.0, 1e20, 1e37])
+def test_directions_of_vectors_of_any_length(dtype, size):
+    x = torch.randn(5, 7, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    mixed = torch.cat([x, x * size, torch.zeros(1, 7, dtype=dtype)])
+    torch.testing.assert_close(normalize(mixed), torch.cat([normalize(x)] * 2 + [mixed[-1:]]))
+    torch.testing.assert_close(torch.func.vmap(normalize)(mixed), normalize(mixed))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_has_no_direction_and_no_distance(bad):
+    x = torch.ones(3, 2)
+    x[1, 0] = bad
+    assert normalize(x)[1].isnan().any()
+    assert normalize(x)[[0, 2]].isfinite().all()
+    assert distances(x, torch.zeros(1, 2))[1].isfinite().logical_not().all()
+    x[1, 0] = math.nan
+    assert distances(x, x).isnan().sum() == 5
+    assert not are_ordinary(x)
+
+
+@pytest.mark.parametrize("function", [normalize, lambda x: distances(x, x)])
+def test_second_derivatives_are_finite_at_zero_and_where_points_coincide(function):
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[1], x[2] = 0, x[3]
+    hessian = torch.autograd.functional.hessian(lambda x: function(x).exp().sum(), x)
+    assert hessian.isfinite().all()
+    assert hessian.any()

@@ -9,6 +9,8 @@ import pytest
 
 from nofuss.config import TrainConfig
 from nofuss.errors import RunError
+from nofuss.files import read_json, temporary_name, write_json
+from nofuss.lock import LOCK
 from nofuss.presets import resolve
 from nofuss.run import check_same_data, continue_run, create_run, open_run, resume_run
 
@@ -59,7 +61,7 @@ def test_somebodys_folder_is_never_used(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years")
     with pytest.raises(RunError, match="not empty"):
         create(tmp_path)
-    with pytest.raises(RunError, match="not empty"):
+    with pytest.raises(RunError, match="is a file, not a folder"):
         create(tmp_path / "thesis.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -71,7 +73,8 @@ def test_a_place_that_can_not_be(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    (tmp_path / ".config.json.new").write_text("{")  # a kill in the very first moment
+    for name in (temporary_name("config.json"), LOCK):  # a kill in the very first moment
+        (tmp_path / name).write_text("{")
     assert open_run(create(tmp_path)).config.out == tmp_path
 
 
@@ -187,3 +190,14 @@ def test_metrics_are_a_line_an_epoch(tmp_path: Path) -> None:
 def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
     run = open_run(create(tmp_path / "a run"))
     assert run.resume_command == f"nofuss train --out '{tmp_path}/a run' --resume"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", -1), ("seed", 10**30), ("test_share", float("nan")), ("dim", 0), ("size", 10**9)],
+)
+def test_settings_that_no_training_has_are_refused(name: str, value: float, tmp_path: Path) -> None:
+    path, flag = create(tmp_path / "run"), name.replace("_", "-")
+    write_json(path / "config.json", read_json(path / "config.json") | {name: value})
+    with pytest.raises(RunError, match=rf"settings that training refuses \(--{flag} is"):
+        open_run(path)

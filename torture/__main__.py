@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torture import damage, disk, kill, memory
+from torture.attack import attack
 from torture.faults import faulty_commands
 from torture.training import prepare
 
@@ -115,11 +116,17 @@ def memories(home: Path, options: argparse.Namespace) -> list[str]:
     return [f"memory grows with the epochs: {grown:.0f} MB"] if grown > 10 else []
 
 
+def attacks(home: Path, options: argparse.Namespace) -> list[str]:
+    """What strangers may do."""
+    return attack(home, options.seed, say=console.print)
+
+
 CAMPAIGNS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {
     "kill": kills,
     "disk": disks,
     "damage": damages,
     "memory": memories,
+    "attack": attacks,
 }
 
 

@@ -18,6 +18,10 @@ import numpy as np
 
 from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
 from nofuss.errors import DataError
+from nofuss.files import check_regular, read_regular
+
+LARGEST_MAT = 2**26
+"""Bytes of a file of annotations; those of Cars196 have less than one megabyte."""
 
 
 def layout_of(folder: Path) -> Callable[[Path], Collection] | None:
@@ -138,7 +142,7 @@ def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tupl
     rows: list[tuple[Any, ...]] = []
     complaints: list[str] = []
     try:
-        text = file.read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_regular(file).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise DataError(f"can't read {printable(file)}: {error.strerror}") from error
     for number, line in enumerate(text.split("\n")[skip:], start=1 + skip):
@@ -173,6 +177,7 @@ def _load_mat(file: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
     try:
+        check_regular(file, limit=LARGEST_MAT)
         content: dict[str, Any] = loadmat(file, simplify_cells=True)
     except Exception as error:  # a parser of foreign bytes: it raises whatever it trips over
         reason = printable(" ".join(str(error).split()))

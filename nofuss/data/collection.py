@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nofuss.errors import DataError
+from nofuss.errors import DataError, visible
 
 if TYPE_CHECKING:
     from nofuss.data.pictures import DecodedPictures
@@ -39,8 +39,7 @@ def compact_labels(labels: ArrayLike) -> tuple[Labels, NDArray[Any]]:
 
 def printable(path: Path | str) -> str:
     """A file name fit for a message or a JSON file, whatever bytes it is made of."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return visible(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,27 +1,32 @@
 """Open one picture safely, whatever its file says it is.
 
-Six formats are tried by content, not by name; the size is read from the header and checked
-before any pixel is; JPEGs are decoded at reduced scale where more is not needed; the result is
-upright, "RGB" or "L", with transparency laid over white, and the first frame where it moves.
+Six formats are tried by content, not by name; what the picture will cost is known from its header
+and checked before any pixel is (`bounds.py`); JPEGs are decoded at reduced scale where more is not
+needed; the result is upright, "RGB" or "L", with transparency laid over white, and the first frame
+where it moves.
 """
 
+import io
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from nofuss.config import Preprocessing
+from nofuss.data import bounds
 from nofuss.data.collection import printable
 from nofuss.errors import DataError
+from nofuss.files import open_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-MAX_PIXELS = 80_000_000
-"""Larger pictures are refused unread: 80 megapixels are 240 MB once decoded."""
+_SMALL = 2**24  # files of at most so many bytes are read in one go
+_MAX_EXIF = 2**20
+_BAND = 2**20  # pixels that are converted at a time
 
 _filters = threading.Lock()  # warning filters belong to the process, not to a thread
 
@@ -42,19 +47,15 @@ def decode(source: Path | IO[bytes], *, mode: str = "RGB", at_least: int = 0) ->
     """
     name = printable(source) if isinstance(source, Path) else "picture"
     try:
-        # Pillow leaves a file that it opened itself open when decoding fails
-        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
-            image = _open(file)
-            if at_least:
-                image.draft(None, (at_least, at_least))
-            image.load()
-            with _quietly():
-                image = ImageOps.exif_transpose(image)
-        return in_mode(image, mode)
+        with _opened(source) as file:
+            return _decode(bounds.Metered(file), mode, at_least)
     except DataError:
         raise
+    except bounds.TooMuch as error:
+        raise PictureError(name, error.reason, error.detail) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PictureError(name, "oversized", f"over {MAX_PIXELS // 10**6} megapixels") from error
+        detail = f"over {bounds.MAX_PIXELS // 10**6} megapixels"
+        raise PictureError(name, "oversized", detail) from error
     except FileNotFoundError as error:
         raise PictureError(name, "missing") from error
     except UnidentifiedImageError as error:
@@ -68,11 +69,17 @@ def decode(source: Path | IO[bytes], *, mode: str = "RGB", at_least: int = 0) ->
 
 
 def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The picture with its short side, or squashed both, at `preprocessing.resize`."""
+    """The picture with its short side, or squashed both, at `preprocessing.resize`.
+
+    Of one that is nearly a line only the middle is taken: crops see no more than that.
+    """
     side, (width, height) = preprocessing.resize, image.size
     if preprocessing.squash:
         size = (side, side)
     else:
+        left, top, width, height = bounds.middle(width, height, side)
+        if (width, height) != image.size:
+            image = image.crop((left, top, left + width, top + height))
         short = min(width, height)
         size = max(side, round(width * side / short)), max(side, round(height * side / short))
     if size == image.size:
@@ -86,13 +93,44 @@ def decode_resized(source: Path | IO[bytes], preprocessing: Preprocessing) -> np
     return np.asarray(resized(image, preprocessing))
 
 
-def _open(file: IO[bytes]) -> Image.Image:
-    """Read the header only; refuse what is too large before a pixel is decoded."""
+@contextmanager
+def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
+    """The file, in memory where it is small: fewer reads, and no change while it is decoded."""
+    if not isinstance(source, Path):
+        yield source
+        return
+    # Pillow leaves a file that it opened itself open when decoding fails
+    with open_regular(source, limit=bounds.MAX_FILE) as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        yield io.BytesIO(file.read()) if size <= _SMALL else file
+
+
+def _decode(file: bounds.Metered, mode: str, at_least: int) -> Image.Image:
+    """Check everything that can be known, then decode."""
+    beside = bounds.check_start(file)
     with _quietly():
-        image = Image.open(file, formats=FORMATS)
-    if image.width * image.height > MAX_PIXELS:
-        raise Image.DecompressionBombError
-    return image
+        image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)
+        turned = image.format == "TIFF" and _orientation(image) != 1  # Pillow turns these itself
+    bounds.check_size(*image.size)
+    beside += bounds.check_work(image, file)
+    if at_least:
+        image.draft(None, (at_least, at_least))
+    bounds.check_memory(image, file, mode, beside=beside, turned=turned)
+    image.load()
+    with _quietly():
+        if _orientation(image) != 1:  # known only now: a PNG may say so behind its pixels
+            bounds.check_memory(image, file, mode, beside=0, turned=True)
+            image = ImageOps.exif_transpose(image)
+    return in_mode(image, mode)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The Exif value: 1 where the picture is upright, 2 to 8 where it is turned or mirrored."""
+    if len(image.info.get("exif", b"")) > _MAX_EXIF:
+        del image.info["exif"]  # no camera writes so much, and it is slow to read
+    value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return value if value in range(2, 9) else 1
 
 
 @contextmanager
@@ -107,15 +145,37 @@ def _quietly() -> Iterator[None]:
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """The picture as "RGB" or "L": 16 bits become 8, what is transparent becomes white."""
     if image.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight, do not clip
-        values = np.asarray(image).astype(np.int64)
-        if image.mode != "I" or values.max(initial=0) > 255:
-            values >>= 8
-        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+        _, most = cast(tuple[int, int], image.getextrema())
+        shift = 8 if image.mode != "I" or most > 255 else 0
+        image = _by_bands(image, "L", lambda band: _upper_bits(band, shift))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
+        return _by_bands(image, mode, lambda band: _over_white(band).convert(mode))
     return image if image.mode == mode else image.convert(mode)
+
+
+def _by_bands(
+    image: Image.Image, mode: str, change: Callable[[Image.Image], Image.Image]
+) -> Image.Image:
+    """The picture in another mode, a few rows at a time: what lies between takes no memory."""
+    width, height = image.size
+    rows = max(1, _BAND // width)
+    if rows >= height:
+        return change(image)
+    result = Image.new(mode, image.size)
+    for top in range(0, height, rows):
+        band = image.crop((0, top, width, min(top + rows, height)))
+        result.paste(change(band), (0, top))
+    return result
+
+
+def _upper_bits(image: Image.Image, shift: int) -> Image.Image:
+    values = np.asarray(image).astype(np.int64) >> shift
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA"))
 
 
 def _unidentified(source: Path | IO[bytes]) -> str:

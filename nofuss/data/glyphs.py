@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 
-from nofuss.data.cache import cache_directory, write_atomically
+from nofuss.data.cache import cache_directory, warn_damaged, write_atomically
 from nofuss.data.collection import TEST, TRAIN, Collection
 
 SIDE = 28
@@ -152,7 +152,10 @@ def _cached() -> Glyphs | None:
     try:
         with _cache_file().open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             glyphs = {key: file[key] for key in ("images", "labels", "codes")}
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
+        warn_damaged(_cache_file(), problem)
         return None
     fits = glyphs["images"].shape == (len(glyphs["labels"]), SIDE, SIDE)
     return glyphs if fits else None

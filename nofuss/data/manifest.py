@@ -6,8 +6,9 @@ Rows are counted as a spreadsheet shows them: the header is row 1.
 import csv
 import os
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from nofuss.data.collection import (
     printable,
 )
 from nofuss.errors import DataError
+from nofuss.files import check_regular, open_regular
 
+LONGEST_LINE = 2**20
 SPLITS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "eval": TEST}
 SPLITS |= {"query": QUERY, "gallery": GALLERY}
 
@@ -77,13 +80,13 @@ def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...
     """
     name, wanted = printable(path.name), ",".join(required) + "".join(f"[,{o}]" for o in optional)
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            first = file.readline()
+        with _opened(path) as file:
+            first = next(_lines(file), "")
             if not first.strip():
                 raise DataError(f"{name} is empty; expected the columns {wanted}")
             delimiter = max(",;\t", key=first.count)
             file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
             columns = [cell.strip().lower() for cell in next(reader)]
             if missing := [column for column in required if column not in columns]:
                 raise DataError(
@@ -107,18 +110,38 @@ def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...
 def header(path: Path) -> list[str]:
     """The column names of a CSV, in small letters; empty where there are none."""
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            first = file.readline()
+        with _opened(path) as file:
+            first = next(_lines(file), "")
+    except csv.Error as error:
+        raise DataError(f"{printable(path)} is not a readable CSV: {error} (line 1)") from error
     except OSError as error:
         raise DataError(f"can't read {printable(path)}: {error.strerror}") from error
     return [cell.strip().strip('"').lower() for cell in first.split(max(",;\t", key=first.count))]
 
 
+def _opened(path: Path) -> TextIO:
+    file = open_regular(path)
+    return TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """The lines of a text; one without end is no table, and is not read to its end."""
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise csv.Error(f"a line of more than {LONGEST_LINE:,} characters")
+        yield line
+
+
 def existing(folder: Path, name: str) -> Path:
-    """The file `name` in `folder`; ValueError where there is none."""
-    file = folder / name
-    if "\0" in name or not os.path.isfile(file):
-        raise ValueError(f"no file {printable(name.replace(chr(0), '�'))}")
+    """The regular file `name` in `folder`; ValueError where there is none."""
+    file, shown = folder / name, printable(name.replace("\0", "�"))
+    try:
+        check_regular(file)
+    except FileNotFoundError:
+        raise ValueError(f"no file {shown}") from None
+    except (OSError, ValueError) as error:  # ValueError: of a null byte
+        reason = getattr(error, "strerror", None)
+        raise ValueError(f"{shown}: {reason}" if reason else f"no file {shown}") from None
     return file
 
 

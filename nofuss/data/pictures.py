@@ -1,20 +1,27 @@
 """Decoded and resized pictures in one memory-mapped file: decode once, then only copy.
 
-    <cache>/pictures/<key>/pixels.bin     uint8, picture after picture
-    <cache>/pictures/<key>/shapes.npy     (N, 2): height and width of each
+    <cache>/pictures/CACHEDIR.TAG            says that the folder is ours
+    <cache>/pictures/<key>/pixels.bin        uint8, picture after picture
+    <cache>/pictures/<key>/shapes.npy        (N, 2): height and width of each
+    <cache>/pictures/<key>/checksums.npy     (N,): CRC-32 of each, checked when it is first used
 
 The key covers the files (path, size, time of change) and the part of the preprocessing that
 comes before the crop. A directory is built under another name and renamed when complete. The
 oldest ones make room for new ones; a set that is over the limit, or does not fit the disk
-comfortably, is not kept at all, and its pictures are decoded as they are needed.
+comfortably, is not kept at all, and its pictures are decoded as they are needed. Only what has
+our names, and nothing but our files inside, is ever deleted.
 """
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
+import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,14 +29,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory
+from nofuss.data.cache import cache_directory, warn_damaged
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
+from nofuss.files import write_file
 
 LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
 ASPECT = 1.5
 """Long side over short side, as guessed before the pictures are opened."""
+AHEAD = 64
+FILES = ("pixels.bin", "shapes.npy", "checksums.npy")
+MARKER = "CACHEDIR.TAG"
+SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
+"""By which programs that make copies of a disk know what needs none: bford.info/cachedir."""
+_SET, _PARTIAL = re.compile("[0-9a-f]{32}"), re.compile(r"\.partial-(\d{1,9})-\w+")
 
 Progress = Callable[[int, int], object]
 """Called with how many are done, and of how many."""
@@ -39,9 +53,17 @@ class DecodedPictures:
     """Pictures of different sizes, one behind the other in a flat array of bytes."""
 
     def __init__(
-        self, pixels: NDArray[np.uint8], shapes: NDArray[np.int64], preprocessing: Preprocessing
+        self,
+        pixels: NDArray[np.uint8],
+        shapes: NDArray[np.int64],
+        checksums: NDArray[np.uint32],
+        paths: Sequence[Path],
+        preprocessing: Preprocessing,
+        *,
+        place: Path,
     ) -> None:
-        self.pixels, self.shapes = pixels, shapes
+        self.pixels, self.shapes, self.checksums = pixels, shapes, checksums
+        self.paths, self.preprocessing, self.place = paths, preprocessing, place
         self.channels = channels(preprocessing)
         self.made_for = before_crop(preprocessing)
         ends = np.cumsum(shapes.prod(axis=1) * self.channels)
@@ -49,22 +71,36 @@ class DecodedPictures:
         if len(pixels) != self.starts[-1]:
             raise ValueError(f"{len(pixels):,} bytes of pixels; expected {self.starts[-1]:,}")
         self.starts = self.starts[:-1]
+        self._sound = np.zeros(len(shapes), dtype=bool)
 
     def __len__(self) -> int:
         return len(self.shapes)
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
-        """A view of one picture, (H, W) or (H, W, 3)."""
+        """A view of one picture, (H, W) or (H, W, 3); decoded again where it was damaged."""
         height, width = self.shapes[index]
         start = self.starts[index]
         flat = self.pixels[start : start + height * width * self.channels]
+        if not self._sound[index]:
+            if zlib.crc32(flat.data) != self.checksums[index]:
+                return self._again(index)
+            self._sound[index] = True
         return flat.reshape((height, width) if self.channels == 1 else (height, width, -1))
+
+    def _again(self, index: int) -> NDArray[np.uint8]:
+        """From the file itself; the set goes, so that the next training makes a whole one."""
+        if self.place.exists():
+            warn_damaged(self.place, f"the pixels of {printable(self.paths[index])} differ")
+            _drop(self.place)
+        return decode_resized(self.paths[index], self.preprocessing)
 
     def subset(self, indices: NDArray[np.int64]) -> "DecodedPictures":
         """These pictures only, over the same bytes."""
         part = object.__new__(DecodedPictures)
-        part.pixels, part.channels, part.made_for = self.pixels, self.channels, self.made_for
+        part.__dict__ |= self.__dict__
         part.shapes, part.starts = self.shapes[indices], self.starts[indices]
+        part.checksums, part._sound = self.checksums[indices], self._sound[indices]
+        part.paths = [self.paths[int(i)] for i in indices]
         return part
 
 
@@ -84,17 +120,18 @@ def decode_ahead(
         return collection
     home = cache_directory() / "pictures"
     place = home / _key(collection.paths, preprocessing)
-    decoded = _open(place, len(collection), preprocessing)
+    decoded = _open(place, collection.paths, preprocessing)
     if decoded is None:
         area = preprocessing.resize**2 * (1 if preprocessing.squash else ASPECT)
         expected = int(len(collection) * area * channels(preprocessing))
         try:
-            home.mkdir(parents=True, exist_ok=True)
+            if not _claim(home):
+                return collection
             if expected <= limit:
                 _make_room(home, limit - expected)
             if expected <= min(limit, 0.8 * shutil.disk_usage(home).free):
                 _build(place, collection.paths, preprocessing, limit, progress, workers)
-                decoded = _open(place, len(collection), preprocessing)
+                decoded = _open(place, collection.paths, preprocessing)
         except OSError:  # a full or read-only disk: decode as needed instead
             decoded = None
     return replace(collection, decoded=decoded)
@@ -122,18 +159,25 @@ def _key(paths: Sequence[Path], preprocessing: Preprocessing) -> str:
     return key.hexdigest()
 
 
-def _open(place: Path, count: int, preprocessing: Preprocessing) -> DecodedPictures | None:
+def _open(
+    place: Path, paths: Sequence[Path], preprocessing: Preprocessing
+) -> DecodedPictures | None:
     """The finished set at `place`; None where there is none, or a damaged one."""
+    if not place.is_dir():
+        return None
     try:
-        shapes = np.load(place / "shapes.npy", allow_pickle=False)
-        pixels = np.asarray(np.memmap(place / "pixels.bin", dtype=np.uint8, mode="r"))
-        if shapes.shape != (count, 2) or shapes.min() < 1:
-            raise ValueError("other pictures")
-        decoded = DecodedPictures(pixels, shapes, preprocessing)
+        shapes, checksums = (np.load(place / name, allow_pickle=False) for name in FILES[1:])
+        pixels = np.asarray(np.memmap(place / FILES[0], dtype=np.uint8, mode="r"))
+        if shapes.shape != (len(paths), 2) or shapes.dtype != np.int64 or shapes.min() < 1:
+            raise ValueError("its shapes are of other pictures")
+        if checksums.shape != (len(paths),) or checksums.dtype != np.uint32:
+            raise ValueError("its checksums are of other pictures")
+        decoded = DecodedPictures(pixels, shapes, checksums, paths, preprocessing, place=place)
         os.utime(place)  # used last: dropped last
         return decoded
-    except (OSError, ValueError, EOFError):
-        shutil.rmtree(place, ignore_errors=True)
+    except (OSError, ValueError, EOFError) as problem:
+        warn_damaged(place, problem)
+        _drop(place)
         return None
 
 
@@ -149,47 +193,82 @@ def _build(
     partial = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".partial-{os.getpid()}-"))
     try:
         shapes = np.empty((len(paths), 2), dtype=np.int64)
+        checksums = np.empty(len(paths), dtype=np.uint32)
         with (partial / "pixels.bin").open("wb") as file:
             for i, picture in enumerate(_decoded(paths, preprocessing, workers)):
-                shapes[i] = picture.shape[:2]
-                file.write(np.ascontiguousarray(picture).data)
+                content = np.ascontiguousarray(picture).data
+                shapes[i], checksums[i] = picture.shape[:2], zlib.crc32(content)
+                file.write(content)
                 if file.tell() > limit:
                     raise OSError("over the limit")
                 if progress is not None:
                     progress(i + 1, len(paths))
             file.flush()
             os.fsync(file.fileno())
-        with (partial / "shapes.npy").open("wb") as file:
-            np.save(file, shapes)
-            file.flush()
-            os.fsync(file.fileno())
+        for name, array in (("shapes.npy", shapes), ("checksums.npy", checksums)):
+            with (partial / name).open("wb") as file:
+                np.save(file, array)
+                file.flush()
+                os.fsync(file.fileno())
         partial.rename(place)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _drop(partial)
 
 
 def _decoded(
     paths: Sequence[Path], preprocessing: Preprocessing, workers: int | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """Pictures in order, decoded in threads, a few hundred ahead at most."""
+    """Pictures in order, decoded in threads, a few dozen ahead at most."""
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        for start in range(0, len(paths), 256):
-            chunk = paths[start : start + 256]
+        for start in range(0, len(paths), AHEAD):
+            chunk = paths[start : start + AHEAD]
             yield from pool.map(lambda path: decode_resized(path, preprocessing), chunk)
+
+
+def _claim(home: Path) -> bool:
+    """Make the folder of all sets, and mark it; False where it is somebody else's."""
+    home.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        if (home / MARKER).read_text(errors="replace").startswith(SIGNATURE):
+            return True
+    if not all(_is_ours(place, _SET) or _is_ours(place, _PARTIAL) for place in home.iterdir()):
+        warnings.warn(
+            f"{home} holds what nofuss did not make, so that pictures are not kept there but "
+            "decoded as they are needed; set NOFUSS_CACHE to another folder",
+            stacklevel=3,
+        )
+        return False
+    write_file(home / MARKER, f"{SIGNATURE}\n# Pictures as nofuss decoded them; made again.\n")
+    return True
+
+
+def _is_ours(place: Path, names: re.Pattern[str]) -> bool:
+    """Whether a folder has a name of ours, and nothing but our files in it."""
+    if not names.fullmatch(place.name) or place.is_symlink() or not place.is_dir():
+        return False
+    return {entry.name for entry in place.iterdir()} <= set(FILES)
+
+
+def _drop(place: Path) -> None:
+    """Delete our files, and the folder if nothing else is in it."""
+    with suppress(OSError):
+        for name in FILES:
+            (place / name).unlink(missing_ok=True)
+        place.rmdir()
 
 
 def _make_room(home: Path, room: int) -> None:
     """Drop sets, the longest unused first, until all take at most `room` bytes; and remains."""
-    sets = sorted((d for d in home.iterdir() if d.is_dir()), key=lambda d: d.stat().st_mtime)
+    for place in home.iterdir():
+        name = _PARTIAL.fullmatch(place.name)
+        if name and _is_ours(place, _PARTIAL) and not _alive(int(name[1])):
+            _drop(place)
+    sets = [place for place in home.iterdir() if _is_ours(place, _SET)]
     total = 0
-    for place in reversed(sets):
-        if place.name.startswith(".partial-"):
-            if not _alive(int(place.name.split("-")[1])):
-                shutil.rmtree(place, ignore_errors=True)
-            continue
+    for place in sorted(sets, key=lambda place: place.stat().st_mtime, reverse=True):
         total += sum(file.stat().st_size for file in place.iterdir())
         if total > room:
-            shutil.rmtree(place, ignore_errors=True)
+            _drop(place)
 
 
 def _alive(process: int) -> bool:

@@ -7,7 +7,6 @@ size and time of change, so that a second scan only asks the file system. Files 
 import csv
 import hashlib
 import io
-import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -19,12 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.data.cache import cache_directory, write_atomically
+from nofuss.data.bounds import MAX_ASPECT, MAX_FILE, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
+from nofuss.data.cache import cache_directory, read_notes, write_notes
 from nofuss.data.collection import Collection
-from nofuss.data.decode import MAX_PIXELS, PictureError, decode
+from nofuss.data.decode import PictureError, decode
+from nofuss.files import open_regular
 
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"1 {MAX_PIXELS}"
+VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
 
 Progress = Callable[[int, int], object]
 """Called with how many are done, and of how many."""
@@ -95,8 +96,7 @@ def scan_pictures(
                 progress(len(findings), len(collection))
     files = dict(zip(map(str, collection.paths), findings, strict=True))
     if files != known:
-        text = json.dumps({"version": VERSION, "files": files})
-        write_atomically(memory, lambda file: file.write(text.encode()))
+        write_notes(memory, {"version": VERSION, "files": files})
     return ScanReport(len(collection), tuple(_problems(collection, findings)))
 
 
@@ -109,7 +109,7 @@ def _look(path: Path, known: Finding | None) -> Finding:
     if known is not None and known[:2] == version and known.digest:
         return known  # what could not be read may be readable now: permissions have no time
     try:
-        with path.open("rb") as file:
+        with open_regular(path, limit=MAX_FILE) as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         decode(path, at_least=1)  # all of the stream, at the smallest scale
     except PictureError as error:
@@ -148,9 +148,9 @@ def _cache_file(collection: Collection) -> Path:
 def _recall(memory: Path) -> dict[str, Finding]:
     """The findings of an earlier scan; none where the file is missing or damaged."""
     try:
-        content = json.loads(memory.read_bytes())
-        if content["version"] != VERSION:
+        content = read_notes(memory)
+        if content.get("version") != VERSION:
             return {}
         return {path: Finding(*finding) for path, finding in content["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return {}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
+from nofuss.data import bounds
 
 Picture = NDArray[np.uint8]
 CROP_Y, CROP_X, FLIP, AFFINE, NUM_DRAWS = 0, 1, 2, slice(3, 9), 9
@@ -46,6 +47,14 @@ def test_views(pictures: Sequence[Picture] | Picture, preprocessing: Preprocessi
     return _views(pictures, preprocessing, middle, middle, np.zeros(len(pictures), dtype=bool))
 
 
+def middle(picture: Picture, preprocessing: Preprocessing) -> Picture:
+    """The square of a resized picture that its centre crop is taken from, without the rest."""
+    side, size = preprocessing.resize, preprocessing.size
+    margin = int(0.5 * (side - size + 1))
+    top, left = (int(0.5 * (length - size + 1)) - margin for length in picture.shape[:2])
+    return np.ascontiguousarray(picture[top : top + side, left : left + side])
+
+
 def bent(views: Tensor, strength: float, drawn: NDArray[np.float64]) -> Tensor:
     """Small random affine changes: each entry of the 2 × 3 matrix moves by up to `strength`.
 
@@ -75,6 +84,9 @@ def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
         images = np.round(images @ weights).astype(np.uint8)
     height, width = images.shape[1:3]
     side, short = preprocessing.resize, min(height, width)
+    if not preprocessing.squash:
+        left, top, width, height = bounds.middle(width, height, side)
+        images = images[:, top : top + height, left : left + width]
     size = (
         (side, side)
         if preprocessing.squash

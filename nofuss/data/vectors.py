@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 
 from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
 from nofuss.errors import DataError
+from nofuss.files import check_regular, memory
 
 ITEMS = ("vectors", "embeddings", "features", "X", "x", "images", "data")
 LABELS = ("labels", "y", "targets")
+LARGEST = 1e15
+"""Of a vector's entries: sums of millions of their squares, and of squares times 16, are finite."""
 NAMES = ("classes", "class_names")
 
 Arrays = dict[str, NDArray[Any]]
@@ -62,7 +65,7 @@ def from_arrays(arrays: Arrays, *, name: str, layout: str = "arrays") -> Collect
     raw = _as_labels(arrays[labels_key], labels_key, len(items))
     labels, values = compact_labels(raw)
     notes: tuple[str, ...] = ()
-    if raw.dtype.kind == "i" and (values[0] < 0 or values[-1] >= len(values)):
+    if raw.dtype.kind in "iu" and (values[0] < 0 or values[-1] >= len(values)):
         notes = (f"labels {values[0]}…{values[-1]} renumbered to 0…{len(values) - 1}",)
     named = _first(arrays, NAMES)
     return Collection(
@@ -79,6 +82,7 @@ def from_arrays(arrays: Arrays, *, name: str, layout: str = "arrays") -> Collect
 
 
 def _load(path: Path) -> Arrays:
+    check_regular(path, limit=memory())
     if path.suffix.lower() == ".safetensors":
         from safetensors.torch import load_file  # torch knows bfloat16, numpy does not
 
@@ -86,6 +90,10 @@ def _load(path: Path) -> Arrays:
         return {k: (t.float() if t.is_floating_point() else t).numpy() for k, t in tensors.items()}
     if not zipfile.is_zipfile(path):
         raise ValueError("not a zip archive as np.savez writes")
+    with zipfile.ZipFile(path) as archive:
+        size = sum(part.file_size for part in archive.infolist())
+    if size > memory():
+        raise MemoryError
     with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         return {key: file[key] for key in file.files}
 
@@ -106,6 +114,12 @@ def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
         if len(bad):
             rows = first_five([str(row) for row in bad]).replace(";", ",")
             raise DataError(f"{key} has NaN or infinite values in rows {rows}; drop or mend them")
+        largest = float(np.abs(vectors).max())
+        if largest > LARGEST or 0 < largest < 1 / LARGEST:
+            raise DataError(
+                f"{key} reaches {largest:.0e}; the squares of such values are beyond float32: "
+                f"divide them by {largest:.0e}"
+            )
         return vectors
     if items.dtype == np.uint8 and items.ndim == 4:
         if items.shape[1] in (1, 3) and items.shape[3] not in (1, 3):
@@ -123,8 +137,13 @@ def _as_labels(labels: NDArray[Any], key: str, count: int) -> NDArray[Any]:
         raise DataError(f"{got} for {count:,} items; expected one label an item")
     labels = labels.reshape(-1)
     if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all():
+        exact = 2.0 ** (1 + np.finfo(labels.dtype).nmant)  # beyond, neighbours are one number
+        if np.abs(labels).max() > min(exact, 2.0**62):
+            raise DataError(f"{key} has numbers that {labels.dtype} can't tell apart; give int64")
         labels = labels.astype(np.int64)
-    if labels.dtype.kind in "biu":
+    if labels.dtype.kind == "u":  # a label of 2⁶³ and more has no int64
+        return labels if labels.max() > np.iinfo(np.int64).max else labels.astype(np.int64)
+    if labels.dtype.kind in "bi":
         return labels.astype(np.int64)
     if labels.dtype.kind in "US":
         return labels
@@ -133,7 +152,7 @@ def _as_labels(labels: NDArray[Any], key: str, count: int) -> NDArray[Any]:
 
 def _class_names(values: NDArray[Any], names: NDArray[Any] | None) -> tuple[str, ...]:
     """Names by label; the label itself where the list of names does not fit."""
-    fits = names is not None and names.ndim == 1 and values.dtype.kind == "i"
+    fits = names is not None and names.ndim == 1 and values.dtype.kind in "iu"
     if names is not None and fits and values[0] >= 0 and values[-1] < len(names):
         return tuple(str(names[v]) for v in values)
     return tuple(v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values)
@@ -147,7 +166,7 @@ def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
         return split
     if "is_evaluation_class" in arrays:
         held_out = arrays["is_evaluation_class"]
-        numbers = labels.dtype.kind == "i" and held_out.ndim == 1 and held_out.dtype == bool
+        numbers = labels.dtype.kind in "iu" and held_out.ndim == 1 and held_out.dtype == bool
         if not numbers or labels.min() < 0 or labels.max() >= len(held_out):
             raise DataError("is_evaluation_class does not fit the labels; expected a bool a class")
         return np.where(held_out[labels], TEST, TRAIN)
@@ -157,6 +176,8 @@ def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
 def _as_triplets(triplets: NDArray[Any], count: int) -> NDArray[np.int64]:
     if triplets.ndim != 2 or triplets.shape[1] != 3 or triplets.dtype.kind not in "iu":
         raise DataError(f"triplets has shape {triplets.shape}; expected (T, 3) whole numbers")
+    if not len(triplets):
+        raise DataError("triplets is empty, so nothing says what is alike; expected (T, 3) rows")
     outside = np.flatnonzero(((triplets < 0) | (triplets >= count)).any(axis=1))
     if len(outside):
         rows = first_five([str(row) for row in outside]).replace(";", ",")

@@ -31,11 +31,12 @@ QUERIES = {
     True: "queries search a gallery of their own, those that are in it left out by index; queries "
     "whose class has no other item there are none",
 }
-PROTOCOL = (
+SCORES = (
     "Euclidean distance on the unit sphere, ties count as wrong; "
     "NMI and AMI of k-means (k-means++ seeds with swaps, Lloyd, Hartigan's exchanges) with as many "
     "clusters as classes; 95% intervals by resampling classes"
 )
+PROTOCOL = f"{QUERIES[False]}; {SCORES}"
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def evaluate(
         queries=int(is_query.sum()),
         seed=seed,
         intervals=intervals,
-        protocol=f"{QUERIES[apart]}; {PROTOCOL}",
+        protocol=f"{QUERIES[apart]}; {SCORES}",
         extended=more,
     )
 

@@ -8,20 +8,32 @@ with how different the other is, Δ = 1 − NMI:
     [ max_S { F(X, S) + γ Δ(g(S), y*) } − F̃(X, y*) ]₊
 
 The inner maximum (loss-augmented inference) is searched as there: greedily, one medoid at a
-time, then refined by swapping the medoid of a cluster with another of its members while
-that helps. The search runs without gradients; the two scores it ends with carry them.
+time, then refined by swapping the medoid of a cluster with another of its members. Two ways:
+
+    "ascent"      a swap is scored by the whole objective, and kept if that rises
+    "tf.contrib"  a swap is scored as in tf.contrib's `cluster_loss`, by the distances within its
+                  cluster, the clusters held as they were before the pass; the best is always
+                  taken, and the objective may fall
+
+Most public results are of the second; the first finds a higher objective more often than a lower
+one. The search runs without gradients; the two scores it ends with carry them.
 """
 
 import torch
 from torch import Tensor
 
 from nofuss.geometry import distances, normalize
-from nofuss.losses.inputs import zero_with_graph
+from nofuss.losses.inputs import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss
 
 
 def structured_clustering(
-    embeddings: Tensor, labels: Tensor, *, gamma: float = 1.0, refinements: int = 5
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    gamma: float = 1.0,
+    refinements: int = 5,
+    refinement: str = "ascent",
 ) -> Tensor:
     """[max_S {F(X,S) + γΔ(S,y*)} − F̃(X,y*)]₊ on unit directions, Eq. 5 of Song et al. 2017."""
     classes, truth = torch.unique(labels, return_inverse=True)
@@ -31,48 +43,94 @@ def structured_clustering(
     itself = torch.eye(len(x), dtype=torch.bool, device=x.device)
     # A medoid is at distance 0 from itself; the root of a rounding error is not.
     d = distances(x, x).masked_fill(itself, 0)  # (B, B)
-    medoids = loss_augmented_medoids(d.detach(), truth, gamma=gamma, refinements=refinements)
-    assigned = d.detach()[:, medoids].argmin(1)
+    medoids = loss_augmented_medoids(
+        d.detach(), truth, gamma=gamma, refinements=refinements, refinement=refinement
+    )
+    assigned = _assign(d.detach(), medoids[None])[:, 0]
     margin = gamma * (1 - _nmi(assigned[None], truth, len(classes)))[0]
     to_medoid = d[torch.arange(len(d), device=d.device), medoids[assigned]]
     return (margin.to(d.dtype) - to_medoid.sum() + _best_medoid_cost(d, truth)).clamp_min(0)
 
 
-@torch.no_grad()
-def loss_augmented_medoids(d: Tensor, truth: Tensor, *, gamma: float, refinements: int) -> Tensor:
-    """Rows of the medoids S, |S| = classes, that (greedily) maximise F(X,S) + γΔ(S,y*)."""
+def loss_augmented_medoids(
+    d: Tensor, truth: Tensor, *, gamma: float, refinements: int, refinement: str = "ascent"
+) -> Tensor:
+    """Rows of the medoids S, |S| = classes, found to maximise F(X,S) + γΔ(S,y*)."""
+    medoids = greedy_medoids(d, truth, gamma=gamma)
+    return REFINEMENTS[refinement](d, medoids, truth, gamma, refinements)
+
+
+def greedy_medoids(d: Tensor, truth: Tensor, *, gamma: float) -> Tensor:
+    """Add the medoid that raises F(X,S) + γΔ(S,y*) most, until there are as many as classes."""
     k = int(truth.max()) + 1
     items = torch.arange(len(d), device=d.device)
     medoids = items[:0]
     cost = torch.full_like(d[0], torch.inf)  # distance to the closest medoid so far
     assigned = torch.zeros_like(truth)
-    for size in range(k):  # greedy: every item is tried as the next medoid, all at once
-        closer = d < cost  # (B candidates, B items); d is symmetric
+    for size in range(k):  # every item is tried as the next medoid, all at once
+        closer = (d < cost) | (items[:, None] == items)  # (B candidates, B items)
         guess = torch.where(closer, size, assigned)
+        guess[:, medoids] = torch.arange(size, device=d.device)  # these stay where they are
         score = gamma * (1 - _nmi(guess, truth, k)) - torch.minimum(d, cost).sum(1)
         score[medoids] = -torch.inf
         best = score.argmax()
         medoids = torch.cat([medoids, best[None]])
         cost, assigned = torch.minimum(d[best], cost), guess[best]
+    return medoids
+
+
+def ascend(d: Tensor, medoids: Tensor, truth: Tensor, gamma: float, passes: int) -> Tensor:
+    """Swap medoids with members of their clusters while the whole objective rises."""
     score = _augmented_scores(d, medoids[None], truth, gamma)[0]
-    for _ in range(refinements):
+    for _ in range(passes):
         before = score
-        for cluster in range(k):
-            members = items[d[:, medoids].argmin(1) == cluster]
-            tries = medoids.repeat(len(members), 1)  # (members, k)
-            tries[:, cluster] = members
+        for cluster in range(len(medoids)):
+            tries = _swaps(medoids, cluster, _assign(d, medoids[None])[:, 0])
             scores = _augmented_scores(d, tries, truth, gamma)
-            if len(scores) and scores.max() > score:
+            if scores.max() > score:
                 score, medoids = scores.max(), tries[scores.argmax()]
         if score == before:
             break
     return medoids
 
 
+def swap_within_clusters(
+    d: Tensor, medoids: Tensor, truth: Tensor, gamma: float, passes: int
+) -> Tensor:
+    """Swap as tf.contrib's `cluster_loss` does."""
+    for _ in range(passes):
+        assigned = _assign(d, medoids[None])[:, 0]
+        for cluster in range(len(medoids)):
+            members = (assigned == cluster).nonzero().squeeze(1)
+            tries = _swaps(medoids, cluster, assigned)
+            within = d[members][:, members].sum(0)
+            unlike = 1 - _nmi(_assign(d, tries).T, truth, len(medoids))
+            medoids = tries[(gamma * unlike - within).argmax()]
+    return medoids
+
+
+REFINEMENTS = {"ascent": ascend, "tf.contrib": swap_within_clusters}
+
+
+def _swaps(medoids: Tensor, cluster: int, assigned: Tensor) -> Tensor:
+    """The medoids with each member of a cluster in its medoid's place, (members, K)."""
+    members = (assigned == cluster).nonzero().squeeze(1)
+    tries = medoids.repeat(len(members), 1)
+    tries[:, cluster] = members
+    return tries
+
+
+def _assign(d: Tensor, medoids: Tensor) -> Tensor:
+    """The closest medoid of each item, (B, J) for rows of medoids (J, K); a medoid is its own."""
+    assigned = d[:, medoids].argmin(2)
+    own = torch.arange(medoids.shape[1], device=d.device).expand_as(medoids)
+    return assigned.scatter(0, medoids.T, own.T)
+
+
 def _augmented_scores(d: Tensor, medoids: Tensor, truth: Tensor, gamma: float) -> Tensor:
     """F(X,S) + γΔ(S,y*) for each row S of medoids (J, K)."""
-    cost, assigned = d[:, medoids].min(2)  # (B, J)
-    return gamma * (1 - _nmi(assigned.T, truth, medoids.shape[1])) - cost.sum(0)
+    unlike = 1 - _nmi(_assign(d, medoids).T, truth, medoids.shape[1])
+    return gamma * unlike - d[:, medoids].amin(2).sum(0)
 
 
 def _best_medoid_cost(d: Tensor, truth: Tensor) -> Tensor:
@@ -102,12 +160,29 @@ class StructuredClustering(InstanceLoss):
     """Structured clustering (Song et al. 2017); γ weighs the margin Δ = 1 − NMI.
 
     The sum over the batch is the paper's: the loss grows with the batch.
+
+    refinement: "ascent", or "tf.contrib" for the search of the code that others ran.
+    refinements: how many passes of it.
     """
 
-    def __init__(self, *, gamma: float = 1.0, refinements: int = 5) -> None:
+    def __init__(
+        self, *, gamma: float = 1.0, refinements: int = 5, refinement: str = "ascent"
+    ) -> None:
         super().__init__()
+        check_number("gamma", gamma)
+        check_number("refinements", refinements)
+        if refinement not in REFINEMENTS:
+            choices = ", ".join(map(repr, REFINEMENTS))
+            raise ValueError(f"unknown refinement {refinement!r}; choose from {choices}")
         self.gamma = gamma
         self.refinements = refinements
+        self.refinement = refinement
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return structured_clustering(x, labels, gamma=self.gamma, refinements=self.refinements)
+        return structured_clustering(
+            x,
+            labels,
+            gamma=self.gamma,
+            refinements=self.refinements,
+            refinement=self.refinement,
+        )

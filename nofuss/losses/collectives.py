@@ -51,6 +51,14 @@ def from_shards(part: Tensor) -> Tensor:
     return whole
 
 
+def _refuse_second_derivatives() -> None:
+    """Autograd is on in a backward only where its result is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a loss over several processes can't be differentiated twice; compute it in one process"
+        )
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, count: int) -> Tensor:
@@ -58,6 +66,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _refuse_second_derivatives()
         return grad[share(len(grad))] * world(), None
 
 
@@ -68,6 +77,7 @@ class _ToShards(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _refuse_second_derivatives()
         return all_sum(grad.clone(memory_format=torch.contiguous_format))
 
 
@@ -78,4 +88,5 @@ class _FromShards(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _refuse_second_derivatives()
         return grad

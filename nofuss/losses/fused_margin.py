@@ -1,146 +1,157 @@
 """Proxy-Triplet and Proxy-Anchor over many proxies, on the walk of the fused Proxy-NCA.
 
 The weight of a cell (proxy, anchor) is known as soon as its chunk is, so one walk gives loss and
-gradients: three matrix products, and O(chunk) memory beside the gradients themselves.
+gradients: three matrix products, and O(chunk) memory beside the gradients themselves. Sums over
+chunks are in double: there may be thousands of them.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nofuss.geometry import normalize
-from nofuss.losses.fused_walk import Walk
-from nofuss.losses.inputs import without_autocast
+from nofuss.losses.fused_walk import Computed, Form, Walk, reduce
+from nofuss.losses.of_logits import anchor_of_cosines, triplet_of_logits
 from nofuss.processes import all_sum
+from nofuss.proxies.assignment import ProxyTriplets
 from nofuss.proxies.shard import Shard
 
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""By x, by the proxies, by the margin."""
-WalkOnce = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Shard | None, bool], tuple[Tensor, Gradients | None]
-]
 
+@dataclass(frozen=True)
+class WalkedTriplet(Form):
+    """Eq. 3 over proxies: the mean over p(z) of [x·p̂(z) − x·p̂(y) + M]₊; x carries the scale."""
 
-def fused_proxy_triplet(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    *,
-    scale: float | Tensor,
-    margin: float,
-    shard: Shard | None = None,
-) -> Tensor:
-    """Eq. 3 over proxies: mean of [scale·(cos_z − cos_y) + M]₊ over all (x, p(y), p(z)).
+    margin: float
 
-    x: (B, D) directions of the embeddings; positive: (B,) rows of `proxies`; shard: as in
-    `fused_proxy_nca`.
-    """
-    x = x.to(torch.promote_types(x.dtype, proxies.dtype)) * scale
-    return _apply(_triplet, x, positive, proxies, x.new_tensor(margin), shard)
+    def plain(self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None) -> Tensor:
+        """The same of one matrix of logits."""
+        logits = x @ normalize(proxies).T
+        return reduce(triplet_of_logits(logits, ProxyTriplets(positive), margin=self.margin), share)
 
-
-def fused_proxy_anchor(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    *,
-    scale: float | Tensor,
-    margin: float,
-    shard: Shard | None = None,
-) -> Tensor:
-    """mean_{p∈P⁺} log(1+Σ_{x∈X⁺} e^{−α(s−δ)}) + mean_{p∈P} log(1+Σ_{x∈X⁻} e^{α(s+δ)}).
-
-    Kim et al. 2020, Eq. 4; x: (B, D) directions of the embeddings; positive: (B,) rows of
-    `proxies`; scale and margin are their α and δ; shard: as in `fused_proxy_nca`.
-    """
-    x = x.to(torch.promote_types(x.dtype, proxies.dtype))
-    scale = torch.as_tensor(scale, dtype=x.dtype, device=x.device)
-    return _apply(_anchor, x * scale, positive, proxies, scale * margin, shard)
-
-
-def _triplet(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    margin: Tensor,
-    shard: Shard | None,
-    gradient: bool,
-) -> tuple[Tensor, Gradients | None]:
-    """A cell weighs 1 where its hinge is open; x carries the scale."""
-    num_proxies = shard.total if shard else len(proxies)
-    if num_proxies == 1:
-        raise ValueError("got one proxy; a positive and a negative need two")
-    walk = Walk(x, positive, proxies, shard)
-    p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
-    lead = margin - _whole((x * p_y).sum(1), shard)
-    count = len(x) * (num_proxies - 1)
-    x_mean = x / count
-    e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
-    total, open_, dx = x.new_zeros(()), x.new_zeros(len(x)), torch.zeros_like(x)
-    dp = torch.empty_like(proxies) if gradient else None
-    for chunk, own in walk:
-        walk.find_norms(chunk)
-        s = walk.logits(chunk, x, out=e).add_(lead).clamp_min_(0)  # (chunk, B)
-        if own:
-            s[own] = 0
-        total += s.sum()
+    def compute(
+        self,
+        x: Tensor,
+        positive: Tensor,
+        proxies: Tensor,
+        share: Tensor | None,
+        shard: Shard | None,
+        needs: tuple[bool, bool],
+    ) -> Computed:
+        """A cell weighs its anchor's share where its hinge is open."""
+        num_proxies = shard.total if shard else len(proxies)
+        if num_proxies == 1:
+            raise ValueError("got one proxy; a positive and a negative need two")
+        walk = Walk(x, positive, proxies, shard)
+        p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
+        lead = self.margin - _whole((x * p_y).sum(1), shard)
+        each = x.new_full((len(x),), 1 / len(x)) if share is None else share
+        each = each / (num_proxies - 1)
+        total, open_, dx, dp = self._walk(walk, x, lead, each, needs)
+        if not walk.ordinary():
+            walk.rescale()
+            total, open_, dx, dp = self._walk(walk, x, lead, each, needs)
+        loss = (_whole(total, shard) @ each.double()).to(x.dtype)
+        if any(needs):
+            open_ = _whole(open_, shard)
+            dx.sub_(p_y * open_[:, None]).mul_(each[:, None])
         if dp is not None:
-            open_.addmv_(s.sign_().T, ones[: len(s)])
-            m = walk.weigh_(chunk, s)
-            dx.addmm_(s.T, m)
-            walk.pull_back_(chunk, s, x_mean, dp)
-    total = _whole(total, shard)
-    if dp is None:
-        return total / count, None
-    open_ = _whole(open_, shard)
-    dx.addcmul_(p_y, open_[:, None], value=-1).div_(count)
-    walk.pull_back_positives_(x_mean * open_[:, None], dp)
-    return total / count, (dx, dp, walk.only_here(open_[:, None]).sum() / count)
+            walk.pull_back_positives_(x * (open_ * each)[:, None], dp)
+        return Computed(loss, dx.to(x.dtype) if needs[0] else None, walk.unscaled(dp))
+
+    def _walk(
+        self, walk: Walk, x: Tensor, lead: Tensor, share: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Each anchor's sum over hinges, how many are open, Σ p̂ of those, and by the proxies."""
+        e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
+        total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        open_, weighted = x.new_zeros(len(x)), x * share[:, None]
+        dx, part = torch.zeros_like(x).double(), torch.empty_like(x)
+        dp = torch.empty_like(walk.proxies) if needs[1] else None
+        for chunk, own in walk:
+            walk.find_norms(chunk)
+            s = walk.logits(chunk, x, out=e).add_(lead).clamp_min_(0)  # (chunk, B)
+            if own:
+                s[own] = 0
+            total += s.sum(0)
+            if any(needs):
+                open_.addmv_(s.sign_().T, ones[: len(s)])  # whole numbers: exact
+                m = walk.weigh_(chunk, s)
+                dx.add_(torch.mm(s.T, m, out=part))
+            if dp is not None:
+                walk.pull_back_(chunk, s, weighted, dp)
+        return total, open_, dx, dp
 
 
-def _anchor(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    margin: Tensor,
-    shard: Shard | None,
-    gradient: bool,
-) -> tuple[Tensor, Gradients | None]:
-    """The negatives of a proxy are one row; its positives need B numbers in all.
+@dataclass(frozen=True)
+class WalkedAnchor(Form):
+    """mean_{p∈P⁺} log(1+Σ_{b∈X⁺} e^{M−x·p̂}) + mean_{p∈P} log(1+Σ_{b∈X⁻} e^{x·p̂+M}).
 
-    x and the margin carry the scale.
+    Kim et al. 2020, Eq. 4; x and the margin carry the scale. A sum over the batch is inside the
+    logarithms, so an anchor has no share.
     """
-    walk, num_proxies = Walk(x, positive, proxies, shard), shard.total if shard else len(proxies)
-    p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
-    pull, inside = _pull(margin - _whole((x * p_y).sum(1), shard), positive)
-    dx = -inside[:, None] * p_y
-    push, dmargin = x.new_zeros(()), walk.only_here(inside[:, None]).sum()
-    e = x.new_empty(walk.rows, len(x))
-    dp = torch.empty_like(proxies) if gradient else None
-    for chunk, own in walk:
-        walk.find_norms(chunk)
-        s = walk.logits(chunk, x, out=e).add_(margin)  # (chunk, B)
-        if own:
-            s[own] = -math.inf
-        top = s.amax(1).clamp_min_(0)  # 1 = exp(0) is in the sum too
-        outside = s.sub_(top[:, None]).exp_().sum(1)
-        whole = outside + (-top).exp_()
-        push += (whole.log() + top).sum()
+
+    margin: float
+
+    def plain(self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None) -> Tensor:
+        """The same of one matrix of logits."""
+        assert share is None
+        logits = x @ normalize(proxies).T
+        return anchor_of_cosines(logits, ProxyTriplets(positive), scale=1.0, margin=self.margin)
+
+    def compute(
+        self,
+        x: Tensor,
+        positive: Tensor,
+        proxies: Tensor,
+        share: Tensor | None,
+        shard: Shard | None,
+        needs: tuple[bool, bool],
+    ) -> Computed:
+        """The negatives of a proxy are one row; its positives need B numbers in all."""
+        assert share is None
+        walk, num_proxies = (
+            Walk(x, positive, proxies, shard),
+            shard.total if shard else len(proxies),
+        )
+        p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
+        pull, inside = _pull(self.margin - _whole((x * p_y).sum(1), shard), positive)
+        push, dx, dp = self._walk(walk, x, num_proxies, needs)
+        if not walk.ordinary():
+            walk.rescale()
+            push, dx, dp = self._walk(walk, x, num_proxies, needs)
+        loss = (pull + _whole(push, shard) / num_proxies).to(x.dtype)
+        if needs[0]:
+            dx.sub_(p_y * inside[:, None])
         if dp is not None:
-            weight = 1 / (whole * num_proxies)
-            dmargin += outside @ weight
-            m = walk.weigh_(chunk, s, weight)
-            dx.addmm_(s.T, m)
-            walk.pull_back_(chunk, s, x, dp, weight)
-    loss = pull + _whole(push, shard) / num_proxies
-    if dp is None:
-        return loss, None
-    walk.pull_back_positives_(x * inside[:, None], dp)
-    return loss, (dx, dp, dmargin)
+            walk.pull_back_positives_(x * inside[:, None], dp)
+        return Computed(loss, dx.to(x.dtype) if needs[0] else None, walk.unscaled(dp))
+
+    def _walk(
+        self, walk: Walk, x: Tensor, num_proxies: int, needs: tuple[bool, bool]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The sum over own proxies of log(1 + Σ), and its gradients over `num_proxies`."""
+        push = torch.zeros((), dtype=torch.float64, device=x.device)
+        e, dx = x.new_empty(walk.rows, len(x)), torch.zeros_like(x).double()
+        part = torch.empty_like(x)
+        dp = torch.empty_like(walk.proxies) if needs[1] else None
+        for chunk, own in walk:
+            walk.find_norms(chunk)
+            s = walk.logits(chunk, x, out=e).add_(self.margin)  # (chunk, B)
+            if own:
+                s[own] = -math.inf
+            top = s.amax(1).clamp_min_(0)  # 1 = exp(0) is in the sum too
+            outside = s.sub_(top[:, None]).exp_().sum(1)
+            whole = outside + (-top).exp_()
+            push += (whole.log() + top).sum()
+            if any(needs):
+                weight = 1 / (whole * num_proxies)
+                m = walk.weigh_(chunk, s, weight)
+                dx.add_(torch.mm(s.T, m, out=part))
+                if dp is not None:
+                    walk.pull_back_(chunk, s, x, dp, weight)
+        return push, dx, dp
 
 
 def _whole(part: Tensor, shard: Shard | None) -> Tensor:
@@ -155,53 +166,3 @@ def _pull(t: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     e = (t - top[of_used]).exp()
     whole = (-top).exp().index_add_(0, of_used, e)
     return (whole.log() + top).sum() / len(used), e / (whole[of_used] * len(used))
-
-
-def _apply(
-    walk_once: WalkOnce,
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    margin: Tensor,
-    shard: Shard | None,
-) -> Tensor:
-    gradient = torch.is_grad_enabled() and (x.requires_grad or proxies.requires_grad)
-    with without_autocast(x):
-        loss: Tensor = _Walked.apply(  # type: ignore[no-untyped-call]
-            x, positive, proxies.to(x.dtype), margin, shard, walk_once, gradient
-        )
-    return loss
-
-
-class _Walked(torch.autograd.Function):
-    """A loss whose gradients are made together with it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        positive: Tensor,
-        proxies: Tensor,
-        margin: Tensor,
-        shard: Shard | None,
-        walk_once: WalkOnce,
-        gradient: bool,
-    ) -> Tensor:
-        """The loss; its gradients wait."""
-        loss, ctx.gradients = walk_once(x, positive, proxies, margin, shard, gradient)
-        ctx.walk_once, ctx.shard = walk_once, shard
-        ctx.save_for_backward(x, positive, proxies, margin)
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients, given away: one that is still held here would be copied by autograd."""
-        inputs = ctx.saved_tensors
-        gradients = ctx.gradients
-        if gradients is None:  # again, with retain_graph
-            gradients = ctx.walk_once(*inputs, ctx.shard, True)[1]
-        ctx.gradients = None
-        # A plain backward() comes with 1, and then a pass over the proxies is saved.
-        dx, dp, dmargin = gradients if grad == 1 else (each.mul_(grad) for each in gradients)
-        return dx, None, dp, dmargin, None, None, None

@@ -1,11 +1,14 @@
 """What the fused losses share: proxies in chunks, their positives, the way through the norm."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from nofuss.geometry import are_ordinary, largest_entries
 from nofuss.proxies.shard import Shard
 
 CHUNK = 2**19
@@ -42,12 +45,61 @@ def forget() -> None:
     _spare.clear()
 
 
+class Computed(NamedTuple):
+    """A loss and its gradients, made together."""
+
+    loss: Tensor
+    by_x: Tensor | None
+    by_proxies: Tensor | None
+
+
+class Form(ABC):
+    """A loss L of x (B, D), rows of the proxies `positive` (B,), and proxies (P, D).
+
+    L = Σ_b share_b · loss of x_b, the mean without `share`.
+    """
+
+    @abstractmethod
+    def compute(
+        self,
+        x: Tensor,
+        positive: Tensor,
+        proxies: Tensor,
+        share: Tensor | None,
+        shard: Shard | None,
+        needs: tuple[bool, bool],
+    ) -> Computed:
+        """L, and its gradients by x and by the proxies as far as they are needed."""
+
+    @abstractmethod
+    def plain(self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None) -> Tensor:
+        """L in operations that autograd can differentiate as often as asked."""
+
+    def plain_gradients(
+        self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None, grad: Tensor
+    ) -> list[Tensor | None]:
+        """Grad · ∂L by x and by the proxies, to be differentiated again."""
+        with torch.enable_grad():
+            loss = self.plain(x, positive, proxies, share)
+        inputs = [each for each in (x, proxies) if each.requires_grad]
+        found = iter(torch.autograd.grad(loss, inputs, grad, create_graph=True))
+        return [next(found) if each.requires_grad else None for each in (x, proxies)]
+
+
+def reduce(losses: Tensor, share: Tensor | None) -> Tensor:
+    """Σ share · losses, or the mean."""
+    return losses.mean() if share is None else losses @ share
+
+
 class Walk:
     """The proxies in chunks, each with the cells of its positives: a (P, B) mask never made.
 
     Proxies are normalised on the way, by scaling the smaller matrix: the product (chunk, B)
     where the batch is narrower than the embeddings, else the chunk itself, in a workspace.
     Of a shard, the proxies are the own rows, and `positive` counts among all.
+
+    Norms are found on the way too. Only after the first walk it is known whether all of them are
+    `ordinary`; if not, `rescale` the proxies and walk again.
     """
 
     def __init__(
@@ -81,6 +133,7 @@ class Walk:
         self.proxies = proxies
         self.narrow = len(x) < x.shape[1]
         self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
+        self.scale: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -100,11 +153,26 @@ class Walk:
         """The same (B, D), zero for anchors whose positive another process holds."""
         return x if self.here is None else x * self.here
 
+    def ordinary(self) -> bool:
+        """Whether the norms are numbers to divide by."""
+        return self.scale is not None or are_ordinary(self.inverse)
+
+    def rescale(self) -> None:
+        """Divide each proxy by its largest entry: no norm can overflow or vanish then."""
+        self.scale = largest_entries(self.proxies)
+        self.proxies = self.proxies / self.scale
+
+    def unscaled(self, dp: Tensor | None) -> Tensor | None:
+        """A gradient by the proxies as they were handed in."""
+        return dp if dp is None or self.scale is None else dp.div_(self.scale)
+
     def find_norms(self, chunk: slice) -> None:
-        """1/|p| of the chunk, bounded as F.normalize does: a zero row stays zero."""
+        """1/|p| of the chunk; a row of zeros stays as it is, as in `normalize`."""
         r = self.inverse[chunk]
         torch.linalg.vector_norm(self.proxies[chunk], dim=1, out=r)
-        r.clamp_min_(1e-12).reciprocal_()
+        if self.scale is not None:
+            r.masked_fill_(r == 0, 1)
+        r.reciprocal_()
 
     def logits(self, chunk: slice, x: Tensor, out: Tensor) -> Tensor:
         """x·p/|p|, (chunk, B), in `out`."""

@@ -1,16 +1,31 @@
 """What every loss asks of its batch: one line of error instead of a silent zero or a NaN."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from nofuss.geometry import Array, as_tensor
+from nofuss.geometry import Array, as_tensor, is_traced
+
+HALVES = (torch.float16, torch.bfloat16)
 
 
-def full_precision(x: Tensor) -> Tensor:
-    """Half and bfloat16 become float32; float32 and float64 stay."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def full_precision(x: Tensor, *others: Tensor) -> Tensor:
+    """X in the widest precision of all, float32 at least: half and bfloat16 are only read."""
+    dtype = x.dtype
+    for other in others:
+        if other.dtype != dtype:
+            dtype = torch.promote_types(dtype, other.dtype)
+    if dtype in HALVES:
+        dtype = torch.float32
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def check_number(name: str, value: float, *, positive: bool = False) -> None:
+    """Refuse what is not a finite number from 0 up, or above 0."""
+    if not (value > 0 if positive else value >= 0) or value == math.inf:
+        raise ValueError(f"{name} is {value}; expected {'above 0' if positive else 'from 0 up'}")
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
@@ -47,15 +62,40 @@ def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Te
             raise ValueError(f"labels are {labels.dtype}; expected int64 class numbers")
         labels = labels.to(x.device, torch.int64)
     if num_classes is not None:
-        low, high = _ends(labels)
-        if low < 0:
-            raise ValueError(f"labels go down to {low}; renumber them with compact_labels()")
-        if high >= num_classes:
-            raise ValueError(
-                f"labels reach {high} but there are {num_classes} classes (0 to "
-                f"{num_classes - 1}); renumber them with compact_labels()"
-            )
+        _check_range(labels, num_classes)
     return labels
+
+
+def check_weights(weights: Array, x: Tensor) -> Tensor:
+    """(B,) numbers from 0 up, not all of them 0, on the device of x."""
+    weights = as_tensor(weights).to(x.device)
+    if weights.shape != x.shape[:1] or weights.dtype == torch.bool or weights.is_complex():
+        raise ValueError(
+            f"weights are {tuple(weights.shape)} {weights.dtype}; expected ({len(x)},) numbers"
+        )
+    if not is_traced() and not (weights.min() >= 0 and 0 < weights.sum() < math.inf):
+        raise ValueError("weights are negative, not finite or all zero; expected numbers from 0 up")
+    return weights
+
+
+def _check_range(labels: Tensor, num_classes: int) -> None:
+    if torch.compiler.is_compiling():  # checked when the compiled code runs
+        inside = ((labels >= 0) & (labels < num_classes)).all()
+        torch._assert_async(inside, f"labels are not within 0 to {num_classes - 1}")
+        return
+    try:
+        low, high = _ends(labels)
+    except RuntimeError:
+        if not is_traced():
+            raise
+        return  # torch.vmap shows no values
+    if low < 0:
+        raise ValueError(f"labels go down to {low}; renumber them with compact_labels()")
+    if high >= num_classes:
+        raise ValueError(
+            f"labels reach {high} but there are {num_classes} classes (0 to "
+            f"{num_classes - 1}); renumber them with compact_labels()"
+        )
 
 
 def _ends(labels: Tensor) -> tuple[int, int]:
@@ -70,3 +110,12 @@ def _ends(labels: Tensor) -> tuple[int, int]:
 def zero_with_graph(x: Tensor) -> Tensor:
     """A zero whose backward gives zero gradients: a batch that has nothing to say."""
     return (x * 0).sum()
+
+
+def one_or_nan(*inputs: Tensor) -> Tensor:
+    """1, or NaN where a number of an input is not finite: a factor for a loss that would hide it.
+
+    A comparison with NaN is false, so whatever is chosen by comparing (the closest proxy, the
+    hardest negative) may leave it out of a loss that then looks sound.
+    """
+    return torch.stack([(x.detach() * 0).sum() for x in inputs]).sum() + 1

@@ -1,12 +1,28 @@
 """The shell of every loss over instances: checks, precision, one calling convention."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nofuss.geometry import Array
-from nofuss.losses.inputs import check_embeddings, check_labels, full_precision, without_autocast
+from nofuss.losses.inputs import (
+    check_embeddings,
+    check_labels,
+    full_precision,
+    one_or_nan,
+    without_autocast,
+)
+
+
+class Pairs(NamedTuple):
+    """Anchors among the batch, each with positives and negatives among the references."""
+
+    positive: Tensor
+    """(B, R) True where a reference is a positive of the anchor."""
+    negative: Tensor
+    """(B, R) True where it is a negative."""
 
 
 class InstanceLoss(nn.Module, ABC):
@@ -15,29 +31,88 @@ class InstanceLoss(nn.Module, ABC):
     A batch without a positive pair, or of one class only, gives zero with a graph.
     """
 
+    takes_pairs: ClassVar[bool] = False
+    """Whether pairs can be given: found by a miner, or with references from elsewhere."""
+
     def forward(
-        self, embeddings: Tensor, labels: Array, indices_tuple: tuple[Tensor, ...] | None = None
+        self,
+        embeddings: Tensor,
+        labels: Array,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Array | None = None,
     ) -> Tensor:
-        """The mean loss of the batch; `indices_tuple` is what a miner of other libraries found."""
+        """The mean loss of the batch.
+
+        indices_tuple: what a miner of pytorch-metric-learning found: anchors, positives, anchors,
+            negatives, or anchors, positives, negatives.
+        ref_emb, ref_labels: (R, D) and (R,), among which positives and negatives are then taken.
+        """
         check_embeddings(embeddings)
         labels = check_labels(labels, embeddings)
         with without_autocast(embeddings):
             x = full_precision(embeddings)
+            if indices_tuple is None and ref_emb is None and ref_labels is None:
+                return self._loss(x, labels) * one_or_nan(x)
+            if not self.takes_pairs:
+                raise ValueError(
+                    f"{type(self).__name__} chooses its pairs within the batch; leave out the "
+                    "miner and ref_emb (Triplet, SemiHardTriplet and NCA take them)"
+                )
+            ref, same = self._check_references(x, labels, ref_emb, ref_labels)
             if indices_tuple is None:
-                return self._loss(x, labels)
-            return self._mined(x, indices_tuple)
+                loss = self._loss_of_pairs(x, ref, Pairs(same, ~same))
+            else:
+                loss = self._loss_of_mined(x, ref, indices_tuple)
+            return loss * one_or_nan(x, ref)
 
     @abstractmethod
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor: ...
 
-    def _mined(self, x: Tensor, indices_tuple: tuple[Tensor, ...]) -> Tensor:
-        raise ValueError(
-            f"{type(self).__name__} chooses its pairs itself; leave out the miner "
-            "(only Triplet takes mined triplets)"
-        )
+    def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
+        """Of anchors x (B, D) and references (R, D), where `takes_pairs`."""
+        raise NotImplementedError
+
+    def _loss_of_mined(self, x: Tensor, ref: Tensor, indices_tuple: tuple[Tensor, ...]) -> Tensor:
+        a, y, b, z = mined_pairs(indices_tuple)
+        none = torch.zeros(len(x), len(ref), dtype=torch.bool, device=x.device)
+        yes = torch.ones((), dtype=torch.bool, device=x.device)
+        pairs = Pairs(none.index_put((a, y), yes), none.index_put((b, z), yes))
+        return self._loss_of_pairs(x, ref, pairs)
+
+    def _check_references(
+        self, x: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Array | None
+    ) -> tuple[Tensor, Tensor]:
+        """References (R, D), and which of them are of an anchor's class, itself not (B, R)."""
+        if ref_emb is None and ref_labels is None:
+            return x, pair_masks(labels).positive
+        if ref_emb is None or ref_labels is None:
+            raise ValueError("got one of ref_emb and ref_labels; pass both")
+        check_embeddings(ref_emb, name="ref_emb")
+        if ref_emb.shape[1] != x.shape[1]:
+            raise ValueError(
+                f"ref_emb have {ref_emb.shape[1]} columns but embeddings {x.shape[1]}; make them "
+                "equal"
+            )
+        ref_labels = check_labels(ref_labels, ref_emb).to(labels.device)
+        return full_precision(ref_emb, x), labels[:, None] == ref_labels
 
 
-def pair_masks(labels: Tensor) -> tuple[Tensor, Tensor]:
+def pair_masks(labels: Tensor) -> Pairs:
     """(B, B) masks of positive pairs (same label, not the same item) and of negative pairs."""
     same = labels[:, None] == labels
-    return same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device), ~same
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return Pairs(same & ~itself, ~same)
+
+
+def mined_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Mined pairs as they are; mined triplets (a, y, z) as pairs (a, y) and (a, z)."""
+    if len(indices_tuple) == 3:
+        a, y, z = indices_tuple
+        return a, y, a, z
+    if len(indices_tuple) != 4:
+        raise ValueError(
+            f"got {len(indices_tuple)} mined index tensors; expected three: anchors, positives, "
+            "negatives, or four: anchors, positives, anchors, negatives"
+        )
+    return indices_tuple

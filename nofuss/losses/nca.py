@@ -6,12 +6,13 @@ scale = 2N²; the constant cancels. `scale=None` leaves the norms free.
 """
 
 import math
+from typing import ClassVar
 
 from torch import Tensor
 
 from nofuss.geometry import normalize, squared_distances
-from nofuss.losses.inputs import zero_with_graph
-from nofuss.losses.instance_loss import InstanceLoss, pair_masks
+from nofuss.losses.inputs import check_number, zero_with_graph
+from nofuss.losses.instance_loss import InstanceLoss, Pairs, pair_masks
 
 
 def nca(embeddings: Tensor, labels: Tensor, *, scale: float | None = 18.0) -> Tensor:
@@ -19,15 +20,21 @@ def nca(embeddings: Tensor, labels: Tensor, *, scale: float | None = 18.0) -> Te
 
     Z is every item of another class in the batch.
     """
-    positive, negative = pair_masks(labels)
+    return nca_of_pairs(embeddings, embeddings, pair_masks(labels), scale=scale)
+
+
+def nca_of_pairs(
+    embeddings: Tensor, references: Tensor, pairs: Pairs, *, scale: float | None
+) -> Tensor:
+    """The same of pairs (x, y) and Z among the references."""
+    positive, negative = pairs
     anchor, y = (positive & negative.any(1, keepdim=True)).nonzero(as_tuple=True)  # (T,)
     if len(anchor) == 0:
         return zero_with_graph(embeddings)
     if scale is None:
-        logits = -squared_distances(embeddings, embeddings)  # (B, B)
+        logits = -squared_distances(embeddings, references)  # (B, R)
     else:
-        x = normalize(embeddings)
-        logits = scale * x @ x.T
+        logits = scale * (normalize(embeddings) @ normalize(references).T)
     to_negatives = logits[anchor].masked_fill(~negative[anchor], -math.inf).logsumexp(1)
     return (to_negatives - logits[anchor, y]).mean()
 
@@ -35,9 +42,16 @@ def nca(embeddings: Tensor, labels: Tensor, *, scale: float | None = 18.0) -> Te
 class NCA(InstanceLoss):
     """Eq. 4 over instances: the denominator sums the negatives of the batch only."""
 
+    takes_pairs: ClassVar[bool] = True
+
     def __init__(self, *, scale: float | None = 18.0) -> None:
         super().__init__()
+        if scale is not None:
+            check_number("scale", scale, positive=True)
         self.scale = scale
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         return nca(x, labels, scale=self.scale)
+
+    def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
+        return nca_of_pairs(x, ref, pairs, scale=self.scale)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nofuss.losses.inputs import zero_with_graph
+from nofuss.losses.inputs import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss
 
 
@@ -18,13 +18,16 @@ def first_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def npairs(embeddings: Tensor, labels: Tensor, *, l2: float = 0.002) -> Tensor:
-    """mean_i log(1 + Σ_{j≠i} exp(xᵢ·yⱼ − xᵢ·yᵢ)) + l2 · mean |·|², one pair (x, y) a class."""
+    """mean_i log(1 + Σ_{j≠i} exp(xᵢ·yⱼ − xᵢ·yᵢ)) + l2/4 · mean_i(|xᵢ|² + |yᵢ|²).
+
+    One pair (x, y) a class. The quarter is tf.contrib's `npairs_loss`, and so is the default l2.
+    """
     a, p = first_pairs(labels)
     if len(a) < 2:
         return zero_with_graph(embeddings)
     x, y = embeddings[a], embeddings[p]
     own = torch.arange(len(a), device=x.device)
-    norms = (x.square().sum(1) + y.square().sum(1)).mean() / 2
+    norms = (x.square().sum(1) + y.square().sum(1)).mean() / 4
     return F.cross_entropy(x @ y.T, own) + l2 * norms
 
 
@@ -36,6 +39,7 @@ class NPairs(InstanceLoss):
 
     def __init__(self, *, l2: float = 0.002) -> None:
         super().__init__()
+        check_number("l2", l2)
         self.l2 = l2
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:

@@ -3,16 +3,14 @@
 Later than the paper, and here for comparison.
 """
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from nofuss.geometry import normalize
-from nofuss.losses.fused_margin import fused_proxy_anchor
-from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
-from nofuss.losses.sharded import log1p_sum_exp, sharded_anchor
-from nofuss.proxies.assignment import ProxyTriplets
+from nofuss.losses.fused import fused_proxy_anchor
+from nofuss.losses.of_logits import anchor_of_cosines
+from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
+from nofuss.proxies.assignment import Assignment, ProxyTriplets
 
 
 def proxy_anchor(
@@ -23,25 +21,18 @@ def proxy_anchor(
     return anchor_of_cosines(cosines, ProxyTriplets(labels), scale=scale, margin=margin)
 
 
-def anchor_of_cosines(
-    cosines: Tensor, triplets: ProxyTriplets, *, scale: float | Tensor, margin: float
-) -> Tensor:
-    """Proxy-Anchor of cosines (B, P); P⁺ are the proxies with a positive in the batch."""
-    positive = torch.zeros_like(cosines, dtype=torch.bool)
-    positive.scatter_(1, triplets.positive[:, None], True)
-    negative = ~positive if triplets.negative is None else triplets.negative
-    pull = log1p_sum_exp(-scale * (cosines - margin), positive)  # (P,)
-    push = log1p_sum_exp(scale * (cosines + margin), negative)
-    return pull.sum() / positive.any(0).sum() + push.mean()
-
-
 class ProxyAnchor(ProxyLoss):
     """Proxy-Anchor (Kim et al. 2020); scale is their α, margin their δ.
 
-    A proxy must stand for the same labels all the time, so dynamic assignment is refused.
+    A proxy must stand for the same labels all the time, so dynamic assignment is refused. The
+    batch is summed inside a logarithm, so embeddings have no losses of their own: there are no
+    weights, and no reduction but the mean over proxies.
+
+    The other options are those of `ProxyNCA`.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several")
+    separable: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -50,26 +41,40 @@ class ProxyAnchor(ProxyLoss):
         *,
         scale: float = 32.0,
         margin: float = 0.1,
-        **options: Unpack[ProxyOptions],
+        proxies_per_class: float = 1.0,
+        assignment: str | Assignment = "static",
+        reduction: str = "mean",
+        fused: bool | None = None,
+        seed: int | None = None,
+        sharded: bool = False,
     ) -> None:
         if scale is None:
             raise ValueError("scale is None; ProxyAnchor is made of cosines, so it needs a number")
-        super().__init__(num_classes, dim, scale=scale, **options)
+        super().__init__(
+            num_classes,
+            dim,
+            scale=scale,
+            proxies_per_class=proxies_per_class,
+            assignment=assignment,
+            reduction=reduction,
+            fused=fused,
+            seed=seed,
+            sharded=sharded,
+        )
         self.margin = margin
 
-    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        assert self.scale is not None
-        cosines = x @ p.T
-        if self.shard is not None:
-            return sharded_anchor(
-                cosines, triplets, self.shard, scale=self.scale, margin=self.margin
-            )
-        return anchor_of_cosines(cosines, triplets, scale=self.scale, margin=self.margin)
-
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+    def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         scale = self.scale
         assert scale is not None
-        x = normalize(embeddings)
+        return anchor_of_cosines(
+            x @ p.T, triplets, scale=scale, margin=self.margin, shard=self.shard
+        )
+
+    def _fused_loss(
+        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
+    ) -> Tensor:
+        scale = self.scale
+        assert scale is not None
         return fused_proxy_anchor(
-            x, positive, proxies, scale=scale, margin=self.margin, shard=self.shard
+            embeddings, positive, proxies, scale=scale, margin=self.margin, shard=self.shard
         )

@@ -8,57 +8,47 @@ here. So the two norms are one number, `scale` = 2·N_x·N_p, times the cosine o
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, TypedDict
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from nofuss.geometry import Array, normalize, squared_distances
+from nofuss.geometry import Array, is_traced, normalize, squared_distances
 from nofuss.losses.collectives import to_shards
 from nofuss.losses.fused import pays
-from nofuss.losses.inputs import check_embeddings, check_labels, without_autocast, zero_with_graph
+from nofuss.losses.inputs import (
+    check_embeddings,
+    check_labels,
+    check_weights,
+    full_precision,
+    one_or_nan,
+    without_autocast,
+)
+from nofuss.losses.reduction import (
+    NOT_SEPARABLE,
+    anchor_shares,
+    check_reduction,
+    no_losses,
+    reduce_losses,
+)
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
 from nofuss.proxies.shard import Shard, first_proxies, own_shard
 
 
-def proxy_logits(x: Tensor, p: Tensor, scale: float | Tensor | None) -> Tensor:
+def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:
     """−d(x, p) but for a constant, (B, D) × (P, D) → (B, P): scale·cos, or −|x − p|² if None."""
+    x, p = full_precision(x, p), full_precision(p, x)
     if scale is None:
         return -squared_distances(x, p)
     return scale * (normalize(x) @ normalize(p).T)
-
-
-class ProxyOptions(TypedDict, total=False):
-    """What every loss over proxies takes beside its own; see `ProxyLoss`."""
-
-    proxies_per_class: float
-    assignment: str | Assignment
-    learn_scale: bool
-    fused: bool | None
-    seed: int | None
-    sharded: bool
 
 
 class ProxyLoss(nn.Module, ABC):
     """`criterion(embeddings, labels)`, or `criterion(anchors, positives=…, negatives=…)`.
 
     `proxies` is one parameter (num_proxies, dim), float32 whatever the input's precision;
-    give it to the optimizer with a rate of its own, often 100 times the backbone's.
-
-    num_classes: labels are 0 … num_classes − 1.
-    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "dynamic", or an `Assignment`. Without labels (bare triplets) use
-        "dynamic"; num_classes × proxies_per_class is then just the number of proxies.
-    scale: 2·N_x·N_p, see this file's head; None leaves the norms free, as the paper trains.
-    learn_scale: learn the scale, as exp(log_scale).
-    fused: one autograd function instead of many, which walks many proxies in chunks that stay in
-        cache; values and gradients are the plain form's, but it can't be differentiated twice.
-        None does so when it pays, True and False always and never. Where norms are free, or Z
-        is not simply every other proxy, the plain form is all there is.
-    seed: of the first proxies and the deal of labels; None draws from torch's global generator.
-    sharded: `proxies` are this process's rows alone, of as many in all as there are processes to
-        share them (`nofuss.processes.joined`). Every process hands in the same, whole batch (see
-        `losses/collectives.py`), and gets the same loss as one process with all proxies would.
+    give it to the optimizer with a rate of its own, often 100 times the backbone's. Options are
+    described in `ProxyNCA`.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic")
@@ -69,7 +59,9 @@ class ProxyLoss(nn.Module, ABC):
     needs_scale: ClassVar[bool] = True
     """False where the scale only trades with the margin."""
     can_shard: ClassVar[bool] = True
-    """Whether its proxies can be dealt out over processes."""
+    """Whether its proxies can be distributed over processes."""
+    separable: ClassVar[bool] = True
+    """Whether an embedding has a loss of its own, that can be weighted or returned."""
 
     def __init__(
         self,
@@ -79,7 +71,7 @@ class ProxyLoss(nn.Module, ABC):
         proxies_per_class: float = 1.0,
         assignment: str | Assignment = "static",
         scale: float | None,
-        learn_scale: bool = False,
+        reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
         sharded: bool = False,
@@ -94,17 +86,140 @@ class ProxyLoss(nn.Module, ABC):
             raise ValueError(f"proxies_per_class is {proxies_per_class}; expected above 0")
         if scale is not None and not 0 < scale < math.inf:
             raise ValueError(f"scale is {scale}; expected above 0, or None for free norms")
-        if learn_scale and scale is None:
-            raise ValueError("learn_scale needs a scale to start from; got scale=None")
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(assignment, str):
             assignment = build_assignment(
-                assignment,
-                num_classes,
-                proxies_per_class,
-                generator=generator,
-                seed=seed or 0,
+                assignment, num_classes, proxies_per_class, generator=generator
             )
+        self._check_assignment(assignment, num_classes, proxies_per_class)
+        self.num_classes = num_classes
+        self.dim = dim
+        self.scale = scale
+        self.assignment = assignment
+        self.reduction = check_reduction(reduction, type(self).__name__, separable=self.separable)
+        can_fuse = self.fusible and assignment.by_label and scale is not None
+        can_fuse = can_fuse and reduction != "none"
+        if fused and not can_fuse:
+            raise ValueError(
+                f"{type(self).__name__} with {assignment.name} assignment, scale={scale} and "
+                f"reduction={reduction!r} has no fused form; leave fused out"
+            )
+        self.fused = fused if can_fuse else False
+        if sharded and not self.can_shard:
+            raise ValueError(f"{type(self).__name__} can't be sharded; leave sharded out")
+        self.shard: Shard | None = own_shard(assignment.num_proxies) if sharded else None
+        assignment.shard = self.shard
+        first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
+        self.proxies = nn.Parameter(first)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Array | None = None,
+        indices_tuple: None = None,
+        ref_emb: None = None,
+        ref_labels: None = None,
+        *,
+        positives: Tensor | None = None,
+        negatives: Tensor | None = None,
+        weights: Array | None = None,
+    ) -> Tensor:
+        """The loss over the batch's triplets (x, p(y), p(Z)), a mean unless `reduction` says so.
+
+        Labels (B,), or instead of them positives (B, D) and negatives (B, D) or (B, K, D).
+        weights: (B,) of the embeddings; the mean is then Σ w·loss / Σ w.
+        """
+        if indices_tuple is not None:
+            raise ValueError("losses over proxies need no mined pairs; leave out the miner")
+        if ref_emb is not None or ref_labels is not None:
+            raise ValueError("losses over proxies compare with proxies; leave ref_emb out")
+        check_embeddings(embeddings, self.dim)
+        weights = None if weights is None else self._check_weights(weights, embeddings)
+        if self.shard is not None:
+            if is_traced():
+                raise RuntimeError("torch.compile and torch.func need all proxies; drop sharded")
+            embeddings = to_shards(embeddings)
+        with without_autocast(embeddings):
+            if labels is None:
+                y, z = self._check_triplets(embeddings, positives, negatives)
+                x, y, z = (self._place(each) for each in (embeddings, y, z))
+                p = self._place(self.proxies, embeddings)
+                triplets = self.assignment.from_triplets(y, z, p)
+                return self._reduced(x, p, triplets, weights, one_or_nan(x, y, z))
+            if positives is not None or negatives is not None:
+                raise ValueError("got labels and triplets; pass one of the two")
+            labels = check_labels(labels, embeddings, self.num_classes)
+            proxies = self.proxies  # looked up once: over few, microseconds count
+            if self._fuses(embeddings, proxies, weights):
+                positive = self.assignment.of(embeddings, labels, proxies)
+                share = anchor_shares(weights, embeddings, self.reduction)
+                return self._fused_loss(embeddings, positive, proxies, share)
+            x, p = self._place(embeddings), self._place(proxies, embeddings)
+            triplets = self.assignment.from_labels(x, labels, p)
+            sound = one_or_nan(x) if isinstance(self.assignment, Dynamic) else None
+            return self._reduced(x, p, triplets, weights, sound)
+
+    def logits(self, embeddings: Tensor) -> Tensor:
+        """Return scale · cos(x, p), or −|x − p|² with free norms, of every proxy: (B, P)."""
+        check_embeddings(embeddings, self.dim)
+        with without_autocast(embeddings):
+            return self._logits(self._place(embeddings), self._place(self.proxies, embeddings))
+
+    @torch.no_grad()
+    def assign(self, embeddings: Tensor, labels: Array | None = None) -> Tensor:
+        """p(x) for each embedding, as rows of `proxies`."""
+        check_embeddings(embeddings, self.dim)
+        if labels is not None:
+            labels = check_labels(labels, embeddings, self.num_classes)
+        p = self._place(self.proxies, embeddings)
+        return self.assignment.of(self._place(embeddings), labels, p)
+
+    @abstractmethod
+    def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
+        """Of placed anchors x (T, D) and placed proxies p (P, D): (T,), or () if not separable."""
+
+    def _fused_loss(
+        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
+    ) -> Tensor:
+        """Of embeddings (B, D) and rows of the proxies (B,), Z every other proxy; see `Form`."""
+        raise NotImplementedError
+
+    def _fuses(self, x: Tensor, proxies: Tensor, weights: Tensor | None) -> bool:
+        """Whether this batch takes the fused form; it has no gradient by the weights."""
+        if self.fused is False or (weights is not None and weights.requires_grad):
+            return False
+        return bool(self.fused) or self.fuses_few or pays(len(x), *proxies.shape)
+
+    def _reduced(
+        self,
+        x: Tensor,
+        p: Tensor,
+        triplets: ProxyTriplets,
+        weights: Tensor | None,
+        sound: Tensor | None,
+    ) -> Tensor:
+        """The plain form times `sound`, NaN where what only chooses proxies is not finite."""
+        if len(triplets.positive) == 0:
+            loss = no_losses(x, self.proxies, self.reduction)
+        else:
+            anchors = x if triplets.anchor is None else x[triplets.anchor]
+            loss = self._losses(anchors, p, triplets)
+            if self.separable:
+                loss = reduce_losses(loss, triplets, weights, len(x), self.reduction)
+        return loss if sound is None else loss * sound
+
+    def _place(self, x: Tensor, *others: Tensor) -> Tensor:
+        """In full precision; as a direction, or as it is with free norms."""
+        x = full_precision(x, *others, self.proxies)
+        return x if self.scale is None else normalize(x)
+
+    def _logits(self, x: Tensor, p: Tensor) -> Tensor:
+        """`proxy_logits` of what is already placed."""
+        return -squared_distances(x, p) if self.scale is None else self.scale * (x @ p.T)
+
+    def _check_assignment(
+        self, assignment: Assignment, num_classes: int, proxies_per_class: float
+    ) -> None:
         if assignment.name not in self.takes:
             raise ValueError(
                 f"{type(self).__name__} does not go with {assignment.name} assignment; "
@@ -120,107 +235,11 @@ class ProxyLoss(nn.Module, ABC):
                 f"{num_classes} classes × {proxies_per_class} proxies a class is one proxy; "
                 "a positive and a negative need two: raise proxies_per_class"
             )
-        self.num_classes = num_classes
-        self.dim = dim
-        self.assignment = assignment
-        can_fuse = self.fusible and assignment.by_label and scale is not None
-        if fused and not can_fuse:
-            raise ValueError(
-                f"{type(self).__name__} with {assignment.name} assignment and scale={scale} has "
-                "no fused form; leave fused out"
-            )
-        self.fused = fused if can_fuse else False
-        if sharded and not self.can_shard:
-            raise ValueError(f"{type(self).__name__} can't be sharded; leave sharded out")
-        self.shard: Shard | None = own_shard(assignment.num_proxies) if sharded else None
-        assignment.shard = self.shard
-        first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
-        self.proxies = nn.Parameter(first)
-        self._scale = scale
-        if learn_scale:
-            assert scale is not None
-            self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
 
-    @property
-    def scale(self) -> float | Tensor | None:
-        """2·N_x·N_p: a number, a tensor when it is learned, None when norms are free."""
-        if "log_scale" not in self._parameters:
-            return self._scale
-        return self.log_scale.exp() if self.shard is None else to_shards(self.log_scale).exp()
-
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Array | None = None,
-        indices_tuple: None = None,
-        *,
-        positives: Tensor | None = None,
-        negatives: Tensor | None = None,
-    ) -> Tensor:
-        """The mean loss over the batch's triplets (x, p(y), p(Z)).
-
-        Labels (B,), or instead of them positives (B, D) and negatives (B, D) or (B, K, D).
-        """
-        if indices_tuple is not None:
-            raise ValueError("losses over proxies need no mined pairs; leave out the miner")
-        check_embeddings(embeddings, self.dim)
-        if self.shard is not None:
-            embeddings = to_shards(embeddings)
-        with without_autocast(embeddings):
-            if labels is not None:
-                if positives is not None or negatives is not None:
-                    raise ValueError("got labels and triplets; pass one of the two")
-                labels = check_labels(labels, embeddings, self.num_classes)
-                proxies = self.proxies  # looked up once: over few, microseconds count
-                if self.fused or (
-                    self.fused is None and (self.fuses_few or pays(len(embeddings), *proxies.shape))
-                ):
-                    wide = embeddings.dtype == proxies.dtype
-                    x = embeddings if wide else self._widen(embeddings)
-                    return self._fused_loss(x, self.assignment.of(x, labels, proxies), proxies)
-            x = self._place(embeddings)
-            if isinstance(self.assignment, Dynamic):
-                self.assignment.revive(x, self.proxies)
-            p = self._place(self.proxies).to(x.dtype)
-            if labels is not None:
-                triplets = self.assignment.from_labels(x, labels, p)
-            else:
-                y, z = self._check_triplets(embeddings, positives, negatives)
-                triplets = self.assignment.from_triplets(self._place(y), self._place(z), p)
-            if len(triplets.positive) == 0:
-                return zero_with_graph(x) + zero_with_graph(self.proxies)
-            return self._loss(x if triplets.anchor is None else x[triplets.anchor], p, triplets)
-
-    @torch.no_grad()
-    def assign(self, embeddings: Tensor, labels: Array | None = None) -> Tensor:
-        """p(x) for each embedding, as rows of `proxies`."""
-        check_embeddings(embeddings, self.dim)
-        if labels is not None:
-            labels = check_labels(labels, embeddings, self.num_classes)
-        x = self._place(embeddings)
-        return self.assignment.of(x, labels, self._place(self.proxies).to(x.dtype))
-
-    @abstractmethod
-    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        """The loss of placed anchors x (T, D) and placed proxies p (P, D)."""
-
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
-        """The same of embeddings (B, D) and rows of the proxies (B,), Z every other proxy."""
-        raise NotImplementedError
-
-    def _place(self, x: Tensor) -> Tensor:
-        """As a direction, or as it is with free norms."""
-        x = self._widen(x)
-        return x if self._scale is None else normalize(x)
-
-    def _widen(self, x: Tensor) -> Tensor:
-        """At least in the proxies' precision."""
-        return x.to(torch.promote_types(x.dtype, self.proxies.dtype))
-
-    def _logits(self, x: Tensor, p: Tensor) -> Tensor:
-        """`proxy_logits` of what is already placed."""
-        scale = self.scale
-        return -squared_distances(x, p) if scale is None else scale * (x @ p.T)
+    def _check_weights(self, weights: Array, x: Tensor) -> Tensor:
+        if not self.separable:
+            raise ValueError(f"{type(self).__name__} takes no weights: {NOT_SEPARABLE}")
+        return check_weights(weights, x)
 
     def _check_triplets(
         self, x: Tensor, positives: Tensor | None, negatives: Tensor | None

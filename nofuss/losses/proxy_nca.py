@@ -5,19 +5,15 @@ zero. Putting it in gives the softmax form, which most public code calls Proxy-N
 the name of the paper that studied it.
 """
 
-import math
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from torch import Tensor
 
-from nofuss.geometry import normalize
 from nofuss.losses.fused import fused_proxy_nca
-from nofuss.losses.fused_sampling import sampled_proxy_nca
-from nofuss.losses.fused_small import few, small_proxy_nca
-from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
-from nofuss.losses.sharded import sharded_nca
-from nofuss.proxies.assignment import ProxyTriplets
-from nofuss.proxies.shard import Shard
+from nofuss.losses.inputs import check_number
+from nofuss.losses.of_logits import nca_of_logits
+from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
+from nofuss.proxies.assignment import Assignment, ProxyTriplets
 
 
 def proxy_nca(
@@ -33,40 +29,30 @@ def proxy_nca(
     `include_positive=True` is the softmax form common elsewhere.
     """
     logits = proxy_logits(embeddings, proxies, scale)  # (B, P)
-    return nca_of_logits(logits, ProxyTriplets(labels), include_positive=include_positive)
-
-
-def nca_of_logits(
-    logits: Tensor,
-    triplets: ProxyTriplets,
-    *,
-    include_positive: bool = False,
-    shard: Shard | None = None,
-) -> Tensor:
-    """Mean of log Σ_{z∈Z} exp(logit_z) − logit_y over rows of logits (T, P)."""
-    if shard is not None:
-        return sharded_nca(logits, triplets, shard, include_positive=include_positive)
-    own = triplets.positive[:, None]  # (T, 1)
-    if triplets.negative is not None:
-        counted = triplets.negative.scatter(1, own, include_positive)
-        others = logits.masked_fill(~counted, -math.inf)
-    elif include_positive:
-        others = logits
-    else:
-        others = logits.scatter(1, own, -math.inf)
-    return (others.logsumexp(1) - logits.gather(1, own).squeeze(1)).mean()
+    return nca_of_logits(logits, ProxyTriplets(labels), include_positive=include_positive).mean()
 
 
 class ProxyNCA(ProxyLoss):
     """Proxy-NCA: −log( exp(−d(x,p(y))) / Σ_{p(z)∈p(Z)} exp(−d(x,p(z))) ), Eq. 4 over proxies.
 
-    scale: 18 is N_x = N_p = 3, inside the 16–28 that reproductions found to train well. On the
+    num_classes: labels are 0 … num_classes − 1.
+    dim: of the embeddings and the proxies.
+    scale: 2·N_x·N_p, the scale of the cosine; None leaves the norms free, as the paper trains.
+        18 is N_x = N_p = 3, inside the 16–28 that reproductions found to train well. On the
         unit sphere itself (scale 2) distances lie in [0, 4]: too soft to fit many classes.
-    learn_scale: without the positive in the denominator a well-separated batch always gains
-        from a larger scale, so a learned one keeps growing; give it a small rate.
-    negative_share: below 1, each training step takes that share of the proxies, drawn from
-        torch's global generator, and all positives; it changes the objective, see
-        `fused_sampling.py` for the bias.
+    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
+    assignment: "static", "dynamic", or an `Assignment`. Without labels (bare triplets) use
+        "dynamic"; num_classes × proxies_per_class is then just the number of proxies.
+    reduction: "mean", "sum", or "none" for each embedding's own loss (B,).
+    fused: one node in the graph instead of many, walking many proxies in chunks that stay in
+        cache; values and gradients are the plain form's. None fuses where it pays, True and False
+        always and never. With free norms, `reduction="none"`, or a Z that is not every other
+        proxy, the plain form is all there is; it also serves second derivatives and torch.func.
+    seed: of the first proxies and of which labels share one; None draws from torch's global
+        generator.
+    sharded: `proxies` are this process's rows alone, of as many in all as there are processes to
+        share them (`nofuss.processes.joined`). Every process hands in the same, whole batch (see
+        `losses/collectives.py`), and gets the same loss as one process with all proxies would.
     """
 
     fuses_few: ClassVar[bool] = True
@@ -77,30 +63,36 @@ class ProxyNCA(ProxyLoss):
         dim: int,
         *,
         scale: float | None = 18.0,
-        negative_share: float = 1.0,
-        **options: Unpack[ProxyOptions],
+        proxies_per_class: float = 1.0,
+        assignment: str | Assignment = "static",
+        reduction: str = "mean",
+        fused: bool | None = None,
+        seed: int | None = None,
+        sharded: bool = False,
     ) -> None:
-        super().__init__(num_classes, dim, scale=scale, **options)
-        if not 0 < negative_share <= 1:
-            raise ValueError(f"negative_share is {negative_share}; expected above 0, at most 1")
-        if negative_share < 1:
-            if self.fused is False:
-                raise ValueError("negative_share below 1 needs the fused form; drop one of them")
-            if self.shard is not None:
-                raise ValueError("negative_share below 1 needs all proxies here; drop one of them")
-            self.fused = True
-        self.negative_share = negative_share
+        super().__init__(
+            num_classes,
+            dim,
+            scale=scale,
+            proxies_per_class=proxies_per_class,
+            assignment=assignment,
+            reduction=reduction,
+            fused=fused,
+            seed=seed,
+            sharded=sharded,
+        )
 
-    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
+    def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets, shard=self.shard)
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+    def _fused_loss(
+        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
+    ) -> Tensor:
         scale = self.scale
         assert scale is not None
-        if self.negative_share < 1 and self.training:
-            x = normalize(embeddings)
-            return sampled_proxy_nca(x, positive, proxies, scale=scale, share=self.negative_share)
-        return _one_function(embeddings, positive, proxies, scale=scale, shard=self.shard)
+        return fused_proxy_nca(
+            embeddings, positive, proxies, scale=scale, share=share, shard=self.shard
+        )
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -108,6 +100,10 @@ class ProxyNCAPlusPlus(ProxyLoss):
 
     −log( exp(−d(x,p(y))/T) / Σ_{p∈{p(y)}∪p(Z)} exp(−d(x,p)/T) ), d = |x − p|² on the unit
     sphere: logits 2·cos/T. The loss only; the pooling and sampling of that paper are elsewhere.
+
+    label_smoothing: share of the target that is spread evenly over p(y) and p(Z), as in
+        `torch.nn.CrossEntropyLoss`; above 0 it takes the plain form.
+    The other options are those of `ProxyNCA`.
     """
 
     fuses_few: ClassVar[bool] = True
@@ -118,48 +114,59 @@ class ProxyNCAPlusPlus(ProxyLoss):
         dim: int,
         *,
         temperature: float = 1 / 9,
-        **options: Unpack[ProxyOptions],
+        label_smoothing: float = 0.0,
+        proxies_per_class: float = 1.0,
+        assignment: str | Assignment = "static",
+        reduction: str = "mean",
+        fused: bool | None = None,
+        seed: int | None = None,
+        sharded: bool = False,
     ) -> None:
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature is {temperature}; expected above 0")
-        super().__init__(num_classes, dim, scale=2 / temperature, **options)
+        check_number("temperature", temperature, positive=True)
+        check_smoothing(label_smoothing)
+        if label_smoothing and (fused or sharded):
+            raise ValueError(
+                "label_smoothing has no fused and no sharded form; leave fused and sharded out"
+            )
+        super().__init__(
+            num_classes,
+            dim,
+            scale=2 / temperature,
+            proxies_per_class=proxies_per_class,
+            assignment=assignment,
+            reduction=reduction,
+            fused=False if label_smoothing else fused,
+            seed=seed,
+            sharded=sharded,
+        )
+        self.label_smoothing = label_smoothing
 
-    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        logits = self._logits(x, p)
-        return nca_of_logits(logits, triplets, include_positive=True, shard=self.shard)
+    def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
+        return nca_of_logits(
+            self._logits(x, p),
+            triplets,
+            include_positive=True,
+            label_smoothing=self.label_smoothing,
+            shard=self.shard,
+        )
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+    def _fused_loss(
+        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
+    ) -> Tensor:
         scale = self.scale
         assert scale is not None
-        return _one_function(
+        return fused_proxy_nca(
             embeddings,
             positive,
             proxies,
             scale=scale,
             include_positive=True,
+            share=share,
             shard=self.shard,
         )
 
 
-def _one_function(
-    embeddings: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    *,
-    scale: float | Tensor,
-    include_positive: bool = False,
-    shard: Shard | None = None,
-) -> Tensor:
-    """The fused form for many proxies or for few."""
-    if shard is not None or not few(len(embeddings), len(proxies)):
-        return fused_proxy_nca(
-            normalize(embeddings),
-            positive,
-            proxies,
-            scale=scale,
-            include_positive=include_positive,
-            shard=shard,
-        )
-    return small_proxy_nca(
-        embeddings, positive, proxies, scale=scale, include_positive=include_positive
-    )
+def check_smoothing(label_smoothing: float) -> None:
+    """Refuse what is not a share."""
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing is {label_smoothing}; expected from 0 up, below 1")

@@ -1,14 +1,13 @@
 """Proxy-Triplet: the margin triplet loss, Eq. 3, over proxies."""
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from torch import Tensor
 
-from nofuss.geometry import normalize
-from nofuss.losses.fused_margin import fused_proxy_triplet
-from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
-from nofuss.losses.sharded import sharded_triplet
-from nofuss.proxies.assignment import ProxyTriplets
+from nofuss.losses.fused import fused_proxy_triplet
+from nofuss.losses.of_logits import triplet_of_logits
+from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
+from nofuss.proxies.assignment import Assignment, ProxyTriplets
 
 
 def proxy_triplet(
@@ -21,23 +20,18 @@ def proxy_triplet(
 ) -> Tensor:
     """Eq. 3 over proxies, static assignment: mean of [d(x,p(y)) + M − d(x,p(z))]₊."""
     logits = proxy_logits(embeddings, proxies, scale)  # (B, P)
-    return triplet_of_logits(logits, ProxyTriplets(labels), margin=margin)
-
-
-def triplet_of_logits(logits: Tensor, triplets: ProxyTriplets, *, margin: float) -> Tensor:
-    """Mean of [logit_z + M − logit_y]₊ over all (x, p(y), p(z)); logits are −d."""
-    own = triplets.positive[:, None]  # (T, 1)
-    hinge = (logits + margin - logits.gather(1, own)).clamp_min(0)  # (T, P)
-    if triplets.negative is None:
-        return hinge.scatter(1, own, 0).sum() / (hinge.numel() - len(hinge))
-    return (hinge * triplets.negative).sum() / triplets.negative.sum()
+    return triplet_of_logits(logits, ProxyTriplets(labels), margin=margin).mean()
 
 
 class ProxyTriplet(ProxyLoss):
     """Proxy-Triplet: [d(x,p(y)) + M − d(x,p(z))]₊, Eq. 3 over proxies, mean over all p(z).
 
+    Each triplet (x, p(y), p(Z)) is first a mean over its own p(Z), however many they are.
+
     scale: 2 is the unit sphere, N_x = N_p = 1, d in [0, 4]; a larger one only shrinks the
-        margin, since the hinge is linear.
+        margin, since the hinge is linear. None leaves the norms free.
+    margin: M.
+    The other options are those of `ProxyNCA`.
     """
 
     needs_scale: ClassVar[bool] = False
@@ -49,21 +43,41 @@ class ProxyTriplet(ProxyLoss):
         *,
         scale: float | None = 2.0,
         margin: float = 0.1,
-        **options: Unpack[ProxyOptions],
+        proxies_per_class: float = 1.0,
+        assignment: str | Assignment = "static",
+        reduction: str = "mean",
+        fused: bool | None = None,
+        seed: int | None = None,
+        sharded: bool = False,
     ) -> None:
-        super().__init__(num_classes, dim, scale=scale, **options)
+        super().__init__(
+            num_classes,
+            dim,
+            scale=scale,
+            proxies_per_class=proxies_per_class,
+            assignment=assignment,
+            reduction=reduction,
+            fused=fused,
+            seed=seed,
+            sharded=sharded,
+        )
         self.margin = margin
 
-    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
+    def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         logits = self._logits(x, p)
-        if self.shard is not None:
-            return sharded_triplet(logits, triplets, self.shard, margin=self.margin)
-        return triplet_of_logits(logits, triplets, margin=self.margin)
+        return triplet_of_logits(logits, triplets, margin=self.margin, shard=self.shard)
 
-    def _fused_loss(self, embeddings: Tensor, positive: Tensor, proxies: Tensor) -> Tensor:
+    def _fused_loss(
+        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
+    ) -> Tensor:
         scale = self.scale
         assert scale is not None
-        x = normalize(embeddings)
         return fused_proxy_triplet(
-            x, positive, proxies, scale=scale, margin=self.margin, shard=self.shard
+            embeddings,
+            positive,
+            proxies,
+            scale=scale,
+            margin=self.margin,
+            share=share,
+            shard=self.shard,
         )

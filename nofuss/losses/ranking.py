@@ -9,22 +9,31 @@ from nofuss.losses.instance_loss import InstanceLoss, pair_masks
 
 
 @torch.no_grad()
-def ranking(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Eq. 2, mean of H(d(x,y) − d(x,z)) over all triplets, d on the unit sphere.
+def ranking(embeddings: Tensor, labels: Tensor, *, unit_norm: bool = True) -> Tensor:
+    """Eq. 2, mean of H(d(x,y) − d(x,z)) over all triplets; d on the unit sphere by default.
 
     H(0) = 0: Eq. 1 asks for d(x,y) ≤ d(x,z), so a tie is no violation.
     """
     positive, negative = pair_masks(labels)
     if not (positive.any(1) & negative.any(1)).any():
         return zero_with_graph(embeddings)
-    d = squared_distances(x := normalize(embeddings), x)
+    x = normalize(embeddings) if unit_norm else embeddings
+    d = squared_distances(x, x)
     anchor, y = positive.nonzero(as_tuple=True)  # (T,)
     wrong = (d[anchor, y, None] > d[anchor]) & negative[anchor]  # (T, B)
     return wrong.sum().to(d.dtype) / negative[anchor].sum()
 
 
 class Ranking(InstanceLoss):
-    """Eq. 2, the share of triplets in the wrong order; it has no gradient."""
+    """Eq. 2, the share of triplets in the wrong order; it has no gradient.
+
+    Embeddings are made unit vectors first, as everywhere here that neighbours are compared;
+    `unit_norm=False` takes distances between them as they are.
+    """
+
+    def __init__(self, *, unit_norm: bool = True) -> None:
+        super().__init__()
+        self.unit_norm = unit_norm
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return ranking(x, labels)
+        return ranking(x, labels, unit_norm=self.unit_norm)

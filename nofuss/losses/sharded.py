@@ -1,8 +1,8 @@
 """The plain losses over proxies where each process holds some of the columns of the logits.
 
-The same formulas as in proxy_nca.py, proxy_triplet.py and proxy_anchor.py, for any assignment and
-for free norms; sums over proxies are sums over processes too. Where Z is every other proxy and
-norms are equal, the fused forms do the same in less memory.
+The formulas of `of_logits.py`, for any assignment and for free norms; sums over proxies are sums
+over processes too. Where Z is every other proxy and norms are equal, the fused forms do the same
+in less memory.
 """
 
 import math
@@ -26,7 +26,7 @@ def sharded_nca(
     others = logits.masked_fill(~counted, -math.inf)
     top = all_max(others.detach().amax(1))
     z = from_shards((others - top[:, None]).exp().sum(1))
-    return (z.log() + top - _own_logit(logits, own)).mean()
+    return z.log() + top - _own_logit(logits, own)
 
 
 def sharded_triplet(
@@ -36,11 +36,11 @@ def sharded_triplet(
     own, counted = _cells(triplets, shard)
     own_logit = to_shards(_own_logit(logits, own))  # back into every process's own columns
     hinge = (logits + margin - own_logit[:, None]).clamp_min(0)
-    return from_shards((hinge * counted).sum()) / all_sum(counted.sum())
+    return from_shards((hinge * counted).sum(1)) / all_sum(counted.sum(1))
 
 
 def sharded_anchor(
-    cosines: Tensor, triplets: ProxyTriplets, shard: Shard, *, scale: float | Tensor, margin: float
+    cosines: Tensor, triplets: ProxyTriplets, shard: Shard, *, scale: float, margin: float
 ) -> Tensor:
     """`anchor_of_cosines` of the own columns (B, own rows)."""
     own, counted = _cells(triplets, shard)

@@ -10,7 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.geometry import distances, normalize
+from nofuss.losses.inputs import check_number
+from nofuss.losses.of_logits import nca_of_logits
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.losses.proxy_nca import check_smoothing
 from nofuss.proxies.assignment import ProxyTriplets
 
 
@@ -19,29 +22,44 @@ def soft_triple(
     labels: Tensor,
     centers: Tensor,
     *,
-    scale: float | Tensor = 20.0,
+    scale: float = 20.0,
     gamma: float = 0.1,
     margin: float = 0.01,
     tau: float = 0.2,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Softmax over classes of λ(S_c − δ[c=y]), S_c = Σ_k softmax_k(s_k/γ)·s_k, centers (C, K, D).
 
-    τ weighs half the mean distance between centers of a class, which merges those not needed.
+    τ weighs half the mean distance between centers of a class, which merges those not needed. It
+    is part of the loss of each embedding, (B,).
     """
     c, k, _ = centers.shape
-    w = normalize(centers)
-    s = torch.einsum("bd,ckd->bck", normalize(embeddings), w)
-    relaxed = (F.softmax(s / gamma, dim=2) * s).sum(2)  # (B, C)
-    relaxed = relaxed - margin * F.one_hot(labels, c)
-    loss = F.cross_entropy(scale * relaxed, labels)
+    relaxed = relaxed_similarity(embeddings, centers, gamma=gamma)  # (B, C)
+    own = (labels[:, None] == torch.arange(c, device=labels.device)).to(relaxed)
+    logits = scale * (relaxed - margin * own)
+    losses = nca_of_logits(
+        logits, ProxyTriplets(labels), include_positive=True, label_smoothing=label_smoothing
+    )
     if tau and k > 1:
+        w = normalize(centers)
         upper = torch.triu(distances(w, w), diagonal=1)  # (C, K, K)
-        loss = loss + tau * upper.sum() / (c * k * (k - 1))
-    return loss
+        losses = losses + tau * upper.sum() / (c * k * (k - 1))
+    return losses
+
+
+def relaxed_similarity(embeddings: Tensor, centers: Tensor, *, gamma: float) -> Tensor:
+    """S_c = Σ_k softmax_k(s_k/γ)·s_k of the cosines s to centers (C, K, D): (B, C)."""
+    s = torch.einsum("bd,ckd->bck", normalize(embeddings), normalize(centers))
+    return (F.softmax(s / gamma, dim=2) * s).sum(2)
 
 
 class SoftTriple(ProxyLoss):
-    """SoftTriple (Qian et al. 2019); scale is their λ, margin their δ, proxies their centers."""
+    """SoftTriple (Qian et al. 2019); scale is their λ, margin their δ, proxies their centers.
+
+    proxies_per_class: centers of each class, a whole number.
+    scale, gamma, margin, tau: their λ, γ, δ, τ.
+    label_smoothing, reduction, seed: as in `ProxyNCAPlusPlus`.
+    """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
     fusible: ClassVar[bool] = False
@@ -57,6 +75,8 @@ class SoftTriple(ProxyLoss):
         gamma: float = 0.1,
         margin: float = 0.01,
         tau: float = 0.2,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
         seed: int | None = None,
     ) -> None:
         if scale is None:
@@ -66,22 +86,39 @@ class SoftTriple(ProxyLoss):
                 f"proxies_per_class is {proxies_per_class}; SoftTriple wants a whole number, as "
                 "every class has the same number of centers"
             )
+        check_number("gamma", gamma, positive=True)
+        check_number("tau", tau)
+        check_smoothing(label_smoothing)
         super().__init__(
-            num_classes, dim, proxies_per_class=proxies_per_class, scale=scale, seed=seed
+            num_classes,
+            dim,
+            proxies_per_class=proxies_per_class,
+            scale=scale,
+            reduction=reduction,
+            seed=seed,
         )
         self.gamma = gamma
         self.margin = margin
         self.tau = tau
+        self.label_smoothing = label_smoothing
 
-    def _loss(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        k = len(p) // self.num_classes  # a class owns k neighbouring rows
+    def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         assert self.scale is not None
         return soft_triple(
             x,
-            triplets.positive // k,
-            p.view(self.num_classes, k, self.dim),
+            triplets.positive // (len(p) // self.num_classes),
+            self._centers(p),
             scale=self.scale,
             gamma=self.gamma,
             margin=self.margin,
             tau=self.tau,
+            label_smoothing=self.label_smoothing,
         )
+
+    def _logits(self, x: Tensor, p: Tensor) -> Tensor:
+        """λ·S_c of every class, (B, C), without the margin."""
+        assert self.scale is not None
+        return self.scale * relaxed_similarity(x, self._centers(p), gamma=self.gamma)
+
+    def _centers(self, p: Tensor) -> Tensor:
+        return p.view(self.num_classes, -1, self.dim)  # a class owns neighbouring rows

@@ -1,25 +1,37 @@
 """The margin triplet loss, Eq. 3, over all triplets of the batch."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from nofuss.geometry import normalize, squared_distances
 from nofuss.losses.inputs import zero_with_graph
-from nofuss.losses.instance_loss import InstanceLoss, pair_masks
+from nofuss.losses.instance_loss import InstanceLoss, Pairs, mined_pairs, pair_masks
 
 
 def triplet(
     embeddings: Tensor, labels: Tensor, *, margin: float = 0.1, unit_norm: bool = True
 ) -> Tensor:
     """Eq. 3, mean of [d(x,y) + M − d(x,z)]₊ over all triplets of the batch."""
-    x = normalize(embeddings) if unit_norm else embeddings
-    positive, negative = pair_masks(labels)
-    d = squared_distances(x, x)
-    anchor, y = positive.nonzero(as_tuple=True)  # (T,)
-    hinge = (d[anchor, y, None] + margin - d[anchor]).clamp_min(0)  # (T, B)
-    count = negative[anchor].sum()
+    pairs = pair_masks(labels)
+    return triplet_of_pairs(embeddings, embeddings, pairs, margin=margin, unit_norm=unit_norm)
+
+
+def triplet_of_pairs(
+    embeddings: Tensor, references: Tensor, pairs: Pairs, *, margin: float, unit_norm: bool
+) -> Tensor:
+    """The same of every pair (x, y) with every pair (x, z), y and z among the references."""
+    x, ref = embeddings, references
+    if unit_norm:
+        x, ref = normalize(x), normalize(ref)
+    d = squared_distances(x, ref)  # (B, R)
+    anchor, y = pairs.positive.nonzero(as_tuple=True)  # (T,)
+    negative = pairs.negative[anchor]
+    hinge = (d[anchor, y, None] + margin - d[anchor]).clamp_min(0)  # (T, R)
+    count = negative.sum()
     if count == 0:
         return zero_with_graph(embeddings)
-    return (hinge * negative[anchor]).sum() / count
+    return (hinge * negative).sum() / count
 
 
 def triplets_of_pairs(a: Tensor, y: Tensor, b: Tensor, z: Tensor) -> tuple[Tensor, ...]:
@@ -34,6 +46,8 @@ class Triplet(InstanceLoss):
     `unit_norm=False` takes distances between the embeddings as they are.
     """
 
+    takes_pairs: ClassVar[bool] = True
+
     def __init__(self, *, margin: float = 0.1, unit_norm: bool = True) -> None:
         super().__init__()
         self.margin = margin
@@ -42,16 +56,17 @@ class Triplet(InstanceLoss):
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         return triplet(x, labels, margin=self.margin, unit_norm=self.unit_norm)
 
-    def _mined(self, x: Tensor, indices_tuple: tuple[Tensor, ...]) -> Tensor:
-        if len(indices_tuple) == 4:
-            indices_tuple = triplets_of_pairs(*indices_tuple)
+    def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
+        return triplet_of_pairs(x, ref, pairs, margin=self.margin, unit_norm=self.unit_norm)
+
+    def _loss_of_mined(self, x: Tensor, ref: Tensor, indices_tuple: tuple[Tensor, ...]) -> Tensor:
         if len(indices_tuple) != 3:
-            raise ValueError(
-                f"got {len(indices_tuple)} mined index tensors; expected three: anchors, "
-                "positives, negatives, or four: anchors, positives, anchors, negatives"
-            )
-        if len(indices_tuple[0]) == 0:
+            indices_tuple = triplets_of_pairs(*mined_pairs(indices_tuple))
+        i, j, k = indices_tuple
+        if len(i) == 0:
             return zero_with_graph(x)
-        a, y, z = ((normalize(x) if self.unit_norm else x)[i] for i in indices_tuple)
+        if self.unit_norm:
+            x, ref = normalize(x), normalize(ref)
+        a, y, z = x[i], ref[j], ref[k]
         d_y, d_z = (a - y).square().sum(1), (a - z).square().sum(1)
         return (d_y + self.margin - d_z).clamp_min(0).mean()

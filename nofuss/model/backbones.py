@@ -46,6 +46,8 @@ class Backbone(nn.Module):
         """Colour channels of the pictures, or width of the vectors."""
         self.preprocessing = preprocessing
         """None where the inputs are vectors."""
+        self.mirror = False
+        """Outside training: average the features of a picture and of its mirror image."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Pooled features (B, F)."""
@@ -55,6 +57,8 @@ class Backbone(nn.Module):
                 f"{self.channels} channels; build it with channels={inputs.shape[1]}"
             )
         features: Tensor = self.network(inputs)
+        if self.mirror and not self.training:
+            features = (features + self.network(inputs.flip(-1))) / 2
         return features
 
 

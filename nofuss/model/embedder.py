@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nofuss.device import own_random_numbers
 from nofuss.model.backbones import PRETRAINED, Backbone, Weights, build_backbone
+from nofuss.model.start import Affine, signed_root
 
 
 class Embedder(nn.Module):
@@ -41,8 +42,15 @@ class Embedder(nn.Module):
 
     def to_head(self, features: Tensor) -> Tensor:
         """The backbone's features as the head takes them: their signed root, or as they are."""
-        # The small number keeps the gradient finite at zero.
-        return features.sign() * (features.abs() + 1e-6).sqrt() if self.root else features
+        return signed_root(features) if self.root else features
+
+    @torch.no_grad()
+    def set_head(self, start: Affine, *, root: bool) -> None:
+        """Replace the head: its weights, its dimension, and whether it takes roots."""
+        head = nn.Linear(start.weight.shape[1], start.weight.shape[0])
+        head.weight.copy_(start.weight)
+        head.bias.copy_(start.bias)
+        self.head, self.root = head.to(self.head.weight.device), root
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
         """For the optimizer's group of their own; frozen ones get no gradient and stay put."""
@@ -88,31 +96,12 @@ def build_embedder(
     channels: int | None = None,
     weights: Weights = PRETRAINED,
     root: bool = False,
+    mirror: bool = False,
     seed: int = 0,
 ) -> Embedder:
     """An embedder by name, its random parts drawn from `seed`; torch's own state is untouched."""
     with own_random_numbers(torch.device("cpu")) as set_seed:
         set_seed(seed)
         network = build_backbone(backbone, channels=channels, weights=weights)
+        network.mirror = mirror
         return Embedder(network, dim, root=root)
-
-
-def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Mean (F,) and the `count` directions of largest variance (count, F), unit and orthogonal."""
-    n, width = features.shape
-    if count > min(n - 1, width):
-        raise ValueError(
-            f"{n} features of width {width} have at most {min(n - 1, width)} principal "
-            f"components, {count} wanted; lower dim or give more features"
-        )
-    x = features.double()
-    mean = x.mean(0)
-    x = x - mean
-    if n < width:  # a width × width problem would take a second for a handful of items
-        components = torch.linalg.svd(x, full_matrices=False).Vh[:count]
-    else:
-        _, vectors = torch.linalg.eigh(x.T @ x)  # eigenvalues ascend
-        components = vectors.T.flip(0)[:count]
-    # An eigenvector's sign is arbitrary: make its largest entry positive, as scikit-learn does.
-    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
-    return mean.to(features.dtype), (components * largest.sign()).to(features.dtype)

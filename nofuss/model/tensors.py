@@ -1,20 +1,25 @@
 """Tensors in files: read without running code, and put into a module or say what does not fit."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nofuss.errors import RunError, UsageError
+from nofuss.files import check_regular, memory
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The named tensors of a .safetensors, .pth or .pt file; pickled code is refused."""
     if not path.is_file():
         raise UsageError(f"no weights at {path}; give a .safetensors, .pth or .pt file")
+    try:
+        check_regular(path, limit=memory())
+    except OSError as error:
+        raise RunError(f"can't read {path}: {error.strerror}; give another file") from None
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
@@ -33,27 +38,47 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
-    """Copy `tensors` into `module`; missing, surplus and misshapen ones are one error."""
+    """Copy `tensors` into `module`; missing, surplus, misshapen and infinite ones are an error."""
+    check_shapes(module, {name: t.shape for name, t in tensors.items()}, source=source)
+    module.load_state_dict(dict(tensors), strict=False)
+    values = module.state_dict().items()
+    if bad := [name for name, t in values if t.is_floating_point() and not t.isfinite().all()]:
+        raise RunError(
+            f"{source} holds NaN or infinity in {_listing(bad)}; restore it or train again"
+        )
+
+
+def check_shapes(module: nn.Module, shapes: Mapping[str, Sequence[int]], *, source: Path) -> None:
+    """Compare what a file holds with what a module wants; the module may be of device meta."""
     wanted = module.state_dict()
     # Networks saved before torch 0.4.1 have no such counter, and nothing here reads it.
-    missing = {k for k in wanted.keys() - tensors.keys() if not k.endswith("num_batches_tracked")}
-    surplus = tensors.keys() - wanted.keys()
-    shapes = {
-        f"{k} {tuple(tensors[k].shape)} instead of {tuple(wanted[k].shape)}"
-        for k in wanted.keys() & tensors.keys()
-        if tensors[k].shape != wanted[k].shape
+    missing = {k for k in wanted.keys() - shapes.keys() if not k.endswith("num_batches_tracked")}
+    surplus = shapes.keys() - wanted.keys()
+    other = {
+        f"{k} {tuple(shapes[k])} instead of {tuple(wanted[k].shape)}"
+        for k in wanted.keys() & shapes.keys()
+        if tuple(shapes[k]) != tuple(wanted[k].shape)
     }
     problems = [
         f"{what} {_listing(names)}"
-        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", shapes))
+        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", other))
         if names
     ]
     if problems:
         raise RunError(f"{source} {'; '.join(problems)}; is it the file of another network?")
-    module.load_state_dict(dict(tensors), strict=False)
+
+
+def read_shapes(path: Path) -> dict[str, Sequence[int]]:
+    """The shapes in the header of a .safetensors file; nothing else of it is read."""
+    try:
+        check_regular(path, limit=memory())
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"can't read {path}: {error}; copy or download it again") from None
 
 
 def _listing(names: Iterable[str], *, most: int = 4) -> str:
-    known = sorted(names)
+    known = sorted(repr(name)[1:-1] for name in names)
     rest = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + rest

@@ -6,20 +6,26 @@ picture, the names of the training classes, and what else the caller wants kept.
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from nofuss.config import Preprocessing
 from nofuss.errors import NofussError, RunError
-from nofuss.files import MANIFEST, check_seal, seal, write_folder
+from nofuss.files import MANIFEST, check_seal, parse_json, read_regular, seal
+from nofuss.folders import write_folder
+from nofuss.lock import check_in_place
 from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.tensors import fill, read_tensors
+from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
 
-FORMAT = 1
+FORMAT = 2
+LARGEST_SIDE = 4096
+"""Of a picture that a model is given: 200 MB as a tensor."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +53,14 @@ def save_model(
         "channels": embedder.backbone.channels,
         "dim": embedder.dim,
         "root": embedder.root,
+        "mirror": embedder.backbone.mirror,
         "preprocessing": dataclasses.asdict(preprocessing) if preprocessing else None,
         "class_names": list(class_names),
         "extra": dict(extra or {}),
     }
     tensors = {name: t.detach().cpu().contiguous() for name, t in embedder.state_dict().items()}
+    check_in_place(folder.parent)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with write_folder(folder) as new:
         save_file(tensors, new / "weights.safetensors")
         text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
@@ -67,7 +76,7 @@ def load_model(folder: Path) -> SavedModel:
     except (OSError, ValueError) as error:
         raise RunError(f"the model in {folder} is damaged ({error}); restore it") from None
     try:
-        description = json.loads((folder / "model.json").read_bytes())
+        description = parse_json(read_regular(folder / "model.json"))
     except FileNotFoundError:
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:
@@ -78,30 +87,75 @@ def load_model(folder: Path) -> SavedModel:
             f"{folder / 'model.json'} has format {found}, expected {FORMAT}; "
             "open it with the version of nofuss that wrote it, or train again"
         )
-    try:
-        embedder = build_embedder(
-            description["backbone"],
-            dim=description["dim"],
-            channels=description["channels"],
-            root=description["root"],
-            weights=None,
-        )
-        preprocessing = _preprocessing(description["preprocessing"])
-        class_names, extra = list(description["class_names"]), dict(description["extra"])
-    except NofussError as error:
-        raise RunError(f"can't rebuild the model of {folder}: {error}") from None
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise RunError(
-            f"{folder / 'model.json'} is damaged ({type(error).__name__}: {error}); restore it"
-        ) from None
     file = folder / "weights.safetensors"
     if not file.is_file():
         raise RunError(f"no weights.safetensors in {folder}; restore it or train again")
+    try:
+        settings = _settings(description)
+        with torch.device("meta"):  # no memory is taken for what the file does not hold
+            planned = build_embedder(**settings, weights=None)
+        check_shapes(planned, read_shapes(file), source=file)
+        preprocessing = _preprocessing(description["preprocessing"], planned)
+        if preprocessing is not None:  # a side may be too small for the network
+            shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
+            planned.eval()(torch.empty(shape, device="meta"))
+        class_names, extra = _words(description["class_names"]), _extra(description["extra"])
+        embedder = build_embedder(**settings, weights=None)
+    except RunError:
+        raise
+    except NofussError as error:
+        raise RunError(f"can't rebuild the model of {folder}: {error}") from None
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
     return SavedModel(embedder.eval(), preprocessing, class_names, extra)
 
 
-def _preprocessing(stored: dict[str, Any] | None) -> Preprocessing | None:
+def _settings(description: dict[str, Any]) -> dict[str, Any]:
+    """What the embedder is built from."""
+    kinds = {"backbone": str, "dim": int, "channels": int, "root": bool, "mirror": bool}
+    for name, kind in kinds.items():
+        if type(description[name]) is not kind:
+            raise ValueError(f"{name} is {description[name]!r:.40}; expected {kind.__name__}")
+    return {name: description[name] for name in kinds}
+
+
+def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preprocessing | None:
+    """How pictures are prepared; every value as a backbone of pictures can have it."""
+    if (stored is None) != (embedder.backbone.preprocessing is None):
+        takes = "vectors" if stored else "pictures"
+        raise ValueError(f"preprocessing does not fit {embedder.backbone.name}, for {takes}")
     if stored is None:
         return None
-    return Preprocessing(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])})
+    found = Preprocessing(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])})
+    channels = {"RGB": 3, "L": 1}.get(found.mode)
+    numbers = (*found.mean, *found.std, found.affine)
+    valid = {
+        "mode": channels == embedder.backbone.channels,
+        "size": type(found.size) is int and 1 <= found.size <= LARGEST_SIDE,
+        "resize": type(found.resize) is int and found.size <= found.resize <= LARGEST_SIDE,
+        "squash": type(found.squash) is bool,
+        "flip": type(found.flip) is bool,
+        "mean": len(found.mean) == channels,
+        "std": len(found.std) == channels and all(value != 0 for value in found.std),
+        "affine": 0 <= found.affine <= 1,
+        "numbers": all(type(x) in (int, float) and math.isfinite(x) for x in numbers),
+    }
+    if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+        raise ValueError(f"preprocessing has an impossible {', '.join(wrong)}")
+    return found
+
+
+def _words(values: Any) -> list[str]:
+    if not isinstance(values, list) or not all(type(value) is str for value in values):
+        raise ValueError("class_names is no list of words")
+    return values
+
+
+def _extra(values: Any) -> dict[str, Any]:
+    """What the caller kept; a threshold among it is a distance between unit vectors."""
+    threshold = values.get("threshold", 0.0)
+    if type(threshold) not in (int, float) or not 0 <= threshold <= 2.001:
+        raise ValueError(f"threshold is {threshold!r:.40}; expected a number from 0 to 2")
+    return dict(values)

@@ -69,7 +69,14 @@ class Budget:
 PHOTOGRAPHS: dict[str, Budget] = {
     "minutes": Budget(
         name="minutes",
-        settings={"preset": "vectors", "epochs": 12, "batch": 64, "center": False},
+        settings={
+            "preset": "vectors",
+            "start": "pca",
+            "dim": 64,
+            "epochs": 12,
+            "batch": 64,
+            "center": False,
+        },
         words=(
             "A linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features "
             "(224 px, 1280-d), started at their PCA, proxies at class means (a recipe first found "
@@ -82,6 +89,10 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="hours",
         settings={
             "preset": "finetune",
+            "start": "pca",
+            "dim": 64,
+            "center": False,
+            "root": True,
             "epochs": 3,
             "batch": 64,
             "size": 96,

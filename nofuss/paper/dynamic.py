@@ -1,8 +1,7 @@
 """`dynamic`: the closest proxy stands for a point, from labels and from bare triplets (Figure 7).
 
 The triplets are drawn from the labels of the training classes, then the labels are dropped; the
-same number of items is seen. The rate is that chosen with one proxy a label. Moving idle proxies
-(`--revive-after`) is left out: on held-out training classes it did not help (LOG.md).
+same number of items is seen. The rate is that chosen with one proxy a label.
 """
 
 from statistics import mean

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from nofuss import console
 from nofuss.files import write_file
+from nofuss.lock import RunLock
 from nofuss.paper.sources import Source
 from nofuss.paper.trial import Result, Trial, run_trial
 from nofuss.train.loop import Interrupted
@@ -31,15 +32,17 @@ class Lab:
         self.folder, self.stop = folder, stop
         self.ahead: dict[str, tuple[Source, Trial]] = {}
         self._speeds: dict[str, list[float]] = {}  # seconds an item, by loss
-        self._line = _Line()
+        self._line, self._lock = _Line(), RunLock()
 
     def __enter__(self) -> "Lab":
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.take(self.folder)
         self._line.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._line.bar.stop()
+        self._lock.__exit__()
 
     def plan(self, source: Source, trials: Sequence[Trial]) -> None:
         """Trials to come, for telling how long it will take; those done already do not count."""
@@ -110,9 +113,9 @@ class _Line:
 
     def __init__(self) -> None:
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[left]}", markup=False),
             console=console.out,
             transient=True,
             disable=not console.out.is_terminal,

@@ -93,7 +93,7 @@ def choose(
     lacking = [n for n in names if n in DATA_SETS and n not in (*folders, "characters")]
     if lacking or not folders:
         lines = [missing(name, data) for name in lacking or DATA_SETS[:-1]]
-        raise DataError("\n".join(lines))
+        raise DataError("; ".join(lines))
     main = next(name for name in DATA_SETS if name in folders)
     chosen = names or (*(n for n in DATA_SETS if n in folders), *FIGURES)
     return [

@@ -160,12 +160,12 @@ def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
 
 
 def _fit_dim(source: Source, width: int) -> Source:
-    """A head that starts at the PCA has no more directions than items or features."""
-    fewest = min(len(source.sides(fold)[0]) for fold in range(source.budget.folds))
+    """A head that starts at the PCA has no more directions than there are features."""
     dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
-    if (most := max(1, min(dim, width, fewest - 1))) == dim:
+    assert dim is not None
+    if dim <= width:
         return source
-    settings = {**source.budget.settings, "dim": most}
+    settings = {**source.budget.settings, "dim": width}
     return replace(source, budget=replace(source.budget, settings=settings))
 
 
@@ -195,7 +195,7 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     embedder, preprocessing = build_model(config, pictures)
     assert preprocessing is not None
     features = None
-    if config.start == "data":
+    if config.start == "pca":
         features = backbone_features(embedder, pictures, preprocessing)
     with console.progress("decoding pictures once", len(pictures)) as progress:
         decoded = decode_ahead(pictures, preprocessing, progress=lambda done, _: progress(done))

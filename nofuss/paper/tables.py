@@ -93,6 +93,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
 def untrained_scores(source: Source) -> dict[str, Result]:
     """Scores of what needs no training at all."""
     dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
+    assert dim is not None
     baselines: dict[str, Tensor] = untrained(
         source.pictures, raw_features(source), fit=source.train, rows=source.test, dim=dim
     )

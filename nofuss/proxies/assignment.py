@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nofuss.geometry import squared_distances
+from nofuss.geometry import is_traced, squared_distances
 from nofuss.processes import all_max
 from nofuss.proxies.shard import Shard
 
@@ -33,6 +33,8 @@ class ProxyTriplets(NamedTuple):
     """(T, P) True where a proxy (of the own rows) is in p(Z). None: every proxy but p(y)."""
     anchor: Tensor | None = None
     """(T,) row of x in the batch. None: triplet t belongs to row t."""
+    counted: Tensor | None = None
+    """(T,) False for rows that only fill up a fixed shape. None: all count."""
 
 
 class Assignment(nn.Module, ABC):
@@ -161,24 +163,18 @@ class Dynamic(Assignment):
     as given. Instances y, z only choose proxies: gradients reach x and the chosen proxies.
     A triplet whose Z is empty is left out; when all are, the loss is zero (with a graph).
 
-    Proxies that nobody chooses get no gradient and stay behind; in the worst case all points
-    share one proxy and nothing is learned. `share_in_use` reports it, a warning says it once,
-    and `revive_after=n` mends it (off by default, not in the paper): a proxy that was not
-    chosen for n training batches is moved onto a random item of the batch, and again after
-    every n more. It counts as in use once it is chosen, not because it was moved.
+    Proxies that are never the closest get no gradient and stay behind; in the worst case all
+    points share one proxy and nothing is learned. `share_in_use` reports it, and a warning says
+    it once. torch.func, which shows no values, does not count.
     """
 
     name = "dynamic"
     idle: Tensor
     batches: Tensor
 
-    def __init__(self, num_proxies: int, *, revive_after: int | None = None, seed: int = 0) -> None:
+    def __init__(self, num_proxies: int) -> None:
         super().__init__()
-        if revive_after is not None and revive_after < 1:
-            raise ValueError(f"revive_after is {revive_after}; it counts batches, from 1 up")
         self.num_proxies = num_proxies
-        self.revive_after = revive_after
-        self.seed = seed
         self._warned = False
         self.register_buffer("idle", torch.zeros(num_proxies, dtype=torch.int64))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
@@ -194,10 +190,16 @@ class Dynamic(Assignment):
         self._count(chosen)
         same = labels[:, None] == labels
         pairs = same & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
-        anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
+        counted = None
+        if is_traced():  # shapes can't depend on values: all B² pairs, some of them not counted
+            rows = torch.arange(len(x), device=x.device)
+            anchor, other = rows.repeat_interleave(len(x)), rows.repeat(len(x))
+            counted = pairs.flatten()
+        else:
+            anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
         holds = self._is(chosen).to(x.dtype)  # (B, P)
         of_others = ((~same).to(x.dtype) @ holds) > 0  # (B, P): proxies of x's negatives
-        return self._without_empty(chosen[other], of_others[anchor], anchor)
+        return self._without_empty(chosen[other], of_others[anchor], anchor, counted)
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """(x, p(y), p(Z)) with y and Z as given, one triplet a row."""
@@ -205,44 +207,37 @@ class Dynamic(Assignment):
         chosen = self.of(z.flatten(0, 1), None, proxies).view(z.shape[:2])  # (B, K)
         self._count(torch.cat([positive, chosen.flatten()]))
         negative = torch.zeros(len(y), self.num_proxies, dtype=torch.bool, device=y.device)
-        negative = negative.scatter_(1, chosen, True)[:, self._rows]
+        negative = negative.scatter(1, chosen, True)[:, self._rows]
         return self._without_empty(positive, negative, torch.arange(len(y), device=y.device))
 
-    def _without_empty(self, positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
+    def _without_empty(
+        self, positive: Tensor, negative: Tensor, anchor: Tensor, counted: Tensor | None = None
+    ) -> ProxyTriplets:
         """Take p(y) out of p(Z), then drop triplets with no negative left."""
         negative = negative & ~self._is(positive)
-        told = negative.any(1)
+        is_useful = negative.any(1)
+        if is_traced():
+            counted = is_useful if counted is None else counted & is_useful
+            # Any negatives will do where the loss is not counted, if only it is finite.
+            return ProxyTriplets(positive, negative | ~counted[:, None], anchor, counted)
         if self.shard is not None:
-            told = all_max(told.byte()).bool()
-        return ProxyTriplets(positive[told], negative[told], anchor[told])
+            is_useful = all_max(is_useful.byte()).bool()
+        return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])
 
     def share_in_use(self, window: int = 100) -> float:
         """Share of the proxies that were chosen within the last `window` training batches."""
         seen = min(window, int(self.batches))
         return float((self.idle < seen).float().mean())
 
-    @torch.no_grad()
-    def revive(self, x: Tensor, proxies: Tensor) -> int:
-        """Move proxies idle for another `revive_after` batches onto rows of x; how many moved."""
-        if self.revive_after is None or not self.training:
-            return 0
-        dead = ((self.idle > 0) & (self.idle % self.revive_after == 0)).nonzero().squeeze(1)
-        if len(dead):
-            # A pure function of (seed, batch number), so that a resumed run repeats it.
-            generator = torch.Generator().manual_seed(self.seed + int(self.batches))
-            rows = torch.randint(len(x), (len(dead),), generator=generator)
-            onto = x[rows.to(x.device)].to(proxies.dtype)
-            start, stop = self._rows.start, self._rows.stop
-            own = (dead >= start) & (dead < stop)
-            proxies[dead[own] - start] = onto[own]
-        return len(dead)
-
     def _count(self, chosen: Tensor) -> None:
-        if not self.training:
+        compiling = torch.compiler.is_compiling()
+        if not self.training or (is_traced() and not compiling):
             return
         self.batches += 1
         self.idle += 1
         self.idle[chosen] = 0
+        if compiling:
+            return
         # Long enough for every proxy to have been chosen ten times, had the choice been even.
         window = max(100, 10 * self.num_proxies // max(1, len(chosen)))
         if not self._warned and self.batches >= window and self.share_in_use(window) < 0.1:
@@ -250,8 +245,7 @@ class Dynamic(Assignment):
             used = round(self.share_in_use(window) * self.num_proxies)
             warnings.warn(
                 f"dynamic assignment is collapsing: {used} of {self.num_proxies} proxies were "
-                f"chosen in the last {window} batches; use fewer proxies, or "
-                f"assignment=Dynamic({self.num_proxies}, revive_after=100)",
+                f"chosen in the last {window} batches; use fewer proxies",
                 stacklevel=2,
             )
 
@@ -262,12 +256,11 @@ def build_assignment(
     proxies_per_class: float,
     *,
     generator: torch.Generator | None = None,
-    seed: int = 0,
 ) -> Assignment:
     """The assignment of a name and a ratio: "static" is fractional below 1, several above."""
     num_proxies = max(1, round(num_classes * proxies_per_class))
     if name == "dynamic":
-        return Dynamic(num_proxies, seed=seed)
+        return Dynamic(num_proxies)
     if name != "static":
         raise ValueError(f"unknown assignment {name!r}; choose from 'static', 'dynamic'")
     if num_proxies < num_classes:

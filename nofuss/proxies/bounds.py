@@ -84,11 +84,8 @@ def proxy_bounds(
     if alpha >= 1:
         raise ValueError(f"norm_x × norm_p is {1 / alpha:g}; Proposition 4.1 needs more than 1")
     x, p, c, own = (as_tensor(given).cpu() for given in (embeddings, proxies, labels, assignment))
+    _check(x, p, c, own)
     x, p = normalize(x.double()), normalize(p.double())
-    if not len(x) == len(c) == len(own):
-        raise ValueError(
-            f"got {len(x)} embeddings, {len(c)} labels, {len(own)} assignments; expected as many"
-        )
     px = p[own]  # (N, D): each point's proxy
     epsilon = (x - px).square().sum(1)
     root = epsilon.max().sqrt()  # √ε = max |x̂ − p̂(x)|
@@ -125,6 +122,23 @@ def proxy_bounds(
         nca=_bound(nca_left, alpha * nca_proxy + (1 - alpha) * size + loose_41),
         triplet=_bound(triplet_left, alpha * triplet_proxy + (1 - alpha) * margin + loose_42),
     )
+
+
+def _check(x: Tensor, p: Tensor, labels: Tensor, assignment: Tensor) -> None:
+    """Refuse what would make a bound that means nothing: NaN violates none."""
+    if not len(x) == len(labels) == len(assignment):
+        raise ValueError(
+            f"got {len(x)} embeddings, {len(labels)} labels, {len(assignment)} assignments; "
+            "expected as many"
+        )
+    for name, values in (("embeddings", x), ("proxies", p)):
+        if not values.isfinite().all():
+            raise ValueError(f"{name} hold NaN or infinity; bounds are about finite vectors")
+    if len(x) and not (assignment.min() >= 0 and assignment.max() < len(p)):
+        raise ValueError(
+            f"assignment spans {int(assignment.min())} … {int(assignment.max())} but there are "
+            f"{len(p)} proxies; expected rows of them"
+        )
 
 
 def _bound(left: Tensor, right: Tensor, triplets: int | None = None) -> Bound:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofuss.data.collection import Collection
+from nofuss.data.thumbnail import encoded
 from nofuss.report.findings import Neighbours
 from nofuss.report.html import Child, tag
 from nofuss.report.thumbnails import SIDE, data_uri, has_pictures, picture
@@ -59,7 +60,7 @@ class Items:
         title = f"{self.label(position)} · {self.name(position)}"
         return tag(
             "img",
-            src=data_uri(shown),
+            src=data_uri(*encoded(shown)),
             alt=self.label(position),
             title=title,
             class_="pixel" if tiny else None,

@@ -4,7 +4,6 @@ Read from the run directory (config, environment, data, metrics, scores) and its
 pictures come from the collection. Doubtful labels and copies are also listed in suspects.csv.
 """
 
-import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from nofuss.report import sections
 from nofuss.report.grids import Items
 from nofuss.report.html import document, tag
 from nofuss.report.neighbourhood import neighbourhood
+from nofuss.scoring import describe_gain
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -45,14 +45,16 @@ def foreign(run: Path) -> Iterator[None]:
 
 
 def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
-    names = ("config", "environment", "data", "scores", "holdout")
+    names = ("config", "environment", "data", "scores", "choice")
     read = {name: read_json(run / f"{name}.json") for name in names}
     seed = int(read["config"].get("seed", 0))
-    tested = len(kept.test) > 1
-    vectors, rows = (kept.test, kept.test_rows) if tested else (kept.sample, kept.sample_rows)
+    shown = len(kept.test) > 1
+    vectors, rows = (kept.test, kept.test_rows) if shown else (kept.sample, kept.sample_rows)
+    tested = shown and not kept.seen
     found = [
-        sections.scores(read["scores"], read["config"].get("loss", "this run")),
-        sections.curves(_read_lines(run / "metrics.jsonl"), read["holdout"]),
+        sections.scores(read["scores"]),
+        sections.choice(read["choice"].get("choice", {})),
+        sections.curves(_read_lines(run / "metrics.jsonl")),
         *neighbourhood(
             Items(collection, rows), vectors, run / "suspects.csv", seed=seed, tested=tested
         ),
@@ -62,8 +64,8 @@ def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
         sections.settings(read["config"], read["environment"]),
     ]
     file = run / "report.html"
-    shown = [section for section in found if section is not None]
-    files.write_file(file, document(_page(run.resolve().name, read, shown)))
+    filled = [section for section in found if section is not None]
+    files.write_file(file, document(_page(run.resolve().name, read, filled)))
     return file
 
 
@@ -94,15 +96,24 @@ def _lead(scores: dict[str, Any]) -> Element:
         return tag("p", "There were no test classes to score this run on.", class_="lead")
     low, high = scores.get("recall@1_interval", (None, None))
     interval = "" if low is None else f" (95% interval {100 * low:.1f} to {100 * high:.1f})"
-    others = {n: s["recall@1"] for n, s in scores.get("baselines", {}).items() if "recall@1" in s}
-    best = max(others, key=lambda name: others[name], default=None)
-    without = "" if best is None else f" Without training: {100 * others[best]:.1f}% ({best})."
-    return tag(
-        "p",
-        tag("b", f"{100 * scores['recall@1']:.1f}%"),
-        f" of {scores['queries']:,} queries from {scores['classes']:,} classes never seen in "
-        f"training have an item of their class as nearest neighbour{interval}.{without}",
-        class_="lead",
+    model = "a model that has not seen them" if scores.get("folds") else "this model"
+    found = (
+        f" of {scores['queries']:,} queries from {scores['classes']:,} unseen classes have an item "
+        f"of their class as nearest neighbour by {model}{interval}."
+    )
+    percent = tag("b", f"{100 * scores['recall@1']:.1f}%")
+    if "gain" not in scores:
+        return tag("p", percent, found, class_="lead")
+    return tag("div", tag("p", _worth(scores["gain"]), class_="lead"), tag("p", percent, found))
+
+
+def _worth(gain: dict[str, Any]) -> str:
+    """What the run was worth, paired, in a sentence."""
+    low = min(gain["recall@1"][1], gain["map@r"][1])
+    high = max(gain["recall@1"][2], gain["map@r"][2])
+    verdict = "paid" if low >= 0 else "lost" if high <= 0 else "made little difference"
+    return (
+        f"Learning {verdict}: {describe_gain(gain)} over the {gain['over']}, on the same queries."
     )
 
 
@@ -119,7 +130,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = files.read_regular(file).decode().splitlines()
+        return [files.parse_json(line.encode()) for line in lines]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

@@ -9,8 +9,11 @@ from nofuss.data.collection import Collection
 from nofuss.embeddings import RunEmbeddings, sample_by_class
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report import figures, tables
+from nofuss.report.charts import line_chart
 from nofuss.report.html import Child, tag
 from nofuss.report.projection import project
+from nofuss.train.choice import Choice
+from nofuss.train.fold_results import NOTHING
 
 ON_MAP = 500
 """Items of each side on the map: t-SNE takes seconds then."""
@@ -26,11 +29,11 @@ def soft(words: str) -> Element:
     return tag("p", words, class_="soft")
 
 
-def scores(found: dict[str, Any], loss: str) -> Element | None:
+def scores(found: dict[str, Any]) -> Element | None:
     """The run beside what needed no training."""
     if "recall@1" not in found:
         return None
-    methods = {loss: found} | found.get("baselines", {})
+    methods = {found.get("method", "this run"): found} | found.get("baselines", {})
     chart = [
         (name, of["recall@1"], of.get("recall@1_interval"))
         for name, of in methods.items()
@@ -49,28 +52,48 @@ def scores(found: dict[str, Any], loss: str) -> Element | None:
     )
 
 
-def curves(metrics: list[dict[str, Any]], holdout: dict[str, Any]) -> Element | None:
+def choice(found: dict[str, Any]) -> Element | None:
+    """What was kept, and how training went on held-out classes."""
+    if not found.get("scores"):
+        return None
+    chosen = Choice.from_dict(found)
+    untrained = chosen.scores[NOTHING]
+    charts = [
+        line_chart(
+            [("this run", [(point[0], point[i], None, None) for point in chosen.curve])],
+            title=f"{label} on held-out training classes",
+            x_label="epoch; 0 is the closed form",
+            levels=[("untrained features", untrained[name])],
+        )
+        for i, (name, label) in enumerate((("recall@1", "Recall@1"), ("map@r", "MAP@R")), start=1)
+        if len(chosen.curve) > 1
+    ]
+    words = (
+        f"Each of {chosen.classes:,} training classes was held out in one of {chosen.folds} folds; "
+        "its settings come from the other folds alone, and none of its models has seen it."
+    )
+    return section(
+        "Choice",
+        tag("p", chosen.reason()[0].upper() + chosen.reason()[1:] + "."),
+        tag("div", [tag("figure", chart) for chart in charts], class_="pair") if charts else None,
+        soft(words),
+    )
+
+
+def curves(metrics: list[dict[str, Any]]) -> Element | None:
     """Loss and Recall@1 on held-out training classes, epoch by epoch."""
-    title = "Recall@1 on held-out training classes"
-    charts, note = [], None
+    charts = []
     losses = [row["loss"] for row in metrics if np.isfinite(row.get("loss", np.nan))]
     if losses:
         charts.append(figures.curve(losses, title="Loss"))
     recall = [r for row in metrics if np.isfinite(r := row.get("held_out_recall@1", np.nan))]
     if recall:
+        title = "Recall@1 on held-out training classes"
         charts.append(figures.curve(recall, title=title, percent=True))
-    elif chosen := holdout.get("recall@1"):
-        charts.append(figures.curve(chosen, title=title, first=0, percent=True))
-        note = (
-            "Recall@1 is of a first training, without the held-out classes; the loss is of the "
-            "second one, which learned from all training classes."
-        )
     if not charts:
         return None
     return section(
-        "Training",
-        tag("div", [tag("figure", chart) for chart in charts], class_="pair"),
-        soft(note) if note else None,
+        "Training", tag("div", [tag("figure", chart) for chart in charts], class_="pair")
     )
 
 
@@ -85,7 +108,7 @@ def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> 
             per_class=25,
             seed=seed,
         )
-        for rows in (kept.sample_rows, kept.test_rows)
+        for rows in (kept.sample_rows, kept.test_rows[:0] if kept.seen else kept.test_rows)
     ]
     seen, new = chosen
     items = len(seen) + len(new)
@@ -111,7 +134,7 @@ def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> 
             star_labels=star_classes,
         )
     ]
-    if len(new):
+    if len(new) and not kept.seen:
         title = "Test classes, never seen"
         panels.append(figures.map_panel(places[:items], ~left, classes, names, title=title))
     words = (

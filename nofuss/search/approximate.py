@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nofuss.errors import UsageError
+from nofuss.errors import RunError, UsageError
 
 PROBED = 0.1
 """Share of the lists that a query looks into: recall against exact is then near one."""
@@ -63,9 +63,22 @@ class Approximate:
         return torch.from_numpy(faiss_module().serialize_index(self._index))
 
     @classmethod
-    def from_bytes(cls, content: Tensor) -> "Approximate":
-        """What `to_bytes` gave; only for content whose checksum was verified."""
-        return cls(faiss_module().deserialize_index(content.numpy().copy()))
+    def from_bytes(cls, content: Tensor, vectors: Tensor, where: object) -> "Approximate":
+        """What `to_bytes` gave for these vectors; only from people who are trusted.
+
+        faiss is C++ that reads sizes from the content and believes them.
+        """
+        try:
+            index = faiss_module().deserialize_index(content.numpy().copy())
+            if (index.ntotal, index.d) != tuple(vectors.shape) or index.nlist < 1:
+                raise ValueError(f"{index.ntotal} of {index.d} dimensions, not {vectors.shape}")
+        except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(
+                f"the index in {where} is damaged (faiss: {reason}); delete the folder and make it "
+                "again: nofuss index RUN DIR"
+            ) from None
+        return cls(index)
 
 
 def faiss_module() -> Any:

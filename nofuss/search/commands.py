@@ -14,8 +14,10 @@ from nofuss import console, processes
 from nofuss.data import open_data
 from nofuss.data.collection import printable
 from nofuss.encoder import Encoder, check_fits, load
-from nofuss.errors import DataError, RunError, UsageError
+from nofuss.errors import DataError, RunError, UsageError, command
 from nofuss.files import write_file
+from nofuss.folders import own_folder
+from nofuss.lock import RunLock, check_in_place
 from nofuss.run import Run, open_run
 from nofuss.search.gallery import (
     Pictures,
@@ -43,8 +45,10 @@ def index_run(
 ) -> Index:
     """`nofuss index`: bring RUN/index up to date with a folder; other folders' items stay."""
     run = open_run(path)
-    encoder = load(path, device=device)
-    return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
+    with RunLock() as lock:  # from before the index is read until it is written
+        lock.take(path)
+        encoder = load(path, device=device)
+        return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
 
 
 def open_index(run: Run, encoder: Encoder, *, quiet: bool = False) -> Index:
@@ -54,14 +58,39 @@ def open_index(run: Run, encoder: Encoder, *, quiet: bool = False) -> Index:
         own = run.config.data
         if not quiet:
             console.say(f"no index yet: making one of the run's own data ({_shown(own)})")
-        return _update(run, encoder, own, quiet=quiet)
-    index = Index.load(folder)
+        with RunLock() as lock:
+            lock.take(run.path)
+            return _update(run, encoder, own, quiet=quiet)
+    index = load_index(folder)
     if index.extra.get("model") != model_digest(run.model):
         raise RunError(
             f"{folder} was made by another model than {run.model}; bring it up to date: "
-            + "; ".join(f"nofuss index {run.path} {source}" for source in sources(index))
+            + "; ".join(command("nofuss", "index", run.path, of) for of in sources(index))
+        )
+    if index.dim != encoder.dim:
+        raise RunError(
+            f"{folder} holds vectors of {index.dim} dimensions, but the model gives {encoder.dim}; "
+            f"delete the folder and make it again: {command('nofuss', 'index', run.path)} DIR"
         )
     return index
+
+
+def load_index(folder: Path) -> Index:
+    """An index that `update` made; what it notes of its items is checked like the rest."""
+    index = Index.load(folder)
+    known = index.extra.get("items", {})
+    fits = isinstance(known, dict) and all(name in index for name in known)
+    if not fits or not all(_is_note(note) for note in known.values()):
+        raise RunError(
+            f"the index in {folder} is damaged (its notes do not fit its items); delete the folder "
+            "and make it again: nofuss index RUN DIR"
+        )
+    return index
+
+
+def _is_note(note: Any) -> bool:
+    """[source, size, mtime_ns, digest]"""
+    return isinstance(note, list) and [type(value) for value in note] == [str, int, int, str]
 
 
 def _update(
@@ -77,8 +106,8 @@ def _update(
     nothing = torch.empty(0, encoder.dim)
     index = Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
     if (folder / MANIFEST).is_file():
-        before = Index.load(folder)
-        if before.extra.get("model") == model:
+        before = load_index(folder)
+        if before.extra.get("model") == model and before.dim == encoder.dim:
             index = before if kind is None else before.as_kind(kind)
         elif not quiet:
             console.warn(f"the model is another than that of {folder}: everything is made anew")
@@ -114,7 +143,8 @@ def _update(
 def _save(index: Index, folder: Path) -> None:
     """Of several processes the first one writes; all hold the same."""
     if processes.first():
-        index.save(folder)
+        check_in_place(folder.parent)
+        index.save(own_folder(folder))
 
 
 def search_run(
@@ -133,7 +163,9 @@ def search_run(
     names, vectors = _embed_queries(encoder, queries)
     index = open_index(run, encoder, quiet=as_json)
     if not len(index):
-        raise DataError(f"{run.path / 'index'} is empty; add pictures: nofuss index {path} DIR")
+        raise DataError(
+            f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', path)} DIR"
+        )
     distances, rows = index.search(vectors, k)
     threshold = encoder.extra.get("threshold")
     results = [
@@ -142,7 +174,7 @@ def search_run(
     ]
     if as_json:
         content = {"run": str(path), "metric": METRIC, "threshold": threshold, "queries": results}
-        print(json.dumps(content, indent=2))
+        console.answer(content)
     else:
         for result in results:
             _print(result, threshold)

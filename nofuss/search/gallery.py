@@ -24,11 +24,13 @@ from torch import Tensor
 from nofuss import processes
 from nofuss.data import find_pictures, open_data
 from nofuss.data.benchmarks import layout_of
+from nofuss.data.bounds import MAX_FILE
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.transforms import middle
 from nofuss.encoder import Encoder
 from nofuss.errors import DataError
-from nofuss.files import sha256
+from nofuss.files import open_regular, sha256
 from nofuss.search.index import Index, Label
 
 FRESH_NS = 2_000_000_000
@@ -263,7 +265,7 @@ def _embed(
 
     def read(i: int) -> NDArray[np.uint8] | PictureError:
         try:
-            return decode_resized(collection.paths[i], preprocessing)
+            return middle(decode_resized(collection.paths[i], preprocessing), preprocessing)
         except PictureError as error:
             return error
 
@@ -289,6 +291,6 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:
         mtime_ns = 0  # never equal: the content is read again the next time
-    with path.open("rb") as file:
+    with open_regular(path, limit=MAX_FILE) as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return Version(size, mtime_ns, digest)

@@ -11,12 +11,14 @@ that keep a browser from doing more with it than showing it.
 import hmac
 import ipaddress
 import socket
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nofuss import console
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -67,10 +69,19 @@ class Guard:
 
         refusal = self._refusal(headers, by_address)
         if refusal is None:
-            await self.app(scope, receive, send_guarded)
+            await self._answer(scope, receive, send_guarded)
         else:
             answer = JSONResponse({"error": refusal}, 403, {"Connection": "close"})
             await answer(scope, receive, send_guarded)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; what goes wrong with it is told in one line, if it is our fault."""
+        try:
+            await self.app(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            console.fail(f"{scope['path']} failed: {type(error).__name__}: {error}")
 
     def _refusal(self, headers: Headers, by_address: bool) -> str | None:
         hosts = headers.getlist("host")
@@ -102,11 +113,11 @@ class Guard:
         return address.is_loopback if self.loopback else True
 
     def _has_cookie(self, headers: Headers) -> bool:
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return False
-        return cookie is not None and self._is_token(cookie.value)
+        """Whether one of the cookies is ours; other applications' may hold anything but `;`."""
+        parts = (part for line in headers.getlist("cookie") for part in line.split(";"))
+        pairs = (part.partition("=") for part in parts)
+        given = (value.strip() for name, _, value in pairs if name.strip() == self.cookie)
+        return any(self._is_token(value) for value in given)
 
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())

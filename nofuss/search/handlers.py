@@ -1,32 +1,36 @@
 """What each request of the page is answered with; routes are in server.py.
 
-Uploads are the raw body, cut off at a size, decoded one at a time; nothing is kept.
+Uploads are the raw body, cut off at a size, decoded in a process of limits for as long as the
+sender waits; nothing is kept.
 """
 
 import asyncio
-import io
 import time
+from collections.abc import Coroutine
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
 from nofuss.data.collection import printable
-from nofuss.data.decode import FORMATS, PictureError, decode
-from nofuss.report.thumbnails import data_uri, encoded, shrunk
+from nofuss.data.decode import FORMATS, PictureError
+from nofuss.data.thumbnail import encoded
+from nofuss.report.thumbnails import data_uri
+from nofuss.search.decoders import Decoders, Seen
 from nofuss.search.shelf import SIDE, Found, Shelf
 
 MAX_UPLOAD = 24 * 2**20
 """Bytes of a picture that is sent; more is cut off unread."""
-UPLOADS = 4
-"""Bodies that are read at once; others wait."""
-PATIENCE = 30.0
-"""Seconds for a body to arrive."""
+MAX_UPLOADS = 8 * MAX_UPLOAD
+"""Bytes of all pictures that are held at once; who brings more is asked to come again."""
+PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
+"""Seconds for a body to arrive; after the first ones, so many bytes a second are the least."""
 MOST = 100
 """Neighbours of one search."""
 MEDIA = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
@@ -45,8 +49,9 @@ class Page:
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
-        self.uploads = asyncio.Semaphore(UPLOADS)
-        self.busy = asyncio.Lock()  # pictures are decoded and embedded one at a time
+        self.held = 0  # bytes of pictures
+        self.decoders = Decoders()
+        self.busy = asyncio.Lock()  # pictures are embedded one at a time
 
     def static(self, name: str) -> Any:
         """A handler for a file of the package."""
@@ -91,10 +96,18 @@ class Page:
         if self.shelf.pictures is None:
             raise Refused(400, "this run is of vectors; search from one of its items")
         k, only = self._options(request)
-        async with self.uploads:
-            body = await _body(request)
-            async with self.busy:
-                query, shown, spent = await run_in_threadpool(self._embed, body)
+        body = bytearray()
+        try:
+            await self._read(request, body)
+            began = time.perf_counter()
+            fit = self.shelf.encoder.preprocessing
+            seen = await _while_there(request, self.decoders.decode(body, side=SIDE, fit=fit))
+        finally:
+            self.held -= len(body)
+        async with self.busy:
+            query = await run_in_threadpool(self._embed, seen)
+        spent = 1000 * (time.perf_counter() - began)
+        shown = data_uri(seen.content, seen.media)
         found = await run_in_threadpool(self.shelf.search, query, k, only=only)
         answer = await self._answer(found, query)
         return JSONResponse(answer | {"query": {"picture": shown}, "embedding_ms": spent})
@@ -109,18 +122,45 @@ class Page:
         image = None
         if self.shelf.pictures is not None:
             image = await run_in_threadpool(self.shelf.pictures, row)
+        try:
+            if isinstance(image, Path):
+                decoding = self.decoders.decode(image, side=SIDE)
+                _, content, media = await _while_there(request, decoding)
+            elif image is not None:
+                content, media = await run_in_threadpool(encoded, image)
+        except PictureError:
+            image = None
         if image is None:
             raise Refused(404, "no picture of this item")
-        content, media = await run_in_threadpool(encoded, image)
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
-    def _embed(self, body: bytes) -> tuple[Tensor, str, float]:
-        began = time.perf_counter()
-        side = self.shelf.encoder.preprocessing
-        image = decode(io.BytesIO(body), at_least=max(SIDE, side.resize if side else 0))
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Fill in the whole body, or refuse as soon as it is too large or too slow."""
+        too_large = Refused(
+            413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one"
+        )
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdigit() or len(announced) > 12 or int(announced) > MAX_UPLOAD:
+            raise too_large
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(FIRST_SECONDS) as patience:
+                async for chunk in request.stream():
+                    body += chunk
+                    self.held += len(chunk)
+                    if len(body) > MAX_UPLOAD:
+                        raise too_large
+                    if self.held > MAX_UPLOADS:
+                        raise Refused(503, "too many pictures at once; send it again")
+                    patience.reschedule(began + min(PATIENCE, FIRST_SECONDS + len(body) / RATE))
+        except TimeoutError:
+            raise Refused(408, "the picture took too long to arrive; send it again") from None
+        if not body:
+            raise Refused(400, "no picture was sent")
+
+    def _embed(self, seen: Seen) -> Tensor:
         with torch.inference_mode():
-            vector = self.shelf.encoder.embed([image])[0]
-        return vector.clone(), data_uri(shrunk(image, SIDE)), 1000 * (time.perf_counter() - began)
+            return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
     async def _answer(self, found: Found, query: Tensor) -> dict[str, Any]:
         pairs = zip(found.rows, found.distances, strict=True)
@@ -171,24 +211,23 @@ class Page:
         return int(k), self.shelf.classes.index(only)
 
 
-async def _body(request: Request) -> bytes:
-    """The whole body, or a refusal as soon as it is known to be too large."""
-    too_large = Refused(413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one")
-    announced = request.headers.get("content-length", "0")
-    if not announced.isdigit() or len(announced) > 12 or int(announced) > MAX_UPLOAD:
-        raise too_large
-    body = bytearray()
+async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
+    """The result of the work, which is given up as soon as nobody waits for it."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        async with asyncio.timeout(PATIENCE):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_UPLOAD:
-                    raise too_large
-    except TimeoutError:
-        raise Refused(408, "the picture took too long to arrive; send it again") from None
-    if not body:
-        raise Refused(400, "no picture was sent")
-    return bytes(body)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -204,8 +243,11 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
     formats = "JPEG, PNG, WebP, BMP, GIF or TIFF"
     words = {
         "not a picture": f"this is no picture that can be read here; send {formats}",
-        "oversized": f"the picture has too many pixels ({error.detail})",
+        "oversized": f"the picture has too many pixels ({error.detail}); send a smaller one",
         "truncated": "the picture is cut off; send the whole file",
+        "too narrow": f"the picture is nearly a line ({error.detail}); send a part of it",
+        "too complex": f"the picture takes too long to decode ({error.detail}); save it anew",
+        "too slow": f"the picture takes too long to decode ({error.detail}); save it anew",
     }
     message = words.get(error.reason, f"the picture can't be read; send {formats}")
     return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)

@@ -1,37 +1,22 @@
 """`Index`: unit vectors with names and labels, searched exactly or (faiss) approximately.
 
-On disk a folder:
-
-    vectors-SHA.safetensors   vectors (N, D) float32, label codes (N,), what faiss filed
-    items-SHA.json            names, class names, what the caller wants kept
-    manifest.json             format, kind, the two files and their sha256
-
-The files are named after their content and the manifest is replaced last and as a whole: a crash
-leaves the former index. Vectors are mapped into memory, so that opening costs no copy.
+On disk it is a folder, see `stored.py`.
 """
 
-import errno
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from nofuss.errors import RunError, unknown_name
-from nofuss.files import only_writer, sha256, sync, write_file
+from nofuss.errors import unknown_name
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.search.approximate import Approximate
 from nofuss.search.neighbours import nearest
+from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-Kind = Literal["exact", "approximate"]
-Label = str | None
+__all__ = ["MANIFEST", "Index", "Kind", "Label"]
 
 
 class Index:
@@ -157,85 +142,16 @@ class Index:
 
     def save(self, folder: str | Path) -> None:
         """Write the folder; an index that is there already is replaced as a whole."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        classes = sorted({label for label in self.labels if label is not None})
-        code = {label: i for i, label in enumerate(classes)}
-        codes = [-1 if label is None else code[label] for label in self.labels]
-        tensors = {"vectors": self.vectors.contiguous(), "labels": torch.tensor(codes).long()}
-        if self._filed is not None:
-            tensors["faiss"] = self._filed.to_bytes()
-        items = {"names": self.names, "classes": classes, "extra": self.extra}
-        with only_writer(folder):
-            self._write(folder, tensors, items)
-
-    def _write(self, folder: Path, tensors: dict[str, Tensor], items: dict[str, Any]) -> None:
-        new = folder / ".vectors.new"
-        try:
-            try:
-                save_file(tensors, new)
-            except SafetensorError as error:  # of a full or failing disk
-                raise OSError(errno.EIO, str(error), str(new)) from None
-            sync(new)
-            checksums = {"vectors": sha256(new)}
-            new.rename(folder / _file("vectors", checksums))
-        finally:
-            new.unlink(missing_ok=True)
-        new = folder / ".items.new"
-        write_file(new, json.dumps(items))  # escapes: names may hold bytes that are no UTF-8
-        checksums["items"] = sha256(new)
-        new.rename(folder / _file("items", checksums))
-        manifest = {"format": FORMAT, "kind": self.kind, "sha256": checksums}
-        write_file(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
-        current = {_file("vectors", checksums), _file("items", checksums)}
-        for file in chain(folder.glob("vectors-*.safetensors"), folder.glob("items-*.json")):
-            if file.name not in current:
-                file.unlink(missing_ok=True)
+        filed = None if self._filed is None else self._filed.to_bytes()
+        content = Stored(self.kind, self.vectors, self.names, self.labels, self.extra, filed)
+        write_stored(Path(folder), content)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Index":
         """Open a folder that `save` wrote; every byte is checked first."""
-        folder = Path(folder)
-        if not (folder / MANIFEST).is_file():
-            raise RunError(f"no index in {folder}: no {MANIFEST}; make one: nofuss index RUN DIR")
-        try:
-            manifest = json.loads((folder / MANIFEST).read_bytes())
-            found, kind, checksums = manifest["format"], manifest["kind"], manifest["sha256"]
-            if found != FORMAT or kind not in get_args(Kind):
-                raise RunError(
-                    f"{folder} holds an index of format {found}, expected {FORMAT}; "
-                    "open it with the version of nofuss that wrote it, or make it again"
-                )
-            files = {part: folder / _file(part, checksums) for part in ("vectors", "items")}
-            for part, file in files.items():
-                if sha256(file) != checksums[part]:
-                    raise ValueError(f"{file.name} does not match its checksum")
-            items = json.loads(files["items"].read_bytes())
-            with safe_open(files["vectors"], framework="pt") as tensors:
-                vectors, codes = tensors.get_tensor("vectors"), tensors.get_tensor("labels")
-                filed = None
-                if kind == "approximate":
-                    filed = Approximate.from_bytes(tensors.get_tensor("faiss"))
-            labels = [None if c < 0 else items["classes"][c] for c in codes.tolist()]
-            names = items["names"]
-            if vectors.ndim != 2 or not len(vectors) == len(names) == len(labels):
-                raise ValueError("its parts differ in length")
-            return cls(vectors, names, labels, kind=kind, extra=items["extra"], filed=filed)
-        except RunError:
-            raise
-        except Exception as error:  # whatever foreign bytes make their readers raise
-            raise RunError(
-                f"the index in {folder} is damaged ({type(error).__name__}: {error}); delete the "
-                "folder and make it again: nofuss index RUN DIR"
-            ) from None
-
-
-def _file(part: str, checksums: Mapping[str, str]) -> str:
-    suffix = {"vectors": "safetensors", "items": "json"}[part]
-    short = checksums[part][:16]
-    if not short.isalnum():  # a damaged manifest must not lead out of the folder
-        raise ValueError(f"{short!r} is no checksum")
-    return f"{part}-{short}.{suffix}"
+        kind, vectors, names, labels, extra, content = read_stored(Path(folder))
+        filed = None if content is None else Approximate.from_bytes(content, vectors, folder)
+        return cls(vectors, names, labels, kind=kind, extra=extra, filed=filed)
 
 
 def _unit(vectors: Array) -> Tensor:
@@ -246,4 +162,6 @@ def _unit(vectors: Array) -> Tensor:
     x = x.detach().to("cpu", torch.float32)
     if not x.isfinite().all():
         raise ValueError("vectors hold NaN or infinity")
-    return normalize(x).contiguous()
+    # Lengths first brought near one: the squares of 1e20 and of 1e-30 are beyond float32.
+    largest = x.abs().amax(1, keepdim=True)
+    return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()

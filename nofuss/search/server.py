@@ -37,9 +37,13 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
 
     @asynccontextmanager
     async def draw_ahead(app: Starlette) -> Any:
+        asyncio.get_running_loop().set_exception_handler(_tell)
         drawing = asyncio.create_task(run_in_threadpool(lambda: shelf.map))
+        starting = asyncio.create_task(page.decoders.start())
         yield
         drawing.cancel()
+        starting.cancel()
+        await page.decoders.stop()
 
     app = Starlette(
         routes=[
@@ -67,6 +71,8 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
     """`nofuss serve`: until interrupted."""
     import uvicorn
 
+    from nofuss.search.connections import Connection, Server, room
+
     if not token and not is_loopback(host):
         raise UsageError(
             f"--host {host} can be reached from other machines, so the token must stay; "
@@ -82,18 +88,26 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
     console.say(f"{shelf.title}: {len(shelf.index):,} items")
     console.say(f"open http://{shown}:{port}/" + (f"?token={secret}" if secret else ""))
     console.say("stop with Ctrl-C")
+    Connection.most, queue = room()
     config = uvicorn.Config(
         build_app(shelf, host=host, port=port, token=secret),
-        log_level="warning",
+        log_level="critical",  # what clients do wrong is no news; guard.py tells our own mistakes
         access_log=False,  # it would write the token down
         server_header=False,
         ws="none",
-        http="h11",
-        timeout_keep_alive=30,
-        limit_concurrency=200,
+        http=Connection,
+        backlog=queue,
+        timeout_graceful_shutdown=1,
     )
     with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+        Server(config).run(sockets=[listener])
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Errors outside of requests in one line; nothing about lost clients or lacking descriptors."""
+    error = context.get("exception")
+    if not isinstance(error, OSError):
+        console.fail(f"{context['message']}: {error}")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -18,12 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.data.collection import Collection
-from nofuss.data.decode import PictureError, decode
-from nofuss.embeddings import RunEmbeddings, load_embeddings
+from nofuss.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.encoder import Encoder, load
-from nofuss.errors import DataError
+from nofuss.errors import DataError, RunError, command
 from nofuss.job import split
-from nofuss.report.thumbnails import has_pictures, picture, shrunk
+from nofuss.report.thumbnails import has_pictures, picture
 from nofuss.run import open_run
 from nofuss.search.commands import open_index
 from nofuss.search.gallery import open_gallery, source_of, sources
@@ -57,8 +56,8 @@ class Shelf:
     title: str
     index: Index
     encoder: Encoder
-    pictures: Callable[[int], Image.Image | None] | None
-    """The picture of a row; None where the items are vectors."""
+    pictures: Callable[[int], Path | Image.Image | None] | None
+    """The picture of a row, or the file that holds it; None where the items are vectors."""
     proxies: Tensor
     proxy_names: list[str]
     _drawing: Lock = field(default_factory=Lock)
@@ -137,6 +136,11 @@ class Shelf:
 def open_shelf(run: Path) -> Shelf:
     """The run's index if it has one, else its test classes."""
     encoder, kept = load(run), load_embeddings(run)
+    if kept is not None and kept.test.shape[1] != encoder.dim:
+        raise RunError(
+            f"{run / FILE} holds vectors of {kept.test.shape[1]} dimensions, but the model gives "
+            f"{encoder.dim}; delete it or train again"
+        )
     names: list[str] = []
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
@@ -144,7 +148,9 @@ def open_shelf(run: Path) -> Shelf:
     if (run / "index" / MANIFEST).is_file():
         index = open_index(open_run(run), encoder)
         if not len(index):
-            raise DataError(f"{run / 'index'} is empty; add pictures: nofuss index {run} DIR")
+            raise DataError(
+                f"{run / 'index'} is empty; add pictures: {command('nofuss', 'index', run)} DIR"
+            )
         of_row = _indexed_pictures(index) if encoder.preprocessing is not None else None
         return Shelf("the index of this run", index, encoder, of_row, proxies, names)
     collection, rows, vectors = _test_side(run, encoder, kept)
@@ -158,10 +164,13 @@ def open_shelf(run: Path) -> Shelf:
     pictures = None
     if has_pictures(collection):
 
-        def pictures(row: int) -> Image.Image | None:
+        def pictures(row: int) -> Path | Image.Image | None:
+            if collection.kind == "pictures":
+                return collection.paths[int(rows[row])]
             return picture(collection, int(rows[row]), side=SIDE)
 
-    title = f"{collection.name}, test classes"
+    seen = kept is not None and kept.seen
+    title = collection.name if seen else f"{collection.name}, test classes"
     return Shelf(title, index, encoder, pictures, proxies, names)
 
 
@@ -171,7 +180,10 @@ def _test_side(
     """The run's data, rows of its test items (all items without any), and their vectors."""
     config = open_run(run).config
     collection, _ = open_usable(config.data)
-    if kept is not None and len(kept.test) and kept.fingerprint == collection.fingerprint():
+    same = kept is not None and kept.fingerprint == collection.fingerprint()
+    if kept is not None and same and len(kept.test):
+        if kept.test_rows.max() >= len(collection):
+            raise RunError(f"{run / FILE} names items that are not in the data; delete it")
         return collection, kept.test_rows, kept.test
     rows = split(collection, config).test
     if not len(rows):
@@ -189,21 +201,18 @@ def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:
     return torch.from_numpy(kept.proxies[few]), names
 
 
-def _indexed_pictures(index: Index) -> Callable[[int], Image.Image | None]:
+def _indexed_pictures(index: Index) -> Callable[[int], Path | Image.Image | None]:
     """Pictures by what the index calls them: a file, or a file of arrays and a row."""
     opened: dict[str, Collection] = {}
 
-    def of_row(row: int) -> Image.Image | None:
+    def of_row(row: int) -> Path | Image.Image | None:
         name = index.names[row]
         source, _, number = name.rpartition("#")
         if source in arrays and number.isdigit():
             if source not in opened:
                 opened[source] = open_gallery(arrays[source])
             return picture(opened[source], int(number), side=SIDE)
-        try:
-            return shrunk(decode(Path(name), at_least=SIDE), SIDE)
-        except PictureError:
-            return None
+        return Path(name)
 
     built_in = source_of(None)
     arrays = {of: None if of == built_in else Path(of) for of in sources(index)}

@@ -9,6 +9,7 @@ Where classes resemble each other (birds) that share is small, and more so in a 
 more strangers, so nearer ones.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from nofuss.geometry import Array, as_tensor, normalize
 FOUND = 0.95
 ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
 """A 95% point of fewer says nothing about other classes."""
+LEAST_CLASSES = 10
+"""Training classes from which on their folds, or the tenth held out, give a threshold."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,20 @@ class Threshold:
         )
 
 
-def calibrate(embeddings: Array, labels: Array) -> Threshold | None:
-    """The threshold of these held-out items; None where they are too few to tell."""
-    x = normalize(as_tensor(embeddings).detach().float())
-    y = torch.as_tensor(labels)
-    relative, stranger = nearest_by_class(x, y)
+def calibrate(embeddings: Sequence[Array], labels: Sequence[Array]) -> Threshold | None:
+    """The threshold of held-out items, fold by fold; None where they are too few to tell.
+
+    The items of a fold were embedded by one model, and are compared with each other alone.
+    """
+    ys = [torch.as_tensor(y) for y in labels]
+    pairs = [
+        nearest_by_class(normalize(as_tensor(x).detach().float()), y)
+        for x, y in zip(embeddings, ys, strict=True)
+    ]
+    relative = torch.cat([relative for relative, _ in pairs])
+    stranger = torch.cat([stranger for _, stranger in pairs])
     known = relative.isfinite() & stranger.isfinite()
-    classes = len(torch.unique(y[known]))
+    classes = len(torch.unique(torch.cat(ys)[known]))
     if int(known.sum()) < ENOUGH_ITEMS or classes < ENOUGH_CLASSES:
         return None
     relative, stranger = relative[known], stranger[known]

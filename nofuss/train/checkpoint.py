@@ -9,7 +9,6 @@ kept. Loading verifies the newest and falls back to the one before.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nofuss.errors import RunError
-from nofuss.files import sha256
+from nofuss.files import parse_json, read_regular, sha256
+from nofuss.folders import own_folder, remove
+from nofuss.lock import check_in_place
 from nofuss.processes import exchange, first, rank, world
 from nofuss.train.shards import WHOLE, Cut, folder_of_all, read_cut, write_shards
 
@@ -52,6 +53,9 @@ def save_checkpoint(
     Later steps are of a past that training went back from, because they were damaged; they go
     too, and so do the remains of saves that were killed.
     """
+    if first():
+        check_in_place(folder.parent)
+        own_folder(folder)
     with folder_of_all(folder / f"step-{step}") as new:
         own = cut.parts(tensors) if cut else {}
         sums = write_shards(new, own, cut.shard) if cut else {}
@@ -66,7 +70,7 @@ def save_checkpoint(
     later = [path for path in _newest_first(folder) if _step(path) > step]
     earlier = [path for path in _newest_first(folder) if _step(path) <= step]
     for old in [*later, *earlier[KEPT:], *folder.glob(".step-*")]:
-        shutil.rmtree(old, ignore_errors=True)  # what can't be dropped now is tried next time
+        remove(old)  # what can't be dropped now is tried next time
 
 
 def load_checkpoint(
@@ -100,12 +104,12 @@ def _step(path: Path) -> int:
 
 def _read(path: Path, cut: Cut | None) -> Checkpoint:
     try:
-        sums = json.loads((path / "manifest.json").read_text())
+        sums = parse_json(read_regular(path / "manifest.json"))
         files = [WHOLE, "state.json", *(sums.keys() - {WHOLE, "state.json"})]
         for name in sorted(files)[rank() :: world()]:
             if sums[name] != sha256(path / name):
                 raise RunError(f"{path / name} is damaged: its checksum differs")
-        state = json.loads((path / "state.json").read_text())
+        state = parse_json(read_regular(path / "state.json"))
         if state["format"] != FORMAT:
             raise RunError(f"{path} has format {state['format']}, expected {FORMAT}")
         tensors = read_cut(path, (name for name in files if name != "state.json"), cut)

@@ -2,11 +2,11 @@
 
 import math
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nofuss.config import TrainConfig
 from nofuss.device import device_of
@@ -14,9 +14,9 @@ from nofuss.errors import UsageError, unknown_name
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.model.embedder import Embedder, principal_components
+from nofuss.model.embedder import Embedder
 from nofuss.processes import world
-from nofuss.proxies.assignment import Dynamic, Several
+from nofuss.proxies.assignment import Several
 from nofuss.train.loop import Training
 from nofuss.train.optim import build_optimizer
 
@@ -28,7 +28,7 @@ all: 16,384 proxies of 64 dimensions."""
 def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     """The loss of a name, with the options of the configuration that it takes."""
     if config.loss in INSTANCE_LOSSES:
-        for option in ("assignment", "proxies_per_class", "revive_after", "scale", "free_norms"):
+        for option in ("assignment", "proxies_per_class", "scale", "free_norms"):
             usual = 1.0 if option == "proxies_per_class" else getattr(TrainConfig(), option)
             if getattr(config, option) not in (None, usual):
                 flag = option.replace("_", "-")
@@ -37,6 +37,7 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     if config.loss not in PROXY_LOSSES:
         raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
     each = float(config.proxies_per_class or 0)
+    assert config.dim is not None
     _check_room(each * num_classes, config.dim)
     options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
     if config.assignment != "static":
@@ -51,14 +52,9 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     if world() > 1 and PROXY_LOSSES[config.loss].can_shard and numbers >= SHARD_FROM:
         options["sharded"] = True
     try:
-        criterion = PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
+        return PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
     except (TypeError, ValueError) as error:
         raise UsageError(f"--loss {config.loss}: {error}") from None
-    if config.revive_after is not None:
-        if not isinstance(criterion.assignment, Dynamic):
-            raise UsageError("--revive-after is for --assignment dynamic")
-        criterion.assignment.revive_after = config.revive_after
-    return criterion
 
 
 def items_per_class(config: TrainConfig) -> int:
@@ -85,22 +81,30 @@ def _check_room(proxies: float, dim: int) -> None:
         )
 
 
-def build_training(config: TrainConfig, embedder: Embedder, criterion: nn.Module) -> Training:
-    """Model, criterion and optimizer, at step 0, on the embedder's device.
+def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> Training:
+    """Model, criterion and optimizer, at step 0, on the model's device.
 
-    On fixed features only the head is trained.
+    An `Embedder` is trained whole, or its head alone where the backbone stays fixed; any other
+    module is a head.
     """
-    criterion.to(device_of(embedder))
-    fixed = config.preset in ("frozen", "vectors")
+    criterion.to(device_of(model))
+    head: nn.Module = model
+    backbone: Iterable[nn.Parameter] = ()
+    if isinstance(model, Embedder):
+        head = model.head
+        if config.preset in ("frozen", "vectors"):
+            model = head
+        else:
+            backbone = model.backbone_parameters()
     assert config.epochs is not None
     assert config.schedule is not None
     return Training(
-        model=embedder.head if fixed else embedder,
+        model=model,
         criterion=criterion,
         optimizer=build_optimizer(
             str(config.optimizer),
-            backbone=[] if fixed else embedder.backbone_parameters(),
-            head=embedder.head_parameters(),
+            backbone=backbone,
+            head=head.parameters(),
             proxies=criterion.parameters(),
             rate=float(config.rate or 0),
             head_rate=float(config.head_rate or 0),
@@ -114,30 +118,18 @@ def build_training(config: TrainConfig, embedder: Embedder, criterion: nn.Module
 
 
 @torch.no_grad()
-def start_from_data(
-    head: nn.Linear,
-    criterion: nn.Module,
-    features: Tensor,
-    labels: Tensor | None,
-    *,
-    center: bool = True,
-    seed: int = 0,
+def place_proxies(
+    criterion: nn.Module, directions: Tensor, labels: Tensor | None, *, seed: int = 0
 ) -> None:
-    """Head at the PCA of the features; proxies at the mean direction of those they stand for.
+    """Put proxies at the mean of the unit vectors (N, D) that they stand for.
 
-    `center=False` projects without moving the mean to zero. A proxy that does not stand for
-    whole labels starts at a point drawn by `seed`, of its own label where it has one: elsewhere
-    it might be the closest proxy of nobody, and stay so. Features, labels and criterion are on the
-    CPU.
+    A proxy that does not stand for whole labels starts at a point drawn by `seed`, of its own label
+    where it has one: elsewhere it might be the closest proxy of nobody, and stay so. A loss over
+    instances has no proxies. Directions, labels and criterion are on the CPU.
     """
-    mean, components = principal_components(features, head.out_features)
-    head.weight.copy_(components)
-    bias = -components @ mean if center else torch.zeros(head.out_features)
-    head.bias.copy_(bias)
     if not isinstance(criterion, ProxyLoss):
         return
     assignment, shard = criterion.assignment, criterion.shard
-    directions = normalize(F.linear(features, components, bias))
     if assignment.by_label and labels is not None:
         own = assignment.of(directions, labels, criterion.proxies)
         if shard is not None:
@@ -147,7 +139,7 @@ def start_from_data(
         criterion.proxies.copy_(normalize(sums))
         return
     # A random order of the points, then by label: each label's first are its proxies' starts.
-    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(directions), generator=torch.Generator().manual_seed(seed))
     if isinstance(assignment, Several) and labels is not None:
         order = order[labels[order].argsort(stable=True)]
         sizes = torch.bincount(labels, minlength=criterion.num_classes)

@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nofuss.files import sha256, sync, write_folder
+from nofuss.files import sha256, sync
+from nofuss.folders import write_folder
 from nofuss.processes import exchange, first, rank
 from nofuss.proxies.shard import Shard
 

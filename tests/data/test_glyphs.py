@@ -74,6 +74,8 @@ def test_the_cache_is_used_and_a_damaged_one_made_again(characters: Collection, 
     half = len(whole) // 2
     for damaged in (b"", whole[:half], whole[:half] + bytes(99) + whole[half + 99 :]):
         file.write_bytes(damaged)
-        assert glyphs._cached() is None
+        with pytest.warns(UserWarning, match=r"characters-\w+.npz is damaged .* and made again"):
+            assert glyphs._cached() is None
+    file.unlink()
     assert open_data(None).fingerprint() == characters.fingerprint()
     assert glyphs._cached() is not None

@@ -1,6 +1,5 @@
 """From a collection to batches: the same bits however they are loaded."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -77,86 +76,11 @@ def test_a_subset_keeps_its_decoded_pictures(photos: Path) -> None:
     assert same(load(ahead.subset([7, 2, 5])), load(data.subset([7, 2, 5])))
 
 
-def test_decoded_pictures_are_kept_and_made_again_when_a_file_changes(
-    photos: Path, cache: Path
-) -> None:
-    data = open_data(photos)
-    seen: list[tuple[int, int]] = []
-    decode_ahead(data, SMALL, progress=lambda *at: seen.append(at))
-    assert seen[-1] == (9, 9)
-    seen.clear()
-    decode_ahead(data, SMALL, progress=lambda *at: seen.append(at))
-    assert not seen
-    shutil.copy(photos / "wren" / "0.png", photos / "tit" / "0.png")
-    assert same(load(decode_ahead(data, SMALL)), load(data))
-    assert len(list((cache / "pictures").iterdir())) == 2
-
-
-@pytest.mark.parametrize("name", ["pixels.bin", "shapes.npy"])
-def test_damaged_decoded_pictures_are_made_again(photos: Path, cache: Path, name: str) -> None:
-    data = open_data(photos)
-    decode_ahead(data, SMALL)
-    (file,) = (cache / "pictures").rglob(name)
-    file.write_bytes(file.read_bytes()[:-7])
-    assert same(load(decode_ahead(data, SMALL)), load(data))
-    file.unlink()
-    assert same(load(decode_ahead(data, SMALL)), load(data))
-
-
 def test_other_preprocessing_is_refused_where_the_pixels_differ(photos: Path) -> None:
     ahead = decode_ahead(open_data(photos), SMALL)
     assert load(ahead, Preprocessing(size=8, resize=12, flip=False))
     with pytest.raises(ValueError, match="decoded for another preprocessing"):
         load(ahead, Preprocessing(size=8, resize=11))
-
-
-def test_too_many_pictures_are_not_kept(photos: Path, cache: Path) -> None:
-    data = open_data(photos)
-    first = decode_ahead(data, SMALL).decoded
-    assert first is not None
-    room = len(first.pixels)
-    assert decode_ahead(data.subset([0]), SMALL, limit=100).decoded is None
-    assert decode_ahead(data, Preprocessing(size=10, resize=13), limit=room).decoded is None
-    assert len(list((cache / "pictures").iterdir())) == 1
-
-
-def test_the_longest_unused_pictures_make_room(photos: Path, cache: Path) -> None:
-    data = open_data(photos)
-    kept = []
-    for resize in (12, 13, 14):
-        decode_ahead(data, Preprocessing(size=10, resize=resize), limit=15_000)
-        kept.append({p.name for p in (cache / "pictures").iterdir()})
-    assert [len(sets) for sets in kept] == [1, 2, 2]
-    assert kept[0].isdisjoint(kept[2])
-
-
-def test_remains_of_a_dead_build_are_cleared_and_a_failed_one_leaves_none(
-    photos: Path, cache: Path
-) -> None:
-    dead = cache / "pictures" / ".partial-999999999-x"
-    dead.mkdir(parents=True)
-    data = open_data(photos)
-    (photos / "tit" / "1.png").write_bytes(b"not a picture")
-    with pytest.raises(PictureError, match=r"1\.png: not a picture"):
-        decode_ahead(data, SMALL)
-    assert not list((cache / "pictures").iterdir())
-
-
-def test_a_cache_that_can_not_be_written_means_decoding_as_needed(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file"))
-    data = decode_ahead(open_data(photos), SMALL)
-    assert data.decoded is None
-    assert len(load(data)) == 3
-
-
-def test_a_picture_that_went_away_is_named(photos: Path) -> None:
-    data = open_data(photos)
-    (photos / "tit" / "1.png").unlink()
-    with pytest.raises(PictureError, match=r"tit/1\.png: missing"):
-        decode_ahead(data, SMALL)
 
 
 def test_a_bad_picture_is_named_also_from_a_worker(photos: Path) -> None:

@@ -144,3 +144,65 @@ def test_damaged_files_raise_one_line_or_still_read(tmp_path: Path, data: st.Dat
     except DataError as error:
         complaint = str(error)
     assert "\n" not in complaint
+
+
+# Numbers at the edge
+
+
+@pytest.mark.parametrize(
+    ("labels", "complaint"),
+    [
+        (np.array([2.0**63, 2.0**64]), "numbers that float64 can't tell apart; give int64"),
+        (np.array([2.0**53, 2.0**53 + 2]), "numbers that float64 can't tell apart"),
+        (np.array([2050.0, 2052.0], np.float16), "numbers that float16 can't tell apart"),
+        (np.array([-(2.0**63), 0.0]), "numbers that float64 can't tell apart"),
+    ],
+)
+def test_floats_that_stand_for_several_labels_are_refused(
+    labels: np.ndarray, complaint: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "x.npz", vectors=np.eye(2), labels=labels)
+    with pytest.raises(DataError, match=complaint):
+        open_data(tmp_path / "x.npz")
+
+
+def test_labels_beyond_int64_keep_their_names(tmp_path: Path) -> None:
+    labels = np.array([2**64 - 1, 3, 2**63, 2**64 - 1], np.uint64)
+    np.savez(tmp_path / "x.npz", vectors=np.eye(4), labels=labels)
+    found = open_data(tmp_path / "x.npz")
+    assert found.class_names == ("3", "9223372036854775808", "18446744073709551615")
+    assert found.labels is not None
+    assert found.labels.tolist() == [2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("scale", [1e19, 1e-19])
+def test_vectors_whose_squares_are_beyond_float32_are_refused(scale: float, tmp_path: Path) -> None:
+    """Recall@1 of such would fall without a word."""
+    np.savez(tmp_path / "x.npz", vectors=scale * np.eye(4), labels=[0, 0, 1, 1])
+    with pytest.raises(DataError, match=r"vectors reaches 1e.19; .* divide them by"):
+        open_data(tmp_path / "x.npz")
+
+
+def test_no_triplets_are_no_supervision(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", vectors=np.eye(4), triplets=np.empty((0, 3), np.int64))
+    with pytest.raises(DataError, match="triplets is empty, so nothing says what is alike"):
+        open_data(tmp_path / "x.npz")
+
+
+def test_arrays_that_are_larger_than_memory_once_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file of a megabyte may hold a terabyte of zeros."""
+    np.savez_compressed(tmp_path / "x.npz", vectors=np.zeros((1000, 100)))
+    monkeypatch.setattr("nofuss.data.vectors.memory", lambda: 10_000)
+    assert (tmp_path / "x.npz").stat().st_size < 10_000
+    with pytest.raises(DataError, match=r"x\.npz does not fit into memory"):
+        open_data(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+def test_arrays_without_end_are_refused_unread(name: str, tmp_path: Path) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**42)
+    with pytest.raises(DataError, match=f"{name} can't be read: .* bytes, more than the"):
+        open_data(tmp_path / name)

@@ -1,5 +1,6 @@
 """CSV manifests and CSVs of triplets."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,10 @@ def test_bad_rows_are_listed_by_number_five_at_most(photos: Path) -> None:
         ('path,label\n"robin/0.png,a\n', "not a readable CSV"),
         (b"path,label\nrobin\0/0.png,a\n", "row 2: no file|not a readable CSV"),
         (b"path,label\nrobin/\xff.png,a\n", r"row 2: no file robin/\\xff.png"),
-        ("path,label\nrobin,a\n", "row 2: no file robin"),
+        ("path,label\nrobin,a\n", "row 2: robin: a folder, not a regular file"),
+        ("path,label\n" + 300 * "x" + ",a\n", "row 2: x+: File name too long"),
+        ("x" * 2**20, "a line of more than 1,048,576 characters"),
+        ("path,label\n" + "x" * 2**20, "a line of more than 1,048,576 characters"),
     ],
 )
 def test_broken_manifests_are_one_line(photos: Path, rows: str | bytes, complaint: str) -> None:
@@ -104,3 +108,28 @@ def test_triplets_name_each_picture_once(photos: Path) -> None:
 def test_triplets_that_can_not_be_used(photos: Path, row: str, complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         open_data(table(photos, f"anchor,positive,negative\n{row}\n"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no pipes by name")
+@pytest.mark.parametrize("columns", ["path,label", "anchor,positive,negative"])
+def test_what_is_no_file_is_named(photos: Path, columns: str) -> None:
+    """Pipes, devices and files without end are never opened."""
+    os.mkfifo(photos / "pipe.png")
+    (photos / "zero.png").symlink_to("/dev/zero")
+    with (photos / "sparse.png").open("wb") as file:
+        file.truncate(2**40)
+    names = ("pipe.png", "zero.png", "sparse.png")
+    rest = ",a" if columns == "path,label" else ",robin/0.png,tit/0.png"
+    (photos / "x.csv").write_text("\n".join([columns, *(f"{name}{rest}" for name in names)]))
+    with pytest.raises(DataError) as caught:
+        open_data(photos / "x.csv")
+    assert "row 2: pipe.png: a named pipe, not a regular file" in str(caught.value)
+    assert "row 3: zero.png: a device, not a regular file" in str(caught.value)
+    assert "row 4: sparse.png: 1,099,511,627,776 bytes, more than" in str(caught.value)
+
+
+def test_a_table_without_end_is_refused_unread(photos: Path) -> None:
+    with (photos / "x.csv").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DataError, match=r"can't read .*x.csv: 1,099,511,627,776 bytes, more than"):
+        open_data(photos / "x.csv")

@@ -1,4 +1,5 @@
 import csv
+import json
 import os
 import shutil
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_a_second_scan_remembers_and_looks_again_where_a_file_changed(
     assert "wren/2.png" in {p.name for p in scan_pictures(data).problems}
 
 
+@pytest.mark.filterwarnings("ignore:.*is damaged")
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b'{"version": "1 80000000", "files": 3}'])
 def test_a_damaged_memory_is_made_again(photos: Path, cache: Path, damage: bytes) -> None:
     data = open_data(photos)
@@ -95,6 +97,18 @@ def test_a_damaged_memory_is_made_again(photos: Path, cache: Path, damage: bytes
     memory.write_bytes(damage)
     assert scan_pictures(data) == first
     assert len(memory.read_bytes()) > 100
+
+
+def test_a_changed_bit_of_the_memory_is_noticed(photos: Path, cache: Path) -> None:
+    """A digest that another picture has would call the two copies."""
+    data = open_data(photos)
+    first = scan_pictures(data)
+    (memory,) = (cache / "scans").iterdir()
+    content = memory.read_text()
+    digests = [finding[2] for finding in json.loads(content)["files"].values()]
+    memory.write_text(content.replace(digests[0], digests[1]))
+    with pytest.warns(UserWarning, match=r"scans/\w+.json is damaged \(its checksum differs\)"):
+        assert scan_pictures(data) == first
 
 
 def test_a_file_that_goes_away_is_missing(photos: Path) -> None:

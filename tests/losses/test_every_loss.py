@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.nca import NCA
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.losses.proxy_nca import ProxyNCA, ProxyNCAPlusPlus
+from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet
 from nofuss.losses.ranking import Ranking
 from nofuss.losses.triplet import Triplet
@@ -23,7 +23,6 @@ OVER_PROXIES: dict[str, Callable[[], ProxyLoss]] = {
     "dynamic": lambda: ProxyNCA(4, 5, proxies_per_class=1.5, assignment="dynamic", seed=0),
     "free norms": lambda: ProxyNCA(4, 5, scale=None, seed=0),
     "free norms, triplet": lambda: ProxyTriplet(4, 5, scale=None, margin=1, seed=0),
-    "learned scale": lambda: ProxyNCAPlusPlus(4, 5, learn_scale=True, seed=0),
     "anchor, fractional": lambda: PROXY_LOSSES["proxy-anchor"](4, 5, proxies_per_class=0.5, seed=0),
     "triplet, dynamic": lambda: ProxyTriplet(
         4, 5, margin=1, proxies_per_class=1.5, assignment="dynamic", seed=0

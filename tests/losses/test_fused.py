@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nofuss.losses import fused, fused_walk
-from nofuss.losses.fused import fused_proxy_nca, pays
-from nofuss.losses.fused_margin import fused_proxy_anchor
+from nofuss.geometry import normalize
+from nofuss.losses import fused_nca, fused_walk
+from nofuss.losses.fused import fused_loss, fused_proxy_anchor, fused_proxy_nca, pays
+from nofuss.losses.fused_nca import WalkedNCA
 from nofuss.losses.fused_small import few
 
 
@@ -25,8 +26,21 @@ def slow_nca(x: Tensor, positive: Tensor, p: Tensor, scale: float, softmax: bool
     return total / len(x)
 
 
+def walked_nca(
+    x: Tensor,
+    positive: Tensor,
+    p: Tensor,
+    *,
+    scale: float,
+    include_positive: bool = False,
+    keep: bool | None = None,
+) -> Tensor:
+    """The walk, however few the proxies are."""
+    return fused_loss(WalkedNCA(include_positive, keep), x * scale, positive, p)
+
+
 def plain_nca(
-    x: Tensor, positive: Tensor, p: Tensor, *, scale: float | Tensor, include_positive: bool
+    x: Tensor, positive: Tensor, p: Tensor, *, scale: float, include_positive: bool
 ) -> Tensor:
     logits = scale * x @ F.normalize(p).T
     own = positive[:, None]
@@ -59,7 +73,7 @@ SIZES = {
 @pytest.fixture(params=[2**3, 2**6, 2**18])
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_walk, "CHUNK", request.param)
-    monkeypatch.setattr(fused, "KEEP_BYTES", 2**8)  # keep=None: some chunks kept, some not
+    monkeypatch.setattr(fused_nca, "KEEP_BYTES", 2**8)  # keep=None: some chunks kept, some not
 
 
 @pytest.mark.usefixtures("chunk")
@@ -71,7 +85,7 @@ def test_equals_the_slow_loop_and_the_plain_gradients(
     size: tuple[int, int, int], scale: float, softmax: bool, keep: bool
 ) -> None:
     x, positive, p = (t.requires_grad_(t.is_floating_point()) for t in batch(*size))
-    loss = fused_proxy_nca(x, positive, p, scale=scale, include_positive=softmax, keep=keep)
+    loss = walked_nca(x, positive, p, scale=scale, include_positive=softmax, keep=keep)
     assert loss.item() == pytest.approx(
         slow_nca(x, positive, p, scale, softmax), rel=1e-9, abs=1e-9
     )
@@ -89,7 +103,7 @@ def test_float32_gradients_match_the_plain_form(
 ) -> None:
     x, positive, p = batch(*size, dtype=torch.float32)
     x, p = x.requires_grad_(), p.requires_grad_()
-    got = fused_proxy_nca(x, positive, p, scale=scale, include_positive=softmax, keep=keep)
+    got = walked_nca(x, positive, p, scale=scale, include_positive=softmax, keep=keep)
     exact_x, exact_p = (t.detach().double().requires_grad_() for t in (x, p))
     exact = plain_nca(exact_x, positive, exact_p, scale=scale, include_positive=softmax)
     assert got.item() == pytest.approx(exact.item(), rel=1e-5)
@@ -102,16 +116,16 @@ def test_steps_that_share_kept_memory_do_not_disturb_each_other() -> None:
     batches = [
         [t.requires_grad_(t.is_floating_point()) for t in batch(4, 3, 9, seed=i)] for i in (1, 2)
     ]
-    expected = [gradients(fused_proxy_nca(*b, scale=9.0, keep=False), b[0], b[2]) for b in batches]
+    expected = [gradients(walked_nca(*b, scale=9.0, keep=False), b[0], b[2]) for b in batches]
 
     def check(loss: Tensor, i: int, *, retain: bool = False) -> None:
         x, _, p = batches[i]
         got = torch.autograd.grad(loss, (x, p), retain_graph=retain)
         torch.testing.assert_close(got, expected[i], rtol=1e-12, atol=1e-14)
 
-    first, second = (fused_proxy_nca(*b, scale=9.0) for b in batches)  # two graphs at once
+    first, second = (walked_nca(*b, scale=9.0) for b in batches)  # two graphs at once
     check(first, 0, retain=True)
-    third = fused_proxy_nca(*batches[1], scale=9.0)  # takes over what the first one left
+    third = walked_nca(*batches[1], scale=9.0)  # takes over what the first one left
     check(first, 0)  # and the first is read again
     check(second, 1)
     check(third, 1)
@@ -121,21 +135,20 @@ def test_memory_left_by_inference_mode_is_not_trained_with() -> None:
     x, positive, p = batch(6, 5, 11, dtype=torch.float32)
     fused_walk.forget()
     with torch.inference_mode():
-        fused_proxy_nca(x, positive, p, scale=9.0)
-    loss = fused_proxy_nca(x, positive, p.requires_grad_(), scale=9.0)
+        walked_nca(x, positive, p, scale=9.0)
+    loss = walked_nca(x, positive, p.requires_grad_(), scale=9.0)
     assert gradients(loss, p)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 2000.0])
 @pytest.mark.usefixtures("chunk")
-def test_gradcheck_of_embeddings_proxies_and_scale(scale: float, keep: bool) -> None:
+def test_gradcheck_of_embeddings_and_proxies(scale: float, keep: bool) -> None:
     x, positive, p = batch(3, 4, 7)
     near = x + 0.01 * p[positive]  # not on the sphere: the kernel must not lean on it
-    s = torch.tensor(scale, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda x, p, s: fused_proxy_nca(x, positive, p, scale=s, keep=keep),
-        (near.requires_grad_(), p.requires_grad_(), s),
+        lambda x, p: walked_nca(x, positive, p, scale=scale, keep=keep),
+        (near.requires_grad_(), p.requires_grad_()),
         eps=1e-7 if scale > 1 else 1e-6,
         atol=1e-3 * scale**0.5,
         rtol=1e-3,
@@ -149,10 +162,10 @@ def test_worst_placed_point_has_the_right_loss_and_a_gradient(scale: float, keep
     p = torch.tensor([[1.0, 0.0], [-1.0, 1e-3], [-1.0, 0.0]], requires_grad=True)
     x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], requires_grad=True)
     positive = torch.tensor([0, 0])
-    loss = fused_proxy_nca(x, positive, p, scale=scale, keep=keep)
+    loss = walked_nca(x, positive, p, scale=scale, keep=keep)
     # By hand: first 2·scale below zero, second as much above, each + log 2 for two negatives.
     assert loss.item() == pytest.approx(math.log(2), abs=2e-4)
-    each = [fused_proxy_nca(x[i : i + 1], positive[:1], p, scale=scale, keep=keep) for i in (0, 1)]
+    each = [walked_nca(x[i : i + 1], positive[:1], p, scale=scale, keep=keep) for i in (0, 1)]
     assert each[0].item() == pytest.approx(-2 * scale + math.log(2), rel=1e-4)
     assert each[1].item() == pytest.approx(2 * scale + math.log(2), rel=1e-4)
     for one in each:
@@ -166,7 +179,7 @@ def test_all_labels_equal_and_duplicate_points() -> None:
     x = x[:1].repeat(6, 1).requires_grad_()
     p = p[[0, 0, 0, 3, 4, 5, 5, 7, 8, 9, 10]].requires_grad_()
     positive = torch.zeros(6, dtype=torch.long)
-    got = fused_proxy_nca(x, positive, p, scale=9.0)
+    got = walked_nca(x, positive, p, scale=9.0)
     plain = plain_nca(x, positive, p, scale=9.0, include_positive=False)
     torch.testing.assert_close(got, plain)
     torch.testing.assert_close(gradients(got, x, p), gradients(plain, x, p))
@@ -176,8 +189,10 @@ def test_zero_proxy_is_treated_as_normalize_does() -> None:
     x, positive, p = batch(5, 4, 6)
     p[2] = 0
     p.requires_grad_()
-    got = fused_proxy_nca(x, positive, p, scale=9.0)
-    plain = plain_nca(x, positive, p, scale=9.0, include_positive=False)
+    got = walked_nca(x, positive, p, scale=9.0)
+    logits = 9.0 * x @ normalize(p).T
+    others = logits.scatter(1, positive[:, None], -math.inf)
+    plain = (others.logsumexp(1) - logits.gather(1, positive[:, None])[:, 0]).mean()
     torch.testing.assert_close(got, plain)
     torch.testing.assert_close(gradients(got, p), gradients(plain, p))
 
@@ -185,18 +200,18 @@ def test_zero_proxy_is_treated_as_normalize_does() -> None:
 def test_permuting_proxies_with_labels_changes_nothing() -> None:
     x, positive, p = batch(9, 8, 50)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    loss = fused_proxy_nca(x, positive, p, scale=18.0)
-    permuted = fused_proxy_nca(x, order.argsort()[positive], p[order], scale=18.0)
+    loss = walked_nca(x, positive, p, scale=18.0)
+    permuted = walked_nca(x, order.argsort()[positive], p[order], scale=18.0)
     torch.testing.assert_close(loss, permuted)
 
 
 def test_gradients_add_up_over_calls_and_over_a_retained_graph() -> None:
     x, positive, p = batch(9, 8, 50)
     p = torch.nn.Parameter(p)
-    fused_proxy_nca(x, positive, p, scale=18.0).backward()
+    walked_nca(x, positive, p, scale=18.0).backward()
     assert p.grad is not None
     once = p.grad.clone()
-    loss = fused_proxy_nca(x, positive, p, scale=18.0)
+    loss = walked_nca(x, positive, p, scale=18.0)
     loss.backward(retain_graph=True)
     loss.backward()
     torch.testing.assert_close(p.grad, 3 * once)
@@ -206,10 +221,10 @@ def test_lower_precision_embeddings_meet_float32_proxies() -> None:
     x, positive, p = batch(9, 8, 50, dtype=torch.float32)
     half = x.bfloat16().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = fused_proxy_nca(half, positive, p.requires_grad_(), scale=18.0)
+        loss = fused_proxy_nca(half, positive, p.requires_grad_(), scale=18.0, keep=False)
     loss.backward()
     assert loss.dtype == torch.float32
-    expected = fused_proxy_nca(half.float(), positive, p, scale=18.0)
+    expected = fused_proxy_nca(half.float(), positive, p, scale=18.0, keep=False)
     torch.testing.assert_close(loss, expected)
     assert half.grad is not None
     assert half.grad.dtype == torch.bfloat16
@@ -219,15 +234,15 @@ def test_lower_precision_embeddings_meet_float32_proxies() -> None:
 def test_labels_without_a_proxy_are_refused(positive: list[int]) -> None:
     x, _, p = batch(2, 4, 3)
     with pytest.raises(ValueError, match="positive"):
-        fused_proxy_nca(x, torch.tensor(positive), p, scale=1.0)
+        walked_nca(x, torch.tensor(positive), p, scale=1.0)
 
 
 def test_one_proxy_has_no_negatives() -> None:
     x, _, p = batch(2, 4, 1)
     positive = torch.zeros(2, dtype=torch.long)
     with pytest.raises(ValueError, match="one proxy"):
-        fused_proxy_nca(x, positive, p, scale=1.0)
-    softmax = fused_proxy_nca(x, positive, p, scale=1.0, include_positive=True)
+        walked_nca(x, positive, p, scale=1.0)
+    softmax = walked_nca(x, positive, p, scale=1.0, include_positive=True)
     assert softmax.item() == pytest.approx(0, abs=1e-12)
 
 
@@ -240,7 +255,7 @@ def test_pays_at_many_proxies_only() -> None:
     assert not few(100_000, 100)  # (B, P) twice would be 80 MB
 
 
-@pytest.mark.parametrize("loss", [fused_proxy_nca, partial(fused_proxy_anchor, margin=0.1)])
+@pytest.mark.parametrize("loss", [walked_nca, partial(fused_proxy_anchor, margin=0.1)])
 def test_the_gradient_is_handed_over_not_copied(loss: Callable[..., Tensor]) -> None:
     x, positive, p = batch(9, 8, 50)
     p = torch.nn.Parameter(p)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.losses import fused_walk
-from nofuss.losses.fused_margin import fused_proxy_anchor, fused_proxy_triplet
+from nofuss.losses.fused import fused_proxy_anchor, fused_proxy_triplet
 from nofuss.losses.proxy_anchor import proxy_anchor
 from nofuss.losses.proxy_triplet import proxy_triplet
 
@@ -80,22 +80,8 @@ def test_gradients_equal_the_plain_form(
     x, positive, p = batch(*size)
     # Times three: what comes back from above is not always 1.
     got = torch.autograd.grad(3 * fused(x, positive, p, scale=scale, margin=0.1), (x, p))
-    y = F.normalize(x)  # the plain form normalises by itself; go around it with unit rows
-    expected_y, expected_p = torch.autograd.grad(
-        3 * plain(y, positive, p, scale=scale, margin=0.1), (y, p)
-    )
-    torch.testing.assert_close(got[1], expected_p)
-    across = got[0] - x * (got[0] * x).sum(1, keepdim=True)
-    torch.testing.assert_close(across, expected_y)
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_gradcheck_with_scale(name: str) -> None:
-    x, positive, p = batch(5, 4, 9)
-    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda x, p, s: FUSED[name][0](x, positive, p, scale=s, margin=0.1), (x, p, scale)
-    )
+    expected = torch.autograd.grad(3 * plain(x, positive, p, scale=scale, margin=0.1), (x, p))
+    torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -14,7 +14,7 @@ def test_worked_by_hand() -> None:
     # Pairs (0, 2) and (1, 3): inner products 2 and 3 with the own positive, 0 with the other.
     softmax = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(-3))) / 2
     loss = npairs(x, torch.tensor([4, 9, 4, 9]), l2=0.1)
-    assert loss.item() == pytest.approx(softmax + 0.1 * (1 + 4 + 1 + 9) / 4)
+    assert loss.item() == pytest.approx(softmax + 0.1 * (1 + 4 + 1 + 9) / 8)
 
 
 def test_slow_loop(batch: tuple[Tensor, Tensor]) -> None:
@@ -24,7 +24,7 @@ def test_slow_loop(batch: tuple[Tensor, Tensor]) -> None:
     for a, p in pairs:
         others = [q for b, q in pairs if b != a]
         terms.append(torch.log(1 + sum(torch.exp(x[a] @ x[q] - x[a] @ x[p]) for q in others)))
-    norms = sum(x[i].square().sum() for pair in pairs for i in pair) / 8
+    norms = sum(x[i].square().sum() for pair in pairs for i in pair) / 16
     torch.testing.assert_close(npairs(x, labels), sum(terms) / 4 + 0.002 * norms)
 
 

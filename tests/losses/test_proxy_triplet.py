@@ -31,11 +31,12 @@ def test_several_proxies_a_label_against_the_slow_loop(batch: tuple[Tensor, Tens
     x, labels = batch
     criterion = ProxyTriplet(4, 5, margin=1.0, proxies_per_class=2.5, seed=0).double()
     assert isinstance(criterion.assignment, Several)
-    owner, hinges = criterion.assignment.label_of_proxy, []
-    for i, c in enumerate(labels):
+    owner, losses = criterion.assignment.label_of_proxy, []
+    for i, c in enumerate(labels):  # labels have two proxies or three: a mean per anchor
         d = (x[i] / x[i].norm() - criterion.proxies).square().sum(1)
-        hinges += [(d[owner == c].min() + 1 - d_z).clamp(min=0) for d_z in d[owner != c]]
-    torch.testing.assert_close(criterion(x, labels), sum(hinges) / len(hinges))
+        hinges = [(d[owner == c].min() + 1 - d_z).clamp(min=0) for d_z in d[owner != c]]
+        losses.append(sum(hinges) / len(hinges))
+    torch.testing.assert_close(criterion(x, labels), sum(losses) / len(losses))
 
 
 def test_a_point_at_its_proxy_far_from_the_others_costs_nothing() -> None:

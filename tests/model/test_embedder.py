@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from sklearn.decomposition import PCA
 
 from nofuss.model.backbones import build_backbone
-from nofuss.model.embedder import Embedder, build_embedder, principal_components
+from nofuss.model.embedder import Embedder, build_embedder
 
 
 def step(embedder: Embedder, inputs: torch.Tensor) -> None:
@@ -114,24 +111,6 @@ def test_all_randomness_of_a_step_is_in_torchs_generator() -> None:
     embedder.load_state_dict(weights)
     torch.set_rng_state(state)
     assert torch.equal(embedder(inputs), first)
-
-
-@given(
-    n=st.integers(4, 40),
-    width=st.integers(2, 12),
-    count=st.integers(1, 12),
-    seed=st.integers(0, 99),
-)
-def test_principal_components_are_scikit_learns(n: int, width: int, count: int, seed: int) -> None:
-    features = torch.randn(n, width, generator=torch.Generator().manual_seed(seed)).double()
-    if count > min(n - 1, width):
-        with pytest.raises(ValueError, match=f"{count} wanted"):
-            principal_components(features, count)
-        return
-    mean, components = principal_components(features, count)
-    oracle = PCA(count, svd_solver="full").fit(features.numpy())
-    torch.testing.assert_close(mean, torch.from_numpy(oracle.mean_))
-    torch.testing.assert_close(components, torch.from_numpy(oracle.components_), rtol=0, atol=1e-6)
 
 
 def test_the_root_of_the_features_keeps_their_sign_and_has_a_gradient_at_zero() -> None:

@@ -1,6 +1,9 @@
 """A model folder: the same bits back, and one clear line when something is wrong with it."""
 
+import dataclasses
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nofuss.config import Preprocessing
+from nofuss.encoder import load
 from nofuss.errors import RunError
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.weights import load_model, save_model
@@ -67,7 +71,6 @@ def test_preprocessing_is_saved_as_given_not_as_the_backbones_default(tmp_path: 
 
 def test_saving_again_replaces_and_leaves_nothing_behind(folder: Path) -> None:
     other = build_embedder("convnet", dim=9, seed=5)
-    (folder.parent / ".model.new").mkdir()  # what an interrupted save leaves
     save_model(folder, other, other.backbone.preprocessing)
     assert load_model(folder).embedder.dim == 9
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
@@ -136,3 +139,88 @@ def test_missing_or_broken_files_are_named(folder: Path) -> None:
         load_model(folder)
     with pytest.raises(RunError, match=r"no model\.json in"):
         load_model(folder.parent / "elsewhere")
+
+
+# Forged: whole and vouched for, but nothing that training writes
+
+
+def look(**changes: Any) -> dict[str, Any]:
+    """The preprocessing of the model in `folder`, with changes."""
+    embedder = build_embedder("convnet", dim=8)
+    assert embedder.backbone.preprocessing is not None
+    return {"preprocessing": dataclasses.asdict(embedder.backbone.preprocessing) | changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"dim": 10**12}, "has head.bias .* instead of|overflow"),
+        ({"dim": 10**8}, r"has head.bias \(8,\) instead of \(100000000,\)"),
+        ({"dim": 8.0}, "dim is 8.0; expected int"),
+        ({"dim": True}, "dim is True; expected int"),
+        ({"dim": 0}, "dim is 0"),
+        ({"channels": 10**7}, "has backbone.network.0.weight"),
+        ({"channels": "1"}, "channels is '1'; expected int"),
+        ({"root": 1}, "root is 1; expected bool"),
+        ({"backbone": ["convnet"]}, r"backbone is \['convnet'\]; expected str"),
+        ({"class_names": [1]}, "class_names is no list of words"),
+        ({"class_names": "ab"}, "class_names is no list of words"),
+        ({"extra": []}, "AttributeError"),
+        ({"extra": {"threshold": math.nan}}, "threshold is nan; expected a number from 0 to 2"),
+        ({"extra": {"threshold": math.inf}}, "threshold is inf"),
+        ({"extra": {"threshold": -0.1}}, "threshold is -0.1"),
+        ({"extra": {"threshold": "0.5"}}, "threshold is '0.5'"),
+        ({"extra": {"threshold": True}}, "threshold is True"),
+        ({"preprocessing": None}, "preprocessing does not fit convnet"),
+        (look(size=0), "preprocessing has an impossible size"),
+        (look(size=3), "too small"),
+        (look(size=29), "impossible resize"),
+        (look(size=10**6, resize=10**6), "impossible size, resize"),
+        (look(size=28.0), "impossible size"),
+        (look(mode="RGB"), "impossible mode, mean, std"),
+        (look(mode="CMYK"), "impossible mode"),
+        (look(mean=[math.nan]), "impossible numbers"),
+        (look(mean=["x"]), "impossible numbers"),
+        (look(std=[0.0]), "impossible std"),
+        (look(std=[]), "impossible std"),
+        (look(flip="no"), "impossible flip"),
+        (look(affine=math.inf), "impossible affine, numbers"),
+        (look(colour=1), "TypeError"),
+    ],
+)
+def test_a_forged_description_is_one_line(
+    folder: Path, changes: dict[str, Any], complaint: str
+) -> None:
+    """And takes no memory: a head of 10⁸ dimensions would be 100 GB."""
+    edit(folder, **changes)
+    with pytest.raises(RunError, match=complaint) as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_no_numbers_are_named(folder: Path, value: float) -> None:
+    tensors = {k: t.clone() for k, t in load_file(folder / "weights.safetensors").items()}
+    tensors["head.weight"][3, 5] = value
+    save_file(tensors, folder / "weights.safetensors")
+    (folder / "manifest.json").unlink()
+    with pytest.raises(RunError, match=r"safetensors holds NaN or infinity in head\.weight"):
+        load_model(folder)
+
+
+def test_a_model_that_overflows_is_one_line(tmp_path: Path) -> None:
+    embedder = build_embedder("identity", dim=4, channels=6)
+    embedder.head.weight.data.fill_(3e38)
+    save_model(tmp_path / "model", embedder, None)
+    with pytest.raises(RunError, match="the model gives NaN or infinity for 2 of 2 items"):
+        load(tmp_path / "model").embed(torch.ones(2, 6))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no pipes by name")
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.json", "manifest.json"])
+def test_what_is_no_file_is_not_read(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(RunError, match=r"a named pipe, not a regular file|no weights"):
+        load_model(folder)

@@ -148,9 +148,9 @@ def test_negatives_that_share_the_positive_s_proxy_say_nothing() -> None:
     assert torch.equal(criterion(x, positives=east, negatives=torch.stack([east, north], 1)), alone)
 
 
-def collapsed(batches: int, **options: int) -> ProxyNCA:
+def collapsed(batches: int) -> ProxyNCA:
     """Points in one corner of the sphere, so that one proxy of twenty is closest to all."""
-    criterion = ProxyNCA(4, 2, assignment=Dynamic(20, **options), scale=2, seed=0)
+    criterion = ProxyNCA(4, 2, assignment=Dynamic(20), scale=2, seed=0)
     criterion.proxies.data = torch.tensor([[1.0, 0.0]] + 19 * [[-1.0, 0.0]])
     x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3]])
     for _ in range(batches):
@@ -178,9 +178,7 @@ def test_evaluation_does_not_count() -> None:
 
 
 def test_collapse_is_said_once() -> None:
-    with pytest.warns(
-        UserWarning, match=r"1 of 20 proxies .*Dynamic\(20, revive_after=100\)"
-    ) as seen:
+    with pytest.warns(UserWarning, match=r"1 of 20 proxies .* use fewer proxies") as seen:
         collapsed(250)
     assert len(seen) == 1
 
@@ -194,33 +192,6 @@ def test_proxies_in_use_do_not_warn() -> None:
             criterion(torch.randn(8, 2, generator=generator), torch.arange(8) % 4)
     assert isinstance(criterion.assignment, Dynamic)
     assert criterion.assignment.share_in_use() == 1
-
-
-def test_idle_proxies_are_moved_onto_points_of_the_batch() -> None:
-    before = collapsed(5, revive_after=5)
-    assert (before.proxies[1:] == torch.tensor([-1.0, 0.0])).all()
-    after = collapsed(6, revive_after=5)
-    points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3]])
-    points = points / points.norm(dim=1, keepdim=True)
-    assert torch.cdist(after.proxies, points).amin(1).max() < 1e-3
-    assert isinstance(before.assignment, Dynamic)
-    assert isinstance(after.assignment, Dynamic)
-    assert after.assignment.share_in_use() > before.assignment.share_in_use()
-    assert torch.equal(after.proxies, collapsed(6, revive_after=5).proxies)
-
-
-def test_a_proxy_that_was_only_moved_is_not_in_use() -> None:
-    # All points in one place: of the proxies moved there, just one can be the closest.
-    criterion = ProxyNCA(4, 2, assignment=Dynamic(20, revive_after=2), seed=0)
-    for _ in range(50):
-        criterion(torch.ones(4, 2), torch.tensor([0, 0, 1, 1]))
-    assert isinstance(criterion.assignment, Dynamic)
-    assert criterion.assignment.share_in_use(10) == pytest.approx(1 / 20)
-
-
-def test_revive_after_counts_from_one() -> None:
-    with pytest.raises(ValueError, match="from 1 up"):
-        Dynamic(4, revive_after=0)
 
 
 def test_labels_are_asked_for_where_needed() -> None:

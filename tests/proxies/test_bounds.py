@@ -252,3 +252,17 @@ def test_no_triplets_and_wrong_lengths() -> None:
             proxy_bounds(x, labels, x, torch.arange(4))
     with pytest.raises(ValueError, match="got 4 embeddings, 3 labels, 4 assignments"):
         proxy_bounds(x, torch.arange(3), x, torch.arange(4))
+
+
+def test_what_would_hide_a_violation_is_refused() -> None:
+    x, labels = torch.randn(8, 3), torch.arange(8) % 2
+    p, own = torch.randn(2, 3), torch.arange(8) % 2
+    bad_x, bad_p = x.clone(), p.clone()
+    bad_x[3, 1], bad_p[1, 0] = torch.nan, torch.inf
+    with pytest.raises(ValueError, match="embeddings hold NaN or infinity"):
+        proxy_bounds(bad_x, labels, p, own)
+    with pytest.raises(ValueError, match="proxies hold NaN or infinity"):
+        proxy_bounds(x, labels, bad_p, own)
+    for wrong in (own - 1, own + 1):
+        with pytest.raises(ValueError, match="but there are 2 proxies; expected rows of them"):
+            proxy_bounds(x, labels, p, wrong)

@@ -1,11 +1,12 @@
 """The embeddings that a run keeps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nofuss.embeddings import FILE, load_embeddings, sample_by_class, without_sample
+from nofuss.embeddings import FILE, RunEmbeddings, load_embeddings, sample_by_class, without_sample
 from nofuss.encoder import load
 from nofuss.errors import RunError
 from nofuss.usable import open_usable
@@ -58,3 +59,45 @@ def test_a_sample_holds_whole_classes() -> None:
     )
     assert len(sample_by_class(None, 10, items=4)) == 4
     assert len(sample_by_class(np.empty(0, np.int64), 0)) == 0
+
+
+def some(**changes: object) -> RunEmbeddings:
+    """Two test items, three of a sample with two proxies; and what is changed."""
+    vectors = np.eye(4, dtype=np.float32)
+    whole = RunEmbeddings(
+        fingerprint="f",
+        test=vectors[:2],
+        test_rows=np.arange(2),
+        sample=vectors[:3],
+        sample_rows=np.arange(3),
+        proxies=vectors[:2],
+        assignment=np.array([0, 1, 1]),
+        scale=16.0,
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, None),
+        ({"test": np.full((2, 4), np.nan, np.float32)}, "test holds NaN or infinity"),
+        ({"test": np.eye(4)[:2]}, "test is float64"),
+        ({"sample": np.eye(5, dtype=np.float32)[:3]}, r"sample is float32 \(3, 5\)"),
+        ({"test_rows": np.array([0])}, r"expected int64 \(2,\)"),
+        ({"sample_rows": np.array([0, -1, 2])}, "sample_rows is int64"),
+        ({"sample_rows": np.array([0.0, 1, 2])}, "sample_rows is float64"),
+        ({"assignment": np.array([0, 1, 2])}, "assignment names proxies that are not there"),
+        ({"scale": float("nan")}, "its scale is nan"),
+        ({"fingerprint": 7}, "its fingerprint is no word"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_line(
+    changes: dict[str, object], complaint: str | None, tmp_path: Path
+) -> None:
+    some(**changes).save(tmp_path)
+    if complaint is None:
+        assert load_embeddings(tmp_path) is not None
+        return
+    with pytest.raises(RunError, match=f"is damaged .*{complaint}"):
+        load_embeddings(tmp_path)

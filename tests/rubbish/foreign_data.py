@@ -149,11 +149,11 @@ CATALOGUE |= {
         "1 not a picture; 1 left out",
     ),
     "24 KB PNG of 196 megapixels": (among(bomb), 0, "1 oversized; 1 left out"),
-    "unreadable file": (
-        # Opens, and then fails to be read: also for root, who may read anything else.
+    "file without a size": (
+        # Fails to be read, also for root: it is not even tried.
         among(lambda d: (d / "x.png").symlink_to("/proc/self/mem")),
         0,
-        "1 unreadable; 1 left out",
+        "1 empty file; 1 left out",
     ),
     "nothing but rubbish": (
         lambda here: [

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 
 from nofuss import Index
 from nofuss.errors import RunError, UsageError
+from nofuss.files import sha256
 from nofuss.geometry import normalize
 from nofuss.search import calibrate, nearest
 from nofuss.search.threshold import nearest_by_class
@@ -292,3 +295,95 @@ def test_threshold_of_noise_admits_what_it_cannot_do() -> None:
 def test_no_threshold_from_too_little(labels: Tensor) -> None:
     """One class, classes of one item, two classes."""
     assert calibrate(random(100), labels) is None
+
+
+# What no `save` writes, with checksums that fit
+
+
+def forged(folder: Path, tensors: dict[str, Tensor], items: object) -> Path:
+    """An index with this content, vouched for by its manifest."""
+    folder.mkdir()
+    save_file(tensors, folder / "vectors")
+    (folder / "items").write_text(json.dumps(items))
+    sums = {part: sha256(folder / part) for part in ("vectors", "items")}
+    for part, suffix in (("vectors", "safetensors"), ("items", "json")):
+        (folder / part).rename(folder / f"{part}-{sums[part][:16]}.{suffix}")
+    manifest = {"format": 1, "kind": "exact", "sha256": sums}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def parts(**changes: object) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Three sound items, but for what is changed."""
+    tensors = {"vectors": normalize(random(3)), "labels": torch.tensor([0, -1, 1])}
+    items = {"names": ["a", "b", "c"], "classes": ["x", "y"], "extra": {}}
+    tensors |= {k: v for k, v in changes.items() if k in tensors}  # type: ignore[misc]
+    items |= {k: v for k, v in changes.items() if k in items}  # type: ignore[misc]
+    return tensors, items
+
+
+def test_a_sound_forgery_opens(tmp_path: Path) -> None:
+    """What the tests below rest on."""
+    index = Index.load(forged(tmp_path / "index", *parts()))
+    assert index.labels == ["x", None, "y"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"vectors": torch.full((3, 8), torch.nan)}, "vectors are not of unit length"),
+        ({"vectors": torch.full((3, 8), 1e30)}, "vectors are not of unit length"),
+        ({"vectors": torch.full((3, 8), torch.inf)}, "vectors are not of unit length"),
+        ({"vectors": normalize(random(3)).half()}, r"vectors are torch.float16 \(3, 8\)"),
+        ({"vectors": normalize(random(3)).double()}, r"vectors are torch.float64"),
+        ({"vectors": normalize(random(3))[None]}, r"vectors are torch.float32 \(1, 3, 8\)"),
+        ({"vectors": torch.empty(3, 0)}, r"vectors are torch.float32 \(3, 0\)"),
+        ({"vectors": normalize(random(2))}, r"labels are torch.int64 \(3,\) for 2 vectors"),
+        ({"labels": torch.zeros(3)}, "labels are torch.float32"),
+        ({"labels": torch.tensor([0, 1, 2])}, "labels reach beyond the 2 classes"),
+        ({"labels": torch.tensor([0, 1, -2])}, "labels reach beyond the 2 classes"),
+        ({"names": ["a", "b"]}, "2 names for 3 vectors"),
+        ({"names": ["a", "b", "b"]}, "names holds a word twice"),
+        ({"names": ["a", "b", 3]}, "names is no list of words"),
+        ({"names": "abc"}, "names is no list of words"),
+        ({"classes": ["x", "x"]}, "classes holds a word twice"),
+        ({"classes": {"0": "x"}}, "classes is no list of words"),
+        ({"extra": []}, "extra is no object"),
+    ],
+)
+def test_a_forged_index_is_one_line(
+    changes: dict[str, object], complaint: str, tmp_path: Path
+) -> None:
+    folder = forged(tmp_path / "index", *parts(**changes))
+    with pytest.raises(RunError, match=f"is damaged .*{complaint}") as caught:
+        Index.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e19, 1e38])
+def test_directions_are_those_of_any_scale(scale: float) -> None:
+    vectors = random(40).clamp(-3, 3)
+    plain = Index.build(vectors, names=names_of(40))
+    scaled = Index.build(vectors * scale, names=names_of(40))
+    assert torch.allclose(plain.vectors, scaled.vectors, atol=1e-6)
+    found = scaled.search(vectors * scale, 3)[1]
+    assert torch.equal(found[:, 0], torch.arange(40))
+
+
+def test_a_reader_always_finds_a_whole_index(tmp_path: Path) -> None:
+    """While another thread replaces it again and again, and removes the files of the former."""
+    indexes = [Index.build(random(n), names=names_of(n)) for n in (20, 30)]
+    indexes[0].save(tmp_path)
+    done = threading.Event()
+
+    def replace() -> None:
+        for i in range(60):
+            indexes[i % 2].save(tmp_path)
+        done.set()
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    while not done.is_set():
+        assert len(Index.load(tmp_path)) in (20, 30)
+    writer.join()
+    assert len(list(tmp_path.iterdir())) == 3

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
@@ -79,6 +80,26 @@ def test_it_opens_without_the_token_in_its_address(page: webdriver.Chrome) -> No
     assert "16 items of 3 classes" in find(page, "about").text
     page.refresh()  # the cookie is enough now
     wait(page, lambda: len(cards(page)) == 12)
+
+
+def test_cookies_of_other_applications_are_no_obstacle(page: webdriver.Chrome) -> None:
+    """Hosts are shared: what another port has set, in whatever form, is sent here too."""
+    for cookie in ('a_prefs={"theme":"dark"}', "b=1,2 3", "c"):
+        page.execute_script("document.cookie = arguments[0] + '; path=/'", cookie)
+    page.refresh()
+    wait(page, lambda: len(cards(page)) == 12)
+    assert 'a_prefs={"theme":"dark"}' in page.execute_script("return document.cookie")
+    assert complaints(page) == []
+
+
+def test_a_picture_that_is_nearly_a_line_is_explained(
+    page: webdriver.Chrome, tmp_path: Path
+) -> None:
+    Image.new("RGB", (2_000, 1)).save(tmp_path / "line.png")
+    find(page, "file").send_keys(str(tmp_path / "line.png"))
+    wait(page, lambda: find(page, "error").is_displayed())
+    assert "nearly a line (2,000 × 1 pixels" in find(page, "error").text
+    complaints(page)  # the browser notes the refused request
 
 
 @pytest.mark.parametrize("way", ["drop", "paste"])

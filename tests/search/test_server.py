@@ -161,6 +161,7 @@ BAD_FILES = {
     "cut jpeg": (encode("JPEG")[:-200], "cut off"),
     "bomb": (png_claiming(60_000, 60_000), "too many pixels"),
     "tall bomb": (png_claiming(1, 2**31 - 1), "too many pixels"),
+    "2,000 × 1": (png_claiming(2_000, 1), "nearly a line"),
     "ppm": (encode("PPM"), "no picture"),
     "ico": (encode("ICO"), "no picture"),
 }

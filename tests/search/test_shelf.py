@@ -1,12 +1,16 @@
 """What the page searches: the index of a run, or its test classes."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from nofuss.data import open_data
+from nofuss.embeddings import load_embeddings
+from nofuss.errors import RunError
 from nofuss.search.commands import index_run
 from nofuss.search.plane import lay_out
 from nofuss.search.shelf import open_shelf
@@ -23,15 +27,11 @@ def test_an_index_is_shown_where_there_is_one(picture_run: Path, tmp_path: Path)
     shelf = open_shelf(run)
     assert shelf.classes == ["class"]
     assert shelf.pictures is not None
-    small, large = (shelf.pictures(row) for row in range(2))
-    assert small is not None
-    assert large is not None
-    assert (small.size, large.size) == ((40, 40), (224, 224))
+    files = [tmp_path / "new" / "class" / name for name in ("a.png", "b.png")]
+    assert [shelf.pictures(row) for row in range(2)] == files  # decoded elsewhere, when asked for
     found = shelf.search(shelf.encoder.embed([draw(1, 50)])[0], 5)
     assert found.rows[0] == 0
     assert len(found.rows) == 2
-    Path(shelf.index.names[0]).unlink()
-    assert shelf.pictures(0) is None
 
 
 def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
@@ -67,3 +67,18 @@ def test_what_is_on_the_map_stays_in_its_place() -> None:
     np.testing.assert_allclose(plane.place(x), plane.places, atol=1e-3)
     between = torch.nn.functional.normalize(x[:1] + 1e-3 * x[1:2])
     np.testing.assert_allclose(plane.place(between)[0], plane.places[0], atol=1e-2)
+
+
+def test_kept_embeddings_of_another_model_or_of_other_data(
+    picture_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(picture_run, tmp_path / "run")
+    kept = load_embeddings(picture_run)
+    assert kept is not None
+    replace(kept, test_rows=kept.test_rows + 10**6).save(tmp_path / "run")
+    with pytest.raises(RunError, match="names items that are not in the data"):
+        open_shelf(tmp_path / "run")
+    wide = {name: np.tile(getattr(kept, name), 2) for name in ("test", "sample", "proxies")}
+    replace(kept, **wide).save(tmp_path / "run")  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="vectors of 16 dimensions, but the model gives 8"):
+        open_shelf(tmp_path / "run")

@@ -81,9 +81,9 @@ def test_interrupted_equals_uninterrupted(
     assert losses(broken) == losses(whole)
 
 
-def test_dynamic_assignment_with_revival_resumes_too(tmp_path: Path, feed: Pictures) -> None:
+def test_dynamic_assignment_resumes_too(tmp_path: Path, feed: Pictures) -> None:
     def make() -> Training:
-        criterion = ProxyNCA(5, 4, scale=16, seed=3, assignment=Dynamic(20, revive_after=2))
+        criterion = ProxyNCA(5, 4, scale=16, seed=3, assignment=Dynamic(20))
         return make_training(criterion=criterion)
 
     whole = make()

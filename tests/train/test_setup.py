@@ -3,16 +3,15 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from sklearn.decomposition import PCA
-from torch import nn
 
 from nofuss.config import TrainConfig
 from nofuss.errors import UsageError
-from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus, Triplet
+from nofuss.geometry import normalize
+from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus
 from nofuss.model.embedder import build_embedder
+from nofuss.model.start import pca_head
 from nofuss.presets import resolve
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
 from nofuss.train.setup import (
@@ -20,7 +19,7 @@ from nofuss.train.setup import (
     build_criterion,
     build_training,
     items_per_class,
-    start_from_data,
+    place_proxies,
 )
 
 
@@ -34,63 +33,46 @@ def features(n: int = 60, width: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.arange(n) % 5
 
 
-def test_head_equals_scikit_learns_pca() -> None:
-    x, labels = features()
-    head = nn.Linear(7, 4)
-    start_from_data(head, ProxyNCA(5, 4), x, labels)
-    expected = PCA(4, svd_solver="full").fit_transform(x.double().numpy())
-    found = head(x).detach().numpy()
-    signs = np.sign((found * expected).sum(0))  # a component's sign is arbitrary
-    np.testing.assert_allclose(found * signs, expected, atol=1e-4)
+def embedded(x: torch.Tensor) -> torch.Tensor:
+    return normalize(pca_head(x, 4)(x))
 
 
 def test_proxies_equal_class_means() -> None:
     """The mean of a class's directions, itself a direction: a loop over classes."""
     x, labels = features()
-    head, criterion = nn.Linear(7, 4), ProxyNCA(5, 4)
-    start_from_data(head, criterion, x, labels)
-    with torch.no_grad():
-        embedded = nn.functional.normalize(head(x))
+    criterion, directions = ProxyNCA(5, 4), embedded(x)
+    place_proxies(criterion, directions, labels)
     for c in range(5):
-        mean = embedded[labels == c].mean(0)
+        mean = directions[labels == c].mean(0)
         assert torch.allclose(criterion.proxies[c], mean / mean.norm(), atol=1e-6)
 
 
 def test_shared_proxies_equal_the_mean_of_their_labels() -> None:
     x, labels = features()
-    head, criterion = nn.Linear(7, 4), ProxyNCA(5, 4, proxies_per_class=0.5, seed=0)
-    start_from_data(head, criterion, x, labels)
-    with torch.no_grad():
-        embedded = nn.functional.normalize(head(x))
-    own = criterion.assign(embedded, labels)
+    criterion, directions = ProxyNCA(5, 4, proxies_per_class=0.5, seed=0), embedded(x)
+    place_proxies(criterion, directions, labels)
+    own = criterion.assign(directions, labels)
     for p in range(len(criterion.proxies)):
-        mean = embedded[own == p].mean(0)
+        mean = directions[own == p].mean(0)
         assert torch.allclose(criterion.proxies[p], mean / mean.norm(), atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("assignment", "ratio"), [("dynamic", 1.0), ("dynamic", 2.4), ("static", 2.4)]
 )
-def test_other_proxies_start_at_different_points(assignment: str, ratio: float) -> None:
+@pytest.mark.parametrize("labelled", [True, False])
+def test_other_proxies_start_at_different_points(
+    assignment: str, ratio: float, labelled: bool
+) -> None:
     x, labels = features()
-    head = nn.Linear(7, 4)
     criterion = ProxyNCA(5, 4, assignment=assignment, proxies_per_class=ratio, seed=0)
-    start_from_data(head, criterion, x, labels, seed=3)
-    with torch.no_grad():
-        embedded = nn.functional.normalize(head(x))
-    gap, point = torch.cdist(criterion.proxies.detach(), embedded).min(1)
+    directions = embedded(x)
+    place_proxies(criterion, directions, labels if labelled else None, seed=3)
+    gap, point = torch.cdist(criterion.proxies.detach(), directions).min(1)
     assert gap.max() < 1e-3
     assert len(point.unique()) == len(criterion.proxies)
-    if isinstance(criterion.assignment, Several):
+    if isinstance(criterion.assignment, Several) and labelled:
         assert torch.equal(labels[point], criterion.assignment.label_of_proxy)
-
-
-def test_start_without_labels_or_proxies() -> None:
-    x, labels = features()
-    a, b = nn.Linear(7, 4), nn.Linear(7, 4)
-    start_from_data(a, ProxyNCA(5, 4, assignment="dynamic"), x, None)
-    start_from_data(b, Triplet(), x, labels)
-    assert torch.equal(a.weight, b.weight)
 
 
 @pytest.mark.parametrize("name", PROXY_LOSSES)
@@ -116,9 +98,8 @@ def test_options_reach_the_loss() -> None:
     assert float(temperature.scale or 0) == pytest.approx(20)
     assert isinstance(build_criterion(config(proxies_per_class=0.5), 6).assignment, Fractional)
     assert isinstance(build_criterion(config(proxies_per_class=2.0), 6).assignment, Several)
-    dynamic = build_criterion(config(assignment="dynamic", revive_after=9), 6).assignment
+    dynamic = build_criterion(config(assignment="dynamic"), 6).assignment
     assert isinstance(dynamic, Dynamic)
-    assert dynamic.revive_after == 9
 
 
 def test_the_seed_decides_the_first_proxies() -> None:
@@ -133,10 +114,7 @@ def test_the_seed_decides_the_first_proxies() -> None:
         ({"loss": "proxy-nsa"}, "did you mean 'proxy-nca'"),
         ({"loss": "triplet", "assignment": "dynamic"}, "--assignment is for losses over proxies"),
         ({"loss": "nca", "proxies_per_class": 2.0}, "--proxies-per-class is for losses over"),
-        ({"loss": "nca", "revive_after": 5}, "--revive-after is for losses over"),
         ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
-        ({"revive_after": 5}, "--revive-after is for --assignment dynamic"),
-        ({"assignment": "dynamic", "revive_after": 0}, "from 1 up"),
         ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
         ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not go with dynamic"),
         ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
@@ -159,8 +137,8 @@ def test_batches_of_whole_classes() -> None:
 
 def test_fixed_features_train_the_head_alone() -> None:
     embedder = build_embedder("identity", dim=4, channels=7)
-    criterion = build_criterion(config(), 6)
-    t = build_training(config(), embedder, criterion)
+    c = config(start="pca")
+    t = build_training(c, embedder, build_criterion(c, 6))
     assert t.model is embedder.head
     assert [g["name"] for g in t.optimizer.param_groups] == ["head", "proxies"]
 

@@ -1,0 +1,98 @@
+"""A process that decodes pictures under limits of memory and time; `search/decoders.py` starts it.
+
+    in    length, JSON {"path" or "bytes", "side", "resize", "squash", "mode"}, the picture's bytes
+    out   length, JSON {"shape", "pixels", "content", "media"} or {"error"}, pixels, a thumbnail
+
+It reads one picture after the other from its standard input, and ends when that does. Whatever a
+decoder does with hostile bytes, it does here: the system ends the process where it takes too much.
+"""
+
+import io
+import json
+import os
+import re
+import struct
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from nofuss.config import Preprocessing
+from nofuss.data.decode import PictureError, decode, in_mode, resized
+from nofuss.data.thumbnail import encoded, shrunk
+
+SECONDS = 5
+"""Of the processor's time, for one picture."""
+MEMORY = 290_000_000
+"""Bytes for one picture, above what the process holds when it is idle."""
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a library prints must not get among the answers
+    _limit_memory()
+    _send(sink, {"ready": True})
+    while head := source.read(4):
+        job = json.loads(source.read(struct.unpack("<I", head)[0]))
+        body = source.read(job["bytes"]) if job["path"] is None else b""
+        _limit_time()
+        try:
+            _send(sink, *_answer(job, body))
+        except PictureError as error:
+            _send(sink, {"error": [error.reason, error.detail]})
+        except MemoryError:
+            _send(sink, {"error": ["out of memory", ""]})
+        del body
+
+
+def _answer(job: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes, bytes]:
+    side, resize = job["side"], job["resize"]
+    source: Path | IO[bytes] = io.BytesIO(body) if job["path"] is None else Path(job["path"])
+    image = decode(source, at_least=max(side, resize))
+    pixels, shape = b"", None
+    if resize:
+        fit = Preprocessing(resize, resize, squash=job["squash"], mode=job["mode"])
+        array = np.asarray(resized(in_mode(image, fit.mode), fit))
+        pixels, shape = array.tobytes(), array.shape
+    content, media = encoded(shrunk(image, side))
+    sizes = {"pixels": len(pixels), "content": len(content)}
+    return {"shape": shape, "media": media} | sizes, pixels, content
+
+
+def _send(sink: IO[bytes], head: dict[str, Any], *parts: bytes) -> None:
+    text = json.dumps(head).encode()
+    for part in (struct.pack("<I", len(text)), text, *parts):
+        sink.write(part)
+    sink.flush()
+
+
+def _limit_memory() -> None:
+    """Bound the data of this process, and let it write no file."""
+    try:
+        import resource
+    except ImportError:  # Windows: the parent's patience is the only limit
+        return
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        status = Path("/proc/self/status").read_text()
+        found = re.search(r"VmData:\s*(\d+) kB", status)
+        held = 1024 * int(found[1]) if found else 2**28
+        resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY, held + MEMORY))
+
+
+def _limit_time() -> None:
+    """Let the system end this process when the next picture takes too long."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    used = sum(os.times()[:2])
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SECONDS + 1, most))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The formulas of the losses over proxies, of logits (T, P): a row a triplet (x, p(y), p(Z)).
+
+Plain torch operations that autograd differentiates as often as asked. The fused forms compute
+the same in less time and memory, and come back here for second derivatives; `sharded.py` has
+the formulas for processes that each hold some of the columns.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from nofuss.losses.sharded import log1p_sum_exp, sharded_anchor, sharded_nca, sharded_triplet
+from nofuss.proxies.assignment import ProxyTriplets
+from nofuss.proxies.shard import Shard
+
+
+def nca_of_logits(
+    logits: Tensor,
+    triplets: ProxyTriplets,
+    *,
+    include_positive: bool = False,
+    label_smoothing: float = 0.0,
+    shard: Shard | None = None,
+) -> Tensor:
+    """Log Σ_{z∈Z} exp(logit_z) − logit_y for each row, (T,).
+
+    label_smoothing: takes that share of the target from y and spreads it evenly over Z and y,
+        as `torch.nn.functional.cross_entropy` does.
+    """
+    if shard is not None:
+        return sharded_nca(logits, triplets, shard, include_positive=include_positive)
+    own = triplets.positive[:, None]  # (T, 1)
+    own_logit = logits.gather(1, own).squeeze(1)
+    counted = None
+    if triplets.negative is not None:
+        counted = triplets.negative.scatter(1, own, include_positive)
+        others = logits.masked_fill(~counted, -math.inf)
+    elif include_positive:
+        others = logits
+    else:
+        others = logits.scatter(1, own, -math.inf)
+    losses = others.logsumexp(1) - own_logit
+    if label_smoothing == 0:
+        return losses
+    mean = logits.mean(1) if counted is None else (logits * counted).sum(1) / counted.sum(1)
+    return losses + label_smoothing * (own_logit - mean)
+
+
+def triplet_of_logits(
+    logits: Tensor, triplets: ProxyTriplets, *, margin: float, shard: Shard | None = None
+) -> Tensor:
+    """Mean over z∈Z of [logit_z + M − logit_y]₊ for each row, (T,); logits are −d."""
+    if shard is not None:
+        return sharded_triplet(logits, triplets, shard, margin=margin)
+    own = triplets.positive[:, None]  # (T, 1)
+    hinge = (logits + margin - logits.gather(1, own)).clamp_min(0)  # (T, P)
+    if triplets.negative is None:
+        return hinge.scatter(1, own, 0).sum(1) / (hinge.shape[1] - 1)
+    return (hinge * triplets.negative).sum(1) / triplets.negative.sum(1)
+
+
+def anchor_of_cosines(
+    cosines: Tensor,
+    triplets: ProxyTriplets,
+    *,
+    scale: float,
+    margin: float,
+    shard: Shard | None = None,
+) -> Tensor:
+    """Proxy-Anchor of cosines (B, P), one number; P⁺ are the proxies with a positive in them."""
+    if shard is not None:
+        return sharded_anchor(cosines, triplets, shard, scale=scale, margin=margin)
+    columns = torch.arange(cosines.shape[1], device=cosines.device)
+    positive = triplets.positive[:, None] == columns  # (B, P)
+    negative = ~positive if triplets.negative is None else triplets.negative
+    pull = log1p_sum_exp(-scale * (cosines - margin), positive)  # (P,)
+    push = log1p_sum_exp(scale * (cosines + margin), negative)
+    return pull.sum() / positive.any(0).sum() + push.mean()

@@ -1,0 +1,199 @@
+"""Where a head on given features starts: a metric in closed form, before any training.
+
+Features vary within a class along some directions more than along others, and what varies within
+the classes of training hardly helps to tell new ones apart. `whitened_head` therefore divides by
+the scatter within classes, shrunk towards a multiple of the identity,
+
+    S = (1 − α)·S_within + α·(tr S_within / F)·I,
+
+and keeps the principal components of what is left. α = 1 is the PCA of the features alone; the
+shrinkage is strong in practice, because S_within has F²/2 numbers and the training set has few
+items for them. The paper has no such step: it trains a whole network. On features that stay fixed
+it is what Proxy-NCA then starts from, and where training does not help it is the answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 8192
+"""Rows whose products are summed in single precision before they are added in double."""
+
+
+@dataclass(frozen=True)
+class ClassScatter:
+    """What the closed form needs of a set of classes; sets without a common class add up."""
+
+    within: Tensor
+    """(F, F) sum over items of (x − μ_class)(x − μ_class)ᵀ, double."""
+    means: Tensor
+    """(C, F) class means, double."""
+    sizes: Tensor
+    """(C,) items of each class."""
+
+    @property
+    def mean(self) -> Tensor:
+        """(F,) mean over all items."""
+        weights = self.sizes / self.sizes.sum()
+        return weights.to(self.means) @ self.means
+
+    def shrunk_within(self, shrinkage: float) -> Tensor:
+        """S as above, (F, F), up to a factor; the identity where no class varies."""
+        width = len(self.within)
+        spread = self.within.trace() / width
+        if not spread > 0:  # every class has one item, or equal ones
+            return torch.eye(width, dtype=self.within.dtype)
+        s = self.within * ((1 - shrinkage) / spread)
+        s.diagonal().add_(shrinkage)
+        return s
+
+    def total(self) -> Tensor:
+        """(F, F) scatter of all items around their mean: within plus between classes."""
+        between = (self.means - self.mean) * self.sizes.to(self.means).sqrt()[:, None]
+        return torch.addmm(self.within, between.T, between)
+
+
+def signed_root(x: Tensor) -> Tensor:
+    """sign(x)·√|x|: a few large features no longer rule the distance (Perronnin et al. 2010)."""
+    return x.sign() * (x.abs() + 1e-6).sqrt()  # the small number keeps the gradient finite at 0
+
+
+def class_scatter(features: Tensor, labels: Tensor) -> ClassScatter:
+    """The scatter of features (N, F) within and between the classes of `labels` (N,)."""
+    classes, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64)
+    sums.index_add_(0, group, features.double())
+    means = sums / sizes[:, None]
+    within = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
+    for rows, own in zip(torch.split(features, BLOCK), torch.split(group, BLOCK), strict=True):
+        # Single precision is enough for deviations: it is the mean that would cancel digits.
+        deviations = (rows - means[own]).float()
+        within += deviations.T @ deviations
+    return ClassScatter(within, means, sizes)
+
+
+def joined(parts: Sequence[ClassScatter]) -> ClassScatter:
+    """The scatter of all classes of several sets that have no class in common."""
+    within = torch.stack([part.within for part in parts]).sum(0)
+    return ClassScatter(
+        within, torch.cat([part.means for part in parts]), torch.cat([p.sizes for p in parts])
+    )
+
+
+@dataclass(frozen=True)
+class Affine:
+    """x ↦ weight·x + bias, what a linear head computes."""
+
+    weight: Tensor
+    """(D, F)"""
+    bias: Tensor
+    """(D,)"""
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """(N, D) of (N, F)."""
+        return torch.addmm(self.bias, features, self.weight.T)
+
+    def times(self, factor: float) -> "Affine":
+        """The same directions, longer by a factor."""
+        return Affine(self.weight * factor, self.bias * factor)
+
+
+def whitened_head(
+    scatter: ClassScatter, *, shrinkage: float, dim: int | None = None, center: bool = True
+) -> Affine:
+    """Return the closed form in `dim` dimensions (None: all F), in single precision.
+
+    center: subtract the mean of the training items first, so that distances on the unit sphere
+    are of deviations from it.
+    """
+    unmix = _inverse_root(scatter.shrunk_within(shrinkage))  # (F, F), unmix·S·unmixᵀ = I
+    components = _leading(unmix @ scatter.total() @ unmix.T, dim or len(unmix))
+    weight = components @ unmix
+    bias = -(weight @ scatter.mean) if center else torch.zeros(len(weight), dtype=weight.dtype)
+    return Affine(weight.float(), bias.float())
+
+
+def whitened(
+    scatter: ClassScatter, features: Tensor, *, shrinkage: float, dim: int | None = None
+) -> Tensor:
+    """Return features (N, F) as `whitened_head` maps them without centring, up to a rotation.
+
+    For comparing shrinkages: a triangular factor serves as well as a root, and in fewer dimensions
+    an approximate subspace as well as eigenvectors, at a fraction of the cost. dim: None for all F.
+    """
+    factor = torch.linalg.cholesky(scatter.shrunk_within(shrinkage)).to(features.dtype)
+    result: Tensor = torch.linalg.solve_triangular(factor.T, features, upper=True, left=False)
+    if dim is None or dim >= len(factor):
+        return result
+    return result @ _leading_subspace(scatter.total().to(features.dtype), factor, dim)
+
+
+def pca_head(features: Tensor, dim: int, *, center: bool = True) -> Affine:
+    """Return the PCA of the features; `center=False` leaves their mean where it is."""
+    mean, components = principal_components(features, dim)
+    return Affine(components, -components @ mean if center else torch.zeros(dim))
+
+
+def untrained_head(features: Tensor, dim: int) -> Affine:
+    """Return the features as they are, or in fewer dimensions their PCA."""
+    width = features.shape[1]
+    if dim == width:
+        return Affine(torch.eye(width), torch.zeros(width))
+    return pca_head(features, dim)
+
+
+def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean (F,) and the `count` directions of largest variance (count, F), unit and orthogonal.
+
+    Beyond the rank of the features, directions are any that complete the basis.
+    """
+    n, width = features.shape
+    if count > width:
+        raise ValueError(f"features of width {width} have no {count} components; lower dim")
+    x = features.double()
+    mean = x.mean(0)
+    x = x - mean
+    if count <= n < width:  # a width × width problem would take a second for a handful of items
+        components = _signed(torch.linalg.svd(x, full_matrices=False).Vh[:count])
+    else:
+        components = _leading(x.T @ x, count)
+    return mean.to(features.dtype), components.to(features.dtype)
+
+
+def _inverse_root(s: Tensor) -> Tensor:
+    """A matrix R with R·S·Rᵀ = I, lower triangular."""
+    factor = torch.linalg.cholesky(s)
+    eye = torch.eye(len(s), dtype=s.dtype)
+    result: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return result
+
+
+def _leading_subspace(total: Tensor, factor: Tensor, dim: int, *, rounds: int = 4) -> Tensor:
+    """(F, dim) orthonormal, close to the leading eigenvectors of L⁻¹·T·L⁻ᵀ, by power iteration.
+
+    A few spare directions make a few rounds enough (Halko, Martinsson & Tropp 2011).
+    """
+    width = len(factor)
+    spare = min(width, dim + max(8, dim // 4))
+    basis = torch.eye(width, spare, dtype=total.dtype)
+    for _ in range(rounds):
+        x = total @ torch.linalg.solve_triangular(factor.T, basis, upper=True)
+        x = torch.linalg.solve_triangular(factor, x, upper=False)
+        basis = torch.linalg.qr(x).Q
+    x = total @ torch.linalg.solve_triangular(factor.T, basis, upper=True)
+    small = basis.T @ torch.linalg.solve_triangular(factor, x, upper=False)
+    return basis @ _leading((small + small.T) / 2, dim).T
+
+
+def _leading(scatter: Tensor, count: int) -> Tensor:
+    """The `count` eigenvectors of largest eigenvalue, as rows."""
+    _, vectors = torch.linalg.eigh(scatter)  # eigenvalues ascend
+    return _signed(vectors.T.flip(0)[:count])
+
+
+def _signed(components: Tensor) -> Tensor:
+    """Each row with its largest entry positive, as scikit-learn does: a sign is arbitrary."""
+    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
+    return components * largest.sign()

@@ -1,0 +1,163 @@
+"""Pictures decoded in processes that can be given up: too slow, too large, or nobody waits.
+
+A process is kept for the next picture when it answered, and killed when it did not; one that hangs
+in the file system can't be killed, and is left behind, a few at most.
+"""
+
+import asyncio
+import json
+import os
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import nofuss
+from nofuss.config import Preprocessing
+from nofuss.data.decode import PictureError
+
+SECONDS = 5.0
+"""For one picture, by the clock: a file system may hang."""
+AT_ONCE = 2
+LEFT_BEHIND = 8
+"""Processes that may hang in the file system."""
+_START_SECONDS = 60.0
+_LARGEST = 2**28  # bytes of an answer's part
+
+
+class Seen(NamedTuple):
+    """A decoded picture: uint8 pixels if they were asked for, and a thumbnail's bytes and type."""
+
+    pixels: NDArray[np.uint8] | None
+    content: bytes
+    media: str
+
+
+class Decoders:
+    """Decodes a few pictures at once, each in a process of its own."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._idle: list[asyncio.subprocess.Process] = []
+        self._all: list[asyncio.subprocess.Process] = []
+
+    async def start(self) -> None:
+        """Have a process ready before the first picture comes."""
+        with suppress(PictureError):
+            self._idle.append(await self._new())
+
+    async def stop(self) -> None:
+        """End all processes, without waiting for one that hangs."""
+        for process in self._all:
+            _kill(process)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                for process in self._all:
+                    await process.wait()
+
+    async def decode(
+        self, source: bytes | bytearray | Path, *, side: int, fit: Preprocessing | None = None
+    ) -> Seen:
+        """Thumbnail of at most `side`, and the pixels resized as `fit` says; or a PictureError."""
+        job = {
+            "path": os.fspath(source) if isinstance(source, Path) else None,
+            "bytes": 0 if isinstance(source, Path) else len(source),
+            "side": side,
+            "resize": fit.resize if fit else 0,
+            "squash": bool(fit and fit.squash),
+            "mode": fit.mode if fit else "RGB",
+        }
+        async with self._slots:
+            process = self._idle.pop() if self._idle else await self._new()
+            try:
+                async with asyncio.timeout(SECONDS):
+                    seen = await _ask(process, job, b"" if isinstance(source, Path) else source)
+            except PictureError:
+                self._idle.append(process)
+                raise
+            except TimeoutError:
+                _kill(process)
+                raise PictureError("picture", "too slow", f"over {SECONDS:.0f} seconds") from None
+            except (asyncio.IncompleteReadError, OSError, ValueError, KeyError, TypeError):
+                _kill(process)
+                raise PictureError("picture", "unreadable", "its decoder was ended") from None
+            except BaseException:  # nobody waits for the answer any more
+                _kill(process)
+                raise
+            self._idle.append(process)
+            return seen
+
+    async def _new(self) -> asyncio.subprocess.Process:
+        self._all = [process for process in self._all if process.returncode is None]
+        if len(self._all) >= AT_ONCE + LEFT_BEHIND:
+            raise PictureError("picture", "unreadable", "too many files that do not answer")
+        places = [str(Path(nofuss.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # a folder of pictures may hold a PIL.py
+            "-c",
+            "from nofuss.data.limited import main; main()",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
+            start_new_session=True,  # Ctrl-C is for the server
+        )
+        self._all.append(process)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await _receive(process)
+        except (TimeoutError, asyncio.IncompleteReadError, OSError, ValueError):
+            _kill(process)
+            raise PictureError("picture", "unreadable", "no decoder could be started") from None
+        except BaseException:
+            _kill(process)
+            raise
+        return process
+
+
+async def _ask(
+    process: asyncio.subprocess.Process, job: dict[str, Any], body: bytes | bytearray
+) -> Seen:
+    """One picture; whatever comes back is data, and checked as such."""
+    assert process.stdin is not None
+    text = json.dumps(job).encode()
+    process.stdin.write(struct.pack("<I", len(text)) + text)
+    process.stdin.write(body)
+    await process.stdin.drain()
+    head = await _receive(process)
+    if "error" in head:
+        reason, detail = map(str, head["error"])
+        raise PictureError("picture", reason, detail)
+    pixels = await _exactly(process, head["pixels"])
+    content = await _exactly(process, head["content"])
+    array = None
+    if job["resize"]:
+        array = np.frombuffer(pixels, dtype=np.uint8).reshape([int(n) for n in head["shape"]])
+    media = "image/png" if head["media"] == "image/png" else "image/jpeg"
+    return Seen(array, content, media)
+
+
+async def _receive(process: asyncio.subprocess.Process) -> dict[str, Any]:
+    (size,) = struct.unpack("<I", await _exactly(process, 4))
+    head = json.loads(await _exactly(process, size if size < 2**16 else -1))
+    if not isinstance(head, dict):
+        raise ValueError("no object")
+    return head
+
+
+async def _exactly(process: asyncio.subprocess.Process, size: int) -> bytes:
+    if not isinstance(size, int) or not 0 <= size <= _LARGEST:
+        raise ValueError("an answer out of bounds")
+    assert process.stdout is not None
+    return await process.stdout.readexactly(size)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()

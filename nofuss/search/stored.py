@@ -1,0 +1,154 @@
+"""An index on disk: written as a whole, and read as if a stranger had made it.
+
+    vectors-SHA.safetensors   vectors (N, D) float32, label codes (N,), what faiss filed
+    items-SHA.json            names, class names, what the caller wants kept
+    manifest.json             format, kind, the two files and their sha256
+
+The files are named after their content and the manifest is replaced last and as a whole: a crash
+leaves the former index. Vectors are mapped into memory, so that opening costs no copy.
+"""
+
+import errno
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nofuss.errors import RunError
+from nofuss.files import memory, only_writer, parse_json, read_regular, sha256, sync, write_file
+from nofuss.folders import scratch_folder
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+Kind = Literal["exact", "approximate"]
+Label = str | None
+_PARTS = {"vectors": "safetensors", "items": "json"}
+_OURS = re.compile(r"vectors-[0-9a-f]{16}\.safetensors|items-[0-9a-f]{16}\.json")
+
+
+class Stored(NamedTuple):
+    """What the folder holds."""
+
+    kind: Kind
+    vectors: Tensor
+    names: Sequence[str]
+    labels: Sequence[Label]
+    extra: Mapping[str, Any]
+    filed: Tensor | None
+    """What faiss wrote, for an approximate index."""
+
+
+def write_stored(folder: Path, content: Stored) -> None:
+    """Replace the index in a folder as a whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    classes = sorted({label for label in content.labels if label is not None})
+    code = {label: i for i, label in enumerate(classes)}
+    codes = [-1 if label is None else code[label] for label in content.labels]
+    tensors = {"vectors": content.vectors.contiguous(), "labels": torch.tensor(codes).long()}
+    if content.filed is not None:
+        tensors["faiss"] = content.filed
+    items = {"names": content.names, "classes": classes, "extra": content.extra}
+    with only_writer(folder), scratch_folder(folder) as scratch:
+        new = {part: scratch / part for part in _PARTS}
+        try:
+            save_file(tensors, new["vectors"])
+        except SafetensorError as error:  # of a full or failing disk
+            raise OSError(errno.EIO, str(error), str(new["vectors"])) from None
+        new["items"].write_text(
+            json.dumps(items)
+        )  # escapes: names may hold bytes that are no UTF-8
+        checksums = {}
+        for part, file in new.items():
+            sync(file)
+            checksums[part] = sha256(file)
+            file.rename(folder / _file(part, checksums))
+        manifest = {"format": FORMAT, "kind": content.kind, "sha256": checksums}
+        write_file(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        current = {_file(part, checksums) for part in _PARTS}
+        for file in folder.iterdir():
+            if _OURS.fullmatch(file.name) and file.name not in current:
+                file.unlink(missing_ok=True)
+
+
+def read_stored(folder: Path) -> Stored:
+    """What `write_stored` wrote; RunError for whatever else is there."""
+    if not (folder / MANIFEST).is_file():
+        raise RunError(f"no index in {folder}: no {MANIFEST}; make one: nofuss index RUN DIR")
+    try:
+        while True:
+            manifest = read_regular(folder / MANIFEST)
+            try:
+                return _read(folder, parse_json(manifest))
+            except FileNotFoundError:  # replaced by another process in this moment
+                if read_regular(folder / MANIFEST) == manifest:
+                    raise
+    except RunError:
+        raise
+    except Exception as error:  # whatever foreign bytes make their readers raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError(
+            f"the index in {folder} is damaged ({reason}); delete the folder and make it again: "
+            "nofuss index RUN DIR"
+        ) from None
+
+
+def _read(folder: Path, manifest: Any) -> Stored:
+    found, kind, checksums = manifest["format"], manifest["kind"], manifest["sha256"]
+    if found != FORMAT or kind not in get_args(Kind):
+        raise RunError(
+            f"{folder} holds an index of format {found!r:.20}, expected {FORMAT}; "
+            "open it with the version of nofuss that wrote it, or make it again"
+        )
+    files = {part: folder / _file(part, checksums) for part in _PARTS}
+    for part, file in files.items():
+        if sha256(file) != checksums[part]:
+            raise ValueError(f"{file.name} does not match its checksum")
+    items = parse_json(read_regular(files["items"], limit=memory()))
+    names, classes, extra = items["names"], items["classes"], items["extra"]
+    filed = None
+    with safe_open(files["vectors"], framework="pt") as tensors:
+        vectors, codes = tensors.get_tensor("vectors"), tensors.get_tensor("labels")
+        if kind == "approximate":
+            filed = tensors.get_tensor("faiss")
+    _check_numbers(vectors, codes, len(_unique_words(classes, "classes")))
+    if len(_unique_words(names, "names")) != len(vectors):
+        raise ValueError(f"{len(names)} names for {len(vectors)} vectors")
+    if not isinstance(extra, dict):
+        raise ValueError("extra is no object")
+    labels = [None if c < 0 else classes[c] for c in codes.tolist()]
+    return Stored(kind, vectors, names, labels, extra, filed)
+
+
+def _check_numbers(vectors: Tensor, codes: Tensor, classes: int) -> None:
+    """Unit vectors, and a class or −1 for each."""
+    if vectors.dtype != torch.float32 or vectors.ndim != 2 or not vectors.shape[1]:
+        got = f"{vectors.dtype} {tuple(vectors.shape)}"
+        raise ValueError(f"vectors are {got}; expected float32 (N, D)")
+    norms = torch.linalg.vector_norm(vectors, dim=1)
+    if not (((norms - 1).abs() < 1e-3) | (norms == 0)).all():  # NaN is neither
+        raise ValueError("vectors are not of unit length")
+    if codes.dtype != torch.int64 or codes.shape != vectors.shape[:1]:
+        got = f"{codes.dtype} {tuple(codes.shape)}"
+        raise ValueError(f"labels are {got} for {len(vectors)} vectors; expected int64 (N,)")
+    if len(codes) and not (codes.min() >= -1 and codes.max() < classes):
+        raise ValueError(f"labels reach beyond the {classes} classes")
+
+
+def _unique_words(values: Any, what: str) -> list[str]:
+    if not isinstance(values, list) or not all(type(value) is str for value in values):
+        raise ValueError(f"{what} is no list of words")
+    if len(set(values)) < len(values):
+        raise ValueError(f"{what} holds a word twice")
+    return values
+
+
+def _file(part: str, checksums: Mapping[str, str]) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", checksums[part]):  # it must not lead out of the folder
+        raise ValueError(f"{checksums[part]!r:.40} is no checksum")
+    return f"{part}-{checksums[part][:16]}.{_PARTS[part]}"

@@ -1,0 +1,193 @@
+"""Untrained features, closed form or training: which of them a run keeps, decided on folds.
+
+What is kept has to earn it: training where its gain over the closed form is above zero beyond
+doubt (95%, classes resampled, the same queries on both sides), and neither of them where it finds
+less at rank 1 than the features did before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nofuss.config import TrainConfig
+from nofuss.model.start import Affine, untrained_head
+from nofuss.train.closed_form import SHRINKAGES, UNTRAINED, ClosedForm, Pinned, Recipe
+from nofuss.train.fold_results import (
+    CLOSED,
+    NOTHING,
+    TRAINED,
+    FoldResult,
+    gain_of,
+    mean_scores,
+    pooled_scores,
+    run_folds,
+    verdict,
+)
+from nofuss.train.folds import class_folds
+from nofuss.train.head import DIM, composed, prepare_head
+from nofuss.train.loop import Silent, Watch, train
+
+SCORES = ("recall@1", "map@r")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is kept and why; choice.json."""
+
+    kept: str
+    recipe: Recipe
+    dim: int
+    folds: int
+    classes: int
+    items: int
+    scores: dict[str, dict[str, float]]
+    """Method → Recall@1 and MAP@R on the folds."""
+    gains: dict[str, dict[str, tuple[float, float, float]]]
+    """"a over b" → score → mean difference and its 95% interval over classes."""
+    curve: list[tuple[int, float, float]]
+
+    def describe(self) -> list[str]:
+        """Lines for the user: what the folds found, and what is kept."""
+        if not self.scores:
+            return [f"head: {self.kept} in {self.dim} dimensions, {self.recipe.describe()}"]
+        shown = [
+            f"{name} {100 * of['recall@1']:.2f} / {100 * of['map@r']:.2f}"
+            for name, of in self.scores.items()
+        ]
+        return [
+            f"Recall@1 / MAP@R on {self.classes:,} training classes, each held out in one of "
+            f"{self.folds} folds: " + ", ".join(shown),
+            self.reason(),
+        ]
+
+    def reason(self) -> str:
+        """What is kept, and why, in a sentence."""
+        if self.kept == NOTHING:
+            gain = self.gains[f"{CLOSED} over {NOTHING}"]["recall@1"]
+            why = f"the closed form changes Recall@1 by {_points(gain)}"
+            return f"kept: the untrained features in {self.dim} dimensions, since {why}"
+        what = f"{self.dim} dimensions ({4 * self.dim:,} bytes an item), {self.recipe.describe()}"
+        pair = self.gains.get(f"{TRAINED} over {CLOSED}")
+        if pair is None:
+            return f"kept: the closed form in {what}"
+        why = f"Recall@1 by {_points(pair['recall@1'])}, MAP@R by {_points(pair['map@r'])}"
+        if self.kept == TRAINED:
+            return f"kept: the trained head in {what}, since training changes {why}"
+        return f"kept: the closed form in {what}, since training would change {why}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_nothing(cls, form: ClosedForm) -> "Choice":
+        """The features as they are, without asking the folds."""
+        classes = len(torch.unique(form.labels))
+        counts = len(form.folds), classes, len(form.labels)
+        return cls(NOTHING, UNTRAINED, form.dim, *counts, {}, {}, [])
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> "Choice":
+        """What `as_dict` gave; raises KeyError or TypeError for anything else."""
+        gains = {
+            pair: {name: (float(m), float(low), float(high)) for name, (m, low, high) in of.items()}
+            for pair, of in stored["gains"].items()
+        }
+        curve = [(int(e), float(r), float(m)) for e, r, m in stored["curve"]]
+        return cls(
+            **{**stored, "recipe": Recipe(**stored["recipe"]), "gains": gains, "curve": curve}
+        )
+
+
+def choice_of(
+    form: ClosedForm,
+    results: Sequence[FoldResult],
+    pinned: Pinned,
+    *,
+    config: TrainConfig,
+) -> Choice:
+    """The verdict of all folds, with what led to it.
+
+    Features that are kept as they are keep their own dimension, unless the user asks for
+    another. Too few classes for folds: the closed form, by the likeliest
+    recipe. The user wants no folds: training.
+    """
+    seed, kept = config.seed, CLOSED
+    if results:
+        kept = verdict(results, seed=seed)
+    elif not config.folds and config.epochs != 0:
+        kept = TRAINED
+    recipe = form.best() if results else next(iter(pinned.candidates(SHRINKAGES)))
+    scores = pooled_scores(results) if results else {}
+    return Choice(
+        kept=kept,
+        recipe=UNTRAINED if kept == NOTHING else recipe,
+        dim=form.features.shape[1] if config.dim is None and kept == NOTHING else form.dim,
+        folds=len(results),
+        classes=len(torch.unique(form.labels)),
+        items=len(form.labels),
+        scores={
+            name: dict(zip(SCORES, mean_scores(of), strict=True)) for name, of in scores.items()
+        },
+        gains={
+            f"{a} over {b}": {name: gain_of(scores, a, b, name, seed) for name in SCORES}
+            for a, b in ((CLOSED, NOTHING), (TRAINED, CLOSED), (TRAINED, NOTHING))
+            if a in scores
+        },
+        curve=_mean_curve(results),
+    )
+
+
+def fit_head(
+    config: TrainConfig,
+    features: Tensor,
+    labels: Tensor,
+    *,
+    watch: Watch | None = None,
+) -> tuple[Choice, Affine]:
+    """Choose on folds, fit all items, train where it pays: all of it on vectors in memory.
+
+    config: resolved. labels: (N,) of 0…C−1 without gaps. The head takes the features, or their
+    roots where `choice.recipe.root`.
+    """
+    watch, device = watch or Silent(), torch.device("cpu")
+    folds = class_folds(labels, config.folds) if config.folds else []
+    dim = config.dim or min(DIM, features.shape[1])
+    form, pinned = ClosedForm(features, labels, folds, dim=dim), Pinned.of(config)
+    results: list[FoldResult] = []
+    if folds:
+        form.compare(pinned)
+        results = run_folds(form, config, device=device, watch=watch)
+    choice = choice_of(form, results, pinned, config=config)
+    start = start_of(form, choice)
+    if choice.kept != TRAINED:
+        return choice, start
+    inputs = start(form.inputs(choice.recipe.root))
+    training, feed = prepare_head(config, inputs, labels, device=device)
+    train(training, feed, watch=watch)
+    return choice, composed(training.model, start)
+
+
+def start_of(form: ClosedForm, choice: Choice) -> Affine:
+    """The head of all items that the choice says."""
+    if choice.kept == NOTHING:
+        return untrained_head(form.features, choice.dim)
+    return form.fit(choice.recipe)
+
+
+def _points(gain: tuple[float, float, float]) -> str:
+    mean, low, high = (100 * value for value in gain)
+    return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"
+
+
+def _mean_curve(results: Sequence[FoldResult]) -> list[tuple[int, float, float]]:
+    """Over the folds, each with the weight of its queries."""
+    if not results:
+        return []
+    weights = torch.tensor([len(r.scores[CLOSED].recall) for r in results], dtype=torch.float64)
+    curves = torch.tensor([r.curve for r in results], dtype=torch.float64)  # (folds, points, 3)
+    mean = torch.einsum("k,kpc->pc", weights / weights.sum(), curves)
+    return [(round(e), r, m) for e, r, m in mean.tolist()]

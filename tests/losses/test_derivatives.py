@@ -1,0 +1,254 @@
+"""Derivatives of every loss, once and twice, and what torch.func and torch.compile make of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from nofuss import ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, SoftTriple
+from nofuss.losses import INSTANCE_LOSSES
+from nofuss.losses.fused import fused_loss
+from nofuss.losses.fused_margin import WalkedAnchor, WalkedTriplet
+from nofuss.losses.fused_nca import WalkedNCA
+from nofuss.losses.proxy_loss import ProxyLoss
+
+# torch.func scripts some of torch's own formulas when it is first used.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+CLASSES, DIM = 4, 3
+LABELS = torch.tensor([0, 1, 2, 0, 1, 3])
+FUSIBLE = (ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, ProxyAnchor)
+ASSIGNMENTS: dict[str, dict[str, Any]] = {
+    "static": {},
+    "static, summed": {"reduction": "sum"},
+    "fractional": {"proxies_per_class": 0.75},
+    "several": {"proxies_per_class": 1.5},
+    "dynamic": {"proxies_per_class": 1.5, "assignment": "dynamic"},
+    "free norms": {"scale": None},
+    "each": {"reduction": "none"},
+}
+
+
+def cases() -> dict[str, Callable[[], ProxyLoss]]:
+    """Every loss over proxies with every assignment, plain and fused."""
+    found: dict[str, Callable[[], ProxyLoss]] = {
+        "SoftTriple": lambda: SoftTriple(CLASSES, DIM, proxies_per_class=2, seed=0),
+        "SoftTriple, smoothed": lambda: SoftTriple(CLASSES, DIM, label_smoothing=0.1, seed=0),
+        "smoothed": lambda: ProxyNCAPlusPlus(CLASSES, DIM, label_smoothing=0.1, seed=0),
+    }
+    for loss in FUSIBLE:
+        for name, options in ASSIGNMENTS.items():
+            for fused in (True, False):
+                try:
+                    loss(CLASSES, DIM, fused=fused, **options)
+                except (TypeError, ValueError):
+                    continue
+                found[f"{loss.__name__}, {name}, {'fused' if fused else 'plain'}"] = (
+                    lambda loss=loss, options=options, fused=fused: loss(
+                        CLASSES, DIM, seed=0, fused=fused, **options
+                    )
+                )
+    return found
+
+
+CASES = cases()
+FORMS = {
+    "nca": WalkedNCA(),
+    "nca, recomputed": WalkedNCA(keep=False),
+    "softmax": WalkedNCA(include_positive=True),
+    "triplet": WalkedTriplet(0.5),
+    "anchor": WalkedAnchor(0.5),
+}
+
+
+def points() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(6, DIM, dtype=torch.float64, generator=generator)
+
+
+def as_function(criterion: nn.Module) -> Callable[..., Tensor]:
+    """The criterion as a function of embeddings, proxies and labels."""
+
+    def loss(x: Tensor, p: Tensor, labels: Tensor = LABELS) -> Tensor:
+        found: Tensor = functional_call(criterion, {"proxies": p}, (x, labels))
+        return found
+
+    return loss
+
+
+def test_there_are_cases_of_every_loss_and_assignment() -> None:
+    for loss in FUSIBLE:
+        for name in loss.takes:
+            assert f"{loss.__name__}, {name}, plain" in CASES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_and_second_derivatives_over_proxies(name: str) -> None:
+    criterion = CASES[name]().double()
+    inputs = points().requires_grad_(), criterion.proxies
+
+    def loss(x: Tensor, p: Tensor) -> Tensor:
+        return criterion(x, LABELS)
+
+    assert torch.autograd.gradcheck(loss, inputs)
+    assert torch.autograd.gradgradcheck(loss, inputs)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_first_and_second_derivatives_of_the_walks(name: str) -> None:
+    form, x = FORMS[name], 2 * points()
+    p = torch.randn(5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    inputs = x.requires_grad_(), p.requires_grad_()
+    share = None if name == "anchor" else torch.linspace(0.1, 1, 6).double()
+
+    def loss(x: Tensor, p: Tensor) -> Tensor:
+        return fused_loss(form, x, LABELS, p, share)
+
+    assert torch.autograd.gradcheck(loss, inputs)
+    assert torch.autograd.gradgradcheck(loss, inputs)
+
+
+@pytest.mark.parametrize("name", INSTANCE_LOSSES)
+def test_first_and_second_derivatives_over_instances(name: str) -> None:
+    criterion = INSTANCE_LOSSES[name]()
+    x = points().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: criterion(x, LABELS), x)
+    assert torch.autograd.gradgradcheck(lambda x: criterion(x, LABELS), x)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torch_func_sees_the_plain_form(name: str) -> None:
+    criterion = CASES[name]().double()
+    if criterion.reduction == "none":
+        pytest.skip("a Hessian is of one number")
+    loss, x, p = as_function(criterion), points(), criterion.proxies.detach()
+    exact = torch.autograd.functional.hessian(loss, (x, p))
+    found = torch.func.hessian(loss, argnums=(0, 1))(x, p)
+    for ours, right in zip(sum(found, ()), sum(exact, ()), strict=True):
+        torch.testing.assert_close(ours, right)
+    gradient = torch.func.grad(loss)(x, p)
+    direction = torch.ones_like(x)
+    value, along = torch.func.jvp(lambda x: loss(x, p), (x,), (direction,))
+    torch.testing.assert_close(value, loss(x, p))
+    torch.testing.assert_close(along, (gradient * direction).sum())
+    # Batches of batches, and of their labels.
+    turned = torch.stack([x, -x]), torch.stack([LABELS, LABELS.flip(0)])
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None, 0))(turned[0], p, turned[1])
+    torch.testing.assert_close(each[0], gradient)
+    torch.testing.assert_close(each[1], torch.func.grad(loss)(-x, p, LABELS.flip(0)))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_hessian_of_the_walks_is_the_plain_form_s(name: str) -> None:
+    form, x = FORMS[name], 2 * points()
+    p = torch.randn(5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    plain = torch.func.hessian(lambda x: form.plain(x, LABELS, p, None))(x)
+    assert name == "triplet" or plain.any()  # a hinge is linear
+    for hessian in (torch.func.hessian, hessian_by_two_backwards):
+        torch.testing.assert_close(hessian(lambda x: fused_loss(form, x, LABELS, p))(x), plain)
+
+
+def hessian_by_two_backwards(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.autograd.functional.hessian(loss, x)
+
+
+@pytest.mark.parametrize("name", INSTANCE_LOSSES)
+def test_torch_func_over_instances(name: str) -> None:
+    criterion, x = INSTANCE_LOSSES[name](), points()
+    exact = torch.autograd.functional.hessian(lambda x: criterion(x, LABELS), x)
+    torch.testing.assert_close(torch.func.hessian(lambda x: criterion(x, LABELS))(x), exact)
+
+
+COMPILED = {n: c for n, c in CASES.items() if "summed" not in n and "each" not in n}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_as_one_graph(name: str) -> None:
+    torch.compiler.reset()
+    criterion, same = COMPILED[name]().double(), COMPILED[name]().double()
+    x = points().requires_grad_()
+    compiled = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    losses = compiled(x, LABELS), same(x, LABELS)
+    torch.testing.assert_close(*losses)
+    found = torch.autograd.grad(losses[0], (x, criterion.proxies))
+    torch.testing.assert_close(found, torch.autograd.grad(losses[1], (x, same.proxies)))
+
+
+@pytest.mark.parametrize("loss", FUSIBLE)
+def test_many_proxies_compile_to_one_operator(loss: type[ProxyLoss]) -> None:
+    torch.compiler.reset()
+    criterion, nodes = loss(20_000, DIM, seed=0), []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        nodes.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    x = points().float().requires_grad_()
+    compiled = torch.compile(criterion, fullgraph=True, backend=keep)
+    value = compiled(x, LABELS)
+    assert [n for n in nodes if "nofuss" in n] == ["nofuss.fused_loss"]
+    torch.testing.assert_close(value, criterion(x, LABELS))
+    found = torch.autograd.grad(value, (x, criterion.proxies), create_graph=True)
+    right = torch.autograd.grad(criterion(x, LABELS), (x, criterion.proxies), create_graph=True)
+    torch.testing.assert_close(found, right)
+    if loss is not ProxyTriplet:  # the second derivative of a hinge is that of its norms alone
+        twice = [torch.autograd.grad(g[0].square().sum(), x)[0] for g in (found, right)]
+        assert twice[0].any()
+        torch.testing.assert_close(*twice)
+
+
+def test_the_operator_passes_torch_s_own_check() -> None:
+    x, p = points().requires_grad_(), points().repeat(2, 1)[:9].flip(1).requires_grad_()
+    for name in ("nca", "softmax", "triplet", "anchor"):
+        arguments = (x, LABELS, p, None, name, 0.5, True, True)
+        torch.library.opcheck(
+            torch.ops.nofuss.fused_loss.default,
+            arguments,
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
+
+
+def test_a_compiled_loss_still_checks_its_labels() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(ProxyNCA(4, 3), fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="labels are not within 0 to 3"):
+        compiled(torch.ones(2, 3), torch.tensor([0, 4]))
+
+
+def test_forward_mode_of_a_fused_loss_names_the_way_out() -> None:
+    x = points()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(RuntimeError, match="fused=False"):
+            ProxyNCA(4, 3)(dual, LABELS)
+
+
+def test_batched_gradients_of_a_fused_loss() -> None:
+    x, criterion = points().requires_grad_(), ProxyNCA(4, 3, seed=0).double()
+    loss = criterion(x, LABELS)
+    (once,) = torch.autograd.grad(loss, x, retain_graph=True)
+    scales = torch.tensor([1.0, 2.0]).double()
+    (both,) = torch.autograd.grad(loss, x, scales, is_grads_batched=True)
+    torch.testing.assert_close(both, torch.stack([once, 2 * once]))
+
+
+@pytest.mark.parametrize("name", ["triplet", "semi-hard", "lifted", "nca"])
+def test_points_that_coincide_have_finite_second_derivatives(name: str) -> None:
+    x = points()
+    x[3] = x[0]
+    criterion = INSTANCE_LOSSES[name]()
+    hessian = torch.autograd.functional.hessian(lambda x: criterion(x, LABELS), x)
+    assert hessian.isfinite().all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("loss", FUSIBLE)
+def test_a_sharded_loss_refuses_what_it_can_not_do(loss: type[ProxyLoss], fused: bool) -> None:
+    criterion = loss(4, 3, seed=0, fused=fused, sharded=True).double()
+    x = points().requires_grad_()
+    with pytest.raises(RuntimeError, match="can't be differentiated twice"):
+        torch.autograd.grad(criterion(x, LABELS), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="need all proxies; drop sharded"):
+        torch.func.grad(lambda x: criterion(x, LABELS))(x.detach())

@@ -1,0 +1,83 @@
+"""A backbone in onnxruntime: torch's features, and torch where it can't."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nofuss.model.backbones import Backbone
+from nofuss.model.embedder import build_embedder
+from nofuss.model.inference import for_inference
+from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_file
+
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
+
+
+def write(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+def lite0(*, mirror: bool = False) -> Backbone:
+    return for_inference(build_embedder("efficientnet-lite0", dim=4, mirror=mirror)).backbone
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the graph of Lite0: exporting takes seconds, so once."""
+    folder = tmp_path_factory.mktemp("graphs")
+    assert accelerate(lite0(), folder, write)
+    assert len(list(folder.iterdir())) == 1
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mirror", [False, True])
+def test_features_are_torchs(folder: Path, mirror: bool) -> None:
+    fast, plain = lite0(mirror=mirror), lite0(mirror=mirror)
+    assert accelerate(fast, folder, write)
+    assert isinstance(fast.network, OnnxNetwork)
+    assert not can_accelerate(fast)  # nothing to do twice
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for count in (1, 3):
+            x = torch.randn(count, 3, 224, 224, generator=g).to(memory_format=torch.channels_last)
+            torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_damaged_graph_is_exported_anew(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / graph_file(lite0(), folder).name
+    whole = graph_file(lite0(), folder).read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert accelerate(lite0(), tmp_path, write)
+    assert file.stat().st_size == len(whole)
+
+
+def test_other_weights_have_another_graph(tmp_path: Path) -> None:
+    backbone = lite0()
+    before = graph_file(backbone, tmp_path)
+    with torch.no_grad():
+        next(backbone.parameters()).add_(1)
+    assert graph_file(backbone, tmp_path) != before
+
+
+def test_torch_stays_where_it_is_asked_for_or_pictures_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not accelerate(build_embedder("convnet", dim=4).backbone, tmp_path, write)
+    assert not accelerate(build_embedder("identity", dim=4, channels=3).backbone, tmp_path, write)
+    monkeypatch.setenv("NOFUSS_RUNTIME", "torch")
+    assert not accelerate(lite0(), tmp_path, write)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mirror_image_has_the_features_of_the_picture() -> None:
+    """Averaged over both, the order can't matter; in training there is no averaging."""
+    embedder = build_embedder("efficientnet-lite0", dim=4, mirror=True).eval()
+    x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(embedder(x), embedder(x.flip(-1)), rtol=1e-4, atol=1e-5)
+        plain = build_embedder("efficientnet-lite0", dim=4).eval()
+        both = (plain.backbone(x) + plain.backbone(x.flip(-1))) / 2
+        torch.testing.assert_close(embedder.backbone(x), both, rtol=1e-4, atol=1e-5)

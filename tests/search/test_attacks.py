@@ -1,0 +1,59 @@
+"""Attacks on a real server, those of `make torture`: an honest client is served all the same."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads what processes do from /proc"),
+]
+if sys.platform == "linux":
+    from torture import attack_server
+    from torture.attack_server import carry_out, stop
+    from torture.served import Served, honest, prepare_run, served
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("attacks")
+    prepare_run(home)
+    return home
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator["Served"]:
+    with served(home, home / "run") as server:
+        assert honest(server) == []
+        yield server
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "250 silent connections",
+        "half bodies",
+        "senders who leave",
+        "garbage",
+        "cookies of others",
+        "items that are no files",
+    ],
+)
+def test_an_attack(server: "Served", name: str) -> None:
+    assert carry_out(server, name).complaints == []
+
+
+def test_ctrl_c_while_others_hold_it(home: Path) -> None:
+    with served(home, home / "run") as server:
+        found = stop(server, attack_server.hold)
+        assert [complaint for complaint in found if "took" not in complaint] == []
+        assert server.process.returncode == 130
+
+
+def test_with_few_descriptors_it_stays_quiet(home: Path) -> None:
+    with served(home, home / "run", descriptors=80) as server:
+        honest(server)  # until it has drawn its map
+        assert attack_server.silent(server) == []
+        assert server.said == ""

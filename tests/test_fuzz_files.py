@@ -1,0 +1,99 @@
+"""Foreign bytes outside runs: locks, the cache, tables and arrays."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from nofuss.data import open_data
+from nofuss.data.cache import read_tensor, write_tensor
+from nofuss.errors import NofussError
+from nofuss.lock import LOCK, RunLock
+from tests.test_fuzz import anything, changed, other_tensor, relaxed
+from tests.tiny_run import draw
+
+pytestmark = pytest.mark.fuzz
+
+
+def complaint(work: Callable[[], object]) -> str:
+    """What an error of ours says, in one line; empty where there is none."""
+    try:
+        work()
+    except NofussError as error:
+        said = str(error)
+    else:
+        return ""
+    assert "\n" not in said
+    return said
+
+
+def take(run: Path) -> None:
+    with RunLock() as lock:
+        lock.take(run)
+
+
+@relaxed
+@given(content=st.binary(max_size=80) | anything.map(lambda x: json.dumps(x).encode()))
+def test_locks(tmp_path: Path, content: bytes) -> None:
+    """Taken over, or refused and left as it is."""
+    (tmp_path / LOCK).write_bytes(content)
+    said = complaint(lambda: take(tmp_path))
+    if said:
+        assert "is no file that nofuss made" in said
+        assert (tmp_path / LOCK).read_bytes() == content
+    else:
+        assert not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+@relaxed
+@given(data=st.data())
+def test_kept_tensors(tmp_path: Path, data: st.DataObject) -> None:
+    """The same tensor comes back, or none."""
+    file, kept = tmp_path / "kept", torch.arange(12.0).reshape(3, 4)
+    write_tensor(file, kept)
+    file.write_bytes(data.draw(changed(file.read_bytes())))
+    found = read_tensor(file, like=kept)
+    assert found is None or torch.equal(found, kept)
+
+
+# Tables and arrays
+
+
+@relaxed
+@given(data=st.data())
+def test_tables(tmp_path: Path, data: st.DataObject) -> None:
+    cells = st.sampled_from(["a.png", "pipe", "", "x" * 300, "\0", "..", "/dev/zero", '"', "\x1b["])
+    row = st.lists(cells | st.text(max_size=5), max_size=5).map(",".join)
+    header = st.sampled_from(["path,label", "anchor,positive,negative", "path;label;split"]) | row
+    text = "\n".join([data.draw(header), *data.draw(st.lists(row, max_size=5))])
+    draw(1, 1).save(tmp_path / "a.png")
+    if not (tmp_path / "pipe").exists():
+        os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "x.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+    complaint(lambda: open_data(tmp_path / "x.csv"))
+
+
+@relaxed
+@given(data=st.data())
+def test_arrays(tmp_path: Path, data: st.DataObject) -> None:
+    """Sound bytes of every type and shape, and changed ones."""
+    whole = {"vectors": torch.randn(6, 4), "labels": torch.arange(6) // 2}
+    whole["triplets"] = torch.tensor([[0, 1, 2], [2, 3, 4]])
+    named = {name: data.draw(st.just(t) | other_tensor(t)) for name, t in whole.items()}
+    suffix = data.draw(st.sampled_from(["npz", "safetensors"]))
+    file = tmp_path / f"x.{suffix}"
+    if suffix == "npz":
+        np.savez(file, **{name: tensor.numpy() for name, tensor in named.items()})
+    else:
+        save_file({name: tensor.clone().contiguous() for name, tensor in named.items()}, file)
+    if data.draw(st.booleans()):
+        file.write_bytes(data.draw(changed(file.read_bytes())))
+    complaint(lambda: np.isfinite(np.asarray(open_data(file).array)).all() or 1 / 0)

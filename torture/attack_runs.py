@@ -1,0 +1,206 @@
+"""Runs that a stranger made: links where our commands write, what is no file where they read, and
+values that no training would leave (`forgeries.py`).
+
+Every attack has a copy of one finished run. A folder beside it stands for the rest of the disk: no
+byte of it may change, and nothing may appear in it.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from nofuss.lock import LOCK
+from torture.forgeries import CONFIG, INDEX, MODEL, NAMED, Forge
+from torture.forked import run_forked
+from torture.measured import Case, judged
+from torture.training import FLAGS, write_pictures
+
+
+class Attack(NamedTuple):
+    """A forgery, and the commands that meet it."""
+
+    name: str
+    forge: Forge
+    commands: tuple[str, ...]
+
+
+def campaign(home: Path, seed: int) -> Iterator[Case]:
+    """Every forgery, and every command that meets it."""
+    data, whole = write_pictures(home / "data"), home / "whole"
+    make: list[tuple[object, ...]] = [("train", data, "--out", whole, *FLAGS, "--epochs", "2")]
+    for words in [*make, ("index", whole)]:
+        ended = run_forked(home, *words)
+        assert ended.code == 0, ended.said
+    for attack in ATTACKS:
+        for command in attack.commands:
+            yield _suffer(home, whole, data, attack, command)
+
+
+def _suffer(home: Path, whole: Path, data: Path, attack: Attack, command: str) -> Case:
+    run, disk = home / "run", home / "disk"
+    for folder in (run, disk):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, run)
+    shutil.copytree(whole, disk / "other run")
+    (disk / "precious").write_text("precious")
+    attack.forge(run, disk)
+    before = contents(disk)
+    query = data / "class 0"
+    words: dict[str, tuple[object, ...]] = {
+        "evaluate": ("evaluate", run),
+        "index": ("index", run, query),
+        "search": ("search", run, query / "0.png", "--json"),
+        "show": ("search", run, query / "0.png", "--show", home / f"{os.urandom(8).hex()}.png"),
+        "embed": ("embed", run, query, "--out", home / f"{os.urandom(8).hex()}.npz"),
+        "train": ("train", "--out", run, "--resume", "--force", "--epochs", "3"),
+    }
+    ended = run_forked(home, *words[command])
+    names = {name for name, _ in before.items() ^ contents(disk).items()}
+    others = [f"changed outside: {name}" for name in sorted(names)]
+    if command == "search" and "NaN" in ended.said.partition("nofuss: ")[0]:
+        others.append("answered with NaN")
+    return judged(f"{attack.name}, {command}", ended, *others)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.stat().st_size < 2**30
+    }
+
+
+# Links where something is written
+
+
+def file_link(name: str) -> Forge:
+    """A link at a name that is written, to a file elsewhere."""
+
+    def forge(run: Path, disk: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(disk / "precious")
+
+    return forge
+
+
+def hard_link(name: str) -> Forge:
+    """The same file under a second name."""
+
+    def forge(run: Path, disk: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        (run / name).hardlink_to(disk / "precious")
+
+    return forge
+
+
+def folder_link(name: str) -> Forge:
+    """A sub-folder that is another run's."""
+
+    def forge(run: Path, disk: Path) -> None:
+        shutil.rmtree(run / name)
+        (run / name).symlink_to(disk / "other run" / name)
+
+    return forge
+
+
+def checkpoint_link(run: Path, disk: Path) -> None:
+    """A checkpoint that is another run's, and is removed when there are newer ones."""
+    for step in (run / "checkpoints").iterdir():
+        shutil.rmtree(step)
+        step.symlink_to(disk / "other run" / "checkpoints" / step.name)
+
+
+WRITERS = ("evaluate", "index", "train")
+LINKS = [
+    *(
+        Attack(f"{name} is a link", file_link(name), ("index",))
+        for name in ("index/..items.new.new", "index/.vectors.new", "index/.manifest.json.new")
+    ),
+    *(
+        Attack(f"{name} is a link", file_link(name), ("evaluate", "train"))
+        for name in (".scores.json.new", ".report.html.new", ".embeddings.safetensors.new")
+    ),
+    *(
+        Attack(f"{name} is a link", file_link(name), ("train",))
+        for name in (".metrics.jsonl.new", ".config.json.new", "metrics.jsonl", "README.md")
+    ),
+    *(
+        Attack(f"{name} is a link", file_link(name), ("evaluate",))
+        for name in ("scores.json", "report.html", "suspects.csv", "embeddings.safetensors")
+    ),
+    *(
+        Attack(f"{LOCK} is a {kind}", make(LOCK), WRITERS)
+        for kind, make in (("link", file_link), ("hard link", hard_link))
+    ),
+    *(
+        Attack(f"{name} is a hard link", hard_link(name), ("evaluate",))
+        for name in ("scores.json", "report.html")
+    ),
+    *(
+        Attack(f"{name}/ is a link", folder_link(name), WRITERS)
+        for name in ("index", "checkpoints", "model")
+    ),
+    Attack("checkpoints/step-N is a link", checkpoint_link, ("train",)),
+]
+
+
+# What is no file, where something is read
+
+
+def no_file(name: str, make: Callable[[Path], object]) -> Forge:
+    """Something in the place of a file."""
+
+    def forge(run: Path, disk: Path) -> None:
+        file = next(iter(run.glob(name)))
+        file.unlink()
+        make(file)
+
+    return forge
+
+
+def sparse(path: Path) -> None:
+    """A terabyte of nothing."""
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a terabyte of zeros": sparse,
+    "/proc/self/pagemap": lambda path: path.symlink_to("/proc/self/pagemap"),
+}
+READ = {
+    "config.json": ("search",),
+    "model/model.json": ("search",),
+    "model/manifest.json": ("search",),
+    "model/weights.safetensors": ("search",),
+    "index/manifest.json": ("search",),
+    "index/items-*": ("search",),
+    "index/vectors-*": ("search",),
+    "embeddings.safetensors": ("evaluate",),
+    "scores.json": ("evaluate",),
+    "metrics.jsonl": ("evaluate",),
+    "checkpoints/step-4/state.json": ("train",),
+    "checkpoints/step-4/tensors.safetensors": ("train",),
+}
+NO_FILES = [
+    Attack(f"{name} is {what}", no_file(name, make), commands)
+    for name, commands in READ.items()
+    for what, make in SPECIAL.items()
+]
+
+
+# Values that no training leaves
+
+
+FORGED = [
+    *(Attack(f"model: {name}", forge, ("search", "embed")) for name, forge in MODEL.items()),
+    *(Attack(f"index: {name}", forge, ("search", "index")) for name, forge in INDEX.items()),
+    *(Attack(f"index: {name}", forge, ("show",)) for name, forge in NAMED.items()),
+    *(Attack(f"config: {name}", forge, ("evaluate", "train")) for name, forge in CONFIG.items()),
+]
+ATTACKS = [*LINKS, *NO_FILES, *FORGED]

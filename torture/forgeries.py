@@ -1,0 +1,159 @@
+"""Values that no training leaves in a run, vouched for by every checksum there is."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from nofuss.files import read_json, seal, sha256, write_json
+
+Forge = Callable[[Path, Path], None]
+"""Given the run and the rest of the disk."""
+
+
+def model_json(**changes: Any) -> Forge:
+    """Other values in model.json, and in its preprocessing and its extra."""
+
+    def forge(run: Path, disk: Path) -> None:
+        file = run / "model" / "model.json"
+        content = json.loads(file.read_text())
+        for name, value in changes.items():
+            parent = next((p for p in ("preprocessing", "extra") if name in content[p]), None)
+            if name == "threshold":
+                parent = "extra"
+            (content if parent is None else content[parent])[name] = value
+        file.write_text(json.dumps(content))
+        _seal_model(run)
+
+    return forge
+
+
+def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
+    """Other weights of the head."""
+
+    def forge(run: Path, disk: Path) -> None:
+        file = run / "model" / "weights.safetensors"
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        tensors["head.weight"] = change(tensors["head.weight"])
+        save_file(tensors, file)
+        _seal_model(run)
+
+    return forge
+
+
+def _seal_model(run: Path) -> None:
+    (run / "model" / "manifest.json").unlink()
+    seal(run / "model")
+
+
+def index_vectors(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
+    """Other vectors in the index."""
+
+    def forge(run: Path, disk: Path) -> None:
+        file = next((run / "index").glob("vectors-*"))
+        tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+        tensors["vectors"] = change(tensors["vectors"]).contiguous()
+        save_file(tensors, file)
+        _seal_index(file)
+
+    return forge
+
+
+def index_items(change: Callable[[dict[str, Any]], Any]) -> Forge:
+    """Other items in the index."""
+
+    def forge(run: Path, disk: Path) -> None:
+        file = next((run / "index").glob("items-*"))
+        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+        _seal_index(file)
+
+    return forge
+
+
+def _seal_index(file: Path) -> None:
+    part, manifest = file.name.partition("-")[0], file.parent / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["sha256"][part] = sha256(file)
+    manifest.write_text(json.dumps(content))
+    file.rename(file.with_name(f"{part}-{sha256(file)[:16]}{file.suffix}"))
+
+
+def config(**changes: Any) -> Forge:
+    """Other settings."""
+
+    def forge(run: Path, disk: Path) -> None:
+        file = run / "config.json"
+        write_json(file, read_json(file) | changes)
+
+    return forge
+
+
+def named(what: str) -> Forge:
+    """Items of the index that are no pictures; each name is another way to the same."""
+
+    def forge(run: Path, disk: Path) -> None:
+        os.mkfifo(disk / "pipe.png")
+        with (disk / "sparse.png").open("wb") as file:
+            file.truncate(2**40)
+        folder, name = os.path.split(what.format(disk=disk))
+        names = [f"{folder}/{n * './'}{name}" for n in range(32)]
+        index_items(lambda i: {**i, "names": names, "extra": i["extra"] | {"items": {}}})(run, disk)
+
+    return forge
+
+
+def deep(run: Path, disk: Path) -> None:
+    """Brackets without end."""
+    (run / "config.json").write_text("[" * 500_000)
+
+
+NAN = float("nan")
+THRESHOLDS: tuple[Any, ...] = (NAN, -1, 1e308, "x", [], True)
+MODEL: dict[str, Forge] = {
+    **{f"threshold {t}": model_json(threshold=t) for t in THRESHOLDS},
+    **{f"dim {dim}": model_json(dim=dim) for dim in (0, -1, 10**7, 10**12, 2.5, "4")},
+    **{f"channels {n}": model_json(channels=n) for n in (0, 10**7, "3")},
+    **{f"size {size}": model_json(size=size) for size in (0, 3, 10**6, "16")},
+    **{f"std {std}": model_json(std=std) for std in ([0, 0, 0], [NAN] * 3, [1], "xyz")},
+    **{f"mode {mode}": model_json(mode=mode) for mode in ("L", "CMYK", 7)},
+    "no preprocessing": model_json(preprocessing=None),
+    "class names": model_json(class_names=[1, 2]),
+    "NaN weights": weights(lambda w: w * NAN),
+    "infinite weights": weights(lambda w: w * torch.inf),
+    "weights that overflow": weights(lambda w: torch.full_like(w, 3e38)),
+    "weights of another shape": weights(lambda w: w[:2].contiguous()),
+}
+INDEX: dict[str, Forge] = {
+    "NaN vectors": index_vectors(lambda v: v * NAN),
+    "wide vectors": index_vectors(lambda v: torch.cat([v, v], 1) / 2**0.5),
+    "vectors of halves": index_vectors(lambda v: v.half()),
+    "long vectors": index_vectors(lambda v: v * 1e30),
+    "few vectors": index_vectors(lambda v: v[:3]),
+    "names twice": index_items(lambda i: i | {"names": ["x"] * len(i["names"])}),
+    "names that are numbers": index_items(lambda i: i | {"names": list(range(len(i["names"])))}),
+    "notes of nobody": index_items(lambda i: i | {"extra": i["extra"] | {"items": {"x": [1]}}}),
+    "no object": index_items(lambda i: [i]),
+    "control characters": index_items(
+        lambda i: i | {"names": [f"\x1b[31m{n}\r\n[b]x" for n in range(len(i["names"]))]}
+    ),
+}
+NAMED: dict[str, Forge] = {
+    what: named(what)
+    for what in (
+        *("{disk}/pipe.png", "{disk}/sparse.png", "{disk}/pipe.png#0", "{disk}/none#0"),
+        *("/dev/zero", "/dev/tty", "/proc/self/mem", "/proc/self/pagemap", "/proc/kmsg"),
+    )
+}
+CONFIG: dict[str, Forge] = {
+    "seed −1": config(seed=-1),
+    "seed 10³⁰": config(seed=10**30),
+    "test share NaN": config(test_share=NAN),
+    "data /dev/zero": config(data="/dev/zero"),
+    "data /proc": config(data="/proc/self/fd"),
+    "dim 10⁹": config(dim=10**9),
+    "brackets without end": deep,
+}

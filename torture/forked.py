@@ -1,0 +1,86 @@
+"""The real command in a process that is forked from one that has imported everything.
+
+Starting Python and torch takes seconds, most attacks a fraction of one.
+"""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from torture.measured import PATIENCE, Ended
+
+PRELOADED = ("nofuss.pipeline", "nofuss.commands", "nofuss.search.commands", "torch._dynamo")
+
+
+class Forked:
+    """A command at work; the like of `measured.Started`."""
+
+    def __init__(self, home: Path, *words: object) -> None:
+        context = _context()
+        self._log = home / f"said-{time.monotonic_ns()}.txt"
+        self._log.touch()
+        self._peak: Any = context.Value("d", 0.0)
+        self._began = time.monotonic()
+        arguments = ([str(word) for word in words], home, self._log, self._peak)
+        self.process = context.Process(target=_run, args=arguments)
+        self.process.start()
+
+    @property
+    def said(self) -> str:
+        """So far."""
+        return self._log.read_text(errors="backslashreplace")
+
+    def wait_for(self, words: str) -> None:
+        """Until it has said this, or has ended."""
+        while words not in self.said and self.process.is_alive():
+            time.sleep(0.01)
+
+    def wait(self) -> Ended:
+        """Until its end; killed where it does not come."""
+        self.process.join(max(0.0, PATIENCE - (time.monotonic() - self._began)))
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        seconds, said = time.monotonic() - self._began, self.said
+        self._log.unlink()
+        assert self.process.exitcode is not None
+        return Ended(self.process.exitcode, said, seconds, self._peak.value)
+
+
+def run_forked(home: Path, *words: object) -> Ended:
+    """Run a command to its end."""
+    return Forked(home, *words).wait()
+
+
+def _context() -> ForkServerContext:
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the server starts: it keeps its environment
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, "torture.forked"])
+    return context
+
+
+def _run(words: list[str], home: Path, log: Path, peak: Any) -> None:
+    """In the new process: be the program."""
+    from nofuss.cli import main
+
+    target = os.open(log, os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.environ["NOFUSS_CACHE"] = str(home / "cache")
+    os.chdir(home)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
+    sys.argv[1:] = words
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        code = main(words)
+    except SystemExit as leaving:  # of --help
+        code = int(leaving.code or 0)
+    sys.stdout.flush()
+    peak.value = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    sys.exit(code)

@@ -1,0 +1,114 @@
+"""A command that is measured: how it ended, what it said, how long it took, the most it held."""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torture.training import command, environment
+
+PATIENCE = 120.0
+"""Seconds after which a command counts as hung, and is killed."""
+
+
+class Ended(NamedTuple):
+    """How a process ended."""
+
+    code: int
+    """Exit code; negative for a signal."""
+    said: str
+    seconds: float
+    megabytes: float
+    """The largest resident set."""
+
+    @property
+    def line(self) -> str:
+        """The last thing said."""
+        return self.said.strip().splitlines()[-1] if self.said.strip() else ""
+
+    @property
+    def refused(self) -> bool:
+        """In one line that was meant for the user."""
+        clear = self.line.startswith("nofuss: ") and "(unexpected" not in self.line
+        return self.code in (1, 2) and clear and "Traceback" not in self.said
+
+    def complaints(self) -> list[str]:
+        """What can be said against it whatever was attacked: it crashed, or hung."""
+        if self.code == 0 or self.refused:
+            return []
+        return [f"exit {self.code} after {self.seconds:.0f} s, said {self.line!r}"]
+
+
+class Case(NamedTuple):
+    """One attack and what came of it."""
+
+    name: str
+    refused: bool
+    """In one line; otherwise the work was done as if nothing had been there."""
+    seconds: float
+    megabytes: float
+    complaints: list[str]
+
+
+def judged(name: str, ended: Ended, *others: str) -> Case:
+    """The case of one command, with what else there is to complain of."""
+    complaints = [*ended.complaints(), *others]
+    return Case(name, ended.refused, ended.seconds, ended.megabytes, complaints)
+
+
+def run_measured(
+    home: Path, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
+    """Run the real command to its end, or to the end of all patience."""
+    return Started(home, *words, env=env, cwd=cwd).wait()
+
+
+class Started:
+    """A command at work."""
+
+    def __init__(
+        self,
+        home: Path,
+        *words: object,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self._log = home / f"said-{time.monotonic_ns()}.txt"
+        self._began = time.monotonic()
+        with self._log.open("w") as said:
+            self.process = subprocess.Popen(
+                command(*words),
+                cwd=cwd or home,
+                env={**environment(home), **(env or {}), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+    @property
+    def said(self) -> str:
+        """So far."""
+        return self._log.read_text(errors="backslashreplace")
+
+    def wait_for(self, words: str) -> None:
+        """Until it has said this, or has ended."""
+        left = os.WEXITED | os.WNOHANG | os.WNOWAIT  # `wait` wants to measure it
+        while words not in self.said and not os.waitid(os.P_PID, self.process.pid, left):
+            time.sleep(0.01)
+
+    def wait(self) -> Ended:
+        """Until its end; killed where it does not come."""
+        while True:
+            ended, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() - self._began > PATIENCE:
+                self.process.kill()
+            time.sleep(0.005)
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.monotonic() - self._began
+        said = self.said
+        self._log.unlink()
+        return Ended(self.process.returncode, said, seconds, usage.ru_maxrss / 1024)
