@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -297,6 +297,52 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     (photos / "class 3" / "new.png").write_bytes(cut)
     assert "data differ" in one_line(nofuss("evaluate", "run"), 2)
     assert "data differ" in one_line(nofuss("train", "--out", "run", "--resume"), 2)
+
+
+def test_queries_search_a_gallery(nofuss: Call, home: Path, tmp_path: Path) -> None:
+    """As folders, as one CSV that says who is what, and with the queries in the gallery."""
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    assert nofuss("train", photos, "--out", "run", "--epochs", 1).code == 0
+    before = Path("run/scores.json").read_bytes()
+    pictures = sorted(photos.rglob("*.png"))
+    rows = [(p, "query" if p.stem in "02" else "gallery") for p in pictures]
+    lines = [f"{p.relative_to(tmp_path)},{p.parent.name},{side}" for p, side in rows]
+    (tmp_path / "both.csv").write_text("\n".join(["path,label,split", *lines]))
+    for name in ("query", "gallery"):
+        own = [line.rpartition(",")[0] for line in lines if line.endswith(name)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label", *own]))
+
+    def scores(*words: object) -> dict[str, Any]:
+        outcome = nofuss("evaluate", "run", *words, "--json")
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    apart = scores(tmp_path / "query.csv", "--gallery", tmp_path / "gallery.csv", "--extended")
+    assert apart["queries"] == sum(side == "query" for _, side in rows)
+    assert apart["items"] == len(rows)
+    assert "a gallery of their own" in apart["protocol"]
+    assert {"mrr", "map", "precision@8", "class_mean_recall@1", "class_mean_map"} <= apart.keys()
+    one_file = scores(tmp_path / "both.csv")
+    assert one_file == {key: apart[key] for key in one_file}
+    # A gallery that holds all of the queries is all against all, whatever it is given as.
+    among_themselves = scores(photos)
+    inside = scores(photos, "--gallery", photos)
+    held = scores(tmp_path / "query.csv", "--gallery", photos)
+    assert inside["recall@1"] == among_themselves["recall@1"]
+    assert held["queries"] == apart["queries"]
+    assert held["items"] == len(rows)
+    assert Path("run/scores.json").read_bytes() == before
+    outcome = nofuss("evaluate", "run", photos, "--gallery", photos, "--extended")
+    assert "Recall@1, mean over classes" in outcome.out
+    assert "MAP@R, mean over classes" in outcome.out
+
+    (tmp_path / "other.csv").write_text(f"path,label\n{pictures[0]},elsewhere\n")
+    words = ("evaluate", "run", tmp_path / "other.csv", "--gallery")
+    assert "share no class" in one_line(nofuss(*words, tmp_path / "gallery.csv"), 2)
+    (tmp_path / "other.csv").write_text(f"path,label\n{pictures[0]},{pictures[-1].parent.name}\n")
+    assert "the same class in both" in one_line(nofuss(*words, photos), 2)
+    assert "needs the queries" in one_line(nofuss("evaluate", "run", "--gallery", photos), 2)
 
 
 def test_embed_writes_what_train_reads(nofuss: Call, home: Path) -> None:
