@@ -23,9 +23,9 @@ from nofuss.geometry import squared_distances
 BLOCK = 512
 CANDIDATES = 4  # points tried for each seed
 BATCH = 256  # most seeds drawn at once
-ROUNDS = 6  # of swaps, at most
+ROUNDS = 5  # of swaps, at most
 SWAPS = 1024  # of a round, at most; a quarter of the seeds where there are few
-ENOUGH = 5e-3  # a round that lowers Σ D² by a smaller share is the last
+ENOUGH = 1e-2  # a round that lowers Σ D² by a smaller share is the last
 SCORES = 2**18  # similarities to seeds that are held at once, within a core's cache
 
 
