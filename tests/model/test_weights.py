@@ -88,7 +88,7 @@ def test_what_cannot_be_written_leaves_the_former_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 99}, "has format 99, expected 1; open it with the version"),
+        ({"format": 99}, "has format 99, expected 2; open it with the version"),
         ({"backbone": "convnot"}, "unknown backbone 'convnot'; did you mean 'convnet'"),
         ({"backbone": None}, "is damaged"),
         ({"dim": 7}, r"has head.bias \(8,\) instead of \(7,\)"),

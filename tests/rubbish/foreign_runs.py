@@ -21,7 +21,7 @@ def _(here: Path) -> list[object]:
     return resume(run)
 
 
-@rubbish("a model of a later version", 2, "has format 99, expected 1; open it with the version of")
+@rubbish("a model of a later version", 2, "has format 99, expected 2; open it with the version of")
 def _(here: Path) -> list[object]:
     model = finished(here) / "model"
     description = json.loads((model / "model.json").read_text()) | {"format": 99}
