@@ -79,7 +79,9 @@ def _do(command: Command, argv: Sequence[str]) -> None:
             commands.evaluate_run(
                 command.run,
                 command.data,
+                gallery=command.gallery,
                 ks=command.k,
+                extended=command.extended,
                 seed=command.seed,
                 as_json=command.json,
                 device=command.device,

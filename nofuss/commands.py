@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
 from nofuss.errors import DataError, UsageError, command
 from nofuss.files import write_file
+from nofuss.galleries import among_themselves, within_gallery
 from nofuss.job import by_folds, split
 from nofuss.lock import RunLock
 from nofuss.pipeline import train
@@ -36,19 +37,40 @@ def evaluate_run(
     ks: Sequence[int],
     seed: int,
     as_json: bool,
+    gallery: Path | None = None,
+    extended: bool = False,
     device: str = "auto",
 ) -> None:
-    """`nofuss evaluate`: the run's test classes, or all of other data."""
+    """`nofuss evaluate`: the run's test classes, or all of other data, maybe within a gallery."""
+    if gallery is not None and data is None:
+        raise UsageError("--gallery needs the queries: nofuss evaluate RUN QUERIES --gallery DIR")
     if not ks or min(ks) < 1:
         raise UsageError(f"--k is {' '.join(map(str, ks))}; expected whole numbers from 1 up")
     with RunLock() as lock:
         if data is None:  # the run keeps the scores
             lock.take(open_run(path).path)
-        _evaluate(path, data, ks=ks, seed=seed, as_json=as_json, device=device)
+        _evaluate(
+            path,
+            data,
+            gallery=gallery,
+            ks=ks,
+            extended=extended,
+            seed=seed,
+            as_json=as_json,
+            device=device,
+        )
 
 
 def _evaluate(
-    path: Path, data: Path | None, *, ks: Sequence[int], seed: int, as_json: bool, device: str
+    path: Path,
+    data: Path | None,
+    *,
+    gallery: Path | None,
+    ks: Sequence[int],
+    extended: bool,
+    seed: int,
+    as_json: bool,
+    device: str,
 ) -> None:
     run = open_run(path)
     encoder = load(path, device=device)
@@ -68,12 +90,20 @@ def _evaluate(
         whole, collection = collection, collection.subset(test)
         say(collection.describe())
         ks = sorted({*ks, *KS})  # what the run keeps has the usual ones, whatever was asked for
-    if collection.labels is None or not scorable(collection.labels):
+    searched = None if gallery is None else _open_gallery(gallery, say)
+    if searched is None and (collection.labels is None or not scorable(collection.labels)):
         raise DataError(
             f"{collection.name} can't be scored: two classes are needed, one with two items"
         )
     found = encoder.embed_collection(collection)
-    scores = score_all({run.config.loss: found}, collection.labels, ks=ks, seed=seed)
+    if searched is None or gallery is None or data is None:
+        queries, labels, options = among_themselves(found, collection)
+    else:
+        same = data.resolve() == gallery.resolve()
+        queries, labels, options = within_gallery(found, collection, searched, encoder, same=same)
+    scores = score_all(
+        {run.config.loss: queries}, labels, ks=ks, seed=seed, extended=extended, **options
+    )
     if not processes.first():
         return
     content = scores[run.config.loss]
@@ -90,6 +120,13 @@ def _evaluate(
         kept.save(path)
         with processes.alone():
             say(f"report: {write_report(path, whole, kept)}")
+
+
+def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
+    with processes.in_turn():
+        collection, _ = open_usable(gallery, say=say)
+    processes.check_same("gallery", collection.fingerprint)
+    return collection
 
 
 def _show_fold_scores(path: Path, *, as_json: bool) -> None:

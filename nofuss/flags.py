@@ -24,9 +24,15 @@ class Evaluate:
         Positional,
         arg(metavar="DATA", help_behavior_hint="(default: the run's own test classes)"),
     ] = None
-    """Other data to score the run on, all of it."""
+    """Other data to score the run on, all of it. In a CSV whose split column says query and
+    gallery, the ones search among the others."""
+    gallery: Annotated[Path | None, arg(metavar="GALLERY", help_behavior_hint="")] = None
+    """Search in these instead of among DATA, which are then queries only. A picture of DATA that
+    is in the gallery too is left out of its own search."""
     k: Annotated[tuple[int, ...], arg(metavar="K")] = (1, 2, 4, 8)
     """The K of Recall@K; for the run's own test classes 1, 2, 4 and 8 come with them."""
+    extended: bool = False
+    """Also MAP over all ranks, MRR, precision@K, and the means over classes of all scores."""
     seed: int = 0
     """Of k-means and the bootstrap."""
     json: bool = False

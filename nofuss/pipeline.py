@@ -73,7 +73,7 @@ def _train_locked(
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
     config = _come_back(config)
     if config.force and not config.resume:
-        raise UsageError("--force is for going on with a run; add --resume, or leave it out")
+        raise UsageError("--force is for resuming a run; add --resume, or leave it out")
     if config.resume:
         config = resume_run(config, told=told, restarted=processes.restarted())
         assert config.out is not None

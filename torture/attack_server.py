@@ -227,7 +227,8 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
         for name in ATTACKS:
             yield carry_out(server, name)
         began = time.monotonic()
-        yield Case("Ctrl-C, idle", False, time.monotonic() - began, 0, stop(server))
+        found = stop(server)
+        yield Case("Ctrl-C, idle", False, time.monotonic() - began, 0, found)
     with served(home, run) as server:
         began = time.monotonic()
         found = stop(server, hold)

@@ -54,7 +54,7 @@ def executed(home: Path) -> Start:
     return start
 
 
-AT_WORK, GOING_ON = "classes", r"going on at epoch (\d+), step (\d+)"
+AT_WORK, GOING_ON = "classes", r"resuming at epoch (\d+), step (\d+)"
 
 
 @dataclass

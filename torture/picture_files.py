@@ -56,16 +56,15 @@ def png(
     def rows(w: int, h: int) -> int:
         return h * (1 + (w * bits + 7) // 8) if w and h else 0
 
-    if interlaced:
+    if pixels is None and interlaced:
         steps = ((-(-(width - x) // dx), -(-(height - y) // dy)) for x, y, dx, dy in _ADAM7)
-        content = zeros(sum(rows(max(w, 0), max(h, 0)) for w, h in steps))
-    else:
+        pixels = chunk(b"IDAT", zeros(sum(rows(max(w, 0), max(h, 0)) for w, h in steps)))
+    elif pixels is None:
         row = bytes([row_filter]) + bytes(rows(width, 1) - 1)
-        content = zeros(rows(width, height), period=row)
+        pixels = chunk(b"IDAT", zeros(rows(width, height), period=row))
     header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, interlaced)
     palette = chunk(b"PLTE", bytes(range(256)) * 3) if color == PALETTE else b""
-    body = chunk(b"IDAT", content) if pixels is None else pixels
-    parts = (chunk(b"IHDR", header), palette, before, body, after, chunk(b"IEND", b""))
+    parts = (chunk(b"IHDR", header), palette, before, pixels, after, chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 

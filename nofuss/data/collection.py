@@ -23,6 +23,8 @@ Labels = NDArray[np.int64]
 Kind = Literal["pictures", "images", "vectors", "dataset"]
 
 TRAIN, TEST = "train", "test"
+QUERY, GALLERY = "query", "gallery"
+"""The two parts of a test side in which the ones search among the others."""
 
 
 def compact_labels(labels: ArrayLike) -> tuple[Labels, NDArray[Any]]:
@@ -62,7 +64,8 @@ class Collection:
     """(N,) of 0…C−1 without gaps."""
     class_names: tuple[str, ...] = ()
     split: NDArray[np.str_] | None = None
-    """(N,) of "train" and "test", where the data brings its own split."""
+    """(N,) of "train" and "test", where the data brings its own split; the test side may be of
+    "query" and "gallery"."""
     triplets: NDArray[np.int64] | None = None
     """(T, 3) of anchor, positive and negative, as indices of items."""
     notes: tuple[str, ...] = ()

@@ -12,12 +12,22 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
+from nofuss.data.collection import (
+    GALLERY,
+    QUERY,
+    TEST,
+    TRAIN,
+    Collection,
+    compact_labels,
+    first_five,
+    printable,
+)
 from nofuss.errors import DataError
 from nofuss.files import check_regular, open_regular
 
 LONGEST_LINE = 2**20
 SPLITS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "eval": TEST}
+SPLITS |= {"query": QUERY, "gallery": GALLERY}
 
 
 def open_manifest(path: Path) -> Collection:
@@ -32,7 +42,7 @@ def open_manifest(path: Path) -> Collection:
             if not picture or not label:
                 raise ValueError(f"no {'label' if picture else 'path'}")
             if "split" in row and row["split"].strip().lower() not in SPLITS:
-                raise ValueError(f"split {row['split']!r} is neither train nor test")
+                raise ValueError(f"split {row['split']!r} is none of train, test, query, gallery")
             paths.append(existing(path.parent, picture))
             labels.append(label)
             split.append(SPLITS[row["split"].strip().lower()] if "split" in row else "")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nofuss.data.collection import TEST, TRAIN, Collection, first_five
+from nofuss.data.collection import TRAIN, Collection, first_five
 from nofuss.errors import DataError
 
 Indices = NDArray[np.int64]
@@ -34,7 +34,7 @@ def split_collection(
             return Split(np.arange(len(collection)), np.empty(0, dtype=np.int64))
         return split_classes(collection.labels, share=test_share, seed=seed)
     sides = Split(
-        np.flatnonzero(collection.split == TRAIN), np.flatnonzero(collection.split == TEST)
+        np.flatnonzero(collection.split == TRAIN), np.flatnonzero(collection.split != TRAIN)
     )
     for side, items in zip(sides._fields, sides, strict=True):
         if not len(items):

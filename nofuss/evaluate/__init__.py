@@ -8,10 +8,15 @@ from nofuss.evaluate.nmi import (
     nmi,
     normalized_mutual_information,
 )
-from nofuss.evaluate.precision import map_at_r, r_precision
+from nofuss.evaluate.precision import (
+    map_at_r,
+    mean_average_precision,
+    precision_at_k,
+    r_precision,
+)
 from nofuss.evaluate.protocol import Scores, evaluate
 from nofuss.evaluate.queries import PerQuery, per_query
-from nofuss.evaluate.recall import ranks_of_first_positive, recall_at_k
+from nofuss.evaluate.recall import mean_reciprocal_rank, ranks_of_first_positive, recall_at_k
 
 __all__ = [
     "PerQuery",
@@ -21,10 +26,13 @@ __all__ = [
     "evaluate",
     "kmeans",
     "map_at_r",
+    "mean_average_precision",
+    "mean_reciprocal_rank",
     "nmi",
     "normalized_mutual_information",
     "paired_difference",
     "per_query",
+    "precision_at_k",
     "r_precision",
     "ranks_of_first_positive",
     "recall_at_k",

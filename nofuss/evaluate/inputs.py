@@ -1,10 +1,15 @@
 """What every score asks of its input: finite vectors, one label each, classes as 0 … C − 1."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from nofuss.geometry import Array, as_tensor
+
+LONGEST = 1e140  # squares and their sums stay within float64
+CHUNK = 2**22  # numbers that are held in float64 at once
 
 
 def vectors_of(embeddings: Array, *, name: str = "embeddings") -> Tensor:
@@ -24,6 +29,43 @@ def vectors_of(embeddings: Array, *, name: str = "embeddings") -> Tensor:
     return x.contiguous()
 
 
+def lengths_of(x: Tensor, *, name: str = "embeddings") -> Tensor:
+    """|x| of each row in float64, (N,); float32 of any size is fine, float64 beyond reason is not.
+
+    A float32 square overflows from 1.8e19 and vanishes below 1e-23: here it can do neither.
+    """
+    norm = torch.cat([part.double().norm(dim=1) for part in _chunks(x)])
+    # A row that is not zero but whose squares are would be taken for a direction of length zero.
+    lost = ~norm.isfinite() | (norm > LONGEST) | ((norm < 1 / LONGEST) & x.any(1))
+    if lost.any():
+        largest = float(x[lost].abs().max())
+        raise ValueError(
+            f"{int(lost.sum())} of {len(x)} {name} have entries like {largest:.0e}; "
+            f"rescale them to within 1e±{math.log10(LONGEST):.0f}"
+        )
+    return norm
+
+
+def directions(x: Tensor) -> Tensor:
+    """Return x / |x| of each row in the precision of x, whatever its size; zero stays zero."""
+    norm = lengths_of(x)
+    norm = torch.where(norm > 0, norm, 1.0)[:, None]
+    parts = zip(_chunks(x), torch.split(norm, len(_chunks(x)[0])), strict=True)
+    return torch.cat([(part.double() / n).to(x.dtype) for part, n in parts])
+
+
+def scaled_to_one(x: Tensor) -> tuple[Tensor, int]:
+    """Return x · 2ᵉ, exactly, with its largest entry in [½, 1), and e: no square can overflow."""
+    exponent = -math.frexp(float(x.abs().max()))[1]
+    return times_power_of_two(x, exponent), exponent
+
+
+def times_power_of_two(x: Tensor, exponent: int) -> Tensor:
+    """Return x · 2ᵉ; in two steps, since 2ᵉ itself may not be a float32."""
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
+
+
 def classes_of(labels: Array, items: int, *, name: str = "labels") -> Tensor:
     """One class number 0 … C − 1 an item, in the order of the sorted labels (numbers or names)."""
     return _numbered(_column(labels, items, name))
@@ -37,6 +79,10 @@ def shared_classes(
     gallery = _column(gallery_labels, gallery_items, "gallery_labels")
     numbers = _numbered(np.concatenate([query, gallery]))
     return numbers[:items], numbers[items:]
+
+
+def _chunks(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(x, max(1, CHUNK // x.shape[1]))
 
 
 def _column(labels: Array, items: int, name: str) -> np.ndarray:

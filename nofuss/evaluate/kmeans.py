@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.inputs import vectors_of
+from nofuss.evaluate.inputs import scaled_to_one, times_power_of_two, vectors_of
 from nofuss.evaluate.retrieval import blocks
-from nofuss.evaluate.seeding import plus_plus
+from nofuss.evaluate.seeding import choose_seeds
 from nofuss.geometry import Array
 from nofuss.processes import merge_rows, share
 
@@ -55,6 +55,7 @@ def kmeans(
         raise ValueError(f"restarts={restarts}, iterations={iterations}; expected 1 or more")
     if seeding not in ("k-means++", "random"):
         raise ValueError(f"unknown seeding {seeding!r}; choose from k-means++, random")
+    x, exponent = scaled_to_one(x)
     center = x.mean(0)  # squares of centered vectors are small, and so are their roundings
     x = x - center
     generator = torch.Generator().manual_seed(seed)
@@ -63,14 +64,14 @@ def kmeans(
         if seeding == "random":
             chosen = torch.randperm(len(x), generator=generator)[:k].to(x.device)
         else:
-            chosen = plus_plus(x, k, generator)
+            chosen = choose_seeds(x, k, generator)
         assignment = _lloyd(x, x[chosen], 0 if refine and len(x) < SMALL * k else iterations)
         if refine:
             assignment = _exchange(x, assignment, k, iterations)
         centroids = _means(x, assignment, k)
         runs.append((inertia(x, centroids, assignment), centroids, assignment))
     _, centroids, assignment = min(runs, key=lambda run: run[0])
-    return centroids + center, assignment
+    return times_power_of_two(centroids + center, -exponent), assignment
 
 
 def inertia(vectors: Array, centroids: Tensor, assignment: Tensor) -> float:

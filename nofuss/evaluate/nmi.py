@@ -10,10 +10,9 @@ import torch
 from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 
-from nofuss.evaluate.inputs import classes_of, vectors_of
+from nofuss.evaluate.inputs import classes_of, directions, vectors_of
 from nofuss.evaluate.kmeans import kmeans
 from nofuss.geometry import Array
-from nofuss.geometry import normalize as to_unit_sphere
 
 
 def nmi(
@@ -42,7 +41,7 @@ def cluster(
     """The cluster of each item (N,), as many clusters as there are classes."""
     x = vectors_of(embeddings)
     k = int(classes_of(labels, len(x)).max()) + 1
-    return kmeans(to_unit_sphere(x) if normalize else x, k, seed=seed, refine=refine)[1].cpu()
+    return kmeans(directions(x) if normalize else x, k, seed=seed, refine=refine)[1].cpu()
 
 
 def normalized_mutual_information(a: Array, b: Array) -> float:

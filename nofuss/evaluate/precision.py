@@ -1,23 +1,30 @@
-"""MAP@R and R-precision (Musgrave et al. 2020), from the ranks of all positives.
+"""MAP@R, R-precision (Musgrave et al. 2020), MAP and precision@k, from the ranks of all positives.
 
 R is the number of items of the query's class, itself left out. With the positives in order of
 distance and m(r) the items of other classes at least as close as the r-th, its rank is r + m(r):
 
-    R-precision = #{r : r + m(r) ≤ R} / R        MAP@R = Σ {r / (r + m(r)) : r + m(r) ≤ R} / R
+    precision@k = #{r : r + m(r) ≤ k} / k        R-precision is that at k = R
+    MAP         = Σ r / (r + m(r)) / R           MAP@R the same over {r : r + m(r) ≤ R} alone
 
-so only the m(r) are counted, strip by strip of queries. A wrong item matters only while it is
-closer than a positive whose rank can still be within R; the others cost one comparison.
+so only the m(r) are counted, strip by strip of queries (`ranks_of_positives`).
 """
 
+from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import BLOCK, Retrieval, blocks, retrieval
+from nofuss.evaluate.averages import Average, average_of
+from nofuss.evaluate.positives import ranks_of_positives
+from nofuss.evaluate.recall import checked_ks
+from nofuss.evaluate.retrieval import Options, blocks, retrieval
 from nofuss.geometry import Array
 from nofuss.processes import all_sum, rank, world
+
+BLOCK = 1024  # larger than for Recall: a block has more to do than its product
+STRIP = 2**21  # ranks that are held at once
 
 
 class Precisions(NamedTuple):
@@ -25,105 +32,79 @@ class Precisions(NamedTuple):
 
     map_at_r: Tensor
     r_precision: Tensor
+    precision: dict[int, Tensor]  # by k
+    average: Tensor | None  # the average precision over all ranks, where it was asked for
 
 
 def map_at_r(
-    embeddings: Array,
-    labels: Array,
-    *,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    normalize: bool = True,
+    embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
 ) -> float:
-    """Mean over the queries of the average precision within the R nearest."""
-    return float(
-        precisions_at_r(
-            embeddings,
-            labels,
-            gallery=gallery,
-            gallery_labels=gallery_labels,
-            normalize=normalize,
-        ).map_at_r.nanmean()
-    )
+    """MAP@R: the mean over the queries of the average precision within the R nearest."""
+    return average_of(precisions(embeddings, labels, **options).map_at_r, labels, average)
 
 
 def r_precision(
-    embeddings: Array,
-    labels: Array,
-    *,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    normalize: bool = True,
+    embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
 ) -> float:
     """Mean over the queries of the share of their class among the R nearest."""
-    return float(
-        precisions_at_r(
-            embeddings,
-            labels,
-            gallery=gallery,
-            gallery_labels=gallery_labels,
-            normalize=normalize,
-        ).r_precision.nanmean()
-    )
+    return average_of(precisions(embeddings, labels, **options).r_precision, labels, average)
 
 
-def precisions_at_r(
+def precision_at_k(
+    embeddings: Array,
+    labels: Array,
+    ks: Sequence[int] = (1, 10),
+    *,
+    average: Average = "queries",
+    **options: Unpack[Options],
+) -> dict[int, float]:
+    """Mean over the queries of the share of their class among the k nearest, for every k at once.
+
+    A class with fewer than k other items can't reach 1.
+    """
+    found = precisions(embeddings, labels, ks=ks, **options).precision
+    return {k: average_of(scores, labels, average) for k, scores in found.items()}
+
+
+def mean_average_precision(
+    embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
+) -> float:
+    """MAP: the mean over the queries of the average precision over all ranks."""
+    found = precisions(embeddings, labels, all_ranks=True, **options).average
+    assert found is not None
+    return average_of(found, labels, average)
+
+
+def precisions(
     embeddings: Array,
     labels: Array,
     *,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    normalize: bool = True,
+    ks: Sequence[int] = (),
+    all_ranks: bool = False,
     block: int = BLOCK,
+    **options: Unpack[Options],
 ) -> Precisions:
-    """MAP@R and R-precision of every query; queries, gallery and ties as in `recall_at_k`."""
-    task = retrieval(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        normalize=normalize,
-    )
-    n = len(task.left)
-    scores = torch.zeros((2, n), dtype=torch.float64, device=task.left.device)
-    average, found = scores
-    for rows in islice(blocks(0, n, block), rank(), None, world()):
-        wrong = _wrong_before(task, rows, block)  # (b, R) m(r)
-        r = torch.arange(1, wrong.shape[1] + 1, device=wrong.device)
-        total = task.positives[rows, None]  # R; 0 / 0 makes what is no query NaN
-        hit = (r + wrong <= total) & (r <= total)
-        average[rows] = (r / (r + wrong).double()).mul_(hit).sum(1) / total[:, 0]
-        found[rows] = hit.sum(1).double() / total[:, 0]
+    """The scores of every query at once; queries, gallery and ties as in `recall_at_k`.
+
+    `all_ranks` also counts the items before positives beyond the first R and the largest k, which
+    takes several times as long.
+    """
+    ks = checked_ks(ks) if len(ks) else []
+    task = retrieval(embeddings, labels, **options)
+    n, total = len(task.left), task.positives
+    scores = torch.zeros((3 + len(ks), n), dtype=torch.float64, device=total.device)
+    size = max(1, min(block, STRIP // max(1, int(total.max()))))
+    for rows in islice(blocks(0, n, size), rank(), None, world()):
+        limit = total[rows].clamp_min(max(ks, default=0))
+        ranks = ranks_of_positives(task, rows, None if all_ranks else limit, block)  # (b, R)
+        r = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
+        hit = ranks <= total[rows, None]
+        share = (r / ranks).masked_fill_(r > total[rows, None], 0)
+        scores[0, rows] = (share * hit).sum(1)
+        scores[1, rows] = hit.sum(1).double()
+        scores[2, rows] = share.sum(1)
+        for i, k in enumerate(ks, start=3):
+            scores[i, rows] = (ranks <= k).sum(1).double() * total[rows] / k
     all_sum(scores)
-    return Precisions(task.back(average), task.back(found))
-
-
-def _wrong_before(task: Retrieval, rows: slice, block: int) -> Tensor:
-    """m(r) of a strip of queries, (b, R); exact wherever r + m(r) ≤ R."""
-    positives = _sorted_positives(task, rows)  # (b, R) falling, −inf past a query's last
-    reach = positives - task.tie_width(positives, rows)
-    last = (task.positives[rows, None] - 1).clamp_min(0)  # a query's R may be below the strip's
-    nearest = torch.full_like(reach, -torch.inf)  # (b, R) the R nearest wrong items, falling
-    # The similarity from which a wrong item can matter; none does to what is no query.
-    floor = reach.gather(1, last)[:, 0].masked_fill_(task.positives[rows] == 0, torch.inf)
-    r, span = reach.shape[1], task.gallery_span(rows)
-    for cols in blocks(0, len(task.right), max(block, r)):
-        s = task.left[rows] @ task.right[cols].T
-        if cols.start < span.stop and span.start < cols.stop:
-            task.hide_positives(s, rows, cols)
-        some = (s.amax(1) >= floor).nonzero()[:, 0]
-        merged = torch.cat([nearest[some], s[some]], 1).topk(r).values
-        nearest[some] = merged
-        # Past R wrong items nearer than a positive, that positive no longer counts.
-        worst = merged.gather(1, last[some])[:, 0]
-        done = worst >= reach[some, 0]
-        floor[some] = torch.where(done, torch.inf, torch.maximum(floor[some], worst))
-    return torch.searchsorted(-nearest, -reach, right=True)
-
-
-def _sorted_positives(task: Retrieval, rows: slice) -> Tensor:
-    """Similarities of a strip's queries to the items of their class, falling, (b, R)."""
-    cols = task.gallery_span(rows)
-    s = task.left[rows] @ task.right[cols].T
-    task.hide_others(s, rows, cols)
-    return s.topk(max(1, int(task.positives[rows].max()))).values
+    at_r, found, average, *at_k = map(task.back, scores / total)  # 0 / 0 is NaN: no query
+    return Precisions(at_r, found, dict(zip(ks, at_k, strict=True)), average if all_ranks else None)

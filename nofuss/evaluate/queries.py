@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nofuss.evaluate.inputs import vectors_of
-from nofuss.evaluate.precision import precisions_at_r
+from nofuss.evaluate.precision import precisions
 from nofuss.evaluate.recall import ranks_of_first_positive
 from nofuss.geometry import Array
 
@@ -29,7 +29,7 @@ def per_query(embeddings: Array, labels: Array, *, normalize: bool = True) -> Pe
     """
     x = vectors_of(embeddings)
     ranks = ranks_of_first_positive(x, labels, normalize=normalize).cpu()
-    average = precisions_at_r(x, labels, normalize=normalize).map_at_r.cpu()
+    average = precisions(x, labels, normalize=normalize).map_at_r.cpu()
     rows = (ranks > 0).nonzero()[:, 0]
     names = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     return PerQuery(rows, names[rows.numpy()], (ranks[rows] == 1).double(), average[rows])

@@ -1,21 +1,23 @@
-"""Recall@K from the rank of the first positive, counted over blocks of the similarity matrix.
+"""Recall@K and MRR from the rank of the first positive, counted over blocks of the similarities.
 
-Recall@K is the share of queries with an item of their class among the K nearest. No list of
-neighbours is needed for it: find each query's best positive, then count the items of other classes
-that are at least as close. Without a separate gallery the matrix is symmetric, so half of its
-blocks serve both their sides. Memory is a few blocks, whatever N and K; ties count as wrong.
-Several processes take the strips of blocks in turns, and add their counts up.
+Recall@K is the share of queries with an item of their class among the K nearest, MRR the mean of
+1 / rank. No list of neighbours is needed for either: find each query's best positive, then count
+the items of other classes that are at least as close. Without a separate gallery the matrix is
+symmetric, so half of its blocks serve both their sides. Memory is a few blocks, whatever N and K;
+ties count as wrong. Several processes take the strips of blocks in turns, and add their counts up.
 """
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import BLOCK, Retrieval, blocks, retrieval
+from nofuss.evaluate.averages import Average, average_of
+from nofuss.evaluate.retrieval import BLOCK, FARTHEST, Options, Retrieval, blocks, retrieval
 from nofuss.geometry import Array
-from nofuss.processes import all_max, all_sum, rank, world
+from nofuss.processes import all_min, all_sum, rank, world
 
 
 def recall_at_k(
@@ -23,95 +25,178 @@ def recall_at_k(
     labels: Array,
     ks: Sequence[int] = (1, 2, 4, 8),
     *,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    normalize: bool = True,
+    average: Average = "queries",
+    **options: Unpack[Options],
 ) -> dict[int, float]:
     """Share of queries with an item of their class among the K nearest, for every K at once.
 
     A query is left out of its own neighbours by index. An item whose class has no other item stays
-    in the gallery and is no query. With `gallery`, the embeddings are queries only. Distances are
+    in the gallery and is no query. With `gallery` and `gallery_labels`, the embeddings are queries
+    only; `query_rows` says which rows of the gallery they are, if it holds them too. Distances are
     Euclidean on the unit sphere, or between the vectors as given with `normalize=False`. A tie with
-    a wrong class counts as wrong.
+    a wrong class counts as wrong. `average="classes"` is the mean of the classes' means.
     """
-    ranks = ranks_of_first_positive(
-        embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, normalize=normalize
-    )
-    return recall_of_ranks(ranks, ks)
+    ranks = ranks_of_first_positive(embeddings, labels, **options)
+    return recall_of_ranks(ranks, ks, labels, average)
 
 
-def recall_of_ranks(ranks: Tensor, ks: Sequence[int]) -> dict[int, float]:
+def mean_reciprocal_rank(
+    embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
+) -> float:
+    """MRR: the mean over the queries of 1 / rank of the first item of their class."""
+    ranks = ranks_of_first_positive(embeddings, labels, **options)
+    return average_of(reciprocal(ranks), labels, average)
+
+
+def recall_of_ranks(
+    ranks: Tensor, ks: Sequence[int], labels: Array | None = None, average: Average = "queries"
+) -> dict[int, float]:
     """Recall@K from the ranks of the first positives, 0 marking what is no query."""
-    if not ks or min(ks) < 1:
+    return {k: average_of(hits(ranks, k), labels, average) for k in checked_ks(ks)}
+
+
+def checked_ks(ks: Sequence[int]) -> list[int]:
+    """The K as whole numbers from 1 up."""
+    if not len(ks) or any(k != int(k) or k < 1 for k in ks):
         raise ValueError(f"ks are {list(ks)}; expected whole numbers from 1 up")
-    ranks = ranks[ranks > 0]
-    return {int(k): (ranks <= k).double().mean().item() for k in ks}
+    return [int(k) for k in ks]
+
+
+def hits(ranks: Tensor, k: int) -> Tensor:
+    """1.0 for queries whose class is among their K nearest, NaN for what is no query."""
+    return (ranks <= k).double().masked_fill_(ranks == 0, torch.nan)
+
+
+def reciprocal(ranks: Tensor) -> Tensor:
+    """1 / rank, NaN for what is no query."""
+    return (1 / ranks.double()).masked_fill_(ranks == 0, torch.nan)
 
 
 def ranks_of_first_positive(
-    embeddings: Array,
-    labels: Array,
-    *,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
-    normalize: bool = True,
-    block: int = BLOCK,
+    embeddings: Array, labels: Array, *, block: int = BLOCK, **options: Unpack[Options]
 ) -> Tensor:
     """The smallest K that finds each query's class, (N,), from 1 up; 0 for what is no query.
 
     One more than the items of other classes at least as close as the nearest item of the query's
     own class.
     """
-    task = retrieval(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        normalize=normalize,
-    )
-    best = _best_positives(task, block)
-    # What is no query has best −inf: +inf as its threshold keeps every count at zero.
-    threshold = torch.where(task.positives > 0, best - task.tie_width(best, slice(None)), torch.inf)
-    ranks = _count_at_least(task, threshold, block).long() + 1
+    task = retrieval(embeddings, labels, **options)
+    nearest = _nearest_positives(task, block)
+    ranks = _count_within(task, nearest, block).long() + 1
     return task.back(ranks.mul_(task.positives > 0))
 
 
-def _best_positives(task: Retrieval, block: int) -> Tensor:
-    """The similarity of each query to the nearest other item of its class, −inf where none is."""
-    best = task.left.new_full((len(task.left),), -torch.inf)
+def _nearest_positives(task: Retrieval, block: int) -> Tensor:
+    """The squared distance of each query to the nearest other item of its class, inf without."""
+    nearest = task.queries.scale.new_full((len(task.left),), torch.inf)
     for rows in islice(blocks(0, len(task.left), block), rank(), None, world()):
         span = task.gallery_span(rows)
+        best = task.left.new_full((rows.stop - rows.start,), -torch.inf)
         for cols in blocks(span.start, span.stop, block):
             s = task.left[rows] @ task.right[cols].T
             task.hide_others(s, rows, cols)
-            best[rows] = torch.maximum(best[rows], s.amax(1))
-    return all_max(best)
+            best = torch.maximum(best, s.amax(1))
+            # What can be nearer than the best so far, since both may be off.
+            low, high = task.band(task.distance(best.clamp_min(FARTHEST)), rows)
+            i, j = _reaching(s, (best - 1.1 * (high - low)).clamp_min_(FARTHEST))
+            squared = task.pairs(rows, cols, i, j)
+            nearest[rows] = nearest[rows].scatter_reduce_(0, i, squared, "amin")
+    return all_min(nearest)
 
 
-def _count_at_least(task: Retrieval, threshold: Tensor, block: int) -> Tensor:
-    """For each query, the items of other classes whose similarity reaches its threshold, (N,).
+def _reaching(s: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the similarities (b, c) that reach their row's threshold.
 
-    Counts are sums of float ones, exact up to 2²⁴ items: comparing in place and summing by a
-    matrix-vector product is several times faster here than going through booleans.
+    Mostly one in a row: then the sum of the columns is the column, without a search.
     """
-    counts = torch.zeros_like(threshold)
-    ones = threshold.new_ones(block)
-    product, compared = threshold.new_empty(2, block * block)  # reused: fresh memory is slow
+    reached = torch.ge(s, low[:, None], out=torch.empty_like(s))
+    columns = torch.arange(s.shape[1], device=s.device, dtype=s.dtype)
+    count, place = (reached @ torch.stack([torch.ones_like(columns), columns], 1)).T
+    single, several = (count == 1).nonzero()[:, 0], (count > 1).nonzero()[:, 0]
+    i, j = reached[several].nonzero(as_tuple=True)
+    return torch.cat([single, several[i]]), torch.cat([place[single].long(), j])
+
+
+class _Counter:
+    """For each query, how many items were at most as far as its nearest positive."""
+
+    def __init__(self, task: Retrieval, nearest: Tensor, block: int) -> None:
+        self.task, self.reach = task, task.reach(nearest)
+        is_query = task.positives > 0
+        low, high = task.band(self.reach.masked_fill(~is_query, 0), slice(None))
+        # Nothing counts for what is no query.
+        self.low, self.high = (t.masked_fill_(~is_query, torch.inf) for t in (low, high))
+        self.count = torch.zeros_like(low)
+        self.near, self.compared = low.new_empty(2, block * block)  # fresh memory is slow
+        self.ones = low.new_ones(block)
+        self.block, self.width, self.filled = block, block, 0
+        self.waiting: list[tuple[int, Tensor, slice]] = []
+
+    def add(self, rows: slice, low: Tensor, cols: slice, s: Tensor) -> None:
+        """Take in a block of similarities; `low` is this counter's, of the rows.
+
+        In most blocks few queries have an item near enough, and a maximum finds them. They wait to
+        be counted together, since on so few numbers a call costs more than its work.
+        """
+        some = (s.amax(1) >= low).nonzero()[:, 0]
+        count, width = len(some), s.shape[1]
+        if not count:
+            return
+        if self.filled + count > self.block or width != self.width:
+            self.flush()
+            self.width = width
+        place = slice(self.filled * width, (self.filled + count) * width)
+        torch.index_select(s, 0, some, out=self.near[place].view(count, width))
+        self.waiting.append((rows.start, some, cols))
+        self.filled += count
+
+    def flush(self) -> None:
+        """Count what waits."""
+        if not self.filled:
+            return
+        size, shape = self.filled * self.width, (self.filled, self.width)
+        near, compared = self.near[:size].view(shape), self.compared[:size].view(shape)
+        rows = torch.cat([some + start for start, some, _ in self.waiting])
+        low, high, ones = self.low[rows, None], self.high[rows, None], self.ones[: self.width]
+        # Comparing into floats and summing by a product is faster than going through booleans.
+        surely = torch.ge(near, high, out=compared) @ ones
+        perhaps = torch.ge(near, low, out=compared) @ ones
+        self.count.index_add_(0, rows, surely)  # floats, exact up to 2²⁴ items
+        if not torch.equal(surely, perhaps):
+            self._decide(rows, near)
+        self.waiting, self.filled = [], 0
+
+    def _decide(self, rows: Tensor, near: Tensor) -> None:
+        """Count those that float32 leaves open by their distance in float64."""
+        is_open = (near >= self.low[rows, None]) & (near < self.high[rows, None])
+        first = 0
+        for _, some, cols in self.waiting:
+            part = slice(first, first + len(some))
+            i, j = is_open[part].nonzero(as_tuple=True)
+            if len(i):
+                own = rows[part]
+                within = self.task.pairs(own, cols, i, j) <= self.reach[own[i]]
+                self.count.index_add_(0, own[i], within.to(self.count))
+            first = part.stop
+
+
+def _count_within(task: Retrieval, nearest: Tensor, block: int) -> Tensor:
+    """For each query, the items of other classes at most as far as its nearest positive, (N,)."""
+    counter = _Counter(task, nearest, block)
+    product = task.left.new_empty(block * block)  # reused: fresh memory is slow
     # Views made once: at this block size slicing anew would cost a tenth of the product.
-    queries = [(task.left[i], threshold[i], counts[i]) for i in blocks(0, len(counts), block)]
-    gallery = [task.right[j].T for j in blocks(0, len(task.right), block)]
-    for i, (x, reach, count) in islice(enumerate(queries), rank(), None, world()):
-        rows = slice(i * block, i * block + len(x))
+    strips = [(i, task.left[i], counter.low[i]) for i in blocks(0, len(task.left), block)]
+    gallery = [(j, task.right[j].T) for j in blocks(0, len(task.right), block)]
+    for i, (rows, x, low) in islice(enumerate(strips), rank(), None, world()):
         span = task.gallery_span(rows)
         for j in range(i if task.symmetric else 0, len(gallery)):
-            r, c = len(x), gallery[j].shape[1]
-            s = torch.mm(x, gallery[j], out=product[: r * c].view(r, c))
-            cols = slice(j * block, j * block + c)
+            cols, y = gallery[j]
+            r, c = len(x), y.shape[1]
+            s = torch.mm(x, y, out=product[: r * c].view(r, c))
             if cols.start < span.stop and span.start < cols.stop:
                 task.hide_positives(s, rows, cols)
-            reached = torch.ge(s, reach[:, None], out=compared[: r * c].view(r, c))
-            count.addmv_(reached, ones[:c])
+            counter.add(rows, low, cols, s)
             if task.symmetric and i != j:
-                _, reach_back, count_back = queries[j]
-                count_back.addmv_(s.ge_(reach_back).T, ones[:r])
-    return all_sum(counts)
+                counter.add(cols, strips[j][2], rows, s.T)
+    counter.flush()
+    return all_sum(counter.count)

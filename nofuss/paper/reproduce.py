@@ -92,8 +92,10 @@ def choose(
                 console.warn(missing(name, data))
     lacking = [n for n in names if n in DATA_SETS and n not in (*folders, "characters")]
     if lacking or not folders:
-        lines = [missing(name, data) for name in lacking or DATA_SETS[:-1]]
-        raise DataError("; ".join(lines))
+        *others, last = [missing(name, data) for name in lacking or DATA_SETS[:-1]]
+        for line in others:
+            console.fail(line)
+        raise DataError(last)
     main = next(name for name in DATA_SETS if name in folders)
     chosen = names or (*(n for n in DATA_SETS if n in folders), *FIGURES)
     return [

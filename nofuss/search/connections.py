@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
 """From the first byte, or from the connection, to the end of a request's head."""
-IDLE_SECONDS = 30.0
+IDLE_SECONDS = 30
 """Between an answer and the next request."""
 REQUEST_SECONDS = 300.0
 """For a request and its answer, whatever the client does with it."""
@@ -109,7 +109,8 @@ class Connection(H11Protocol):
         """Wait for the next request, unless it is there already."""
         super().on_response_complete()
         self._begun, self._since = False, self.loop.time()
-        self._wait(IDLE_SECONDS if self.silent else REQUEST_SECONDS)
+        # A little more than uvicorn's own patience, whose farewell waits for the client to read.
+        self._wait(IDLE_SECONDS + 5 if self.silent else REQUEST_SECONDS)
 
     def _host(self) -> str:
         return self.client[0] if self.client else ""

@@ -71,7 +71,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
     """`nofuss serve`: until interrupted."""
     import uvicorn
 
-    from nofuss.search.connections import Connection, Server, room
+    from nofuss.search.connections import IDLE_SECONDS, Connection, Server, room
 
     if not token and not is_loopback(host):
         raise UsageError(
@@ -97,6 +97,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
         ws="none",
         http=Connection,
         backlog=queue,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=1,
     )
     with listener:

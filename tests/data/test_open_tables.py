@@ -49,7 +49,7 @@ def test_bad_rows_are_listed_by_number_five_at_most(photos: Path) -> None:
         open_data(table(photos, rows))
     assert str(caught.value) == (
         "list.csv has rows that can't be used: row 2: no label; row 3: no path; "
-        "row 4: split 'maybe' is neither train nor test; row 5: no file gone/0.png; "
+        "row 4: split 'maybe' is none of train, test, query, gallery; row 5: no file gone/0.png; "
         "row 6: no file gone/1.png; … (7 in all)"
     )
 

@@ -51,6 +51,35 @@ def test_no_worse_than_scikit_learn(scene):
         assert sum(ours) <= 1.01 * sum(peers)
 
 
+@pytest.mark.parametrize(
+    ("clusters", "each", "dim", "noise"),
+    [(100, 20, 8, 0.2), (100, 20, 64, 0.2), (100, 20, 16, 0.9), (300, 4, 32, 0.2)],
+    ids=["separate", "separate, 64-d", "overlapping", "tiny"],
+)
+@pytest.mark.parametrize("refine", [True, False])
+def test_seeds_no_worse_than_scikit_learn(clusters, each, dim, noise, refine):
+    labels = torch.arange(clusters).repeat_interleave(each)
+    ours, peers = [], []
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(clusters, dim, generator=generator)[labels]
+        x += noise * torch.randn(x.shape, generator=generator)
+        ours.append(inertia(x, *kmeans(x, clusters, seed=seed, refine=refine)))
+        peers.append(KMeans(clusters, n_init=1, random_state=seed).fit(x.numpy()).inertia_)
+    assert sum(ours) <= 1.001 * sum(peers)
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e-30, 1e-40])
+def test_any_length_of_vectors(scene, scale):
+    x, _ = scene(300, 20)
+    # A power of two: the vectors then have the same digits, but for those that 1e-40 has not.
+    size = 2.0 ** round(torch.tensor(scale).double().log2().item())
+    centroids, assignment = kmeans((x.double() * size).float(), 20, seed=0)
+    expected = kmeans(x, 20, seed=0)
+    assert torch.isfinite(centroids).all()
+    assert (assignment == expected[1]).double().mean() > (0.9 if scale == 1e-40 else 0.9999)
+
+
 def test_refining_never_raises_the_inertia(scene):
     for k in (3, 30, 200):
         x, _ = scene(600, 100, seed=k)

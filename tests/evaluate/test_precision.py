@@ -6,7 +6,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 
 from nofuss.evaluate import map_at_r, r_precision
-from nofuss.evaluate.precision import precisions_at_r
+from nofuss.evaluate.precision import precisions
 
 
 def slow_precisions(x: Tensor, labels: Tensor, i: int) -> tuple[float, float]:
@@ -23,7 +23,7 @@ def slow_precisions(x: Tensor, labels: Tensor, i: int) -> tuple[float, float]:
 @pytest.mark.parametrize("block", [1, 9, 384])
 def test_equals_the_slow_loop(scene, items, classes, block):
     x, labels = scene(items, classes)
-    got = precisions_at_r(x.double(), labels, normalize=False, block=block)
+    got = precisions(x.double(), labels, normalize=False, block=block)
     sizes = torch.bincount(labels)[labels]
     for i in range(items):
         if sizes[i] == 1:
@@ -37,7 +37,7 @@ def test_equals_the_slow_loop(scene, items, classes, block):
 def test_by_hand():
     # On a line: a a b a b. Of the first a (R = 2) the two nearest are a, b: MAP (1/1) / 2.
     x, labels = torch.tensor([[0.0], [1.0], [2.1], [3.3], [4.6]]), torch.tensor([0, 0, 1, 0, 1])
-    got = precisions_at_r(x, labels, normalize=False)
+    got = precisions(x, labels, normalize=False)
     assert got.map_at_r.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
     assert got.r_precision.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
 

@@ -107,7 +107,7 @@ CATALOGUE |= {
     "a rate for a backbone that stays": (
         lambda here: [*arrays(here, vectors=np.eye(4), labels=[0, 1, 2, 3]), "--rate", "0.1"],
         2,
-        "--rate is of a backbone that learns, and this one stays; drop it",
+        "--rate needs a trainable backbone, and this one is fixed; drop it",
     ),
     "a scale for a loss without one": (
         lambda here: [

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -64,6 +65,29 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await process.wait() != 0
         monkeypatch.setattr(decoders, "SECONDS", 60.0)
         assert (await pool.decode(png(9, 9), side=224)).media == "image/png"
+
+    use(work)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")
+def test_a_process_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, as by a disk that does not answer: neither the picture nor the end waits for it."""
+    monkeypatch.setattr(decoders, "SECONDS", 0.1)
+    monkeypatch.setattr(decoders, "_kill", lambda process: None)
+
+    async def work(pool: Decoders) -> None:
+        await pool.start()
+        (process,) = pool._all
+        process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(PictureError, match="too slow"):
+                await pool.decode(png(9, 9), side=224)
+            began = time.monotonic()
+            await pool.stop()
+            assert time.monotonic() - began < 30
+        finally:
+            process.kill()
+            await process.wait()
 
     use(work)
 

@@ -276,7 +276,7 @@ def test_threshold_of_classes_far_apart() -> None:
     """Relatives within it but for one in twenty at most, no stranger."""
     labels = torch.arange(200) // 20
     x = torch.eye(10)[labels] + 0.05 * random(200, 10)
-    threshold = calibrate(x, labels)
+    threshold = calibrate([x], [labels])
     assert threshold is not None
     assert 0 < threshold.distance < 1
     assert threshold.denied <= 0.05
@@ -285,7 +285,7 @@ def test_threshold_of_classes_far_apart() -> None:
 
 
 def test_threshold_of_noise_admits_what_it_cannot_do() -> None:
-    threshold = calibrate(random(400), torch.arange(400) % 10)
+    threshold = calibrate([random(400)], [torch.arange(400) % 10])
     assert threshold is not None
     assert threshold.denied <= 0.05
     assert threshold.accepted > 0.9
@@ -294,7 +294,7 @@ def test_threshold_of_noise_admits_what_it_cannot_do() -> None:
 @pytest.mark.parametrize("labels", [torch.zeros(100), torch.arange(100), torch.arange(100) % 2])
 def test_no_threshold_from_too_little(labels: Tensor) -> None:
     """One class, classes of one item, two classes."""
-    assert calibrate(random(100), labels) is None
+    assert calibrate([random(100)], [labels]) is None
 
 
 # What no `save` writes, with checksums that fit

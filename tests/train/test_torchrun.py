@@ -23,7 +23,7 @@ from tests.train.together import HERE, end, environment, start, torchrun, wait_f
 PROGRAM = str(HERE / "sharded_cli.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 long = pytest.mark.skipif("NOFUSS_LONG" not in os.environ, reason="a minute; set NOFUSS_LONG=1")
-QUICK_STEPS = ("--epochs", "30", "--batch", "8", "--dim", "8", "--holdout", "0")
+QUICK_STEPS = ("--epochs", "30", "--batch", "8", "--dim", "8", "--folds", "0")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_killed_rank_comes_back_and_ends_with_the_same_bits(
         assert agent.wait(timeout=120) == 0, log.read_text()
     finally:
         end(agent)
-    assert "going on at epoch" in log.read_text()
+    assert "resuming at epoch" in log.read_text()
     assert _same_bits(run, whole), log.read_text()
 
 
@@ -146,7 +146,7 @@ def test_a_stop_is_heard_by_all(data: Path, whole: Path, tmp_path: Path) -> None
     assert "stopped; go on with" in log.read_text()
     command = [sys.executable, PROGRAM, "train", "--out", str(run), "--resume"]
     said = run_to_the_end(command, tmp_path)
-    assert "going on at epoch" in said
+    assert "resuming at epoch" in said
     for name, tensor in weights(whole).items():
         assert (weights(run)[name] - tensor).abs().max() <= 1e-4 * tensor.abs().max(), name
 
@@ -242,7 +242,7 @@ def test_two_hosts_and_a_cut_link(
     assert "rank 1 has not answered for 10 s" in logs[0].read_text()
     assert "rank 0 has not answered for 10 s" in logs[1].read_text()
     resumed = run_to_the_end(torchrun(2, PROGRAM, "train", "--out", str(run), "--resume"), tmp_path)
-    assert "going on at epoch" in resumed
+    assert "resuming at epoch" in resumed
     assert _same_bits(run, whole)
 
 

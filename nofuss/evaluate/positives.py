@@ -1,0 +1,116 @@
+"""The ranks of all positives of a strip of queries, exact as far as they matter.
+
+The positives' distances are few and computed in float64. Each item of another class then falls
+between two of them; the cumulated counts are the m(r) by which a positive's rank exceeds r. Up to a
+limit, an item matters only while it is closer than a positive whose rank can still be within it:
+after a few blocks that is nearly none, and a block costs its product and a maximum.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.retrieval import DENSE, Retrieval, squared_distances
+
+
+def ranks_of_positives(task: Retrieval, rows: slice, limit: Tensor | None, block: int) -> Tensor:
+    """Ranks (b, R) of the positives in order of distance, float64, inf past a query's last.
+
+    With a limit (b,), ranks above it are only known to be above it.
+    """
+    squared = _sorted_distances(task, rows)  # (b, R)
+    strip = _Strip(task, rows, squared, limit)
+    span = task.gallery_span(rows)
+    for cols in _growing(len(task.right), max(block, squared.shape[1])):
+        s = task.left[rows] @ task.right[cols].T
+        if cols.start < span.stop and span.start < cols.stop:
+            task.hide_positives(s, rows, cols)
+        strip.add(s, cols)
+    r = torch.arange(1, squared.shape[1] + 1, device=squared.device)
+    return (r + strip.closer().double()).masked_fill_(squared.isinf(), torch.inf)
+
+
+def _growing(stop: int, size: int) -> Iterator[slice]:
+    """Slices up to `stop` that double up to `size`: the first few items rule most others out."""
+    start, step = 0, min(32, size)
+    while start < stop:
+        yield slice(start, min(start + step, stop))
+        start, step = start + step, min(2 * step, size)
+
+
+def _sorted_distances(task: Retrieval, rows: slice) -> Tensor:
+    """Squared distances of a strip's queries to the items of their class, rising, (b, R)."""
+    span = task.gallery_span(rows)
+    first = torch.searchsorted(task.gallery_classes, task.classes[rows])
+    stop = torch.searchsorted(task.gallery_classes, task.classes[rows], right=True)
+    width = max(1, int((stop - first).max()))
+    place = first[:, None] + torch.arange(width, device=first.device)  # (b, R + 1) in the gallery
+    is_positive = (place < stop[:, None]) & (place != task.itself[rows, None])
+    place = place.clamp_max_(len(task.right) - 1)
+    x = task.queries.points(rows)
+    if width > DENSE * (span.stop - span.start):
+        place = (place - span.start).clamp_(0, span.stop - span.start - 1)
+        squared = squared_distances(x, task.gallery.points(span)).gather(1, place)
+    else:
+        difference = task.gallery.points(place.view(-1)).view(len(x), width, -1).sub_(x[:, None])
+        squared = difference.square_().sum(2)
+    squared.masked_fill_(~is_positive, torch.inf)
+    return squared.sort(1).values[:, : max(1, int(task.positives[rows].max()))]
+
+
+class _Strip:
+    """Between which positives of each query the items seen so far lie."""
+
+    def __init__(self, task: Retrieval, rows: slice, squared: Tensor, limit: Tensor | None) -> None:
+        self.task, self.rows = task, rows
+        real = squared.isfinite()
+        self.reach = task.reach(squared)  # rising, inf past a query's last
+        low, high = task.band(self.reach.masked_fill(~real, 0.0), rows)
+        # Negative similarities rise as distances do, as a search wants them.
+        self.low, self.high = ((-t).masked_fill_(~real, torch.inf) for t in (low, high))
+        b, width = squared.shape
+        self.counts = torch.zeros(b, width + 1, device=squared.device)  # of items from r − 1 to r
+        r = torch.arange(1, width + 1, device=squared.device)
+        # The m(r) up to which r matters; none does past a query's last.
+        self.most = None if limit is None else (limit[:, None] - r).masked_fill_(~real, -1)
+        self.floor = self._floor(real.sum(1), slice(None))
+
+    def add(self, s: Tensor, cols: slice) -> None:
+        """Sort a block's items, similarities (b, c), in between the positives."""
+        some = (s.amax(1) >= self.floor).nonzero()[:, 0]
+        if not len(some):
+            return
+        near, floor = s[some], self.floor[some, None]
+        most = int((near >= floor).sum(1).max())
+        at = torch.arange(near.shape[1], device=s.device).expand_as(near)
+        if 2 * most < near.shape[1]:
+            near, at = near.topk(most, 1)
+        place = torch.searchsorted(self.high[some], -near)  # the first positive surely farther
+        before = self.low[some].gather(1, (place - 1).clamp_min_(0))
+        k, c = ((before >= -near) & (place > 0) & (near >= floor)).nonzero(as_tuple=True)
+        if len(k):  # the positive before may be farther too
+            squared = self.task.pairs(some + self.rows.start, cols, k, at[k, c])
+            place[k, c] = self._first_reaching(some[k], squared, place[k, c])
+        found = torch.zeros(len(some), self.counts.shape[1], device=s.device)
+        self.counts[some] += found.scatter_add_(1, place, torch.ones_like(near))
+        if self.most is not None:
+            alive = (self.closer(some) <= self.most[some]).sum(1)
+            self.floor[some] = self._floor(alive, some)
+
+    def closer(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """m(r), (b, R), of the items seen so far."""
+        return self.counts[rows].cumsum(1)[:, :-1]
+
+    def _first_reaching(self, row: Tensor, squared: Tensor, place: Tensor) -> Tensor:
+        """The first positive, `place` (P,) or before, that reaches the squared distances (P,)."""
+        while True:
+            back = (self.reach[row, (place - 1).clamp_min(0)] >= squared) & (place > 0)
+            if not back.any():
+                return place
+            place = place - back.long()
+
+    def _floor(self, alive: Tensor, rows: Tensor | slice) -> Tensor:
+        """The similarity from which an item can matter: to the last positive that does."""
+        last = self.low[rows].gather(1, (alive - 1).clamp_min(0)[:, None])[:, 0]
+        return torch.where(alive > 0, -last, torch.inf)
