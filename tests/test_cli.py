@@ -254,6 +254,50 @@ def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> N
     assert len(kept) == 12  # classes
 
 
+def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -> None:
+    """With the scores that stand beside every trained run."""
+    words = ("train", home / "vectors.npz", "--test-share", 0.5, "--out")
+    assert nofuss(*words, "whole", "--untrained").code == 0
+    scores = json.loads(Path("whole/scores.json").read_text())
+    beside = scores["baselines"]["untrained features, 20-d"]
+    assert (scores["recall@1"], scores["map@r"]) == (beside["recall@1"], beside["map@r"])
+    assert scores["method"] == "untrained features"
+    assert scores["gain"]["recall@1"] == [0, 0, 0]
+    assert nofuss(*words, "few", "--untrained", "--dim", 4).code == 0
+    scores = json.loads(Path("few/scores.json").read_text())
+    assert scores["map@r"] == pytest.approx(scores["baselines"]["their PCA, 4-d"]["map@r"])
+    assert nofuss("train", home / "vectors.npz", "--untrained", "--out", "folds").code == 0
+    assert json.loads(Path("folds/scores.json").read_text())["folds"] == 4
+    assert "drop --epochs" in one_line(nofuss(*words, "no", "--untrained", "--epochs", 3), 2)
+
+
+def test_no_epochs_keep_the_closed_form(nofuss: Call, home: Path) -> None:
+    done = nofuss("train", home / "vectors.npz", "--epochs", 0, "--out", "run")
+    assert done.code == 0, done.err
+    assert "kept: the closed form in 20 dimensions (80 bytes an item)" in done.out
+    assert 'search says "nothing like this"' in done.out  # twelve classes are enough
+    assert not Path("run/checkpoints").exists()
+    choice = json.loads(Path("run/choice.json").read_text())["choice"]
+    assert choice["kept"] == "closed form"
+    resumed = nofuss("train", "--out", "run", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert "choosing" not in resumed.out  # it knows
+
+
+def test_a_resumed_run_remembers_its_choice(nofuss: Call, home: Path) -> None:
+    words = ("train", home / "vectors.npz", "--epochs", 2, "--dim", 4, "--out", "run")
+    assert nofuss(*words).code == 0
+    model = Path("run/model/model.json").read_bytes()
+    weights = Path("run/model/weights.safetensors").read_bytes()
+    choice = Path("run/choice.json").read_bytes()
+    for content in (choice, b"{}"):  # as it was, and damaged: found again, the same
+        Path("run/choice.json").write_bytes(content)
+        assert nofuss("train", "--out", "run", "--resume").code == 0
+        assert Path("run/choice.json").read_bytes() == choice
+        assert Path("run/model/model.json").read_bytes() == model
+        assert Path("run/model/weights.safetensors").read_bytes() == weights
+
+
 def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
     """All but the two largest classes: whatever is held out can't be scored."""
     labels = np.r_[np.arange(40), [0] * 5, [1] * 5]
