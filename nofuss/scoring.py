@@ -11,9 +11,10 @@ from nofuss import console
 from nofuss.data.collection import Collection
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, evaluate
+from nofuss.evaluate.queries import per_query
 from nofuss.evaluate.retrieval import Options
 from nofuss.model.start import pca_head
-from nofuss.train.folds import pooled, query_scores
+from nofuss.train.folds import QueryScores
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
@@ -119,10 +120,7 @@ def with_gain(
 ) -> dict[str, Any]:
     """The scores with what was gained over another method, query by query, fold by fold."""
     name, beside = other
-    ours, theirs = (
-        pooled([query_scores(x, y) for x, y in zip(of, labels, strict=True)])
-        for of in (kept, beside)
-    )
+    ours, theirs = (_exact_queries(of, labels) for of in (kept, beside))
     recall = paired_difference(ours.recall, theirs.recall, ours.labels, seed)
     precision = paired_difference(ours.map_at_r, theirs.map_at_r, ours.labels, seed)
     return scores | {"gain": {"over": name, "recall@1": [*recall], "map@r": [*precision]}}
@@ -145,6 +143,16 @@ def score_folds(
     return scores | {"baselines": columns, "folds": len(labels)}
 
 
+def _exact_queries(embeddings: Sequence[Tensor], labels: Sequence[Tensor]) -> QueryScores:
+    """Every query of every fold, as reported scores count it."""
+    parts = [per_query(x, y) for x, y in zip(embeddings, labels, strict=True)]
+    return QueryScores(
+        torch.cat([part.recall1 for part in parts]),
+        torch.cat([part.map_at_r for part in parts]),
+        torch.cat([torch.as_tensor(part.labels) for part in parts]),
+    )
+
+
 def _mean_of_folds(
     embeddings: Sequence[Tensor], labels: Sequence[Tensor], *, seed: int
 ) -> dict[str, Any]:
@@ -156,7 +164,7 @@ def _mean_of_folds(
             weights = [p.items if name in ("nmi", "ami") else p.queries for p in parts]
             values = [p.as_dict()[name] for p in parts]
             found[name] = float(np.average(values, weights=weights))
-    queries = pooled([query_scores(x, y) for x, y in pairs])
+    queries = _exact_queries(embeddings, labels)
     ends = class_intervals(
         {"recall@1": queries.recall, "map@r": queries.map_at_r},
         queries.labels,

@@ -15,11 +15,13 @@ from nofuss.evaluate.intervals import Difference, paired_difference
 from nofuss.geometry import normalize
 from nofuss.model.start import untrained_head
 from nofuss.train.closed_form import ClosedForm
-from nofuss.train.folds import QueryScores, pooled, query_scores
+from nofuss.train.folds import QueryScores, pooled, query_scores, sample_rows
 from nofuss.train.head import prepare_head
 from nofuss.train.loop import Watch, train
 
 NOTHING, CLOSED, TRAINED = "untrained features", "closed form", "trained"
+SCORED_ITEMS = 3000
+"""Items of a fold that the methods are compared on."""
 MARKS = 8
 """Points of the curve over a fold's training, beside its start."""
 
@@ -52,12 +54,13 @@ def run_folds(
         recipe = form.best(without=k)
         start = form.fit(recipe, without=k)
         inputs, labels = form.inputs(recipe.root), form.labels[fold.held_out]
+        some = sample_rows(labels, torch.arange(len(labels)), SCORED_ITEMS)
         found = {NOTHING: form.features[fold.held_out]}
         if config.dim is not None:  # what would be kept then
             nothing = untrained_head(form.features[fold.others], config.dim)
             found[NOTHING] = nothing(form.features[fold.held_out])
         found[CLOSED] = normalize(start(inputs[fold.held_out]))
-        scores = {name: query_scores(x, labels) for name, x in found.items()}
+        scores = {name: query_scores(x[some], labels[some]) for name, x in found.items()}
         curve = [(0, *mean_scores(scores[CLOSED]))]
         if config.epochs != 0:
             trained, later = _train_fold(
@@ -66,13 +69,14 @@ def run_folds(
                 form.labels[fold.others],
                 start(inputs[fold.held_out]),
                 labels,
+                some,
                 device=device,
                 watch=watch,
                 stop=stop,
             )
             curve += later
             found[TRAINED] = trained
-            scores[TRAINED] = query_scores(trained, labels)
+            scores[TRAINED] = query_scores(trained[some], labels[some])
         results.append(FoldResult(fold.held_out, found, scores, curve))
     return results
 
@@ -83,6 +87,7 @@ def _train_fold(
     labels: Tensor,
     held_out: Tensor,
     held_out_labels: Tensor,
+    some: Tensor,
     *,
     device: torch.device,
     watch: Watch,
@@ -95,16 +100,17 @@ def _train_fold(
     curve: list[tuple[int, float, float]] = []
 
     @torch.no_grad()
-    def embed() -> Tensor:
-        return normalize(training.model(held_out.to(device)).cpu())
+    def embed(x: Tensor) -> Tensor:
+        return normalize(training.model(x.to(device)).cpu())
 
     def look() -> dict[str, float]:
         if training.epoch + 1 in marks:
-            curve.append((training.epoch + 1, *mean_scores(query_scores(embed(), held_out_labels))))
+            scores = query_scores(embed(held_out[some]), held_out_labels[some])
+            curve.append((training.epoch + 1, *mean_scores(scores)))
         return {}
 
     train(training, feed, watch=watch, validate=look, stop=stop)
-    return embed(), curve
+    return embed(held_out), curve
 
 
 def untrained_folds(form: ClosedForm) -> list[Tensor]:

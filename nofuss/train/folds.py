@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.queries import per_query
+from nofuss.geometry import normalize
 
 FOLDS = 4
+BLOCK = 1024
 FEWEST_CLASSES = 4
 """Below, no two folds have two classes each to tell apart."""
 
@@ -64,10 +65,29 @@ class QueryScores:
         return (self.recall + self.map_at_r) / 2
 
 
+@torch.no_grad()
 def query_scores(embeddings: Tensor, labels: Tensor) -> QueryScores:
-    """Score unit or raw embeddings (N, D), each item searched among the others."""
-    found = per_query(embeddings, labels)
-    return QueryScores(found.recall1, found.map_at_r, torch.as_tensor(found.labels))
+    """Score embeddings (N, D) to choose by, each item searched among the others.
+
+    In single precision, ties as they come: a tenth of the time of `evaluate.per_query`, which
+    decides what is close in double, as reported scores are.
+    """
+    x = normalize(embeddings)
+    _, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    relatives = (sizes - 1)[group]  # R of each item
+    most = int(relatives.max())
+    rank = torch.arange(1, most + 1)
+    recall, map_at_r = torch.zeros(len(x)), torch.zeros(len(x))
+    for rows in torch.split(torch.arange(len(x)), BLOCK):
+        s = x[rows] @ x.T
+        s[torch.arange(len(rows)), rows] = -torch.inf
+        hits = (group[s.topk(most).indices] == group[rows, None]).float()  # (B, most)
+        recall[rows] = hits[:, 0]
+        hits *= rank <= relatives[rows, None]
+        precisions = hits.cumsum(1) / rank * hits
+        map_at_r[rows] = precisions.sum(1) / relatives[rows].clamp_min(1)
+    queries = relatives > 0
+    return QueryScores(recall[queries].double(), map_at_r[queries].double(), labels[queries])
 
 
 def pooled(parts: list[QueryScores]) -> QueryScores:
