@@ -64,7 +64,8 @@ def model_card(run: Run) -> str:
 def _how(config: TrainConfig, choice: dict[str, Any]) -> str:
     """How it was made, as the end of a sentence."""
     on = "" if config.backbone == "identity" else f" on features of {_plain(str(config.backbone))}"
-    kept = choice.get("kept", TRAINED)
+    fixed = config.preset in ("frozen", "vectors")
+    kept = choice.get("kept", TRAINED) if fixed else TRAINED
     if kept == NOTHING:
         return f"{on}, as they are"
     if kept == CLOSED:

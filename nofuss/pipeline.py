@@ -47,7 +47,7 @@ from nofuss.model_card import write_card
 from nofuss.report import write_report
 from nofuss.run import Run, continue_run, create_run, resume_run
 from nofuss.scoring import KS, scorable, score_all, score_table, untrained, with_gain
-from nofuss.search.threshold import ENOUGH_ITEMS, LEAST_CLASSES, calibrate
+from nofuss.search.threshold import ENOUGH_CLASSES, ENOUGH_ITEMS, calibrate
 from nofuss.train.fold_results import TRAINED
 from nofuss.train.loop import Interrupted
 from nofuss.train.setup import build_criterion
@@ -164,10 +164,12 @@ def _calibrate(job: Job) -> None:
     if job.threshold is not None:
         console.say(job.threshold.describe())
     elif job.collection.labels is not None:
-        classes = len(classes_of(job.collection, np.r_[job.sides.train, job.sides.held_out]))
+        rows = job.sides.train if job.fixed else job.sides.held_out
+        cure = "" if job.fixed else "; raise --holdout"
         console.say(
-            f'search will not say "nothing like this": {classes} training classes are too few to '
-            f"find the distance for it, {LEAST_CLASSES} with {ENOUGH_ITEMS} items would do"
+            f'search will not say "nothing like this": that needs {ENOUGH_CLASSES} held-out classes '
+            f"with {ENOUGH_ITEMS} items, of {len(classes_of(job.collection, rows))} and {len(rows)} "
+            f"too few could be compared{cure}"
         )
 
 
@@ -237,7 +239,7 @@ def _score(job: Job, found: Tensor) -> None:
 
 
 def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:
-    kept = job.choice.kept if job.choice is not None else TRAINED
+    kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
     name = job.config.loss if kept == TRAINED else kept
     score_table(title, {name: scores} | scores["baselines"])
     job.run.write("scores.json", scores | {"method": name})

@@ -21,8 +21,6 @@ from nofuss.geometry import Array, as_tensor, normalize
 FOUND = 0.95
 ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
 """A 95% point of fewer says nothing about other classes."""
-LEAST_CLASSES = 10
-"""Training classes from which on their folds, or the tenth held out, give a threshold."""
 
 
 @dataclass(frozen=True)
