@@ -165,11 +165,11 @@ def _calibrate(job: Job) -> None:
         console.say(job.threshold.describe())
     elif job.collection.labels is not None:
         rows = job.sides.train if job.fixed else job.sides.held_out
-        cure = "" if job.fixed else "; raise --holdout"
+        classes = len(classes_of(job.collection, rows))
         console.say(
-            f'search will not say "nothing like this": that needs {ENOUGH_CLASSES} held-out classes '
-            f"with {ENOUGH_ITEMS} items, of {len(classes_of(job.collection, rows))} and {len(rows)} "
-            f"too few could be compared{cure}"
+            f'search will not say "nothing like this": that needs {ENOUGH_CLASSES} held-out '
+            f"classes with {ENOUGH_ITEMS} items, and of {classes} with {len(rows)} too few could "
+            "be compared" + ("" if job.fixed else "; raise --holdout")
         )
 
 
