@@ -82,7 +82,9 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
     assert job.features is not None
     labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
     count = FOLDS if config.untrained else int(config.folds or 0)
-    form = ClosedForm(job.features[rows], labels, class_folds(labels, count), dim=job.dim)
+    any_dim = config.dim is None and not config.untrained
+    folds = class_folds(labels, count)
+    form = ClosedForm(job.features[rows], labels, folds, dim=job.dim, any_dim=any_dim)
     found = _decided_before(job) if config.resume and not config.force else None
     if found is None:
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))

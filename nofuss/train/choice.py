@@ -125,7 +125,7 @@ def choice_of(
     return Choice(
         kept=kept,
         recipe=UNTRAINED if kept == NOTHING else recipe,
-        dim=form.features.shape[1] if config.dim is None and kept == NOTHING else form.dim,
+        dim=form.features.shape[1] if config.dim is None and kept == NOTHING else form.best_dim(),
         folds=len(results),
         classes=len(torch.unique(form.labels)),
         items=len(form.labels),
@@ -156,7 +156,9 @@ def fit_head(
     watch, device = watch or Silent(), torch.device("cpu")
     folds = class_folds(labels, config.folds) if config.folds else []
     dim = config.dim or min(DIM, features.shape[1])
-    form, pinned = ClosedForm(features, labels, folds, dim=dim), Pinned.of(config)
+    any_dim = config.dim is None
+    form = ClosedForm(features, labels, folds, dim=dim, any_dim=any_dim)
+    pinned = Pinned.of(config)
     results: list[FoldResult] = []
     if folds:
         form.compare(pinned)
@@ -175,7 +177,7 @@ def start_of(form: ClosedForm, choice: Choice) -> Affine:
     """The head of all items that the choice says."""
     if choice.kept == NOTHING:
         return untrained_head(form.features, choice.dim)
-    return form.fit(choice.recipe)
+    return form.fit(choice.recipe, dim=choice.dim)
 
 
 def _points(gain: tuple[float, float, float]) -> str:

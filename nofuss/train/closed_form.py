@@ -29,6 +29,8 @@ SHRINKAGES = (0.85, 0.7, 0.95, 0.5, 0.3, 0.1, 0.03, 0.005, 1.0)
 """Of equal ones the first is taken: strong shrinkage is the safer guess."""
 PROBES = (0.85, 0.03)
 """Shrinkages at which roots and centring are compared."""
+FEWER_DIMS = (256, 128, 64)
+"""Dimensions that folds may prefer where the user asks for none."""
 FEW = 0.25
 """Share of the features' dimensions up to which recipes are compared in the head's own."""
 SCORED_ITEMS = 800
@@ -86,13 +88,22 @@ class Pinned:
 class ClosedForm:
     """Fits recipes to features (N, F) with labels (N,), on all items or without one fold's.
 
-    dim: of the head that is wanted, at most F.
+    dim: of the head that is wanted, at most F; any_dim: or one of FEWER_DIMS, if folds prefer it.
     """
 
     def __init__(
-        self, features: Tensor, labels: Tensor, folds: Sequence[Fold], *, dim: int
+        self,
+        features: Tensor,
+        labels: Tensor,
+        folds: Sequence[Fold],
+        *,
+        dim: int,
+        any_dim: bool = False,
     ) -> None:
         self.features, self.labels, self.folds, self.dim = features, labels, folds, dim
+        fewer = [d for d in FEWER_DIMS if d < dim] if any_dim else []
+        self._dims: dict[int, list[float]] = {d: [] for d in (dim, *fewer)}
+        self._heads: dict[tuple[Recipe, int | None], Affine] = {}
         self._roots: Tensor | None = None
         self._parts: dict[bool, list[ClassScatter]] = {}
         self._scores: dict[Recipe, list[float]] = {}
@@ -105,17 +116,14 @@ class ClosedForm:
             self._roots = signed_root(self.features)
         return self._roots
 
-    def fit(self, recipe: Recipe, *, without: int | None = None) -> Affine:
-        """The head of a recipe in `dim` dimensions, of all items or without those of a fold.
+    def fit(self, recipe: Recipe, *, without: int | None = None, dim: int | None = None) -> Affine:
+        """The head of a recipe, of all items or without those of a fold.
 
-        Its outputs have length 1 on average, whatever the scale of the features.
+        dim: None for the best of the other folds. Outputs have length 1 on average, whatever the
+        scale of the features.
         """
-        affine = whitened_head(
-            self._scatter(recipe.root, without),
-            shrinkage=recipe.shrinkage,
-            dim=self.dim,
-            center=recipe.center,
-        )
+        head, dim = self._whole_head(recipe, without), dim or self.best_dim(without=without)
+        affine = Affine(head.weight[:dim], head.bias[:dim])  # leading directions come first
         x = self.inputs(recipe.root)
         length = affine(x if without is None else x[self.folds[without].others]).norm(dim=1).mean()
         return affine.times(1 / max(float(length), torch.finfo(torch.float32).tiny))
@@ -131,6 +139,8 @@ class ClosedForm:
         likely = {self.best(without=k, among=probes) for k in (None, *range(len(self.folds)))}
         for kind in sorted({(recipe.root, recipe.center) for recipe in likely}):
             self._score(Pinned(*kind, pinned.shrinkage).candidates(SHRINKAGES))
+        if len(self._dims) > 1:
+            self._score_dims()
 
     def best(self, *, without: int | None = None, among: Sequence[Recipe] = ()) -> Recipe:
         """The recipe with the highest mean score over the folds, or over all but one."""
@@ -140,6 +150,35 @@ class ClosedForm:
             return sum(values) / len(values)
 
         return max(among or self._scores, key=score)
+
+    def best_dim(self, *, without: int | None = None) -> int:
+        """The dimension with the highest mean score over the folds, or over all but one."""
+
+        def score(dim: int) -> float:
+            return sum(s for k, s in enumerate(self._dims[dim]) if k != without)
+
+        return max(self._dims, key=score)  # of equal ones the largest, which comes first
+
+    def _score_dims(self) -> None:
+        """Keep the mean objective of each dimension on each fold, by the recipe of the others."""
+        for k, fold in enumerate(self.folds):
+            recipe = self.best(without=k)
+            rows = sample_rows(self.labels, fold.held_out, SCORED_ITEMS)
+            z = self._whole_head(recipe, k)(self.inputs(recipe.root)[rows])
+            for dim, scores in self._dims.items():
+                found = query_scores(z[:, :dim], self.labels[rows])
+                scores.append(float(found.objective.mean()))
+
+    def _whole_head(self, recipe: Recipe, without: int | None) -> Affine:
+        """The head in all of `dim` dimensions, fitted once."""
+        if (recipe, without) not in self._heads:
+            self._heads[recipe, without] = whitened_head(
+                self._scatter(recipe.root, without),
+                shrinkage=recipe.shrinkage,
+                dim=self.dim,
+                center=recipe.center,
+            )
+        return self._heads[recipe, without]
 
     def _score(self, recipes: Sequence[Recipe]) -> None:
         """Keep the mean objective of each recipe on each fold, fitted on the others."""

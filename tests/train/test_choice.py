@@ -134,3 +134,15 @@ def test_a_choice_survives_json() -> None:
     assert "since training changes" in choice.reason()
     with pytest.raises((KeyError, TypeError)):
         Choice.from_dict({"kept": "x"})
+
+
+def test_fewer_dimensions_where_folds_prefer_them() -> None:
+    """Classes in eight directions among a hundred of noise: the default need not keep them all."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(40).repeat_interleave(12)
+    signal = 2 * torch.randn(40, 8, generator=g)[labels]
+    x = torch.cat([signal, torch.zeros(len(labels), 112)], 1)
+    x = x + torch.randn(len(labels), 120, generator=g)
+    choice, head = fit_head(config(epochs=0), x, labels)
+    assert choice.dim == len(head.weight) == 64
+    assert fit_head(config(epochs=0, dim=100), x, labels)[0].dim == 100
