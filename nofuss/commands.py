@@ -180,7 +180,6 @@ def _show_what_it_learned(path: Path, *, seed: int) -> None:
     _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
-    console.say(f"Search with it: {command('nofuss', 'serve', path)}")
 
 
 def _show_a_search(run: Path, *, seed: int) -> None:
