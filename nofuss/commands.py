@@ -17,7 +17,7 @@ from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
-from nofuss.errors import DataError, UsageError, command
+from nofuss.errors import DataError, UsageError
 from nofuss.files import write_file
 from nofuss.galleries import among_themselves, within_gallery
 from nofuss.job import by_folds, split
