@@ -67,7 +67,7 @@ class WalkedTriplet(Form):
         e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         open_, weighted = x.new_zeros(len(x)), x * share[:, None]
-        dx, part = torch.zeros_like(x).double(), torch.empty_like(x)
+        dx = torch.zeros_like(x).double()
         dp = torch.empty_like(walk.proxies) if needs[1] else None
         for chunk, own in walk:
             walk.find_norms(chunk)
@@ -78,7 +78,7 @@ class WalkedTriplet(Form):
             if any(needs):
                 open_.addmv_(s.sign_().T, ones[: len(s)])  # whole numbers: exact
                 m = walk.weigh_(chunk, s)
-                dx.add_(torch.mm(s.T, m, out=part))
+                walk.add_products_(dx, s, m)
             if dp is not None:
                 walk.pull_back_(chunk, s, weighted, dp)
         return total, open_, dx, dp
@@ -134,7 +134,6 @@ class WalkedAnchor(Form):
         """The sum over own proxies of log(1 + Σ), and its gradients over `num_proxies`."""
         push = torch.zeros((), dtype=torch.float64, device=x.device)
         e, dx = x.new_empty(walk.rows, len(x)), torch.zeros_like(x).double()
-        part = torch.empty_like(x)
         dp = torch.empty_like(walk.proxies) if needs[1] else None
         for chunk, own in walk:
             walk.find_norms(chunk)
@@ -148,7 +147,7 @@ class WalkedAnchor(Form):
             if any(needs):
                 weight = 1 / (whole * num_proxies)
                 m = walk.weigh_(chunk, s, weight)
-                dx.add_(torch.mm(s.T, m, out=part))
+                walk.add_products_(dx, s, m)
                 if dp is not None:
                     walk.pull_back_(chunk, s, x, dp, weight)
         return push, dx, dp

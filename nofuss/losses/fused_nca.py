@@ -106,7 +106,7 @@ class WalkedNCA(Form):
         kept, num_proxies = len(buffer), len(walk.proxies)
         scratch = x.new_empty(walk.rows if kept < num_proxies else 0, len(x))
         z = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        dx, part, top = torch.zeros_like(x).double(), torch.empty_like(x), x.new_zeros(len(x))
+        dx, top = torch.zeros_like(x).double(), x.new_zeros(len(x))
         tops: Tensor | None = None
         if with_maximum:
             top.fill_(torch.finfo(x.dtype).min)
@@ -127,7 +127,7 @@ class WalkedNCA(Form):
             if needs_dx or kept:
                 m = walk.weigh_(chunk, s)
             if needs_dx:
-                dx.add_(torch.mm(s.T, m, out=part))
+                walk.add_products_(dx, s, m)
         return Sums(z, dx, top, tops)
 
     def _pull_back(

@@ -14,6 +14,10 @@ from nofuss.proxies.shard import Shard
 CHUNK = 2**19
 """Numbers in a chunk's largest matrix: 2 MB of float32, so that a chunk stays in cache."""
 
+SUM_ROWS = 512
+"""Proxies in one float32 sum of products. Some matrix products add one term after the other, and
+the rounding of equal terms adds up with their number: 7e-5 over 8,192 rows."""
+
 KEEP_BYTES = 2**27
 """What is kept of a loss's exponentials for its second walk; the others are computed again."""
 
@@ -133,6 +137,7 @@ class Walk:
         self.proxies = proxies
         self.narrow = len(x) < x.shape[1]
         self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
+        self.products = x.new_empty(self.rows // SUM_ROWS, *x.shape)
         self.scale: Tensor | None = None
 
     def __len__(self) -> int:
@@ -190,6 +195,20 @@ class Walk:
             return p
         directions = self.work[: len(p)]
         return directions if weight is None else directions.mul_(weight[:, None])
+
+    def add_products_(self, total: Tensor, s: Tensor, m: Tensor) -> None:
+        """After `weigh_`: add sᵀm to `total` (B, D), which is in double."""
+        blocks = len(s) // SUM_ROWS
+        whole = blocks * SUM_ROWS
+        if blocks:
+            products = torch.bmm(
+                s[:whole].view(blocks, SUM_ROWS, -1).transpose(1, 2),
+                m[:whole].view(blocks, SUM_ROWS, -1),
+                out=self.products[:blocks],
+            )
+            total.add_(products.sum(0))
+        if whole < len(s):
+            total.add_(s[whole:].T @ m[whole:])
 
     def pull_back_(
         self, chunk: slice, s: Tensor, x: Tensor, dp: Tensor, weight: Tensor | None = None
