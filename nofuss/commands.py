@@ -18,6 +18,7 @@ from nofuss.data.collection import Collection
 from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.encoder import load
 from nofuss.errors import DataError, UsageError
+from nofuss.evaluate.protocol import evaluate as evaluate_embeddings
 from nofuss.files import write_file
 from nofuss.galleries import among_themselves, within_gallery
 from nofuss.job import by_folds, split
@@ -25,7 +26,7 @@ from nofuss.lock import RunLock
 from nofuss.pipeline import train
 from nofuss.report import read_json, write_report
 from nofuss.run import check_same_data, open_run
-from nofuss.scoring import KS, scorable, score_all, score_table
+from nofuss.scoring import KS, scorable, score_table
 from nofuss.search import Index
 from nofuss.usable import any_pictures, open_usable
 
@@ -101,16 +102,16 @@ def _evaluate(
     else:
         same = data.resolve() == gallery.resolve()
         queries, labels, options = within_gallery(found, collection, searched, encoder, same=same)
-    scores = score_all(
-        {run.config.loss: queries}, labels, ks=ks, seed=seed, extended=extended, **options
+    scores = evaluate_embeddings(
+        queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options
     )
     if not processes.first():
         return
-    content = scores[run.config.loss]
+    content = scores.as_dict()
     if as_json:
         console.answer(content)
     else:
-        score_table(f"{path} on {collection.name}", scores)
+        score_table(f"{path} on {collection.name}", {run.config.loss: content})
     if data is None:
         before = read_json(path / "scores.json")
         kept_before = {k: before[k] for k in ("baselines", "gain", "method") if k in before}

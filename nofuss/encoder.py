@@ -1,6 +1,6 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,13 @@ from torch import Tensor
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.decode import decode_resized, in_mode, resized
-from nofuss.data.loader import batches
-from nofuss.data.sampling import Indices, in_order
 from nofuss.data.transforms import test_views
 from nofuss.device import choose_device
 from nofuss.errors import DataError, RunError, command
-from nofuss.features import accelerate_for
+from nofuss.features import accelerate_for, run_over
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
-from nofuss.model.inference import extract, extract_together, for_inference
+from nofuss.model.inference import extract, for_inference
 from nofuss.model.weights import load_model
 
 BATCH = 32
@@ -71,13 +69,10 @@ class Encoder:
         """Unit embeddings (N, dim) of all items of a collection, in its order."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
         accelerate_for(self.embedder.backbone, len(collection))
-        chosen = in_order(len(collection), BATCH if self.preprocessing else 4096)
-
-        def load(part: Sequence[Indices]) -> Iterator[Tensor]:
-            loaded = batches(collection, self.preprocessing, part, train=False, workers=workers)
-            return (batch.inputs for batch in loaded)
-
-        return _unit(extract_together(self.embedder, load, chosen, progress))
+        found = run_over(
+            self.embedder, collection, self.preprocessing, workers=workers, progress=progress
+        )
+        return _unit(found)
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None

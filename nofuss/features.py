@@ -1,7 +1,8 @@
 """Features of a fixed backbone, computed once and kept: epochs on them take seconds."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -17,11 +18,13 @@ from nofuss.device import device_of
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract_together, for_inference
-from nofuss.model.onnx_backbone import accelerate
+from nofuss.model.onnx_backbone import OnnxNetwork, accelerate
 from nofuss.processes import any_true
 
 WORTH_EXPORT = 1000
 """Pictures from which on exporting the backbone to onnxruntime takes less time than it saves."""
+ONNX_BATCH, TORCH_BATCH, VECTOR_BATCH = 8, 32, 4096
+"""Items loaded at once; onnxruntime is fastest while a batch stays in cache."""
 
 
 def backbone_features(
@@ -42,16 +45,46 @@ def backbone_features(
         return features
     backbone = for_inference(embedder).backbone
     accelerate_for(backbone, len(collection))
+    with console.progress("computing features once", len(collection)) as progress:
+        features = run_over(backbone, collection, preprocessing, workers=workers, progress=progress)
+    if kept:
+        write_tensor(file, features)
+    return features
+
+
+def run_over(
+    model: Embedder | Backbone,
+    collection: Collection,
+    preprocessing: Preprocessing | None,
+    *,
+    workers: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Return the features (of a Backbone) or raw embeddings (of an Embedder) of all items."""
+    backbone = model.backbone if isinstance(model, Embedder) else model
+    in_onnx = isinstance(backbone.network, OnnxNetwork)
+    if in_onnx:
+        batch, workers = ONNX_BATCH, max(1, workers)
+    else:
+        batch = VECTOR_BATCH if preprocessing is None else TORCH_BATCH
 
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
         loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
         return (batch.inputs for batch in loaded)
 
-    with console.progress("computing features once", len(collection)) as progress:
-        features = extract_together(backbone, load, in_order(len(collection), 32), progress)
-    if kept:
-        write_tensor(file, features)
-    return features
+    with one_torch_thread() if in_onnx else nullcontext():
+        return extract_together(model, load, in_order(len(collection), batch), progress)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Leave the cores to onnxruntime: torch's threads wait for work by spinning."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def accelerate_for(backbone: Backbone, count: int) -> None:

@@ -46,7 +46,7 @@ from nofuss.model.weights import save_model
 from nofuss.model_card import write_card
 from nofuss.report import write_report
 from nofuss.run import Run, continue_run, create_run, resume_run
-from nofuss.scoring import KS, scorable, score_all, score_table, untrained, with_gain
+from nofuss.scoring import gain_over, scorable, score_all, score_table, untrained
 from nofuss.search.threshold import ENOUGH_CLASSES, ENOUGH_ITEMS, calibrate
 from nofuss.train.fold_results import TRAINED
 from nofuss.train.loop import Interrupted
@@ -230,12 +230,14 @@ def _score(job: Job, found: Tensor) -> None:
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
     with console.busy("scoring on unseen classes"):
-        columns = score_all({"kept": found} | baselines, labels, ks=KS, seed=config.seed)
-    scores = columns.pop("kept")
-    for name, vectors in [*baselines.items()][:1]:
-        own = [torch.from_numpy(labels)]
-        scores = with_gain(scores, [found], (name, [vectors]), own, seed=config.seed)
-    _report_scores(job, "unseen classes", scores | {"baselines": columns})
+        columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
+    ours = columns.pop("kept")
+    scores = ours.as_dict()
+    for name, other in [*columns.items()][:1]:
+        queries = [ours.per_query], [other.per_query]
+        scores["gain"] = gain_over(name, *queries, seed=config.seed)
+    beside = {name: other.as_dict() for name, other in columns.items()}
+    _report_scores(job, "unseen classes", scores | {"baselines": beside})
 
 
 def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:

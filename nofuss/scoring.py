@@ -1,7 +1,7 @@
 """Scores of a model on classes it has not seen, beside what needs no training at all."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +10,8 @@ from torch import Tensor
 from nofuss import console
 from nofuss.data.collection import Collection
 from nofuss.evaluate.intervals import class_intervals, paired_difference
-from nofuss.evaluate.protocol import PROTOCOL, evaluate
-from nofuss.evaluate.queries import per_query
-from nofuss.evaluate.retrieval import Options
+from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
+from nofuss.evaluate.queries import PerQuery
 from nofuss.model.start import pca_head
 from nofuss.train.folds import QueryScores
 
@@ -92,38 +91,20 @@ def scorable(labels: Any) -> bool:
     return len(sizes) > 1 and int(sizes.max()) > 1
 
 
-def score_all(
-    embeddings: dict[str, Tensor],
-    labels: Any,
-    *,
-    ks: Sequence[int],
-    seed: int,
-    extended: bool = False,
-    **options: Unpack[Options],
-) -> dict[str, dict[str, Any]]:
-    """`evaluate` for each set of embeddings, on the same items; as scores.json has them."""
-    return {
-        name: evaluate(
-            x, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options
-        ).as_dict()
-        for name, x in embeddings.items()
-    }
+def score_all(embeddings: dict[str, Tensor], labels: Any, *, seed: int) -> dict[str, Scores]:
+    """`evaluate` for each set of embeddings, on the same items."""
+    y = np.asarray(labels)
+    return {name: evaluate(x, y, ks=KS, seed=seed) for name, x in embeddings.items()}
 
 
-def with_gain(
-    scores: dict[str, Any],
-    kept: Sequence[Tensor],
-    other: tuple[str, Sequence[Tensor]],
-    labels: Sequence[Tensor],
-    *,
-    seed: int,
+def gain_over(
+    name: str, ours: Sequence[PerQuery], theirs: Sequence[PerQuery], *, seed: int
 ) -> dict[str, Any]:
-    """The scores with what was gained over another method, query by query, fold by fold."""
-    name, beside = other
-    ours, theirs = (_exact_queries(of, labels) for of in (kept, beside))
-    recall = paired_difference(ours.recall, theirs.recall, ours.labels, seed)
-    precision = paired_difference(ours.map_at_r, theirs.map_at_r, ours.labels, seed)
-    return scores | {"gain": {"over": name, "recall@1": [*recall], "map@r": [*precision]}}
+    """What was gained over the method `name`, query by query, in every fold."""
+    ours_, theirs_ = _joined(ours), _joined(theirs)
+    recall = paired_difference(ours_.recall, theirs_.recall, ours_.labels, seed)
+    precision = paired_difference(ours_.map_at_r, theirs_.map_at_r, ours_.labels, seed)
+    return {"over": name, "recall@1": [*recall], "map@r": [*precision]}
 
 
 def score_folds(
@@ -137,15 +118,24 @@ def score_folds(
 
     Means over the folds, by queries (NMI and AMI: by items), beside the baselines'.
     """
-    columns = {name: _mean_of_folds(of, labels, seed=seed) for name, of in baselines.items()}
-    first = next(iter(baselines.items()))
-    scores = with_gain(_mean_of_folds(kept, labels, seed=seed), kept, first, labels, seed=seed)
-    return scores | {"baselines": columns, "folds": len(labels)}
+
+    def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
+        pairs = zip(embeddings, labels, strict=True)
+        return [evaluate(x, y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
+
+    ours, others = scored(kept), {name: scored(of) for name, of in baselines.items()}
+    name, first = next(iter(others.items()))
+    gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
+    columns = {name: _mean_of_folds(of, seed=seed) for name, of in others.items()}
+    return _mean_of_folds(ours, seed=seed) | {
+        "gain": gain,
+        "baselines": columns,
+        "folds": len(labels),
+    }
 
 
-def _exact_queries(embeddings: Sequence[Tensor], labels: Sequence[Tensor]) -> QueryScores:
-    """Every query of every fold, as reported scores count it."""
-    parts = [per_query(x, y) for x, y in zip(embeddings, labels, strict=True)]
+def _joined(parts: Sequence[PerQuery]) -> QueryScores:
+    """Every query of every fold."""
     return QueryScores(
         torch.cat([part.recall1 for part in parts]),
         torch.cat([part.map_at_r for part in parts]),
@@ -153,18 +143,14 @@ def _exact_queries(embeddings: Sequence[Tensor], labels: Sequence[Tensor]) -> Qu
     )
 
 
-def _mean_of_folds(
-    embeddings: Sequence[Tensor], labels: Sequence[Tensor], *, seed: int
-) -> dict[str, Any]:
-    pairs = list(zip(embeddings, labels, strict=True))
-    parts = [evaluate(x, y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
+def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in parts[0].as_dict().items():
         if isinstance(value, float):
             weights = [p.items if name in ("nmi", "ami") else p.queries for p in parts]
             values = [p.as_dict()[name] for p in parts]
             found[name] = float(np.average(values, weights=weights))
-    queries = _exact_queries(embeddings, labels)
+    queries = _joined([part.per_query for part in parts])
     ends = class_intervals(
         {"recall@1": queries.recall, "map@r": queries.map_at_r},
         queries.labels,

@@ -21,6 +21,7 @@ from nofuss.evaluate.nmi import (
     normalized_mutual_information,
 )
 from nofuss.evaluate.precision import precisions
+from nofuss.evaluate.queries import PerQuery, of_queries
 from nofuss.evaluate.recall import checked_ks, hits, ranks_of_first_positive, reciprocal
 from nofuss.evaluate.retrieval import Options
 from nofuss.geometry import Array
@@ -54,6 +55,7 @@ class Scores:
     seed: int
     intervals: dict[str, tuple[float, float]]
     protocol: str
+    per_query: PerQuery = field(repr=False)
     extended: dict[str, float] = field(default_factory=dict)
     """`mrr`, `map`, `precision@K`, and `class_mean_…` of all, where they were asked for."""
 
@@ -127,6 +129,7 @@ def evaluate(
         seed=seed,
         intervals=intervals,
         protocol=f"{QUERIES[apart]}; {SCORES}",
+        per_query=of_queries(ranks, found.map_at_r, labels),
         extended=more,
     )
 

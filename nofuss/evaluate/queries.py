@@ -28,8 +28,13 @@ def per_query(embeddings: Array, labels: Array, *, normalize: bool = True) -> Pe
     `paired_difference` wants them.
     """
     x = vectors_of(embeddings)
-    ranks = ranks_of_first_positive(x, labels, normalize=normalize).cpu()
-    average = precisions(x, labels, normalize=normalize).map_at_r.cpu()
+    ranks = ranks_of_first_positive(x, labels, normalize=normalize)
+    return of_queries(ranks, precisions(x, labels, normalize=normalize).map_at_r, labels)
+
+
+def of_queries(ranks: Tensor, average: Tensor, labels: Array) -> PerQuery:
+    """Pick the queries among all items: those whose first positive has a rank."""
+    ranks, average = ranks.cpu(), average.cpu()
     rows = (ranks > 0).nonzero()[:, 0]
     names = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     return PerQuery(rows, names[rows.numpy()], (ranks[rows] == 1).double(), average[rows])

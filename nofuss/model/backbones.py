@@ -56,10 +56,12 @@ class Backbone(nn.Module):
                 f"{self.name} got inputs of shape {tuple(inputs.shape)}, expected "
                 f"{self.channels} channels; build it with channels={inputs.shape[1]}"
             )
-        features: Tensor = self.network(inputs)
-        if self.mirror and not self.training:
-            features = (features + self.network(inputs.flip(-1))) / 2
-        return features
+        if self.training or not self.mirror:
+            features: Tensor = self.network(inputs)
+            return features
+        both: Tensor = self.network(torch.cat([inputs, inputs.flip(-1)]))
+        straight, mirrored = both.chunk(2)
+        return (straight + mirrored) / 2
 
 
 class ConvNet(nn.Sequential):
