@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from benchmarks.timing import Growth, Row, extra_mb, interleaved, keep_memory, optional
-from nofuss.losses.fused import fused_proxy_anchor, fused_proxy_nca, fused_proxy_triplet
-from nofuss.losses.fused_walk import forget
+from nofuss.losses.fast.fused import fused_proxy_anchor, fused_proxy_nca, fused_proxy_triplet
+from nofuss.losses.fast.walk import forget
 from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet

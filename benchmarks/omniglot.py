@@ -22,15 +22,15 @@ from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data import open_data
 from nofuss.data.collection import Collection, Labels
 from nofuss.data.split import hold_out, split_collection
-from nofuss.encoder import Encoder
 from nofuss.evaluate import evaluate, recall_at_k
-from nofuss.job import build_model
 from nofuss.model.embedder import Embedder
-from nofuss.presets import resolve
-from nofuss.train.feed import CollectionFeed
-from nofuss.train.optim import set_rates
-from nofuss.train.setup import build_criterion, build_training
-from nofuss.train.step import train_step
+from nofuss.model.encoder import Encoder
+from nofuss.training.feed import CollectionFeed
+from nofuss.training.job import build_model
+from nofuss.training.optim import set_rates
+from nofuss.training.presets import resolve
+from nofuss.training.setup import build_criterion, build_training
+from nofuss.training.step import train_step
 
 METHODS = {  # name → (batch, items a class)
     "proxy-nca": (32, 0),

@@ -19,8 +19,8 @@ import torch
 from torch.optim import Adam
 
 from benchmarks.timing import Growth, Row, resident_mb
-from nofuss import processes
-from nofuss.losses.collectives import gather
+from nofuss.distributed import processes
+from nofuss.distributed.collectives import gather
 from nofuss.losses.proxy_nca import ProxyNCA
 
 BATCH, DIM, MILLION = 512, 64, 1_000_000

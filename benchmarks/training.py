@@ -14,12 +14,13 @@ from benchmarks.timing import Growth, Row, interleaved
 from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.pictures import decode_ahead
-from nofuss.job import build_model, split
-from nofuss.presets import resolve
-from nofuss.train.feed import CollectionFeed, TrainBatch
-from nofuss.train.loop import Silent, Training, train
-from nofuss.train.setup import build_criterion, build_training
-from nofuss.train.step import train_step
+from nofuss.data.split import sides_of
+from nofuss.training.feed import CollectionFeed, TrainBatch
+from nofuss.training.job import build_model
+from nofuss.training.loop import Silent, Training, train
+from nofuss.training.presets import resolve
+from nofuss.training.setup import build_criterion, build_training
+from nofuss.training.step import train_step
 
 
 class First:
@@ -51,7 +52,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
     embedder, preprocessing = build_model(config, collection)
     assert preprocessing is not None
     collection = decode_ahead(collection, preprocessing)
-    data = collection.subset(split(collection, config).train)
+    data = collection.subset(sides_of(collection, config).train)
     criterion: nn.Module = build_criterion(config, data.num_classes)
     training: Training = build_training(config, embedder, criterion)
     feed = First(CollectionFeed(data, preprocessing, int(config.batch or 32)), steps)

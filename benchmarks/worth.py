@@ -31,16 +31,18 @@ from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.split import split_collection
 from nofuss.evaluate import paired_difference
-from nofuss.features import backbone_features
+from nofuss.evaluate.queries import QueryScores
 from nofuss.geometry import normalize
-from nofuss.job import build_model
+from nofuss.model.features import backbone_features
 from nofuss.model.start import signed_root
-from nofuss.presets import resolve
-from nofuss.train.choice import fit_head
-from nofuss.train.closed_form import ClosedForm, Pinned, Recipe
-from nofuss.train.folds import QueryScores, class_folds, query_scores
-from nofuss.train.head import DIM
-from nofuss.train.optim import set_rates
+from nofuss.run.choice import Recipe
+from nofuss.training.choice import fit_head
+from nofuss.training.closed_form import ClosedForm, Pinned
+from nofuss.training.folds import class_folds, query_scores
+from nofuss.training.head import DIM
+from nofuss.training.job import build_model
+from nofuss.training.optim import set_rates
+from nofuss.training.presets import resolve
 
 BATCH, EPOCHS, NCA_ITEMS = 128, 20, 1000
 MOVES = (0.5, 1.0, 2.0, 4.0)

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from nofuss import from_dataset, load
 from nofuss.config import TrainConfig
-from nofuss.pipeline import train
+from nofuss.training.pipeline import train
 
 
 class Digits(Dataset[tuple[Image.Image, int]]):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nofuss.data import compact_labels, from_dataset, open_data
-    from nofuss.encoder import Encoder, load
     from nofuss.estimator import ProxyEmbedding
     from nofuss.evaluate import kmeans, map_at_r, nmi, recall_at_k
     from nofuss.losses import (
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         StructuredClustering,
         Triplet,
     )
+    from nofuss.model.encoder import Encoder, load
     from nofuss.proxies import (
         Dynamic,
         Fractional,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "nofuss.data": ("compact_labels", "from_dataset", "open_data"),
-    "nofuss.encoder": ("Encoder", "load"),
+    "nofuss.model.encoder": ("Encoder", "load"),
     "nofuss.estimator": ("ProxyEmbedding",),
     "nofuss.evaluate": ("kmeans", "map_at_r", "nmi", "recall_at_k"),
     "nofuss.losses": (

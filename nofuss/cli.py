@@ -1,4 +1,4 @@
-"""The `nofuss` program: from a command line to a call; torch loads only when needed."""
+"""The `nofuss` program: the table of commands, from a command line to a call, exit codes."""
 
 import contextlib
 import ctypes
@@ -9,131 +9,87 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial, wraps
+from importlib import import_module
+from typing import Any, NoReturn
 
 import tyro
 
-from nofuss.config import TrainConfig
 from nofuss.errors import NofussError, UsageError, unknown_name, visible
-from nofuss.flags import (
-    COMMANDS,
-    SPREAD,
-    Command,
-    Demo,
-    Doctor,
-    Embed,
-    Evaluate,
-    Export,
-    IndexPictures,
-    Reproduce,
-    Search,
-    Serve,
-)
 
 if sys.platform != "win32":
     import resource  # here: when memory is short there may be none left for it
 
 
-def parse(argv: Sequence[str]) -> Command:
-    """The command line as one of the dataclasses; exits with 2 on what it does not know."""
-    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        raise unknown_name("command", argv[0], COMMANDS)
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="nofuss",
-        description="Learn a distance that works on classes never seen before.",
-        args=list(argv),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    assert isinstance(command, Command)
-    return command
+COMMANDS = {
+    "train": "Learn a distance from labelled data and try it on classes never seen.",
+    "evaluate": "Score a run: Recall@K, MAP@R, NMI on classes it has not seen.",
+    "embed": "Embed data with a run's model and write vectors, names and labels to a file.",
+    "demo": "Train on half of the built-in characters, then find the other half.",
+    "serve": "Open a page to search in.",
+    "index": "Embed a folder for search; only what changed is embedded again.",
+    "search": "Find what is most like a picture, in the run's index.",
+    "doctor": "Look for what is wrong with data: unreadable files, copies, doubtful labels.",
+    "export": "Write a run's model in a format for elsewhere, checked against the original.",
+    "reproduce": "Run the paper's tables and figures again, and put its numbers beside ours.",
+}
+IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index"}
+
+Call = partial[None]
 
 
-def told(argv: Sequence[str]) -> set[str]:
+def parse(argv: Sequence[str]) -> tuple[str, Call]:
+    """Return the command and the call that the command line asks for; exits with 2 on misuse.
+
+    Only the module of that command is imported: `nofuss --help` does not load torch.
+    """
+    if not argv or argv[0].startswith("-"):
+        _overview(argv)
+    name, *rest = argv
+    if name not in COMMANDS:
+        raise unknown_name("command", name, COMMANDS)
+    main = import_module(f"nofuss.commands.{name}").main
+
+    @wraps(main)
+    def bind(*args: Any, **kwargs: Any) -> Call:
+        return partial(main, *args, **kwargs)
+
+    call = tyro.cli(bind, prog=f"nofuss {name}", args=rest, config=(tyro.conf.FlagCreatePairsOff,))
+    assert isinstance(call, partial)
+    return name, call
+
+
+def _overview(argv: Sequence[str]) -> NoReturn:
+    """Show the commands, a line each, and exit: 0 if asked for, 2 if no command was given."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    shown = "usage: nofuss COMMAND [-h] …\n\nLearn a distance that works on classes never seen.\n\n"
+    shown += "\n".join(lines) + "\n\nnofuss COMMAND --help shows the options of one."
+    asked = bool({"-h", "--help"} & set(argv))
+    print(shown, file=sys.stdout if asked else sys.stderr)
+    raise SystemExit(0 if asked else 2)
+
+
+def given_settings(argv: Sequence[str]) -> frozenset[str]:
     """Names of the settings that the command line gives, whatever their values."""
     flags = (word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
-    return {flag.removeprefix("no_") for flag in flags}
+    return frozenset(flag.removeprefix("no_") for flag in flags)
 
 
-def run(command: Command, argv: Sequence[str] = ()) -> None:
+def run(name: str, call: Call) -> None:
     """Do what the command asks; under torchrun all processes do it together, and one speaks."""
-    from nofuss import console, processes
+    from nofuss.distributed import processes
+    from nofuss.terminal import console
 
-    tell = console.aside if getattr(command, "json", False) else console.warn
+    tell = console.aside if call.keywords.get("json") else console.warn
     warnings.showwarning = lambda message, *_, **__: tell(str(message))
-    if processes.under_torchrun() and not isinstance(command, SPREAD):
-        raise UsageError(f"{type(command).__name__} works in one process; leave torchrun out")
+    if processes.under_torchrun() and name not in IN_SEVERAL_PROCESSES:
+        raise UsageError(f"nofuss {name} works in one process; leave torchrun out")
     with processes.joined() as how_they_met:
         console.speak(processes.first())
         if how_they_met:
             console.aside(how_they_met)
-        _do(command, argv)
-
-
-def _do(command: Command, argv: Sequence[str]) -> None:
-    from nofuss import commands, pipeline
-
-    match command:
-        case TrainConfig():
-            pipeline.train(command, told=told(argv))
-        case Evaluate():
-            commands.evaluate_run(
-                command.run,
-                command.data,
-                gallery=command.gallery,
-                ks=command.k,
-                extended=command.extended,
-                seed=command.seed,
-                as_json=command.json,
-                device=command.device,
-            )
-        case Embed():
-            commands.embed(command.run, command.data, command.out, device=command.device)
-        case Demo():
-            commands.demo(command.out, epochs=command.epochs, seed=command.seed)
-        case Serve():
-            from nofuss.search.server import serve
-
-            serve(command.run, host=command.host, port=command.port, token=not command.no_token)
-        case IndexPictures():
-            from nofuss.search.commands import index_run
-
-            index_run(
-                command.run,
-                command.data,
-                remove=command.remove,
-                kind=command.kind,
-                device=command.device,
-            )
-        case Search():
-            from nofuss.search.commands import search_run
-
-            search_run(
-                command.run,
-                command.pictures,
-                k=command.k,
-                as_json=command.json,
-                show=command.show,
-            )
-        case Doctor():
-            from nofuss.doctor import examine
-
-            examine(command.data, command.run, as_json=command.json)
-        case Export():
-            from nofuss.export import export_run
-
-            export_run(command.run, command.onnx)
-        case Reproduce():
-            from nofuss.paper.reproduce import reproduce
-
-            reproduce(
-                command.names,
-                data=command.data,
-                budget=command.budget,
-                out=command.out,
-                seeds=command.seeds,
-                weights=command.weights,
-                device=command.device,
-            )
+        call()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,11 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # names that the terminal can't show
             stream.reconfigure(errors="backslashreplace")
     try:
-        command = _parse_visibly([a for a in arguments if a != "--debug"])
-        if getattr(command, "keep_memory", True):
+        name, call = _parse_visibly([a for a in arguments if a != "--debug"])
+        if name == "train":
+            call = partial(call, given=given_settings(arguments))
+        if getattr(call.keywords.get("config"), "keep_memory", True):
             _keep_freed_memory()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # asks as Ctrl-C does
-        run(command, arguments)
+        run(name, call)
     except NofussError as error:
         if debug:
             _show_tracebacks()
@@ -182,7 +140,7 @@ def _explain(error: Exception) -> str:
     return f"{reason} (unexpected; run again with --debug for the details)"
 
 
-def _parse_visibly(argv: Sequence[str]) -> Command:
+def _parse_visibly(argv: Sequence[str]) -> tuple[str, Call]:
     """`parse`, whose complaints quote arguments as they are: names of files may be among them."""
     if all(word.isprintable() for word in argv):
         return parse(argv)
@@ -196,7 +154,7 @@ def _parse_visibly(argv: Sequence[str]) -> Command:
 
 
 def _show_tracebacks() -> None:
-    from nofuss.console import show_traceback
+    from nofuss.terminal.console import show_traceback
 
     sys.excepthook = show_traceback
 
@@ -220,7 +178,7 @@ def _more_memory() -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    from nofuss.console import fail
+    from nofuss.terminal.console import fail
 
     rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
     fail(message if rank == "0" else f"rank {rank}: {message}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
-from nofuss.errors import RunError
+from nofuss.errors import RunError, UsageError
 
 
 @dataclass(frozen=True)
@@ -220,3 +220,28 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) in (int, float)
     return type(value) is hint
+
+
+# Name → (least, below): what makes sense whatever the data are.
+_LIMITS: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("dim", "batch"), (1, 2**31)),
+    **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
+    "workers": (0, 1025),
+    **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
+    **dict.fromkeys(("test_share", "holdout"), (0, 1)),
+    "shrinkage": (0, 1.0000001),
+    "folds": (0, 65),
+    "size": (16, 4096),
+    "seed": (0, 2**31),
+    "checkpoint_seconds": (0, float("inf")),
+}
+
+
+def check_limits(config: TrainConfig) -> None:
+    """Refuse numbers that make no sense; a scale and a number of proxies the loss checks."""
+    for name, (least, below) in _LIMITS.items():
+        value = getattr(config, name)
+        if value is not None and not least <= value < below:
+            upper = f" and below {below:.10g}" if below < float("inf") else ""
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is {value}; expected a number from {least:g} up{upper}")

@@ -15,9 +15,9 @@ from nofuss.data.collection import compact_labels
 from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import normalize
 from nofuss.model.start import signed_root
-from nofuss.presets import resolve
-from nofuss.train.choice import fit_head
-from nofuss.train.setup import items_per_class
+from nofuss.training.choice import fit_head
+from nofuss.training.presets import resolve
+from nofuss.training.setup import items_per_class
 
 
 class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]

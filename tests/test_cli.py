@@ -135,7 +135,7 @@ def test_help_and_parsing_without_torch() -> None:
 import sys
 from nofuss.cli import parse
 parse(["train", "photos", "--epochs", "3"])
-for words in (["--help"], ["train", "--help"], ["evaluate", "--help"], ["train", "--nonsense"]):
+for words in (["--help"], ["train", "--help"], ["serve", "--help"], ["train", "--nonsense"]):
     try:
         parse(words)
     except SystemExit as leaving:

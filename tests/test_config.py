@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nofuss.config import Preprocessing, TrainConfig, read_config, to_json
 from nofuss.errors import RunError, UsageError
-from nofuss.presets import PRESETS, check_limits, resolve
+from nofuss.training.presets import PRESETS, check_limits, resolve
 
 WHERE = Path("run/config.json")
 # What folds, the features or the number of items decide where the head has a closed form.

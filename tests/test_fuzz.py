@@ -22,15 +22,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import nofuss
-from nofuss.embeddings import _ARRAYS, _checksum, load_embeddings
 from nofuss.errors import NofussError
-from nofuss.files import seal, sha256, write_json
-from nofuss.model_card import write_card
-from nofuss.run import open_run
-from nofuss.search.commands import index_run, open_index
+from nofuss.files.atomic import seal, sha256, write_json
+from nofuss.report.card import write_card
+from nofuss.run.directory import open_run
+from nofuss.run.embeddings import _ARRAYS, _checksum, load_embeddings
+from nofuss.search.indexing import index_run, open_index
 from nofuss.search.server import build_app
 from nofuss.search.shelf import open_shelf
-from nofuss.train.checkpoint import load_checkpoint
+from nofuss.training.checkpoint import load_checkpoint
 from tests.tiny_run import draw, train_pictures, train_vectors
 
 pytestmark = pytest.mark.fuzz

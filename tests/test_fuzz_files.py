@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from nofuss.data import open_data
 from nofuss.data.cache import read_tensor, write_tensor
 from nofuss.errors import NofussError
-from nofuss.lock import LOCK, RunLock
+from nofuss.files.lock import LOCK, RunLock
 from tests.test_fuzz import anything, changed, other_tensor, relaxed
 from tests.tiny_run import draw
 

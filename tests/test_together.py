@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from nofuss.cli import main
-from nofuss.lock import LOCK
+from nofuss.files.lock import LOCK
 from nofuss.search import Index
 from tests.running import started
-from tests.train.together import end, start, torchrun, wait_for, workers
-from tests.train.together import environment as together
+from tests.training.together import end, start, torchrun, wait_for, workers
+from tests.training.together import environment as together
 from torture.training import FLAGS, command, environment, write_pictures
 
 LONG = ("--epochs", "100000")

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from nofuss.config import TrainConfig
-from nofuss.pipeline import train
+from nofuss.training.pipeline import train
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 CLASSES = [HOSTILE, "&amp; <b>bold<", "'\"><script>alert(1)<", "plain", "ünïcode ★", "six"]

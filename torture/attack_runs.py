@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from nofuss.lock import LOCK
+from nofuss.files.lock import LOCK
 from torture.forgeries import CHECKPOINT, CONFIG, INDEX, MODEL, NAMED, Forge
 from torture.forked import run_forked
 from torture.measured import Case, judged

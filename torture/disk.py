@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from nofuss.train.checkpoint import load_checkpoint
+from nofuss.training.checkpoint import load_checkpoint
 from torture.faults import KILL, Commands, Fault, Outcome
 from torture.training import Place, differing
 

@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PRELOADED = ("nofuss.pipeline", "nofuss.search.commands", "torch._dynamo")
+PRELOADED = ("nofuss.training.pipeline", "nofuss.search.indexing", "torch._dynamo")
 """What costs most to import; an optimizer brings in the last."""
 KILL = 0
 """Instead of an error number: the process is killed at the call."""

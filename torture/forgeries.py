@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from nofuss.files import read_json, seal, sha256, write_json
+from nofuss.files.atomic import read_json, seal, sha256, write_json
 
 Forge = Callable[[Path, Path], None]
 """Given the run and the rest of the disk."""

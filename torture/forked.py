@@ -15,7 +15,12 @@ from typing import Any
 
 from torture.measured import PATIENCE, Ended
 
-PRELOADED = ("nofuss.pipeline", "nofuss.commands", "nofuss.search.commands", "torch._dynamo")
+PRELOADED = (
+    "nofuss.training.pipeline",
+    "nofuss.commands.evaluate",
+    "nofuss.commands.search",
+    "torch._dynamo",
+)
 
 
 class Forked:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from nofuss.errors import NofussError
-from nofuss.run import open_run
-from nofuss.train.checkpoint import load_checkpoint
+from nofuss.run.directory import open_run
+from nofuss.training.checkpoint import load_checkpoint
 from torture.training import STEPS_PER_EPOCH, Place, command, differing, environment
 
 EVERY_STEP = ("--checkpoint-seconds", "0")

@@ -18,7 +18,7 @@ import numpy as np
 
 from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
 from nofuss.errors import DataError
-from nofuss.files import check_regular, read_regular
+from nofuss.files.atomic import check_regular, read_regular
 
 LARGEST_MAT = 2**26
 """Bytes of a file of annotations; those of Cars196 have less than one megabyte."""

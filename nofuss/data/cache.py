@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from nofuss.files import TEMPORARY, check_regular, memory, new_file, read_json, sealed_json
+from nofuss.files.atomic import TEMPORARY, check_regular, memory, new_file, read_json, sealed_json
 
 ABANDONED = 24 * 3600.0
 """Seconds after which nobody is still writing a file."""

@@ -18,10 +18,10 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from nofuss.config import Preprocessing
-from nofuss.data import bounds
+from nofuss.data import cost as bounds
 from nofuss.data.collection import printable
 from nofuss.errors import DataError
-from nofuss.files import open_regular
+from nofuss.files.atomic import open_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 _SMALL = 2**24  # files of at most so many bytes are read in one go

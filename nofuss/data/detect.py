@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 from nofuss.data import benchmarks
+from nofuss.data.arrays import open_arrays
 from nofuss.data.collection import Collection, printable
 from nofuss.data.folder import PICTURE_SUFFIXES, open_folder
 from nofuss.data.glyphs import open_glyphs
-from nofuss.data.manifest import header, open_manifest
+from nofuss.data.table import header, open_manifest
 from nofuss.data.triplets import open_triplets
-from nofuss.data.vectors import open_arrays
 from nofuss.errors import DataError
 
 ACCEPTED = (

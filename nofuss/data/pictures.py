@@ -32,7 +32,7 @@ from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory, warn_damaged
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
-from nofuss.files import write_file
+from nofuss.files.atomic import write_file
 
 LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.data.bounds import MAX_ASPECT, MAX_FILE, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
 from nofuss.data.cache import cache_directory, read_notes, write_notes
 from nofuss.data.collection import Collection
+from nofuss.data.cost import MAX_ASPECT, MAX_FILE, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
 from nofuss.data.decode import PictureError, decode
-from nofuss.files import open_regular
+from nofuss.files.atomic import open_regular
 
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
 VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"

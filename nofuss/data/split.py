@@ -3,22 +3,92 @@
 The paper's setting is zero-shot: the two sides share no class.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nofuss.config import TrainConfig
 from nofuss.data.collection import TRAIN, Collection, first_five
-from nofuss.errors import DataError
+from nofuss.errors import DataError, UsageError
 
-Indices = NDArray[np.int64]
+Rows = NDArray[np.int64]
+FEWEST_CLASSES = 4
+"""Below, no two folds have two classes each to tell apart."""
 
 
 class Split(NamedTuple):
-    """Indices of the items on each side, ascending."""
+    """Rows of the items on each side, ascending."""
 
-    train: Indices
-    test: Indices
+    train: Rows
+    test: Rows
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Rows of the collection, with no class in common; held_out and test may be empty."""
+
+    train: Rows
+    held_out: Rows
+    """Training classes kept aside to watch training."""
+    test: Rows
+
+
+def by_folds(config: TrainConfig, collection: Collection) -> bool:
+    """Whether every class is learned from, and scored by a model that has not seen it.
+
+    So by default on fixed features, where training takes seconds; not where the data or the user
+    keep classes out for good.
+    """
+    return bool(
+        config.test_share is None
+        and collection.split is None
+        and collection.num_classes >= FEWEST_CLASSES
+        and config.preset in ("frozen", "vectors")
+        and (config.folds or config.untrained)
+    )
+
+
+def sides_of(collection: Collection, config: TrainConfig) -> Sides:
+    """Split by the configuration: test classes, and training classes that are held out."""
+    nothing = np.empty(0, dtype=np.int64)
+    everything = np.arange(len(collection))
+    if collection.labels is None:
+        return Sides(everything, nothing, nothing)
+    train_rows, test = everything, nothing
+    if collection.split is not None and config.test_share:
+        raise UsageError(
+            f"{collection.name} brings a split of its own, so --test-share {config.test_share:g} "
+            "has nothing to say; leave it out (0 trains on all)"
+        )
+    if config.test_share != 0 and not by_folds(config, collection):
+        share = 0.5 if config.test_share is None else config.test_share
+        train_rows, test = split_collection(
+            collection,
+            seed=config.seed,
+            test_share=share,
+            allow_shared=config.allow_shared,
+        )
+    if len(classes_in(collection, train_rows)) < 2:
+        raise DataError(
+            f"{collection.name} has one class to train on; a distance is learned between two or "
+            "more: add classes"
+            + ("" if collection.split is not None else ", or lower --test-share")
+        )
+    share = float(config.holdout or 0)
+    if not share or len(classes_in(collection, train_rows)) < 8:  # too few to spare any
+        return Sides(train_rows, nothing, test)
+    assert collection.labels is not None
+    inner = hold_out(collection.labels[train_rows], share, config.seed)
+    return Sides(train_rows[inner.train], train_rows[inner.test], test)
+
+
+def classes_in(collection: Collection, rows: Rows) -> Rows:
+    """The classes of these rows, ascending."""
+    if collection.labels is None:
+        return np.empty(0, dtype=np.int64)
+    return np.unique(collection.labels[rows])
 
 
 def split_collection(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
-from nofuss.data import bounds
+from nofuss.data import cost as bounds
 
 Picture = NDArray[np.uint8]
 CROP_Y, CROP_X, FLIP, AFFINE, NUM_DRAWS = 0, 1, 2, slice(3, 9), 9

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nofuss.data.collection import Collection, first_five, printable
-from nofuss.data.manifest import existing, read_rows
+from nofuss.data.table import existing, read_rows
 from nofuss.errors import DataError
 
 COLUMNS = ("anchor", "positive", "negative")

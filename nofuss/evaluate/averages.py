@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.inputs import classes_of
+from nofuss.evaluate.checked import classes_of
 from nofuss.geometry import Array
 
 Average = Literal["queries", "classes"]

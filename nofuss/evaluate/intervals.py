@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.inputs import classes_of
+from nofuss.evaluate.checked import classes_of
 from nofuss.geometry import Array, as_tensor
 
 

@@ -17,11 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.inputs import scaled_to_one, times_power_of_two, vectors_of
-from nofuss.evaluate.retrieval import blocks
+from nofuss.distributed.processes import merge_rows, share
+from nofuss.evaluate.checked import scaled_to_one, times_power_of_two, vectors_of
 from nofuss.evaluate.seeding import choose_seeds
+from nofuss.evaluate.task import blocks
 from nofuss.geometry import Array
-from nofuss.processes import merge_rows, share
 
 BLOCK = 384
 TOLERANCE = 1e-2  # a round of exchanges that lowers the inertia by less is the last

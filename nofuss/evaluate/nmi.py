@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
 
-from nofuss.evaluate.inputs import classes_of, directions, vectors_of
+from nofuss.evaluate.checked import classes_of, directions, vectors_of
 from nofuss.evaluate.kmeans import kmeans
 from nofuss.geometry import Array
 

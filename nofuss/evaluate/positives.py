@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import DENSE, Retrieval, squared_distances
+from nofuss.evaluate.task import DENSE, Retrieval, squared_distances
 
 
 def ranks_of_positives(task: Retrieval, rows: slice, limit: Tensor | None, block: int) -> Tensor:

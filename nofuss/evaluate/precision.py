@@ -16,12 +16,12 @@ from typing import NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from nofuss.distributed.processes import all_sum, rank, world
 from nofuss.evaluate.averages import Average, average_of
 from nofuss.evaluate.positives import ranks_of_positives
 from nofuss.evaluate.recall import checked_ks
-from nofuss.evaluate.retrieval import Options, blocks, retrieval
+from nofuss.evaluate.task import Options, blocks, retrieval
 from nofuss.geometry import Array
-from nofuss.processes import all_sum, rank, world
 
 BLOCK = 1024  # larger than for Recall: a block has more to do than its product
 STRIP = 2**21  # ranks that are held at once

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nofuss.evaluate.averages import average_of, class_means
-from nofuss.evaluate.inputs import classes_of, shared_classes, vectors_of
+from nofuss.evaluate.checked import classes_of, shared_classes, vectors_of
 from nofuss.evaluate.intervals import class_intervals
 from nofuss.evaluate.nmi import (
     adjusted_mutual_information,
@@ -23,7 +23,7 @@ from nofuss.evaluate.nmi import (
 from nofuss.evaluate.precision import precisions
 from nofuss.evaluate.queries import PerQuery, of_queries
 from nofuss.evaluate.recall import checked_ks, hits, ranks_of_first_positive, reciprocal
-from nofuss.evaluate.retrieval import Options
+from nofuss.evaluate.task import Options
 from nofuss.geometry import Array
 
 QUERIES = {

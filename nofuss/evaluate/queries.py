@@ -1,15 +1,30 @@
 """Scores query by query: for paired comparisons of two models, and for looking at hard classes."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.evaluate.inputs import vectors_of
+from nofuss.evaluate.checked import vectors_of
 from nofuss.evaluate.precision import precisions
 from nofuss.evaluate.recall import ranks_of_first_positive
 from nofuss.geometry import Array
+
+
+@dataclass(frozen=True)
+class QueryScores:
+    """Scores of queries, one each: Recall@1 and MAP@R, and the class of each query."""
+
+    recall: Tensor
+    map_at_r: Tensor
+    labels: Tensor
+
+    @property
+    def objective(self) -> Tensor:
+        """What is chosen by: the first neighbour counts as much as all of them."""
+        return (self.recall + self.map_at_r) / 2
 
 
 class PerQuery(NamedTuple):

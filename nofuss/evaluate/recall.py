@@ -14,10 +14,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from nofuss.distributed.processes import all_min, all_sum, rank, world
 from nofuss.evaluate.averages import Average, average_of
-from nofuss.evaluate.retrieval import BLOCK, FARTHEST, Options, Retrieval, blocks, retrieval
+from nofuss.evaluate.task import BLOCK, FARTHEST, Options, Retrieval, blocks, retrieval
 from nofuss.geometry import Array
-from nofuss.processes import all_min, all_sum, rank, world
 
 
 def recall_at_k(

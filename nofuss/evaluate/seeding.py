@@ -17,7 +17,7 @@ with gain > loss lowers Σ D², and swaps far apart do not touch each other.
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import blocks
+from nofuss.evaluate.task import blocks
 from nofuss.geometry import squared_distances
 
 BLOCK = 512

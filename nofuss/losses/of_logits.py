@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from nofuss.distributed.shard import Shard
 from nofuss.losses.sharded import log1p_sum_exp, sharded_anchor, sharded_nca, sharded_triplet
 from nofuss.proxies.assignment import ProxyTriplets
-from nofuss.proxies.shard import Shard
 
 
 def nca_of_logits(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from nofuss.losses.fused import fused_proxy_anchor
+from nofuss.losses.fast.fused import fused_proxy_anchor
 from nofuss.losses.of_logits import anchor_of_cosines
 from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
 from nofuss.proxies.assignment import Assignment, ProxyTriplets

@@ -13,9 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from nofuss.distributed.collectives import to_shards
+from nofuss.distributed.shard import Shard, first_proxies, own_shard
 from nofuss.geometry import Array, is_traced, normalize, squared_distances
-from nofuss.losses.collectives import to_shards
-from nofuss.losses.fused import pays
+from nofuss.losses.fast.fused import pays
 from nofuss.losses.inputs import (
     check_embeddings,
     check_labels,
@@ -32,7 +33,6 @@ from nofuss.losses.reduction import (
     reduce_losses,
 )
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
-from nofuss.proxies.shard import Shard, first_proxies, own_shard
 
 
 def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:

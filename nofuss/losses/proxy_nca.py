@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from nofuss.losses.fused import fused_proxy_nca
+from nofuss.losses.fast.fused import fused_proxy_nca
 from nofuss.losses.inputs import check_number
 from nofuss.losses.of_logits import nca_of_logits
 from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
@@ -50,9 +50,9 @@ class ProxyNCA(ProxyLoss):
         proxy, the plain form is all there is; it also serves second derivatives and torch.func.
     seed: of the first proxies and of which labels share one; None draws from torch's global
         generator.
-    sharded: `proxies` are this process's rows alone, of as many in all as there are processes to
-        share them (`nofuss.processes.joined`). Every process hands in the same, whole batch (see
-        `losses/collectives.py`), and gets the same loss as one process with all proxies would.
+    sharded: `proxies` are this process's rows alone, distributed over all processes
+        (`nofuss.distributed.processes.joined`). Every process passes the same, whole batch (see
+        `distributed/collectives.py`), and gets the loss of one process with all proxies.
     """
 
     fuses_few: ClassVar[bool] = True

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from nofuss.losses.fused import fused_proxy_triplet
+from nofuss.losses.fast.fused import fused_proxy_triplet
 from nofuss.losses.of_logits import triplet_of_logits
 from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
 from nofuss.proxies.assignment import Assignment, ProxyTriplets

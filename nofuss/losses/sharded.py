@@ -10,10 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.losses.collectives import from_shards, to_shards
-from nofuss.processes import all_max, all_sum
+from nofuss.distributed.collectives import from_shards, to_shards
+from nofuss.distributed.processes import all_max, all_sum
+from nofuss.distributed.shard import Shard
 from nofuss.proxies.assignment import ProxyTriplets
-from nofuss.proxies.shard import Shard
 
 
 def sharded_nca(

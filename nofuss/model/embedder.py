@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nofuss.device import own_random_numbers
+from nofuss.distributed.device import own_random_numbers
 from nofuss.model.backbones import PRETRAINED, Backbone, Weights, build_backbone
 from nofuss.model.start import Affine, signed_root
 

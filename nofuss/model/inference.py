@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from nofuss.device import device_of
+from nofuss.distributed.device import device_of
+from nofuss.distributed.processes import merge_rows, share, world
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
-from nofuss.processes import merge_rows, share, world
 
 
 def for_inference(embedder: Embedder) -> Embedder:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nofuss.device import device_of
+from nofuss.distributed.device import device_of
 from nofuss.model.backbones import Backbone
 
 LARGEST_DIFFERENCE = 1e-4

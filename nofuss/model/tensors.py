@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nofuss.errors import RunError, UsageError
-from nofuss.files import check_regular, memory
+from nofuss.files.atomic import check_regular, memory
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 
 from nofuss.config import Preprocessing
 from nofuss.errors import NofussError, RunError
-from nofuss.files import MANIFEST, check_seal, parse_json, read_regular, seal
-from nofuss.folders import write_folder
-from nofuss.lock import check_in_place
+from nofuss.files.atomic import MANIFEST, check_seal, parse_json, read_regular, seal
+from nofuss.files.folders import write_folder
+from nofuss.files.lock import check_in_place
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
 

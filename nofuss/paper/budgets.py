@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from nofuss.config import TrainConfig
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.presets import resolve
-from nofuss.train.setup import items_per_class
+from nofuss.training.presets import resolve
+from nofuss.training.setup import items_per_class
 
 Name = Literal["minutes", "hours", "paper"]
 

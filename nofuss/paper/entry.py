@@ -17,7 +17,7 @@ from nofuss.paper.rates import Rates, at_edge
 from nofuss.paper.sources import Source
 from nofuss.paper.statistics import list_words, summary, t_interval
 from nofuss.paper.trial import Result, Trial
-from nofuss.run import environment
+from nofuss.run.directory import environment
 
 Results = Mapping[Trial, Result]
 

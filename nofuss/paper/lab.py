@@ -14,12 +14,12 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from nofuss import console
-from nofuss.files import write_file
-from nofuss.lock import RunLock
+from nofuss.files.atomic import write_file
+from nofuss.files.lock import RunLock
 from nofuss.paper.sources import Source
 from nofuss.paper.trial import Result, Trial, run_trial
-from nofuss.train.loop import Interrupted
+from nofuss.terminal import console
+from nofuss.training.loop import Interrupted
 
 EVERY = 30.0
 """Seconds between lines where there is no terminal to draw on."""

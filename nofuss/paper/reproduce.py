@@ -8,10 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nofuss import console
 from nofuss.errors import DataError, RunError, UsageError, unknown_name
-from nofuss.files import write_file
-from nofuss.interrupt import stop_on_signals
+from nofuss.files.atomic import write_file
 from nofuss.paper import (
     batch_size,
     bounds,
@@ -23,10 +21,12 @@ from nofuss.paper import (
 )
 from nofuss.paper.entry import Entry, how, machine
 from nofuss.paper.lab import Lab
-from nofuss.paper.page import render
 from nofuss.paper.rates import choose_rates, tries
+from nofuss.paper.results_page import render
 from nofuss.paper.sources import TITLES, Source, find_folders, missing, open_source
 from nofuss.report import read_json
+from nofuss.terminal import console
+from nofuss.terminal.interrupt import stop_on_signals
 
 DATA_SETS = tuple(TITLES)
 """Each is a table of its own, and one of them what the figures are drawn on."""

@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss import console
 from nofuss.config import Preprocessing
 from nofuss.data import benchmarks, open_data
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.pictures import decode_ahead
-from nofuss.device import choose_device
+from nofuss.data.split import Rows
+from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError
-from nofuss.features import backbone_features
-from nofuss.job import Rows, build_model
 from nofuss.model.embedder import build_embedder
+from nofuss.model.features import backbone_features
 from nofuss.paper.budgets import CHARACTERS, PHOTOGRAPHS, Budget
+from nofuss.terminal import console
+from nofuss.training.job import build_model
 
 TITLES = {
     "cars": "Cars196",

@@ -16,7 +16,7 @@ from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source, raw_features
 from nofuss.paper.statistics import Difference, difference, list_words, span, summary
 from nofuss.paper.trial import Result, Trial, scores
-from nofuss.scoring import untrained
+from nofuss.training.baselines import untrained
 
 LOSSES = tuple(METHODS)
 PLACES = {"cars": "Table 1", "cub": "Table 2", "products": "Figure 4", "characters": "Tables 1, 2"}

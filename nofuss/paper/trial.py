@@ -15,22 +15,23 @@ import torch
 from torch import Tensor
 
 from nofuss.config import TrainConfig, to_json
-from nofuss.encoder import Encoder
+from nofuss.data.split import Rows, Sides
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
-from nofuss.job import Job, Rows, Sides, build_model
-from nofuss.learning import prepare
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import Items, choose_queries, hit_row
 from nofuss.report.html import Child, fragment, tag
-from nofuss.run import Run
-from nofuss.train.checkpoint import load_checkpoint
-from nofuss.train.loop import Training, Watch
-from nofuss.train.loop import train as run_loop
-from nofuss.train.step import NonFiniteLoss
+from nofuss.run.directory import Run
+from nofuss.training.checkpoint import load_checkpoint
+from nofuss.training.job import Job, build_model
+from nofuss.training.learning import prepare
+from nofuss.training.loop import Training, Watch
+from nofuss.training.loop import train as run_loop
+from nofuss.training.step import NonFiniteLoss
 
 FORMAT = 1
 """Raised when the same settings would give other results."""

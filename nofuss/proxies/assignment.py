@@ -19,9 +19,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nofuss.distributed.processes import all_max
+from nofuss.distributed.shard import Shard
 from nofuss.geometry import is_traced, squared_distances
-from nofuss.processes import all_max
-from nofuss.proxies.shard import Shard
 
 
 class ProxyTriplets(NamedTuple):

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.files import write_file
+from nofuss.files.atomic import write_file
 from nofuss.report.findings import (
     Copy,
     Doubt,

@@ -6,14 +6,14 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from nofuss.data.collection import Collection
-from nofuss.embeddings import RunEmbeddings, sample_by_class
 from nofuss.proxies.bounds import proxy_bounds
-from nofuss.report import figures, tables
+from nofuss.report import figures
+from nofuss.report import score_tables as tables
 from nofuss.report.charts import line_chart
 from nofuss.report.html import Child, tag
 from nofuss.report.projection import project
-from nofuss.train.choice import Choice
-from nofuss.train.fold_results import NOTHING
+from nofuss.run.choice import NOTHING, Choice
+from nofuss.run.embeddings import RunEmbeddings, sample_by_class
 
 ON_MAP = 500
 """Items of each side on the map: t-SNE takes seconds then."""

@@ -5,8 +5,8 @@ pictures kept in step with its index) → commands (`nofuss index`, `nofuss sear
 threshold (from when on nothing is alike) · grid (results as a picture) · approximate (faiss)
 """
 
+from nofuss.evaluate.neighbours import nearest
+from nofuss.evaluate.threshold import Threshold, calibrate
 from nofuss.search.index import Index
-from nofuss.search.neighbours import nearest
-from nofuss.search.threshold import Threshold, calibrate
 
 __all__ = ["Index", "Threshold", "calibrate", "nearest"]

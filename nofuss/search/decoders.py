@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-import nofuss
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError
 
@@ -95,7 +94,7 @@ class Decoders:
         self._all = [process for process in self._all if process.returncode is None]
         if len(self._all) >= AT_ONCE + LEFT_BEHIND:
             raise PictureError("picture", "unreadable", "too many files that do not answer")
-        places = [str(Path(nofuss.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         process = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss import processes
 from nofuss.data import find_pictures, open_data
 from nofuss.data.benchmarks import layout_of
-from nofuss.data.bounds import MAX_FILE
 from nofuss.data.collection import Collection, printable
+from nofuss.data.cost import MAX_FILE
 from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.transforms import middle
-from nofuss.encoder import Encoder
+from nofuss.distributed import processes
 from nofuss.errors import DataError
-from nofuss.files import open_regular, sha256
+from nofuss.files.atomic import open_regular, sha256
+from nofuss.model.encoder import Encoder
 from nofuss.search.index import Index, Label
 
 FRESH_NS = 2_000_000_000

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nofuss.errors import unknown_name
+from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.search.approximate import Approximate
-from nofuss.search.neighbours import nearest
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
 
 __all__ = ["MANIFEST", "Index", "Kind", "Label"]

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nofuss.evaluate.neighbours import nearest
 from nofuss.report.projection import project
-from nofuss.search.neighbours import nearest
 
 ANCHORS = 1200
 """Items that are laid out by t-SNE, which takes some seconds."""

@@ -23,12 +23,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from nofuss import console
 from nofuss.data.decode import PictureError
 from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_picture
 from nofuss.search.shelf import Shelf, open_shelf
+from nofuss.terminal import console
 
 
 def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:

@@ -18,18 +18,18 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.data.collection import Collection
-from nofuss.embeddings import FILE, RunEmbeddings, load_embeddings
-from nofuss.encoder import Encoder, load
+from nofuss.data.split import sides_of
+from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, command
-from nofuss.job import split
+from nofuss.evaluate.neighbours import nearest
+from nofuss.model.encoder import Encoder, load
 from nofuss.report.thumbnails import has_pictures, picture
-from nofuss.run import open_run
-from nofuss.search.commands import open_index
+from nofuss.run.directory import open_run
+from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.search.gallery import open_gallery, source_of, sources
 from nofuss.search.index import MANIFEST, Index
-from nofuss.search.neighbours import nearest
+from nofuss.search.indexing import open_index
 from nofuss.search.plane import Plane, lay_out
-from nofuss.usable import open_usable
 
 SIDE = 224
 """Longest side of a picture on the page."""
@@ -185,7 +185,7 @@ def _test_side(
         if kept.test_rows.max() >= len(collection):
             raise RunError(f"{run / FILE} names items that are not in the data; delete it")
         return collection, kept.test_rows, kept.test
-    rows = split(collection, config).test
+    rows = sides_of(collection, config).test
     if not len(rows):
         rows = np.arange(len(collection))
     if not len(rows):

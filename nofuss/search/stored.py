@@ -21,8 +21,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nofuss.errors import RunError
-from nofuss.files import memory, only_writer, parse_json, read_regular, sha256, sync, write_file
-from nofuss.folders import scratch_folder
+from nofuss.files.atomic import (
+    memory,
+    only_writer,
+    parse_json,
+    read_regular,
+    sha256,
+    sync,
+    write_file,
+)
+from nofuss.files.folders import scratch_folder
 
 FORMAT = 1
 MANIFEST = "manifest.json"

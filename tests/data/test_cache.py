@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nofuss.data.cache import cache_directory, read_tensor, write_atomically, write_tensor
-from nofuss.files import temporary_name
+from nofuss.files.atomic import temporary_name
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

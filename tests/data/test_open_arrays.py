@@ -194,7 +194,7 @@ def test_arrays_that_are_larger_than_memory_once_unpacked(
 ) -> None:
     """As a file of a megabyte may hold a terabyte of zeros."""
     np.savez_compressed(tmp_path / "x.npz", vectors=np.zeros((1000, 100)))
-    monkeypatch.setattr("nofuss.data.vectors.memory", lambda: 10_000)
+    monkeypatch.setattr("nofuss.data.arrays.memory", lambda: 10_000)
     assert (tmp_path / "x.npz").stat().st_size < 10_000
     with pytest.raises(DataError, match=r"x\.npz does not fit into memory"):
         open_data(tmp_path / "x.npz")

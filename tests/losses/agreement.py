@@ -31,7 +31,7 @@ from nofuss import (
     StructuredClustering,
     Triplet,
 )
-from nofuss.losses.fused import fused_proxy_nca
+from nofuss.losses.fast.fused import fused_proxy_nca
 from nofuss.losses.proxy_loss import ProxyLoss
 from tests.losses import slow_losses as slow
 from tests.losses.expected import (

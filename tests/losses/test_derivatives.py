@@ -10,9 +10,9 @@ from torch.func import functional_call
 
 from nofuss import ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, SoftTriple
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.losses.fused import fused_loss
-from nofuss.losses.fused_margin import WalkedAnchor, WalkedTriplet
-from nofuss.losses.fused_nca import WalkedNCA
+from nofuss.losses.fast.fused import fused_loss
+from nofuss.losses.fast.margin import WalkedAnchor, WalkedTriplet
+from nofuss.losses.fast.nca import WalkedNCA
 from nofuss.losses.proxy_loss import ProxyLoss
 
 # torch.func scripts some of torch's own formulas when it is first used.

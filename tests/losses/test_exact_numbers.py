@@ -21,10 +21,10 @@ from nofuss import (
     StructuredClustering,
 )
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
-from nofuss.losses.fused import fused_loss
-from nofuss.losses.fused_margin import WalkedAnchor, WalkedTriplet
-from nofuss.losses.fused_nca import WalkedNCA
-from nofuss.losses.fused_walk import Form
+from nofuss.losses.fast.fused import fused_loss
+from nofuss.losses.fast.margin import WalkedAnchor, WalkedTriplet
+from nofuss.losses.fast.nca import WalkedNCA
+from nofuss.losses.fast.walk import Form
 from nofuss.losses.proxy_loss import ProxyLoss
 from tests.losses import slow_losses as slow
 from tests.losses.agreement import batch as random_batch

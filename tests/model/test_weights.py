@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nofuss.config import Preprocessing
-from nofuss.encoder import load
 from nofuss.errors import RunError
 from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.encoder import load
 from nofuss.model.weights import load_model, save_model
 
 CASES = {

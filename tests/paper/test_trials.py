@@ -19,7 +19,7 @@ from nofuss.paper.sources import Source, bare_triplets, make_source
 from nofuss.paper.statistics import summary
 from nofuss.paper.tables import LOSSES, seeds_of
 from nofuss.paper.trial import Trial, run_trial
-from nofuss.train.loop import Silent
+from nofuss.training.loop import Silent
 from tests.paper.tiny_source import tiny_budget, vectors
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nofuss import commands
+from nofuss.commands import evaluate
 from nofuss.data import open_data
-from nofuss.embeddings import load_embeddings, without_sample
 from nofuss.report import write_report
 from nofuss.report.html import document, tag
 from nofuss.report.projection import project
+from nofuss.run.embeddings import load_embeddings, without_sample
 from tests.browser import complaints, open_browser
 from tests.tiny_run import CLASSES, HOSTILE
 
@@ -108,7 +108,7 @@ def test_evaluation_renews_it_and_keeps_the_baselines(vector_run: Path, tmp_path
     shutil.copytree(vector_run, run)
     before = json.loads((run / "scores.json").read_text())
     (run / "report.html").unlink()
-    commands.evaluate_run(run, None, ks=(1, 2), seed=0, as_json=False)
+    evaluate.main(run, k=(1, 2))
     after = json.loads((run / "scores.json").read_text())
     assert after["baselines"] == before["baselines"]
     assert after["recall@1"] == before["recall@1"]

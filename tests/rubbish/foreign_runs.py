@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from nofuss.cli import main
-from nofuss.files import read_json, sha256, write_json
+from nofuss.files.atomic import read_json, sha256, write_json
 from tests.rubbish.catalogue import CATALOGUE, arrays, finished, resume, rubbish
 
 # Runs

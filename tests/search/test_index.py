@@ -16,10 +16,10 @@ from torch import Tensor
 
 from nofuss import Index
 from nofuss.errors import RunError, UsageError
-from nofuss.files import sha256
+from nofuss.evaluate.threshold import nearest_by_class
+from nofuss.files.atomic import sha256
 from nofuss.geometry import normalize
 from nofuss.search import calibrate, nearest
-from nofuss.search.threshold import nearest_by_class
 
 
 def random(n: int, dim: int = 8, *, seed: int = 0) -> Tensor:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from nofuss.embeddings import load_embeddings
 from nofuss.errors import UsageError
+from nofuss.run.embeddings import load_embeddings
 from nofuss.search.guard import is_loopback
 from nofuss.search.handlers import MAX_UPLOAD
 from nofuss.search.server import serve

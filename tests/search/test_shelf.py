@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from nofuss.data import open_data
-from nofuss.embeddings import load_embeddings
 from nofuss.errors import RunError
-from nofuss.search.commands import index_run
+from nofuss.run.embeddings import load_embeddings
+from nofuss.search.indexing import index_run
 from nofuss.search.plane import lay_out
 from nofuss.search.shelf import open_shelf
 from tests.tiny_run import draw

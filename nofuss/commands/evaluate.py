@@ -1,0 +1,224 @@
+"""`nofuss evaluate`: score a run on its test classes or on other data, maybe within a gallery."""
+
+import json as json_format
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from tyro.conf import Positional, arg
+
+from nofuss.commands import DeviceName, RunPath
+from nofuss.data.collection import GALLERY, QUERY, Collection
+from nofuss.data.split import by_folds, sides_of
+from nofuss.data.usable import open_usable
+from nofuss.distributed import processes
+from nofuss.errors import DataError, UsageError
+from nofuss.evaluate.beside import KS, scorable
+from nofuss.evaluate.protocol import evaluate
+from nofuss.evaluate.task import Options
+from nofuss.files.lock import RunLock
+from nofuss.model.encoder import Encoder, load
+from nofuss.report import read_json, write_report
+from nofuss.run.directory import check_same_data, open_run
+from nofuss.run.embeddings import load_embeddings, without_sample
+from nofuss.terminal import console
+from nofuss.terminal.scores import score_table
+
+
+def main(
+    run: RunPath,
+    data: Annotated[
+        Path | None,
+        Positional,
+        arg(metavar="DATA", help_behavior_hint="(default: the run's own test classes)"),
+    ] = None,
+    *,
+    gallery: Annotated[Path | None, arg(metavar="GALLERY", help_behavior_hint="")] = None,
+    k: Annotated[tuple[int, ...], arg(metavar="K")] = (1, 2, 4, 8),
+    extended: bool = False,
+    seed: int = 0,
+    json: bool = False,
+    device: DeviceName = "auto",
+) -> None:
+    """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen.
+
+    Args:
+        run: A run directory of `nofuss train`.
+        data: Other data to score the run on, all of it. In a CSV whose split column says query and
+            gallery, the queries search the gallery.
+        gallery: Search in these instead of among DATA, which are then queries only. A picture of
+            DATA that is in the gallery too is left out of its own search.
+        k: The K of Recall@K; for the run's own test classes 1, 2, 4 and 8 come with them.
+        extended: Also MAP over all ranks, MRR, precision@K, and the means over classes of all
+            scores.
+        seed: Seed for k-means and the bootstrap.
+        json: Print the scores as JSON instead of a table.
+        device: Where to compute, as for `nofuss train`.
+    """
+    if gallery is not None and data is None:
+        raise UsageError("--gallery needs the queries: nofuss evaluate RUN QUERIES --gallery DIR")
+    if not k or min(k) < 1:
+        raise UsageError(f"--k is {' '.join(map(str, k))}; expected whole numbers from 1 up")
+    with RunLock() as lock:
+        if data is None:  # the run keeps the scores
+            lock.take(open_run(run).path)
+        _evaluate(
+            run,
+            data,
+            gallery=gallery,
+            ks=sorted(k),
+            extended=extended,
+            seed=seed,
+            as_json=json,
+            device=device,
+        )
+
+
+def _evaluate(
+    path: Path,
+    data: Path | None,
+    *,
+    gallery: Path | None,
+    ks: list[int],
+    extended: bool,
+    seed: int,
+    as_json: bool,
+    device: str,
+) -> None:
+    run = open_run(path)
+    encoder = load(path, device=device)
+    say = console.aside if as_json else console.say
+    with processes.in_turn():
+        collection, _ = open_usable(data or run.config.data, say=say)
+    processes.check_same("data", collection.fingerprint)
+    if data is None:
+        cure = "restore them, or score it on what is there now: give DATA"
+        check_same_data(path, collection.fingerprint(), cure=cure)
+        test = sides_of(collection, run.config).test
+        if by_folds(run.config, collection):
+            _show_fold_scores(path, as_json=as_json)
+            return
+        if not len(test):
+            raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
+        whole, collection = collection, collection.subset(test)
+        say(collection.describe())
+        ks = sorted({*ks, *KS})  # what the run keeps has the usual ones, whatever was asked for
+    searched = None if gallery is None else _open_gallery(gallery, say)
+    if searched is None and (collection.labels is None or not scorable(collection.labels)):
+        raise DataError(
+            f"{collection.name} can't be scored: two classes are needed, one with two items"
+        )
+    found = encoder.embed_collection(collection)
+    if searched is None or gallery is None or data is None:
+        queries, labels, options = among_themselves(found, collection)
+    else:
+        same = data.resolve() == gallery.resolve()
+        queries, labels, options = within_gallery(found, collection, searched, encoder, same=same)
+    scores = evaluate(queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
+    if not processes.first():
+        return
+    content = scores.as_dict()
+    if as_json:
+        console.answer(content)
+    else:
+        score_table(f"{path} on {collection.name}", {run.config.loss: content})
+    if data is None:
+        before = read_json(path / "scores.json")
+        kept_before = {k: before[k] for k in ("baselines", "gain", "method") if k in before}
+        run.write("scores.json", content | kept_before)
+        kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
+        kept = replace(kept, test=found.numpy(), test_rows=test)
+        kept.save(path)
+        with processes.alone():
+            say(f"report: {write_report(path, whole, kept)}")
+
+
+def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
+    with processes.in_turn():
+        collection, _ = open_usable(gallery, say=say)
+    processes.check_same("gallery", collection.fingerprint)
+    return collection
+
+
+def _show_fold_scores(path: Path, *, as_json: bool) -> None:
+    """The scores of a run that has learned from all of its classes: those of its folds."""
+    scores = read_json(path / "scores.json")
+    if "recall@1" not in scores:
+        raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
+    if as_json:
+        print(json_format.dumps(scores, indent=2))
+        return
+    console.say("all classes were learned from; these scores are of models that had not seen them")
+    score_table(str(path), {scores.get("method", "this run"): scores} | scores["baselines"])
+
+
+class Queries(NamedTuple):
+    """What `evaluate` takes: embeddings, their classes, and the gallery with its classes."""
+
+    embeddings: Tensor
+    labels: NDArray[np.generic]
+    options: Options
+
+
+def among_themselves(found: Tensor, collection: Collection) -> Queries:
+    """Every item a query to all others; or those marked query to those marked gallery."""
+    labels = collection.labels
+    assert labels is not None
+    if collection.split is None or GALLERY not in collection.split:
+        return Queries(found, labels, {})
+    asking, searched = (np.flatnonzero(collection.split == side) for side in (QUERY, GALLERY))
+    if not len(asking):
+        raise DataError(f"{collection.name} marks a gallery but no query; add rows of split query")
+    names = _names_of(collection)
+    _check_shared(names[asking], names[searched])
+    options: Options = {"gallery": found[searched], "gallery_labels": labels[searched]}
+    return Queries(found[asking], labels[asking], options)
+
+
+def within_gallery(
+    found: Tensor, collection: Collection, gallery: Collection, encoder: Encoder, *, same: bool
+) -> Queries:
+    """All items as queries to another collection; `same` if it is the one they are from."""
+    labels, others = _names_of(collection), _names_of(gallery)
+    _check_shared(labels, others)
+    rows = np.arange(len(labels)) if same else _rows_in(collection, gallery)
+    differ = np.flatnonzero((rows >= 0) & (others[rows] != labels))
+    if len(differ):
+        i = differ[0]
+        raise DataError(
+            f"{collection.names[i]} is {labels[i]} as a query and {others[rows[i]]} in the "
+            "gallery; give it the same class in both"
+        )
+    options: Options = {
+        "gallery": found if same else encoder.embed_collection(gallery),
+        "gallery_labels": others,
+        "query_rows": rows,
+    }
+    return Queries(found, labels, options)
+
+
+def _names_of(collection: Collection) -> NDArray[np.str_]:
+    """The name of each item's class."""
+    if collection.labels is None:
+        raise DataError(f"{collection.name} has no labels, so that nothing says what is a hit")
+    return np.asarray(collection.class_names)[collection.labels]
+
+
+def _rows_in(collection: Collection, gallery: Collection) -> NDArray[np.int64]:
+    """The row of each item in the gallery, −1 where its file is not there."""
+    if not collection.paths or not gallery.paths:
+        return np.full(len(collection), -1)
+    place = {Path(path).resolve(): i for i, path in enumerate(gallery.paths)}
+    return np.array([place.get(Path(path).resolve(), -1) for path in collection.paths])
+
+
+def _check_shared(labels: NDArray[np.str_], others: NDArray[np.str_]) -> None:
+    if not len(np.intersect1d(labels, others)):
+        raise DataError(
+            f"queries and gallery share no class ({labels[0]}, … and {others[0]}, …); "
+            "name their classes alike"
+        )

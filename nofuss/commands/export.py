@@ -1,0 +1,49 @@
+"""`nofuss export`: the model as an ONNX file, checked against the original."""
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from nofuss.commands import RunPath
+from nofuss.errors import TrainingError, UsageError
+from nofuss.files.atomic import write_file
+from nofuss.model.encoder import load
+from nofuss.model.export import (
+    LARGEST_DIFFERENCE,
+    largest_difference,
+    onnx_packages,
+    real_inputs,
+    to_onnx,
+)
+from nofuss.run.directory import open_run
+from nofuss.terminal import console
+
+
+def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> None:
+    """Write a run's model in a format for elsewhere, checked against the original.
+
+    Args:
+        run: A run directory of `nofuss train`.
+        onnx: The file to write; never overwritten. Needs pip install 'nofuss[onnx]'.
+    """
+    if onnx.suffix != ".onnx":
+        raise UsageError(f"--onnx {onnx} does not end in .onnx; give a name that does")
+    if onnx.exists():
+        raise UsageError(f"{onnx} exists and is never overwritten; give another name")
+    exporter, runtime = onnx_packages()
+    encoder = load(run, device="cpu")
+    inputs, what = real_inputs(encoder, open_run(run).config.data)
+    onnx.parent.mkdir(parents=True, exist_ok=True)
+    content = to_onnx(encoder, inputs, exporter)
+    difference = largest_difference(encoder, inputs, content, runtime)
+    if not difference <= LARGEST_DIFFERENCE:
+        raise TrainingError(
+            f"the exported model differs from the original by {difference:.2g}; nothing was "
+            "written; please report it"
+        )
+    write_file(onnx, content)
+    console.say(
+        f"{onnx}: {onnx.stat().st_size / 1e6:.1f} MB, the largest difference from torch on "
+        f"{len(inputs)} {what} is {difference:.1e}"
+    )

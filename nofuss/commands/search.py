@@ -1,0 +1,141 @@
+"""`nofuss search`: find what is most like a picture, in the run's index."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from tyro.conf import Positional, arg
+
+from nofuss.commands import RunPath
+from nofuss.data import open_data
+from nofuss.data.collection import printable
+from nofuss.errors import DataError, UsageError, command
+from nofuss.files.atomic import write_file
+from nofuss.model.encoder import Encoder, load
+from nofuss.run.directory import open_run
+from nofuss.search.gallery import Pictures
+from nofuss.search.grid import Cell, draw_grid
+from nofuss.search.index import Index
+from nofuss.search.indexing import open_index
+from nofuss.terminal import console
+
+METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
+
+
+def main(
+    run: RunPath,
+    pictures: Annotated[tuple[Path, ...], Positional, arg(metavar="PICTURE")],
+    *,
+    k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10,
+    json: bool = False,
+    show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
+) -> None:
+    """Find what is most like a picture, in the run's index.
+
+    Args:
+        run: A run directory of `nofuss train`.
+        pictures: One or more pictures (an .npz of vectors, if the run is about vectors).
+        k: How many neighbours.
+        json: Print the results as JSON.
+        show: Also draw them: a row a query, itself on the left. Never overwritten.
+    """
+    if not pictures:
+        raise UsageError("search for what? give one or more pictures")
+    if k < 1:
+        raise UsageError(f"-k is {k}; expected 1 or more")
+    if show is not None and (show.suffix.lower() != ".png" or show.exists()):
+        reason = "exists and is never overwritten" if show.exists() else "does not end in .png"
+        raise UsageError(f"--show {show} {reason}; give another name")
+    opened, encoder = open_run(run), load(run)
+    names, vectors = _embed_queries(encoder, pictures)
+    index = open_index(opened, encoder, quiet=json)
+    if not len(index):
+        raise DataError(
+            f"{opened.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run)} DIR"
+        )
+    distances, rows = index.search(vectors, k)
+    threshold = encoder.extra.get("threshold")
+    results = [
+        answer(name, d, r, index, threshold=threshold)
+        for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
+    ]
+    if json:
+        content = {"run": str(run), "metric": METRIC, "threshold": threshold, "queries": results}
+        console.answer(content)
+    else:
+        for result in results:
+            _print(result, threshold)
+        if threshold is None:
+            console.say("no threshold for what is alike: too few classes were held out in training")
+    if show is not None:
+        _write_grid(show, results)
+        if not json:
+            console.say(f"results as a picture: {show}")
+
+
+def answer(
+    query: str,
+    distances: Sequence[float],
+    rows: Sequence[int],
+    index: Index,
+    *,
+    threshold: float | None,
+) -> dict[str, Any]:
+    """One query's neighbours, ready for JSON; `found` is None where no threshold is known."""
+    neighbours = [
+        {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
+        for distance, row in zip(distances, rows, strict=True)
+        if row >= 0
+    ]
+    nearest = min(distances, default=float("inf"))
+    found = None if threshold is None else nearest <= threshold
+    return {"query": query, "found": found, "neighbours": neighbours}
+
+
+def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
+    """Pictures; or every row of files of arrays. All are read before anything is answered."""
+    names, vectors = list[str](), list[Tensor]()
+    for query in queries:
+        if query.suffix.lower() in (".npz", ".safetensors"):
+            collection = open_data(query)
+            names += [f"{query}#{row}" for row in range(len(collection))]
+            vectors.append(encoder.embed_collection(collection))
+        elif encoder.preprocessing is None:
+            raise DataError(f"{printable(query)}: the model takes vectors; give an .npz of them")
+        else:
+            names.append(str(query))
+            vectors.append(encoder.embed([query]))
+    return names, torch.cat(vectors)
+
+
+def _print(result: dict[str, Any], threshold: float | None) -> None:
+    """A heading and a line a neighbour."""
+    console.say(printable(result["query"]))
+    if result["found"] is False:
+        console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
+    for neighbour in result["neighbours"]:
+        label = neighbour["label"] if neighbour["label"] is not None else "–"
+        console.say(
+            f"  {neighbour['distance']:.3f}  {printable(label)}  {printable(neighbour['path'])}"
+        )
+
+
+def _write_grid(file: Path, results: Sequence[dict[str, Any]]) -> None:
+    pictures = Pictures()
+    rows: list[list[Cell]] = []
+    for result in results:
+        query = result["query"]
+        verdict = "nothing like this here" if result["found"] is False else "query"
+        row: list[Cell] = [(pictures[query], printable(Path(query).name), verdict)]
+        for neighbour in result["neighbours"]:
+            label, distance = neighbour["label"], f"{neighbour['distance']:.3f}"
+            shown = "no label" if label is None else printable(label)
+            row.append((pictures[neighbour["path"]], shown, distance))
+        rows.append(row)
+    buffer = io.BytesIO()
+    draw_grid(rows).save(buffer, "PNG")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, buffer.getvalue())

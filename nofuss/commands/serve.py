@@ -1,0 +1,19 @@
+"""`nofuss serve`: the page to search in."""
+
+from nofuss.commands import RunPath
+
+
+def main(
+    run: RunPath, *, port: int = 8000, host: str = "127.0.0.1", no_token: bool = False
+) -> None:
+    """Open a page to search in: the run's index, or its test classes where it has none.
+
+    Args:
+        run: A run directory of `nofuss train`.
+        port: Where to listen; 0 takes any free port.
+        host: The address to listen on; the default is reached from this machine only.
+        no_token: Let everyone on this machine in, without the token in the address.
+    """
+    from nofuss.search.server import serve  # here, so that --help does not load torch
+
+    serve(run, host=host, port=port, token=not no_token)

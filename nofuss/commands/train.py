@@ -1,0 +1,16 @@
+"""`nofuss train`: learn a distance from labelled data; its flags are the fields of TrainConfig."""
+
+from typing import Annotated
+
+from tyro.conf import Suppress, arg
+
+from nofuss.config import TrainConfig
+
+
+def main(
+    config: Annotated[TrainConfig, arg(name="")], *, given: Suppress[frozenset[str]] = frozenset()
+) -> None:
+    """Learn a distance from labelled data and try it on classes never seen."""
+    from nofuss.training.pipeline import train  # here, so that --help does not load torch
+
+    train(config, given=given)

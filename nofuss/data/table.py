@@ -1,0 +1,154 @@
+"""A CSV manifest: `path,label[,split]`, one picture a row, paths relative to the CSV.
+
+Rows are counted as a spreadsheet shows them: the header is row 1.
+"""
+
+import csv
+import os
+from collections.abc import Iterator
+from io import TextIOWrapper
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import numpy as np
+
+from nofuss.data.collection import (
+    GALLERY,
+    QUERY,
+    TEST,
+    TRAIN,
+    Collection,
+    compact_labels,
+    first_five,
+    printable,
+)
+from nofuss.errors import DataError
+from nofuss.files.atomic import check_regular, open_regular
+
+LONGEST_LINE = 2**20
+SPLITS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "eval": TEST}
+SPLITS |= {"query": QUERY, "gallery": GALLERY}
+
+
+def open_manifest(path: Path) -> Collection:
+    """The pictures a CSV lists, labelled by its `label` column."""
+    paths: list[Path] = []
+    labels: list[str] = []
+    split: list[str] = []
+    complaints: list[str] = []
+    for number, row in read_rows(path, required=("path", "label"), optional=("split",)):
+        try:
+            picture, label = row["path"], row["label"].strip()
+            if not picture or not label:
+                raise ValueError(f"no {'label' if picture else 'path'}")
+            if "split" in row and row["split"].strip().lower() not in SPLITS:
+                raise ValueError(f"split {row['split']!r} is none of train, test, query, gallery")
+            paths.append(existing(path.parent, picture))
+            labels.append(label)
+            split.append(SPLITS[row["split"].strip().lower()] if "split" in row else "")
+        except ValueError as error:
+            complaints.append(f"row {number}: {error}")
+    name = printable(path.name)
+    if complaints:
+        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
+    if not paths:
+        raise DataError(f"{name} has a header but no rows; expected path,label[,split]")
+    order, names = _by_number_or_name(labels)
+    return Collection(
+        name=path.stem,
+        layout=f"CSV manifest {name}",
+        kind="pictures",
+        paths=paths,
+        root=path.parent,
+        labels=order,
+        class_names=tuple(printable(n) for n in names),
+        split=np.array(split) if all(split) else None,
+    )
+
+
+class Row(NamedTuple):
+    """One record of a CSV: its number in a spreadsheet, and its cells by column."""
+
+    number: int
+    cells: dict[str, str]
+
+
+def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[Row]:
+    """The records of a CSV that has the required columns; blank lines are skipped.
+
+    Bytes that are not UTF-8 survive as surrogates, since file names may hold them.
+    """
+    name, wanted = printable(path.name), ",".join(required) + "".join(f"[,{o}]" for o in optional)
+    try:
+        with _opened(path) as file:
+            first = next(_lines(file), "")
+            if not first.strip():
+                raise DataError(f"{name} is empty; expected the columns {wanted}")
+            delimiter = max(",;\t", key=first.count)
+            file.seek(0)
+            reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
+            columns = [cell.strip().lower() for cell in next(reader)]
+            if missing := [column for column in required if column not in columns]:
+                raise DataError(
+                    f"{name} has the columns {printable(', '.join(columns))}; "
+                    f"{' and '.join(missing)} missing, expected {wanted}"
+                )
+            where = {c: columns.index(c) for c in (*required, *optional) if c in columns}
+            for number, record in enumerate(reader, start=2):
+                if any(cell.strip() for cell in record):
+                    yield Row(
+                        number, {c: record[i] if i < len(record) else "" for c, i in where.items()}
+                    )
+    except csv.Error as error:
+        raise DataError(
+            f"{name} is not a readable CSV: {error} (line {reader.line_num})"
+        ) from error
+    except OSError as error:
+        raise DataError(f"can't read {name}: {error.strerror}") from error
+
+
+def header(path: Path) -> list[str]:
+    """The column names of a CSV, in small letters; empty where there are none."""
+    try:
+        with _opened(path) as file:
+            first = next(_lines(file), "")
+    except csv.Error as error:
+        raise DataError(f"{printable(path)} is not a readable CSV: {error} (line 1)") from error
+    except OSError as error:
+        raise DataError(f"can't read {printable(path)}: {error.strerror}") from error
+    return [cell.strip().strip('"').lower() for cell in first.split(max(",;\t", key=first.count))]
+
+
+def _opened(path: Path) -> TextIO:
+    file = open_regular(path)
+    return TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """The lines of a text; one without end is no table, and is not read to its end."""
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise csv.Error(f"a line of more than {LONGEST_LINE:,} characters")
+        yield line
+
+
+def existing(folder: Path, name: str) -> Path:
+    """The regular file `name` in `folder`; ValueError where there is none."""
+    file, shown = folder / name, printable(name.replace("\0", "�"))
+    try:
+        check_regular(file)
+    except FileNotFoundError:
+        raise ValueError(f"no file {shown}") from None
+    except (OSError, ValueError) as error:  # ValueError: of a null byte
+        reason = getattr(error, "strerror", None)
+        raise ValueError(f"{shown}: {reason}" if reason else f"no file {shown}") from None
+    return file
+
+
+def _by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Compact labels, in order of number where all are numbers: "10" comes after "9"."""
+    if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels):
+        compact, values = compact_labels([int(label) for label in labels])
+        return compact, [str(v) for v in values]
+    compact, values = compact_labels(np.array([os.fsencode(label) for label in labels]))
+    return compact, [os.fsdecode(v) for v in values]

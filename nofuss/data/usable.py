@@ -1,0 +1,62 @@
+"""Data as training can use them: opened, looked through, and what can't be read left out."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nofuss.data import open_data
+from nofuss.data.collection import Collection
+from nofuss.data.folder import find_pictures
+from nofuss.data.scan import ScanReport, scan_pictures
+from nofuss.errors import DataError
+from nofuss.terminal import console
+
+
+def open_usable(
+    data: Path | Collection | None, *, say: Callable[[str], None] = console.say
+) -> tuple[Collection, ScanReport]:
+    """The collection without pictures that can't be read, and what a look through it found."""
+    collection = data if isinstance(data, Collection) else open_data(data)
+    say(collection.describe())
+    for note in collection.notes:
+        say(f"note: {note}")
+    report = scan_pictures(collection)
+    readable = report.readable
+    if report.problems:
+        out = len(collection) - len(readable)
+        say(f"note: {report.summary()}" + (f"; {out:,} left out" if out else ""))
+    if len(readable) == len(collection):
+        return collection, report
+    if not len(readable):
+        raise DataError(f"{collection.name} has no picture that can be read: {report.summary()}")
+    usable = collection.subset(readable)
+    if usable.triplets is not None and not len(usable.triplets):
+        raise DataError(f"{collection.name} has no triplet without an unreadable picture")
+    return usable, report
+
+
+def check_supervision(collection: Collection) -> None:
+    """Refuse data that say nothing about what is alike."""
+    if collection.labels is None and collection.triplets is None:
+        raise DataError(
+            f"{collection.name} has neither labels nor triplets, so nothing says what is alike; "
+            "add an array `labels` (or `triplets`)"
+        )
+
+
+def any_pictures(path: Path) -> Path | Collection:
+    """What `embed` takes: any data, and also a folder of pictures without class folders."""
+    if not path.is_dir():
+        return path
+    try:
+        return open_data(path)
+    except DataError:
+        pictures = find_pictures(path)
+        if not pictures:
+            raise
+        return Collection(
+            name=path.absolute().name,
+            layout="folder of pictures",
+            kind="pictures",
+            paths=pictures,
+            root=path,
+        )

@@ -1,0 +1,97 @@
+"""Several embeddings of the same items scored side by side, over folds too, and paired gains."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.intervals import class_intervals, paired_difference
+from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
+from nofuss.evaluate.queries import PerQuery, QueryScores
+
+KS = (1, 2, 4, 8)
+"""The K of Recall@K that a run keeps, as the paper has them."""
+
+
+def scorable(labels: Any) -> bool:
+    """Whether retrieval can be scored: two classes or more, one of them with two items."""
+    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
+    return len(sizes) > 1 and int(sizes.max()) > 1
+
+
+def score_all(embeddings: dict[str, Tensor], labels: Any, *, seed: int) -> dict[str, Scores]:
+    """`evaluate` for each set of embeddings, on the same items."""
+    y = np.asarray(labels)
+    return {name: evaluate(x, y, ks=KS, seed=seed) for name, x in embeddings.items()}
+
+
+def gain_over(
+    name: str, ours: Sequence[PerQuery], theirs: Sequence[PerQuery], *, seed: int
+) -> dict[str, Any]:
+    """What was gained over the method `name`, query by query, in every fold."""
+    ours_, theirs_ = _joined(ours), _joined(theirs)
+    recall = paired_difference(ours_.recall, theirs_.recall, ours_.labels, seed)
+    precision = paired_difference(ours_.map_at_r, theirs_.map_at_r, ours_.labels, seed)
+    return {"over": name, "recall@1": [*recall], "map@r": [*precision]}
+
+
+def score_folds(
+    kept: Sequence[Tensor],
+    baselines: Mapping[str, Sequence[Tensor]],
+    labels: Sequence[Tensor],
+    *,
+    seed: int,
+) -> dict[str, Any]:
+    """Scores of classes that were held out in turn, each searched within its own fold.
+
+    Means over the folds, by queries (NMI and AMI: by items), beside the baselines'.
+    """
+
+    def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
+        pairs = zip(embeddings, labels, strict=True)
+        return [evaluate(x, y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
+
+    ours, others = scored(kept), {name: scored(of) for name, of in baselines.items()}
+    name, first = next(iter(others.items()))
+    gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
+    columns = {name: _mean_of_folds(of, seed=seed) for name, of in others.items()}
+    return _mean_of_folds(ours, seed=seed) | {
+        "gain": gain,
+        "baselines": columns,
+        "folds": len(labels),
+    }
+
+
+def _joined(parts: Sequence[PerQuery]) -> QueryScores:
+    """Every query of every fold."""
+    return QueryScores(
+        torch.cat([part.recall1 for part in parts]),
+        torch.cat([part.map_at_r for part in parts]),
+        torch.cat([torch.as_tensor(part.labels) for part in parts]),
+    )
+
+
+def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in parts[0].as_dict().items():
+        if isinstance(value, float):
+            weights = [p.items if name in ("nmi", "ami") else p.queries for p in parts]
+            values = [p.as_dict()[name] for p in parts]
+            found[name] = float(np.average(values, weights=weights))
+    queries = _joined([part.per_query for part in parts])
+    ends = class_intervals(
+        {"recall@1": queries.recall, "map@r": queries.map_at_r},
+        queries.labels,
+        seed=seed,
+        resamples=1000,
+    )
+    found |= {f"{name}_interval": list(interval) for name, interval in ends.items()}
+    for name in ("items", "classes", "queries"):
+        found[name] = sum(getattr(part, name) for part in parts)
+    protocol = (
+        f"{len(parts)} folds of classes, each embedded by a model that learned from the others and "
+        f"searched within itself; {PROTOCOL}"
+    )
+    return found | {"seed": seed, "protocol": protocol}

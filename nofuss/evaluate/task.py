@@ -1,0 +1,278 @@
+"""A retrieval task laid out for counting: both sides sorted by class, similarity as one product.
+
+What is counted is exact. Points are the vectors on the unit sphere, or as given; their squared
+distances in float64, as a sum of squared differences, decide. But a product in float32 is many
+times faster and decides nearly all pairs: `left @ right.T` is the cosine, or −|x − y|²/2 around the
+mean where the points lie so close together that their cosines would be much alike. `band` says
+between which similarities its rounding leaves a pair open; only such pairs are looked at again
+(`pairs`). Sorting by class puts every positive pair near the diagonal.
+
+Ties count as wrong in all scores: an item of another class at the distance of a positive ranks
+before it. Duplicates across classes are thus misses, a network that maps everything to one point
+scores nothing, and neither the order of the items nor the size of the blocks changes that. Equal is
+what differs by no more than the rounding of float64 (`reach`).
+"""
+
+from collections.abc import Callable, Iterator
+from math import sqrt
+from typing import NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.checked import classes_of, lengths_of, shared_classes, vectors_of
+from nofuss.geometry import Array
+
+BLOCK = 512  # a product, 1 MB, stays in a core's cache
+CONE = 0.7  # unit vectors with a longer mean than this are compared by −d²/2 around it
+FARTHEST = -4.0  # below the similarity of any pair that is not hidden
+DENSE = 1 / 16  # share of a block's pairs from which on all its distances are computed
+SINGLE, DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
+
+
+class Options(TypedDict, total=False):
+    """What all retrieval scores take beside embeddings and labels."""
+
+    gallery: Array | None
+    """Vectors (M, D) to search in; without one the embeddings themselves are it."""
+    gallery_labels: Array | None
+    query_rows: Array | None
+    """The row of each query in the gallery (−1: not in it), left out of its own search."""
+    normalize: bool
+    """Distances on the unit sphere, the default, or between the vectors as given."""
+
+
+class Side(NamedTuple):
+    """Queries or gallery: the vectors as given, sorted by class, and what to divide them by."""
+
+    vectors: Tensor
+    scale: Tensor  # (N, 1) float64
+
+    def points(self, rows: slice | Tensor) -> Tensor:
+        """Some points in float64."""
+        return self.vectors[rows].double() / self.scale[rows]
+
+
+class Retrieval(NamedTuple):
+    """Queries and gallery, sorted by class; `left @ right.T` is the similarity of all pairs."""
+
+    queries: Side
+    gallery: Side
+    left: Tensor  # (N, …) queries
+    right: Tensor  # (M, …) gallery
+    classes: Tensor  # (N,) of the queries, ascending, as floats
+    gallery_classes: Tensor  # (M,), ascending
+    order: Tensor  # (N,) the place of each query in the caller's order
+    itself: Tensor  # (N,) the place of each query in the gallery, −1 where it is not in it
+    positives: Tensor  # (N,) items of the query's class in the gallery, itself left out
+    lengths: Tensor | None  # (N,) |left|, the scale of its rounding; None for the cosine
+    unit: float  # the distance that is 1 in `left` and `right`
+    normalize: bool
+    symmetric: bool  # the queries are the gallery
+
+    def reach(self, squared: Tensor) -> Tensor:
+        """The squared distances that count as equal to these, or less: rounding in float64."""
+        roundings = self.queries.vectors.shape[1] * DOUBLE.eps
+        shift = roundings + 16 * DOUBLE.eps if self.normalize else 0.0  # of a point on the sphere
+        return (squared.sqrt() + shift).square() * (1 + roundings)
+
+    def band(self, squared: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """low, high: less similar than low is farther than `squared`, from high up it is not.
+
+        Squared distances (b, …) of the queries in `rows`. A dot product of n terms in float32 is
+        off by less than n roundings of |x|·|y|, and for all but one in 10¹³ by less than 8·√n.
+        """
+        dim = self.queries.vectors.shape[1]
+        roundings = (min(dim, 8 * sqrt(dim)) + 8) * SINGLE.eps / 2
+        if self.lengths is None:
+            similarity = 1 - squared / 2
+            width = torch.full_like(squared, roundings)
+        else:
+            length = self.lengths[rows].view(-1, *[1] * (squared.ndim - 1))
+            # Items at distance d from x are at most |x| + d long.
+            reach = 2 * length + squared.sqrt() / self.unit
+            similarity = squared / (-2 * self.unit**2)
+            width = roundings * reach.square() / 2 + dim * SINGLE.tiny
+        return (similarity - width).float(), (similarity + width).float()
+
+    def distance(self, similarity: Tensor) -> Tensor:
+        """The squared distance that a similarity stands for, up to the rounding of float32."""
+        whole = 1.0 if self.lengths is None else 0.0
+        return (whole - similarity.double()).clamp_min_(0) * 2 * self.unit**2
+
+    def pairs(self, rows: slice | Tensor, cols: slice, i: Tensor, j: Tensor) -> Tensor:
+        """Squared distances in float64 of the pairs (i, j) of a block, (P,)."""
+        x, y = self.queries.points(rows), self.gallery.points(cols)
+        if len(i) > DENSE * len(x) * len(y):
+            return squared_distances(x, y)[i, j]
+        difference = x[i].sub_(y[j])
+        return difference.square_().sum(1)
+
+    def gallery_span(self, rows: slice) -> slice:
+        """Where the gallery holds the classes of some queries."""
+        ends = self.classes[[rows.start, rows.stop - 1]]
+        first = torch.searchsorted(self.gallery_classes, ends[0])
+        stop = torch.searchsorted(self.gallery_classes, ends[1], right=True)
+        return slice(int(first), int(stop))
+
+    def hide_positives(self, similarity: Tensor, rows: slice, cols: slice) -> None:
+        """Lower a block's pairs of one class below any threshold."""
+        self._hide(similarity, torch.eq, rows, cols)
+
+    def hide_others(self, similarity: Tensor, rows: slice, cols: slice) -> None:
+        """Lower a block's pairs of different classes, and each item beside itself."""
+        self._hide(similarity, torch.ne, rows, cols)
+        place = self.itself[rows]
+        i = ((place >= cols.start) & (place < cols.stop)).nonzero()[:, 0]
+        similarity[i, place[i] - cols.start] = -torch.inf
+
+    def _hide(
+        self, similarity: Tensor, which: Callable[..., Tensor], rows: slice, cols: slice
+    ) -> None:
+        # Comparing floats into floats takes a sixth of the time of a boolean mask.
+        hidden = torch.empty_like(similarity)
+        which(self.classes[rows, None], self.gallery_classes[cols], out=hidden)
+        similarity.sub_(hidden, alpha=SINGLE.max / 2)
+
+    def back(self, values: Tensor) -> Tensor:
+        """Values of the queries in the caller's order."""
+        return torch.empty_like(values).index_copy_(0, self.order, values)
+
+
+def retrieval(
+    embeddings: Array,
+    labels: Array,
+    *,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    query_rows: Array | None = None,
+    normalize: bool = True,
+) -> Retrieval:
+    """Check the input and lay it out; queries without a positive stay in, with `positives` 0."""
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels belong together; give both or neither")
+    if gallery is None and query_rows is not None:
+        raise ValueError("query_rows are rows of a gallery; give gallery and gallery_labels too")
+    x = vectors_of(embeddings)
+    if gallery is None or gallery_labels is None:
+        y, classes = x, classes_of(labels, len(x))
+        gallery_classes, itself = classes, torch.arange(len(x))
+    else:
+        y = vectors_of(gallery, name="gallery").to(x.device)
+        if x.shape[1] != y.shape[1]:
+            raise ValueError(f"gallery has {y.shape[1]} dimensions, the embeddings {x.shape[1]}")
+        classes, gallery_classes = shared_classes(labels, len(x), gallery_labels, len(y))
+        itself = _rows_of_queries(query_rows, classes, gallery_classes)
+    symmetric = gallery is None
+    sizes = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)
+    positives = sizes[classes] - (itself >= 0).long()
+    if not positives.any():
+        cure = "no class has two items" if symmetric else "gallery and queries share no class"
+        raise ValueError(f"there is nothing to retrieve: {cure}")
+    classes, order = classes.sort(stable=True)
+    gallery_classes, gallery_order = gallery_classes.sort(stable=True)
+    place = torch.empty_like(gallery_order)
+    place[gallery_order] = torch.arange(len(place))
+    itself = torch.where(itself[order] >= 0, place[itself[order]], -1)
+    queries = _side(x, order, normalize=normalize)
+    items = queries if symmetric else _side(y, gallery_order, normalize=normalize)
+    left, right, lengths, unit = _factors(queries, items, normalize=normalize)
+    return Retrieval(
+        queries,
+        items,
+        left,
+        right,
+        classes.to(left),
+        gallery_classes.to(left),
+        order.to(x.device),
+        itself.to(x.device),
+        positives[order].to(x.device),
+        lengths,
+        unit,
+        normalize,
+        symmetric,
+    )
+
+
+def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` from start to stop."""
+    return (slice(i, min(i + size, stop)) for i in range(start, stop, size))
+
+
+def _rows_of_queries(rows: Array | None, classes: Tensor, gallery_classes: Tensor) -> Tensor:
+    """The checked `query_rows`; all −1 without."""
+    if rows is None:
+        return torch.full_like(classes, -1)
+    itself = torch.as_tensor(rows).cpu()
+    if itself.shape != classes.shape or itself.is_floating_point():
+        shape = tuple(itself.shape)
+        raise ValueError(f"query_rows have shape {shape}; expected whole numbers, one a query")
+    itself, last = itself.long(), len(gallery_classes) - 1
+    if itself.min() < -1 or itself.max() > last:
+        ends = f"{int(itself.min())} to {int(itself.max())}"
+        raise ValueError(f"query_rows are {ends}; expected rows of the gallery 0 to {last}, or -1")
+    other = (itself >= 0) & (gallery_classes[itself] != classes)
+    if other.any():
+        i = int(other.nonzero()[0, 0])
+        raise ValueError(
+            f"query_rows say that query {i} is row {int(itself[i])} of the gallery, but their "
+            "labels differ; correct the labels or the rows"
+        )
+    return itself
+
+
+def _side(x: Tensor, order: Tensor, *, normalize: bool) -> Side:
+    x = x[order.to(x.device)]
+    if normalize:
+        length = lengths_of(x)
+        return Side(x, torch.where(length > 0, length, 1.0)[:, None])
+    lengths_of(x.view(1, -1))  # the sum of all squares within float64: so is every distance's
+    return Side(x, torch.ones(len(x), 1, dtype=torch.float64, device=x.device))
+
+
+def _factors(
+    queries: Side, gallery: Side, *, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor | None, float]:
+    """left, right, the lengths of left and the distance that is 1 in them."""
+    n, m, rows = len(queries.vectors), len(gallery.vectors), 4096
+    total = sum(gallery.points(j).sum(0) for j in blocks(0, m, rows))
+    assert isinstance(total, Tensor)
+    center = total / m
+    some_zero = not (queries.vectors.any(1).all() and gallery.vectors.any(1).all())
+    if normalize and center.norm() < CONE and not some_zero:
+        left = torch.cat([queries.points(i).float() for i in blocks(0, n, rows)])
+        if gallery is queries:
+            return left, left, None, 1.0
+        right = torch.cat([gallery.points(j).float() for j in blocks(0, m, rows)])
+        return left, right, None, 1.0
+    # Distances around the mean, in terms of the farthest: the squares can then neither overflow nor
+    # be large beside the differences.
+    sides = [queries] if gallery is queries else [queries, gallery]
+    far = max(
+        float((s.points(i) - center).norm(dim=1).max())
+        for s in sides
+        for i in blocks(0, len(s.vectors), rows)
+    )
+    unit = far or 1.0
+    parts = [_distance_factors((queries.points(i) - center) / unit) for i in blocks(0, n, rows)]
+    left = torch.cat([part[0] for part in parts])
+    right = torch.cat([part[1] for part in parts])
+    lengths = torch.cat([part[2] for part in parts])
+    if gallery is not queries:
+        right = torch.cat(
+            [_distance_factors((gallery.points(j) - center) / unit)[1] for j in blocks(0, m, rows)]
+        )
+    return left, right, lengths, unit
+
+
+def _distance_factors(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """a, b in float32 with aᵢ·bⱼ = −|xᵢ − xⱼ|²/2, and |x|."""
+    half = x.square().sum(1, keepdim=True) / -2
+    one = torch.ones_like(half)
+    left, right = torch.cat([x, half, one], 1), torch.cat([x, one, half], 1)
+    return left.float(), right.float(), x.norm(dim=1)
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """All |xᵢ − yⱼ|² from differences: without the cancellation of |x|² + |y|² − 2 x·y."""
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()

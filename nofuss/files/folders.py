@@ -1,0 +1,115 @@
+"""Folders that appear as a whole, and what is left of writers that were killed.
+
+A folder of a run is one that lies in the run: a link to another is refused, not followed.
+"""
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nofuss.errors import RunError
+from nofuss.files.atomic import TEMPORARY, sync, temporary_name
+
+
+@contextmanager
+def write_folder(path: Path) -> Iterator[Path]:
+    """Fill the folder handed out; it takes the place of `path` as a whole when all went well."""
+    refuse_link(path)
+    _bring_back(path)
+    with scratch_folder(path.parent, path.name) as new:
+        yield new
+        for file in new.iterdir():
+            sync(file)
+        sync(new)
+        if not path.exists():
+            new.rename(path)
+        elif not _exchange(new, path):
+            old = path.with_name(temporary_name(path.name, "old"))
+            path.rename(old)
+            try:
+                new.rename(path)
+            except OSError:
+                old.rename(path)
+                raise
+            remove(old)
+        sync(path.parent)
+
+
+@contextmanager
+def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
+    """An empty folder that nobody else has put anything into; what is left in it goes."""
+    folder = parent / temporary_name(name)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
+def own_folder(path: Path) -> Path:
+    """Make a folder where there is none; a link to one is refused."""
+    refuse_link(path)
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def refuse_link(path: Path) -> None:
+    """RunError where a folder of a run is really somewhere else."""
+    if path.is_symlink():
+        raise RunError(
+            f"{path} is a link, and a run is written only inside itself; put a folder in its place"
+        )
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link (not what it leads to) or a folder; what can't be deleted stays."""
+    with suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a name is one that `new_file` or `write_folder` gives before all is written."""
+    return TEMPORARY.fullmatch(name) is not None
+
+
+def clear_remains(folder: Path) -> None:
+    """Delete what killed writers left half-written; for the only one who writes here."""
+    if folder.is_dir():
+        for path in [path for path in folder.iterdir() if is_temporary(path.name)]:
+            if path.name.endswith(".new"):
+                remove(path)
+
+
+def _bring_back(path: Path) -> None:
+    """Undo the first of the two renames in `write_folder` where a kill came before the second."""
+    if not path.parent.is_dir():
+        return
+    for old in sorted(path.parent.iterdir()):
+        parts = TEMPORARY.fullmatch(old.name)
+        if parts and parts.groups() == (path.name, "old"):
+            if path.exists() or old.is_symlink():
+                remove(old)
+            else:
+                old.rename(path)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two folders in one step; False where the system or the file system can't."""
+    at_fdcwd, rename_exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return False
+    if renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(b))

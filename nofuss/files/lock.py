@@ -1,0 +1,208 @@
+"""The lock of a run: one command writes into it at a time, and the next is told which.
+
+RUN/.nofuss.lock is there while somebody writes, and says who: process, machine, since when, what.
+What counts is the system's lock on the file (flock), which ends with the process however that ends:
+a file that is left behind by a kill holds nobody up. Where the file system knows no such locks, a
+process of the same machine that is alive counts. Under torchrun the first process holds the lock
+for all.
+"""
+
+import errno
+import json
+import os
+import shlex
+import socket
+import stat
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nofuss.distributed import processes
+from nofuss.errors import RunError, TrainingError
+from nofuss.files.atomic import parse_json
+from nofuss.files.folders import clear_remains, refuse_link
+
+LOCK = ".nofuss.lock"
+PATIENCE = 1.0
+"""Seconds in which a process that was just killed, or has just ended, lets go."""
+FOLDERS = ("checkpoints", "index", "model")
+"""Of a run; none may be a link when it is written to."""
+_held: dict[Path, "RunLock"] = {}
+
+
+def check_in_place(run: Path) -> None:
+    """TrainingError where the run that this process has locked is no longer at its path."""
+    if run in _held and _held[run].moved(run):
+        raise TrainingError(
+            f"{run} was moved or deleted while it was being written; resume the run from where it "
+            "is now: nofuss train --out RUN --resume"
+        )
+
+
+def _forget_in_child() -> None:
+    """A forked process that lives on must not hold the lock of its dead parent."""
+    for lock in list(_held.values()):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class RunLock:
+    """Nothing at first; `take` locks a run until the end of the `with`."""
+
+    def __init__(self) -> None:
+        self._run: Path | None = None
+        self._folder = self._file = -1
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._run is not None:
+            with suppress(OSError):
+                if self._is_named(self._file):
+                    os.unlink(LOCK, dir_fd=self._folder)  # while it is ours: the next makes its own
+            self.close()
+
+    def take(self, run: Path) -> None:
+        """Lock the run, or say who has it; all processes of one command call it together."""
+
+        def take() -> str:
+            self._take(run)
+            return ""
+
+        processes.on_first(take)
+
+    def close(self) -> None:
+        """Let go, and leave the file."""
+        assert self._run is not None
+        del _held[self._run]
+        os.close(self._file)
+        os.close(self._folder)
+        self._run = None
+
+    def moved(self, run: Path) -> bool:
+        """Whether the run that was locked is no longer at its path."""
+        try:
+            return not os.path.samestat(os.fstat(self._folder), os.stat(run))
+        except OSError:
+            return True
+
+    def _take(self, run: Path) -> None:
+        assert self._run is None, "one lock, one run"
+        for name in FOLDERS:
+            refuse_link(run / name)
+        self._folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._file = self._acquire(run)
+        except BaseException:
+            os.close(self._folder)
+            raise
+        self._run = run
+        _held[run] = self
+        for folder in (run, *(run / name for name in FOLDERS)):
+            clear_remains(folder)
+
+    def _acquire(self, run: Path) -> int:
+        until = time.monotonic() + PATIENCE
+        while True:
+            descriptor = self._open(run)
+            try:
+                is_free = _lock(descriptor)
+                if not is_free and time.monotonic() > until:
+                    raise RunError(_who(run, _read(descriptor)))
+                if is_free and os.fstat(descriptor).st_size and not _read(descriptor):
+                    raise _foreign(run)  # it may be a hard link to anything: nothing is written
+                if is_free and self._is_named(descriptor):  # not removed by who has just ended
+                    os.truncate(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps(_about()).encode(), 0)
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            time.sleep(0.02)
+
+    def _open(self, run: Path) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(LOCK, flags, 0o666, dir_fd=self._folder)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise OSError(error.errno, error.strerror, str(run / LOCK)) from None
+            descriptor = -1
+        if descriptor < 0 or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _foreign(run)
+        return descriptor
+
+    def _is_named(self, descriptor: int) -> bool:
+        """Whether the file that is open is the one that has the name now."""
+        try:
+            named = os.stat(LOCK, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(os.fstat(descriptor), named)
+
+
+def _foreign(run: Path) -> RunError:
+    return RunError(f"{run / LOCK} is no file that nofuss made; delete it")
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether nobody else has it."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return not _is_alive(_read(descriptor))
+    return True
+
+
+def _is_alive(owner: dict[str, Any]) -> bool:
+    """Whether the owner's process is at work; one of another machine counts as such."""
+    if not owner or owner["host"] != socket.gethostname():
+        return bool(owner)
+    try:
+        os.kill(owner["process"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _about() -> dict[str, Any]:
+    return {
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since": int(time.time()),
+        "command": shlex.join(["nofuss", *sys.argv[1:2]]),
+    }
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    """What the owner wrote; empty where it is not, or not yet, that."""
+    try:
+        content = parse_json(os.pread(descriptor, 4096, 0))
+        kinds = {"process": int, "host": str, "since": int, "command": str}
+        if all(type(content[key]) is kind for key, kind in kinds.items()):
+            return {key: content[key] for key in kinds}
+    except (ValueError, KeyError, TypeError):
+        pass
+    return {}
+
+
+def _who(run: Path, owner: dict[str, Any]) -> str:
+    """The line for whoever comes second."""
+    who = "another process"
+    if owner:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["since"]))
+        where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']!r}"
+        who = f"process {owner['process']}{where} ({owner['command']!r}, since {since})"
+    return f"{run} is being written by {who}; wait for its end, or stop it, and try again"

@@ -1,0 +1,233 @@
+"""What the fused losses share: proxies in chunks, their positives, the way through the norm."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nofuss.distributed.shard import Shard
+from nofuss.geometry import are_ordinary, largest_entries
+
+CHUNK = 2**19
+"""Numbers in a chunk's largest matrix: 2 MB of float32, so that a chunk stays in cache."""
+
+SUM_ROWS = 512
+"""Proxies in one float32 sum of products. Some matrix products add one term after the other, and
+the rounding of equal terms adds up with their number: 7e-5 over 8,192 rows."""
+
+KEEP_BYTES = 2**27
+"""What is kept of a loss's exponentials for its second walk; the others are computed again."""
+
+_spare: dict[tuple[str, torch.dtype], Tensor] = {}
+
+
+def take(use: str, count: int, *, like: Tensor) -> Tensor:
+    """Room for `count` numbers or more: what the last step left, where it is enough.
+
+    Memory fresh from the system costs a CPU as much as a product; GPUs keep theirs by themselves.
+    """
+    if count == 0 or like.device.type != "cpu":
+        return like.new_empty(count)
+    block = _spare.pop((use, like.dtype), None)
+    if block is not None and len(block) < count:
+        leave(use, block)
+        block = None
+    return like.new_empty(count) if block is None else block
+
+
+def leave(use: str, block: Tensor) -> None:
+    """Leave a block to the next step, if it is not larger than what is kept by default."""
+    if block.device.type == "cpu" and 0 < block.nbytes <= KEEP_BYTES and not block.is_inference():
+        _spare[use, block.dtype] = block
+
+
+def forget() -> None:
+    """Give back what steps have left."""
+    _spare.clear()
+
+
+class Computed(NamedTuple):
+    """A loss and its gradients, made together."""
+
+    loss: Tensor
+    by_x: Tensor | None
+    by_proxies: Tensor | None
+
+
+class Form(ABC):
+    """A loss L of x (B, D), rows of the proxies `positive` (B,), and proxies (P, D).
+
+    L = Σ_b share_b · loss of x_b, the mean without `share`.
+    """
+
+    @abstractmethod
+    def compute(
+        self,
+        x: Tensor,
+        positive: Tensor,
+        proxies: Tensor,
+        share: Tensor | None,
+        shard: Shard | None,
+        needs: tuple[bool, bool],
+    ) -> Computed:
+        """L, and its gradients by x and by the proxies as far as they are needed."""
+
+    @abstractmethod
+    def plain(self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None) -> Tensor:
+        """L in operations that autograd can differentiate as often as asked."""
+
+    def plain_gradients(
+        self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None, grad: Tensor
+    ) -> list[Tensor | None]:
+        """Grad · ∂L by x and by the proxies, to be differentiated again."""
+        with torch.enable_grad():
+            loss = self.plain(x, positive, proxies, share)
+        inputs = [each for each in (x, proxies) if each.requires_grad]
+        found = iter(torch.autograd.grad(loss, inputs, grad, create_graph=True))
+        return [next(found) if each.requires_grad else None for each in (x, proxies)]
+
+
+def reduce(losses: Tensor, share: Tensor | None) -> Tensor:
+    """Σ share · losses, or the mean."""
+    return losses.mean() if share is None else losses @ share
+
+
+class Walk:
+    """The proxies in chunks, each with the cells of its positives: a (P, B) mask never made.
+
+    Proxies are normalised on the way, by scaling the smaller matrix: the product (chunk, B)
+    where the batch is narrower than the embeddings, else the chunk itself, in a workspace.
+    Of a shard, the proxies are the own rows, and `positive` counts among all.
+
+    Norms are found on the way too. Only after the first walk it is known whether all of them are
+    `ordinary`; if not, `rescale` the proxies and walk again.
+    """
+
+    def __init__(
+        self, x: Tensor, positive: Tensor, proxies: Tensor, shard: Shard | None = None
+    ) -> None:
+        if x.ndim != 2 or proxies.ndim != 2 or x.shape[1] != proxies.shape[1]:
+            raise ValueError(
+                f"embeddings are {tuple(x.shape)} and proxies {tuple(proxies.shape)}; "
+                "expected (B, D) and (P, D)"
+            )
+        if positive.shape != x.shape[:1] or len(x) == 0:
+            raise ValueError(
+                f"positive is {tuple(positive.shape)} for embeddings {tuple(x.shape)}; "
+                "expected a row of the proxies for each, and one at least"
+            )
+        self.row, self.here = positive, None
+        if shard is not None:
+            held = shard.holds(positive)
+            positive = positive - shard.start
+            self.row, self.here = positive * held, held.to(x)[:, None]
+        # Two rows at least, so that every anchor has a negative in the first chunk.
+        self.rows = min(len(proxies), max(2, CHUNK // max(x.shape)))
+        self.starts = range(0, len(proxies), self.rows)
+        self.positive, self.anchor = positive.sort()
+        cuts = torch.arange(len(self.starts) + 1, device=positive.device) * self.rows
+        cuts.clamp_(max=len(proxies))
+        self.cuts = torch.searchsorted(self.positive, cuts).tolist()
+        if shard is None and (self.cuts[0] > 0 or self.cuts[-1] < len(x)):
+            low, high = int(self.positive[0]), int(self.positive[-1])
+            raise ValueError(f"positive spans {low} … {high} but there are {len(proxies)} proxies")
+        self.proxies = proxies
+        self.narrow = len(x) < x.shape[1]
+        self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
+        self.products = x.new_empty(self.rows // SUM_ROWS, *x.shape)
+        self.scale: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[tuple[slice, tuple[Tensor, Tensor] | None]]:
+        """Each chunk, and the cells (row in the chunk, anchor) of its positives, if it has any."""
+        size = self.rows, self.proxies.shape[1]
+        block = take("directions", math.prod(size), like=self.inverse)
+        self.work = block[: math.prod(size)].view(size)
+        for i, start in enumerate(self.starts):
+            low, high = self.cuts[i : i + 2]
+            cells = (self.positive[low:high] - start, self.anchor[low:high]) if high > low else None
+            yield slice(start, min(start + self.rows, len(self.proxies))), cells
+        leave("directions", block)
+
+    def only_here(self, x: Tensor) -> Tensor:
+        """The same (B, D), zero for anchors whose positive another process holds."""
+        return x if self.here is None else x * self.here
+
+    def ordinary(self) -> bool:
+        """Whether the norms are numbers to divide by."""
+        return self.scale is not None or are_ordinary(self.inverse)
+
+    def rescale(self) -> None:
+        """Divide each proxy by its largest entry: no norm can overflow or vanish then."""
+        self.scale = largest_entries(self.proxies)
+        self.proxies = self.proxies / self.scale
+
+    def unscaled(self, dp: Tensor | None) -> Tensor | None:
+        """A gradient by the proxies as they were handed in."""
+        return dp if dp is None or self.scale is None else dp.div_(self.scale)
+
+    def find_norms(self, chunk: slice) -> None:
+        """1/|p| of the chunk; a row of zeros stays as it is, as in `normalize`."""
+        r = self.inverse[chunk]
+        torch.linalg.vector_norm(self.proxies[chunk], dim=1, out=r)
+        if self.scale is not None:
+            r.masked_fill_(r == 0, 1)
+        r.reciprocal_()
+
+    def logits(self, chunk: slice, x: Tensor, out: Tensor) -> Tensor:
+        """x·p/|p|, (chunk, B), in `out`."""
+        p, r = self.proxies[chunk], self.inverse[chunk][:, None]
+        if self.narrow:
+            return torch.mm(p, x.T, out=out[: len(p)]).mul_(r)
+        directions = torch.mul(p, r, out=self.work[: len(p)])
+        return torch.mm(directions, x.T, out=out[: len(p)])
+
+    def weigh_(self, chunk: slice, s: Tensor, weight: Tensor | None = None) -> Tensor:
+        """After `logits`: prepare s, and return m, so that sᵀm = Σ_p weight_p s_p p/|p|."""
+        p, r = self.proxies[chunk], self.inverse[chunk]
+        if self.narrow:
+            s.mul_((r if weight is None else r * weight)[:, None])
+            return p
+        directions = self.work[: len(p)]
+        return directions if weight is None else directions.mul_(weight[:, None])
+
+    def add_products_(self, total: Tensor, s: Tensor, m: Tensor) -> None:
+        """After `weigh_`: add sᵀm to `total` (B, D), which is in double."""
+        blocks = len(s) // SUM_ROWS
+        whole = blocks * SUM_ROWS
+        if blocks:
+            products = torch.bmm(
+                s[:whole].view(blocks, SUM_ROWS, -1).transpose(1, 2),
+                m[:whole].view(blocks, SUM_ROWS, -1),
+                out=self.products[:blocks],
+            )
+            total.add_(products.sum(0))
+        if whole < len(s):
+            total.add_(s[whole:].T @ m[whole:])
+
+    def pull_back_(
+        self, chunk: slice, s: Tensor, x: Tensor, dp: Tensor, weight: Tensor | None = None
+    ) -> None:
+        """After `weigh_`: the gradient by the chunk, Σ_b weight_p s_pb ∂(x_b·p/|p|)/∂p, in `dp`."""
+        p, r = self.proxies[chunk], self.inverse[chunk]
+        v = torch.mm(s, x, out=dp[chunk])
+        if not self.narrow:
+            v.mul_((r if weight is None else r * weight)[:, None])
+        off_radius_(v, p, r, self.work[: len(p)])
+
+    def pull_back_positives_(self, x: Tensor, dp: Tensor) -> None:
+        """Take each x_b from the gradient by the direction of its own positive."""
+        p, r = self.proxies[self.row], self.inverse[self.row]
+        v = off_radius_(self.only_here(x) * r[:, None], p, r, torch.empty_like(x))
+        dp.index_add_(0, self.row, v, alpha=-1)
+
+
+def off_radius_(v: Tensor, p: Tensor, r: Tensor, work: Tensor) -> Tensor:
+    """The part of v across p, in place; r is 1/|p|."""
+    along = torch.mul(v, p, out=work).sum(1).mul_(r).mul_(r)
+    return v.addcmul_(p, along[:, None], value=-1)

@@ -1,0 +1,141 @@
+"""A trained model with its preprocessing: pictures or vectors in, embeddings out."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from nofuss.config import Preprocessing
+from nofuss.data.collection import Collection
+from nofuss.data.decode import decode_resized, in_mode, resized
+from nofuss.data.transforms import test_views
+from nofuss.distributed.device import choose_device
+from nofuss.errors import DataError, RunError, command
+from nofuss.geometry import normalize
+from nofuss.model.embedder import Embedder
+from nofuss.model.features import accelerate_for, run_over
+from nofuss.model.inference import extract, for_inference
+from nofuss.model.weights import load_model
+
+BATCH = 32
+
+
+class Encoder:
+    """What `nofuss.load` opens: `embed` gives unit vectors, ready for search."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        preprocessing: Preprocessing | None,
+        *,
+        class_names: Sequence[str] = (),
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        self.embedder = for_inference(embedder)
+        self.preprocessing = preprocessing
+        self.class_names = tuple(class_names)
+        self.extra = extra or {}
+
+    @property
+    def dim(self) -> int:
+        """Length of an embedding."""
+        return self.embedder.dim
+
+    def embed(self, items: Any) -> Tensor:
+        """Unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors (N, F)."""
+        if self.preprocessing is None:
+            vectors = _vectors(items, self.embedder.backbone.channels)
+            return _unit(extract(self.embedder, iter([vectors]), count=len(items)))
+        one = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
+        if one or isinstance(items, str | Path | Image.Image):
+            raise ValueError("embed takes several pictures; put the one into a list")
+        views = (
+            test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)
+            for i in range(0, len(items), BATCH)
+        )
+        return _unit(extract(self.embedder, views, count=len(items)))
+
+    def embed_collection(
+        self,
+        collection: Collection,
+        *,
+        workers: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Unit embeddings (N, dim) of all items of a collection, in its order."""
+        check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
+        accelerate_for(self.embedder.backbone, len(collection))
+        found = run_over(
+            self.embedder, collection, self.preprocessing, workers=workers, progress=progress
+        )
+        return _unit(found)
+
+    def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        assert self.preprocessing is not None
+        if isinstance(item, str | Path):
+            return decode_resized(Path(item), self.preprocessing)
+        if isinstance(item, Image.Image):
+            image = ImageOps.exif_transpose(item)  # upright, as a file of it would come
+        else:
+            image = _from_array(np.asarray(item))
+        return np.asarray(resized(in_mode(image, self.preprocessing.mode), self.preprocessing))
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    """Their directions; a model that overflows is no model."""
+    bad = (~embeddings.isfinite().all(1)).sum()
+    if bad:
+        raise RunError(
+            f"the model gives NaN or infinity for {int(bad):,} of {len(embeddings):,} items; its "
+            "weights are damaged, or the items are far beyond what it was trained on"
+        )
+    return normalize(embeddings)
+
+
+def check_fits(collection: Collection, preprocessing: Preprocessing | None, width: int) -> None:
+    """Refuse vectors for a model of pictures, and the other way round."""
+    vectors = collection.kind == "vectors"
+    if vectors != (preprocessing is None):
+        takes = "vectors" if preprocessing is None else "pictures"
+        raise DataError(f"{collection.name} holds {collection.kind}, but the model takes {takes}")
+    if vectors and collection.array is not None and collection.array.shape[1] != width:
+        raise DataError(
+            f"{collection.name} has vectors of {collection.array.shape[1]} dimensions, but the "
+            f"model takes {width}"
+        )
+
+
+def load(path: str | Path, *, device: str = "auto") -> Encoder:
+    """Open a run directory, or its model/ folder; `device` as `--device` of `nofuss train`."""
+    folder = Path(path)
+    if (folder / "config.json").is_file() and not (folder / "model").is_dir():
+        raise RunError(
+            f"{folder} has no model yet; finish it: "
+            f"{command('nofuss', 'train', '--out', folder, '--resume')}"
+        )
+    saved = load_model(folder / "model" if (folder / "model").is_dir() else folder)
+    return Encoder(
+        saved.embedder.to(choose_device(device)),
+        saved.preprocessing,
+        class_names=saved.class_names,
+        extra=saved.extra,
+    )
+
+
+def _from_array(pixels: np.ndarray[Any, Any]) -> Image.Image:
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or pixels.shape[2:] not in ((), (3,)):
+        raise ValueError(
+            f"got a picture of {pixels.dtype} {pixels.shape}; expected uint8 (H, W) or (H, W, 3)"
+        )
+    return Image.fromarray(pixels)
+
+
+def _vectors(items: Any, width: int) -> Tensor:
+    x = torch.as_tensor(items, dtype=torch.float32)
+    if x.ndim != 2 or x.shape[1] != width:
+        raise ValueError(f"got vectors of shape {tuple(x.shape)}; expected (N, {width})")
+    return x

@@ -1,0 +1,1 @@
+"""The run directory: what training leaves behind and every other command opens."""

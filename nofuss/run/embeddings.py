@@ -1,0 +1,134 @@
+"""What a run keeps of its embeddings, so that report and page need not embed again.
+
+RUN/embeddings.safetensors: unit vectors of the test items and of a sample of the training
+items, their rows in the collection, the proxies, and p(x) of the sample.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from nofuss.errors import RunError
+from nofuss.files.atomic import check_regular, memory, parse_json, write_file
+
+FILE = "embeddings.safetensors"
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RunEmbeddings:
+    """Unit embeddings of both sides; rows count in the collection with this fingerprint."""
+
+    fingerprint: str
+    test: Floats
+    """(N, D), empty where there are no test classes."""
+    test_rows: Rows
+    sample: Floats
+    """(M, D) of training items: whole classes, drawn at random."""
+    sample_rows: Rows
+    proxies: Floats
+    """(P, D) directions; empty for losses over instances."""
+    assignment: Rows
+    """(M,) the row of p(x) for each item of the sample; empty without proxies."""
+    scale: float | None = None
+    """2·N_x·N_p of the loss; None where norms are free."""
+    seen: bool = False
+    """The test items are all items, learned from; their scores are by folds."""
+
+    def save(self, run: Path) -> None:
+        """Write the file of the run."""
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        about = {"fingerprint": self.fingerprint, "scale": self.scale, "seen": self.seen}
+        about["checksum"] = _checksum(about, arrays)
+        # One entry: the format keeps several in no order, and the same run would differ in bytes.
+        write_file(run / FILE, save(arrays, metadata={"about": json.dumps(about)}))
+
+
+_ARRAYS = ("test", "test_rows", "sample", "sample_rows", "proxies", "assignment")
+
+
+def load_embeddings(run: Path) -> RunEmbeddings | None:
+    """What training kept; None where a run has no such file."""
+    file = run / FILE
+    if not file.is_file():
+        return None
+    try:
+        check_regular(file, limit=memory())
+        with safe_open(file, framework="numpy") as stored:
+            about = parse_json((stored.metadata() or {})["about"].encode())
+            arrays = {name: stored.get_tensor(name) for name in _ARRAYS}
+        if about.pop("checksum") != _checksum(about, arrays):
+            raise ValueError("its checksum differs")
+        kept = RunEmbeddings(**about, **arrays)
+        _check(kept)
+        return kept
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{file} is damaged ({reason}); delete it or train again") from None
+
+
+def _check(kept: RunEmbeddings) -> None:
+    """ValueError where the parts don't fit each other; their checksum vouches for nothing more."""
+    vectors = {"test": kept.test, "sample": kept.sample, "proxies": kept.proxies}
+    for name, array in vectors.items():
+        if array.dtype != np.float32 or array.ndim != 2 or array.shape[1] != kept.test.shape[1]:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}; expected float32 (N, D)")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} holds NaN or infinity")
+    assigned = len(kept.sample) if len(kept.proxies) else 0
+    rows = {"test_rows": len(kept.test), "sample_rows": len(kept.sample), "assignment": assigned}
+    for name, count in rows.items():
+        array = getattr(kept, name)
+        if array.dtype != np.int64 or array.shape != (count,) or array.min(initial=0) < 0:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}; expected int64 ({count},)")
+    if kept.assignment.max(initial=-1) >= len(kept.proxies):
+        raise ValueError("assignment names proxies that are not there")
+    if type(kept.fingerprint) is not str:
+        raise ValueError("its fingerprint is no word")
+    if kept.scale is not None and not (type(kept.scale) is float and np.isfinite(kept.scale)):
+        raise ValueError(f"its scale is {kept.scale!r:.20}")
+
+
+def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
+    seen = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in _ARRAYS:
+        seen.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
+        seen.update(arrays[name].tobytes())
+    return seen.hexdigest()
+
+
+def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
+    """The embeddings of a run that kept none: neither items nor proxies."""
+    vectors, rows = np.empty((0, dim), np.float32), np.empty(0, np.int64)
+    return RunEmbeddings(fingerprint, vectors, rows, vectors, rows, vectors, rows)
+
+
+def sample_by_class(
+    labels: Rows | None, count: int, *, items: int = 1500, per_class: int = 60, seed: int = 0
+) -> Rows:
+    """Positions of about `items` of `count` items, ascending: whole classes drawn at random.
+
+    Without labels, items are drawn alone. Classes come in the order of the draw until the
+    number is reached, so that the neighbours of an item are there with it.
+    """
+    random = np.random.default_rng(seed)
+    if labels is None:
+        return np.sort(random.permutation(count)[:items]).astype(np.int64)
+    order = random.permutation(count)
+    by_class = order[np.argsort(labels[order], kind="stable")]  # shuffled within each class
+    _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
+    sizes = np.minimum(sizes, per_class)
+    chosen: list[Rows] = []
+    for c in random.permutation(len(starts)):
+        if chosen and sum(map(len, chosen)) + sizes[c] > items:
+            break
+        chosen.append(by_class[starts[c] : starts[c] + sizes[c]])
+    return np.sort(np.concatenate(chosen)).astype(np.int64) if chosen else np.empty(0, np.int64)

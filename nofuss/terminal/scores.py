@@ -1,0 +1,52 @@
+"""Scores of methods side by side in the terminal, in percent, and what was gained in words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nofuss.terminal import console
+
+EXTENDED = ("mrr", "map", "precision@", "class_mean_")
+"""How the names of scores begin that are there on request."""
+
+
+def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
+    """A column a method, a row a score, in percent."""
+    first = next(iter(columns.values()))
+    names = [n for n in first if n.startswith("recall@") and not n.endswith("_interval")]
+    rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
+    rows |= {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
+    rows |= {_title(name): name for name in first if _is_extended(name)}
+    shown = [
+        [label, *(f"{100 * of[name]:.2f}" for of in columns.values())]
+        for label, name in rows.items()
+    ]
+    console.table(title, ["%", *columns], shown)
+    low, high = first[f"{names[0]}_interval"]
+    console.say(
+        f"{first['queries']:,} queries of {first['classes']:,} classes; Recall@"
+        f"{names[0].removeprefix('recall@')} of the first column lies between {100 * low:.2f} and "
+        f"{100 * high:.2f} (95%, over classes)"
+    )
+    if gain := first.get("gain"):
+        console.say(f"over the {gain['over']}: {describe_gain(gain)}")
+
+
+def describe_gain(gain: Mapping[str, Any]) -> str:
+    """The paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
+    words = []
+    for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r")):
+        mean, low, high = (100 * value for value in gain[name])
+        words.append(f"{label} {mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})")
+    return ", ".join(words)
+
+
+def _is_extended(name: str) -> bool:
+    return name.startswith(EXTENDED) and name != "map@r" and not name.endswith("_interval")
+
+
+def _title(name: str) -> str:
+    """What a score that is there on request is called in a table."""
+    of_classes = name.startswith("class_mean_")
+    name = name.removeprefix("class_mean_").replace("r_precision", "R-precision")
+    name = name.replace("map", "MAP").replace("mrr", "MRR").replace("@r", "@R")
+    return f"{name[0].upper()}{name[1:]}" + (", mean over classes" if of_classes else "")

@@ -1,0 +1,206 @@
+"""Checkpoints: safetensors + JSON + checksums in a folder that appears as a whole or not at all.
+
+    checkpoints/step-N/tensors.safetensors   model, criterion, optimizer
+                       state.json            where training stood
+                       manifest.json         sha256 of the others
+
+and a file for each process's proxies where they are dealt out: see `shards.py`. The last two are
+kept. Loading verifies the newest and falls back to the one before.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from nofuss.distributed.processes import exchange, first, rank, world
+from nofuss.errors import RunError
+from nofuss.files.atomic import parse_json, read_regular, sha256
+from nofuss.files.folders import own_folder, remove
+from nofuss.files.lock import check_in_place
+from nofuss.training.shards import WHOLE, Cut, folder_of_all, read_cut, write_shards
+
+FORMAT = 1
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read back."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    *,
+    cut: Cut | None = None,
+) -> None:
+    """Write step-N as a whole, then drop all but it and the one before.
+
+    All processes call it: those with a cut write their rows, the first one all that is common.
+
+    Later steps are of a past that training went back from, because they were damaged; they go
+    too, and so do the remains of saves that were killed.
+    """
+    if first():
+        check_in_place(folder.parent)
+        own_folder(folder)
+    with folder_of_all(folder / f"step-{step}") as new:
+        own = cut.parts(tensors) if cut else {}
+        sums = write_shards(new, own, cut.shard) if cut else {}
+        if first():
+            common = {k: t.detach().cpu().contiguous() for k, t in tensors.items() if k not in own}
+            save_file(common, new / WHOLE)
+            (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
+            sums |= {name: sha256(new / name) for name in (WHOLE, "state.json")}
+            (new / "manifest.json").write_text(json.dumps(sums))
+    if not first():
+        return
+    later = [path for path in _newest_first(folder) if _step(path) > step]
+    earlier = [path for path in _newest_first(folder) if _step(path) <= step]
+    for old in [*later, *earlier[KEPT:], *folder.glob(".step-*")]:
+        remove(old)  # what can't be dropped now is tried next time
+
+
+def load_checkpoint(
+    folder: Path, *, say: Callable[[str], None], cut: Cut | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole; `say` hears of those that are not. None if none are.
+
+    Processes check a part of the files each; what one finds damaged none uses.
+    """
+    for name in json.loads(exchange(json.dumps([p.name for p in _newest_first(folder)]))[0]):
+        found, problem = None, ""
+        try:
+            found = _read(folder / name, cut)
+        except RunError as error:
+            problem = str(error)
+        problems = [each for each in exchange(problem) if each]
+        if not problems:
+            return found
+        say(f"{problems[0]}; going back to the checkpoint before")
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = [p for p in folder.glob("step-*") if p.name[5:].isdecimal()]
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name[5:])
+
+
+def _read(path: Path, cut: Cut | None) -> Checkpoint:
+    try:
+        sums = parse_json(read_regular(path / "manifest.json"))
+        files = [WHOLE, "state.json", *(sums.keys() - {WHOLE, "state.json"})]
+        for name in sorted(files)[rank() :: world()]:
+            if sums[name] != sha256(path / name):
+                raise RunError(f"{path / name} is damaged: its checksum differs")
+        state = parse_json(read_regular(path / "state.json"))
+        if state["format"] != FORMAT:
+            raise RunError(f"{path} has format {state['format']}, expected {FORMAT}")
+        _check_state(state, _step(path))
+        tensors = read_cut(path, (name for name in files if name != "state.json"), cut)
+        return Checkpoint(state["step"], tensors, state)
+    except RunError:
+        raise
+    except Exception as error:  # whatever a damaged file makes a parser raise
+        raise RunError(f"{path} can't be read ({type(error).__name__}: {error})") from None
+
+
+def _check_state(state: dict[str, Any], step: int) -> None:
+    """ValueError where training could not have stood so; checksums vouch for nothing more."""
+    if type(state["step"]) is not int or state["step"] != step:
+        raise ValueError(f"step is {state['step']!r:.20}")
+    for name in ("epoch", "at"):
+        if type(state.get(name, 0)) is not int or not 0 <= state.get(name, 0) < 2**31:
+            raise ValueError(f"{name} is {state[name]!r:.20}")
+    loss = state.get("loss_sum", 0.0)
+    if type(loss) not in (int, float) or not math.isfinite(loss):
+        raise ValueError(f"loss_sum is {loss!r:.20}")
+    history = state.get("history", [])
+    if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
+        raise ValueError("history is no list of epochs")
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as flat names `optimizer.PARAMETER.NAME`; rates are no part of it."""
+    return dict(_flatten(optimizer.state_dict()["state"]))
+
+
+def _flatten(state: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    for index, values in state.items():
+        for name, value in values.items():
+            if value is not None:
+                yield f"optimizer.{index}.{name}", torch.as_tensor(value)
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put `optimizer_tensors` back, each in the memory layout of its parameter.
+
+    Fused optimizers walk parameter and state side by side in memory: with channels-last weights
+    and state as the file has it, they would pair the wrong numbers.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    expected = _state_names(optimizer)
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if not key.startswith("optimizer."):
+            continue
+        _, index, name = key.split(".", 2)
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise RunError("the checkpoint does not fit the optimizer: it has more parameters")
+        like = parameters[int(index)]
+        # Fused optimizers walk the memory of both without a look at their sizes.
+        shape, kind = (like.shape, like.dtype) if expected.get(name) else ((), torch.float32)
+        if name not in expected or value.shape != shape or value.dtype != kind:
+            got = f"{name!r:.20} is {value.dtype} {tuple(value.shape)}"
+            raise RunError(f"the checkpoint does not fit the optimizer: {got}")
+        held = torch.empty_like(like, dtype=value.dtype) if shape else torch.empty_like(value)
+        state.setdefault(int(index), {})[name] = held.copy_(value)
+    if any(names.keys() != expected.keys() for names in state.values()):
+        raise RunError(f"the checkpoint does not fit the optimizer: expected {sorted(expected)}")
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _state_names(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
+    """What an optimizer of this kind keeps of a parameter; True where it has its shape."""
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.zeros(2)
+    kind: Any = type(optimizer)
+    known = signature(kind).parameters  # AdamW keeps an option that it does not take
+    probe = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
+    probe.step()
+    return {name: value.ndim > 0 for name, value in probe.state[parameter].items()}
+
+
+def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    """A module's state_dict under `prefix.`."""
+    return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
+
+
+def restore_module(prefix: str, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put `module_tensors` back; every name must be there and fit."""
+    own = {
+        k.removeprefix(f"{prefix}."): t for k, t in tensors.items() if k.startswith(f"{prefix}.")
+    }
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(f"the checkpoint does not fit the {prefix}: {reason}") from None

@@ -1,0 +1,85 @@
+"""Checks before the first step: mistakes that would otherwise fail silently, hours later."""
+
+import copy
+from collections.abc import Callable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from nofuss.distributed.device import device_of, own_random_numbers
+from nofuss.errors import TrainingError
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.training.parallel import parallel
+from nofuss.training.step import Batch, train_step
+
+
+def check_before_training(
+    model: nn.Module,
+    criterion: nn.Module,
+    optimizer: Optimizer,
+    batch: Batch,
+    *,
+    say: Callable[[str], None],
+    repeats: int = 5,
+) -> None:
+    """Raise on what can't work; `say` what looks wrong. Leaves everything as it was."""
+    check_optimizer(criterion, optimizer)
+    if isinstance(criterion, ProxyLoss):
+        check_labels_fit(criterion, batch)
+        check_scale(criterion, say=say)
+    first, last = loss_on_one_batch(model, criterion, optimizer, batch, repeats=repeats)
+    if not last < first:
+        say(
+            f"the loss does not fall on one batch seen {repeats} times ({first:.4g} → {last:.4g}); "
+            "try lower rates, or check the labels"
+        )
+
+
+def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:
+    """Every parameter of the criterion (its proxies) must be in the optimizer."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    forgotten = [name for name, p in criterion.named_parameters() if id(p) not in held]
+    if forgotten:
+        raise TrainingError(
+            f"{', '.join(forgotten)} of {type(criterion).__name__} not in the optimizer, so never "
+            "learned; add criterion.parameters() as a group with a rate of its own"
+        )
+
+
+def check_labels_fit(criterion: ProxyLoss, batch: Batch) -> None:
+    """Labels must be below the number of classes the proxies were made for."""
+    if batch.labels is not None and int(batch.labels.max()) >= criterion.num_classes:
+        raise TrainingError(
+            f"labels reach {int(batch.labels.max())} but the criterion has "
+            f"{criterion.num_classes} classes; renumber them with compact_labels()"
+        )
+
+
+def check_scale(criterion: ProxyLoss, *, say: Callable[[str], None]) -> None:
+    """A scale below 4 is too soft for a log-sum-exp loss, one above 64 too hard."""
+    scale = criterion.scale
+    if criterion.needs_scale and scale is not None and not 4 <= float(scale) <= 64:
+        say(f"scale is {float(scale):g}; losses like this one train well between 8 and 32")
+
+
+def loss_on_one_batch(
+    model: nn.Module, criterion: nn.Module, optimizer: Optimizer, batch: Batch, *, repeats: int
+) -> tuple[float, float]:
+    """The loss on one batch, before and after `repeats` steps on it, on copies of everything."""
+    copies: tuple[nn.Module, nn.Module] = copy.deepcopy((model, criterion))
+    twins = dict(
+        zip(
+            (p for m in (model, criterion) for p in m.parameters()),
+            (p for m in copies for p in m.parameters()),
+            strict=True,
+        )
+    )
+    groups = [
+        {**group, "params": [twins[p] for p in group["params"]]} for group in optimizer.param_groups
+    ]
+    rehearsal = type(optimizer)(groups)  # type: ignore[call-arg]
+    with own_random_numbers(device_of(model)) as seed:
+        seed(0)
+        model = parallel(copies[0])
+        losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]
+    return losses[0], losses[-1]

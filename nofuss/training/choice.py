@@ -1,0 +1,124 @@
+"""Untrained features, closed form or training: which of them a run keeps, decided on folds.
+
+What is kept has to earn it: training where its gain over the closed form is above zero beyond
+doubt (95%, classes resampled, the same queries on both sides), and neither of them where it finds
+less at rank 1 than the features did before.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nofuss.config import TrainConfig
+from nofuss.model.start import Affine, untrained_head
+from nofuss.run.choice import CLOSED, NOTHING, SHRINKAGES, TRAINED, UNTRAINED, Choice
+from nofuss.training.closed_form import ClosedForm, Pinned
+from nofuss.training.fold_results import (
+    FoldResult,
+    gain_of,
+    mean_scores,
+    pooled_scores,
+    run_folds,
+    verdict,
+)
+from nofuss.training.folds import class_folds
+from nofuss.training.head import DIM, composed, prepare_head
+from nofuss.training.loop import Silent, Watch, train
+
+SCORES = ("recall@1", "map@r")
+
+
+def untrained_choice(form: ClosedForm) -> Choice:
+    """Return the choice of the features as they are, without asking the folds."""
+    classes = len(torch.unique(form.labels))
+    counts = len(form.folds), classes, len(form.labels)
+    return Choice(NOTHING, UNTRAINED, form.dim, *counts, {}, {}, [])
+
+
+def choice_of(
+    form: ClosedForm,
+    results: Sequence[FoldResult],
+    pinned: Pinned,
+    *,
+    config: TrainConfig,
+) -> Choice:
+    """The verdict of all folds, with what led to it.
+
+    Features that are kept as they are keep their own dimension, unless the user asks for
+    another. Too few classes for folds: the closed form, by the likeliest
+    recipe. The user wants no folds: training.
+    """
+    seed, kept = config.seed, CLOSED
+    if results:
+        kept = verdict(results, seed=seed)
+    elif not config.folds and config.epochs != 0:
+        kept = TRAINED
+    recipe = form.best() if results else next(iter(pinned.candidates(SHRINKAGES)))
+    scores = pooled_scores(results) if results else {}
+    return Choice(
+        kept=kept,
+        recipe=UNTRAINED if kept == NOTHING else recipe,
+        dim=form.features.shape[1] if config.dim is None and kept == NOTHING else form.best_dim(),
+        folds=len(results),
+        classes=len(torch.unique(form.labels)),
+        items=len(form.labels),
+        scores={
+            name: dict(zip(SCORES, mean_scores(of), strict=True)) for name, of in scores.items()
+        },
+        gains={
+            f"{a} over {b}": {name: gain_of(scores, a, b, name, seed) for name in SCORES}
+            for a, b in ((CLOSED, NOTHING), (TRAINED, CLOSED), (TRAINED, NOTHING))
+            if a in scores
+        },
+        curve=_mean_curve(results),
+    )
+
+
+def fit_head(
+    config: TrainConfig,
+    features: Tensor,
+    labels: Tensor,
+    *,
+    watch: Watch | None = None,
+) -> tuple[Choice, Affine]:
+    """Choose on folds, fit all items, train where it pays: all of it on vectors in memory.
+
+    config: resolved. labels: (N,) of 0…C−1 without gaps. The head takes the features, or their
+    roots where `choice.recipe.root`.
+    """
+    watch, device = watch or Silent(), torch.device("cpu")
+    folds = class_folds(labels, config.folds) if config.folds else []
+    dim = config.dim or min(DIM, features.shape[1])
+    any_dim = config.dim is None
+    form = ClosedForm(features, labels, folds, dim=dim, any_dim=any_dim)
+    pinned = Pinned.of(config)
+    results: list[FoldResult] = []
+    if folds:
+        form.compare(pinned)
+        results = run_folds(form, config, device=device, watch=watch)
+    choice = choice_of(form, results, pinned, config=config)
+    start = start_of(form, choice)
+    if choice.kept != TRAINED:
+        return choice, start
+    inputs = start(form.inputs(choice.recipe.root))
+    training, feed = prepare_head(config, inputs, labels, device=device)
+    train(training, feed, watch=watch)
+    return choice, composed(training.model, start)
+
+
+def start_of(form: ClosedForm, choice: Choice) -> Affine:
+    """The head of all items that the choice says."""
+    if choice.kept == NOTHING:
+        return untrained_head(form.features, choice.dim)
+    return form.fit(choice.recipe, dim=choice.dim)
+
+
+def _mean_curve(results: Sequence[FoldResult]) -> list[tuple[int, float, float]]:
+    """Over the folds, each with the weight of its queries."""
+    if not results:
+        return []
+    weights = torch.tensor([len(r.scores[CLOSED].recall) for r in results], dtype=torch.float64)
+    curves = torch.tensor([r.curve for r in results], dtype=torch.float64)  # (folds, points, 3)
+    mean = torch.einsum("k,kpc->pc", weights / weights.sum(), curves)
+    return [(round(e), r, m) for e, r, m in mean.tolist()]

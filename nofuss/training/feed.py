@@ -1,0 +1,74 @@
+"""Batches for training: a collection's items in an order that (seed, epoch, step) alone decide."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.config import Preprocessing
+from nofuss.data.collection import Collection
+from nofuss.data.loader import batches
+from nofuss.data.sampling import m_per_class, shuffled, triplet_batches
+from nofuss.distributed.processes import share, world
+from nofuss.errors import UsageError
+
+
+class TrainBatch(NamedTuple):
+    """Items of a step; without labels, anchors, positives and negatives in thirds.
+
+    The inputs are this process's share; labels and indices are of the whole batch.
+    """
+
+    inputs: Tensor
+    labels: Tensor | None
+    indices: Tensor
+
+
+@dataclass(frozen=True)
+class CollectionFeed:
+    """A collection as a `Feed`: shuffled, M items a class, or triplets without labels."""
+
+    collection: Collection
+    preprocessing: Preprocessing | None
+    batch: int
+    per_class: int = 0
+    seed: int = 0
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if (fewest := min(map(len, self._indices(0)), default=0)) < world():
+            raise UsageError(
+                f"a batch of {fewest} leaves some of {world()} processes without an item; start "
+                "fewer, or raise --batch"
+            )
+
+    def __len__(self) -> int:
+        return len(self._indices(0))
+
+    def __call__(self, epoch: int, start: int) -> Iterator[TrainBatch]:
+        """The epoch's batches, leaving out the first `start`."""
+        labels, chosen = self.collection.labels, self._indices(epoch)[start:]
+        own = batches(
+            self.collection,
+            self.preprocessing,
+            [indices[share(len(indices))] for indices in chosen],
+            train=True,
+            seed=self.seed,
+            epoch=epoch,
+            workers=self.workers,
+        )
+        for batch, indices in zip(own, chosen, strict=True):
+            whole = None if labels is None else torch.from_numpy(labels[indices])
+            yield TrainBatch(batch.inputs, whole, torch.from_numpy(indices))
+
+    def _indices(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+        c = self.collection
+        if c.labels is None:
+            assert c.triplets is not None
+            return triplet_batches(c.triplets, self.batch, seed=self.seed, epoch=epoch)
+        if self.per_class:
+            return m_per_class(c.labels, self.batch, self.per_class, seed=self.seed, epoch=epoch)
+        return shuffled(len(c), self.batch, seed=self.seed, epoch=epoch, drop_last=True)

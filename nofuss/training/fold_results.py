@@ -1,0 +1,172 @@
+"""What the folds say of untrained features, closed form and training, and which of them wins.
+
+Every fold gets the recipe that the *other* folds chose, a closed form of the classes outside it,
+and a training from there; each is scored on the fold's own classes, which none of it has seen.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nofuss.config import TrainConfig
+from nofuss.evaluate.intervals import Difference, paired_difference
+from nofuss.evaluate.queries import QueryScores
+from nofuss.geometry import normalize
+from nofuss.model.start import untrained_head
+from nofuss.run.choice import CLOSED, NOTHING, TRAINED
+from nofuss.training.closed_form import ClosedForm
+from nofuss.training.folds import pooled, query_scores, sample_rows
+from nofuss.training.head import prepare_head
+from nofuss.training.loop import Watch, train
+
+SCORED_ITEMS = 3000
+"""Items of a fold that the methods are compared on."""
+MARKS = 8
+"""Points of the curve over a fold's training, beside its start."""
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """What one fold says: unit embeddings of its rows by each method, and their scores."""
+
+    rows: Tensor
+    embeddings: dict[str, Tensor]
+    scores: dict[str, QueryScores]
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    """(epoch, Recall@1, MAP@R), from epoch 0, the closed form."""
+
+
+def run_folds(
+    form: ClosedForm,
+    config: TrainConfig,
+    *,
+    device: torch.device,
+    watch: Watch,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[FoldResult]:
+    """Fit, train and score on every fold, with the recipe that the others chose.
+
+    form: has compared the recipes. config: resolved.
+    """
+    results = []
+    for k, fold in enumerate(form.folds):
+        recipe = form.best(without=k)
+        start = form.fit(recipe, without=k)
+        inputs, labels = form.inputs(recipe.root), form.labels[fold.held_out]
+        some = sample_rows(labels, torch.arange(len(labels)), SCORED_ITEMS)
+        found = {NOTHING: form.features[fold.held_out]}
+        if config.dim is not None:  # what would be kept then
+            nothing = untrained_head(form.features[fold.others], config.dim)
+            found[NOTHING] = nothing(form.features[fold.held_out])
+        found[CLOSED] = normalize(start(inputs[fold.held_out]))
+        scores = {name: query_scores(x[some], labels[some]) for name, x in found.items()}
+        curve = [(0, *mean_scores(scores[CLOSED]))]
+        if config.epochs != 0:
+            trained, later = _train_fold(
+                config,
+                start(inputs[fold.others]),
+                form.labels[fold.others],
+                start(inputs[fold.held_out]),
+                labels,
+                some,
+                device=device,
+                watch=watch,
+                stop=stop,
+            )
+            curve += later
+            found[TRAINED] = trained
+            scores[TRAINED] = query_scores(trained[some], labels[some])
+        results.append(FoldResult(fold.held_out, found, scores, curve))
+    return results
+
+
+def _train_fold(
+    config: TrainConfig,
+    inputs: Tensor,
+    labels: Tensor,
+    held_out: Tensor,
+    held_out_labels: Tensor,
+    some: Tensor,
+    *,
+    device: torch.device,
+    watch: Watch,
+    stop: Callable[[], bool],
+) -> tuple[Tensor, list[tuple[int, float, float]]]:
+    """Unit embeddings of the held-out items after training, and the curve to there."""
+    compact = torch.unique(labels, return_inverse=True)[1]
+    training, feed = prepare_head(config, inputs, compact, device=device)
+    marks = {round(training.epochs * (i + 1) / MARKS) for i in range(MARKS)}
+    curve: list[tuple[int, float, float]] = []
+
+    @torch.no_grad()
+    def embed(x: Tensor) -> Tensor:
+        return normalize(training.model(x.to(device)).cpu())
+
+    def look() -> dict[str, float]:
+        if training.epoch + 1 in marks:
+            scores = query_scores(embed(held_out[some]), held_out_labels[some])
+            curve.append((training.epoch + 1, *mean_scores(scores)))
+        return {}
+
+    train(training, feed, watch=watch, validate=look, stop=stop)
+    return embed(held_out), curve
+
+
+def untrained_folds(form: ClosedForm) -> list[Tensor]:
+    """Unit embeddings of each fold's rows that nothing was learned for but a PCA on the others."""
+    return [
+        normalize(untrained_head(form.features[f.others], form.dim)(form.features[f.held_out]))
+        for f in form.folds
+    ]
+
+
+def verdict(results: Sequence[FoldResult], *, seed: int = 0, resamples: int = 2000) -> str:
+    """Which method is kept, by these folds."""
+    scores, kept = pooled_scores(results), CLOSED
+    if TRAINED in scores:
+        gain = gain_of(scores, TRAINED, CLOSED, "objective", seed, resamples)
+        kept = TRAINED if gain.low > 0 else CLOSED
+    gain = gain_of(scores, kept, NOTHING, "recall@1", seed, resamples)
+    return NOTHING if gain.high < 0 else kept
+
+
+def held_out_embeddings(results: Sequence[FoldResult], *, seed: int) -> list[Tensor]:
+    """Of each fold's rows, by the method that the *other* folds would keep.
+
+    So no score of a class had a say in what it is scored with.
+    """
+    found = []
+    for k, result in enumerate(results):
+        kept = verdict([*results[:k], *results[k + 1 :]], seed=seed, resamples=500)
+        found.append(result.embeddings[kept])
+    return found
+
+
+def pooled_scores(results: Sequence[FoldResult]) -> dict[str, QueryScores]:
+    """Method → the queries of all folds."""
+    return {name: pooled([r.scores[name] for r in results]) for name in results[0].scores}
+
+
+def gain_of(
+    scores: dict[str, QueryScores],
+    method: str,
+    other: str,
+    name: str,
+    seed: int,
+    resamples: int = 2000,
+) -> Difference:
+    """The paired difference of a score between two methods."""
+    a, b = scores[method], scores[other]
+    pair = {
+        "recall@1": (a.recall, b.recall),
+        "map@r": (a.map_at_r, b.map_at_r),
+        "objective": (a.objective, b.objective),
+    }[name]
+    return paired_difference(*pair, a.labels, seed, resamples=resamples)
+
+
+def mean_scores(scores: QueryScores) -> tuple[float, float]:
+    """Recall@1 and MAP@R."""
+    return float(scores.recall.mean()), float(scores.map_at_r.mean())

@@ -1,0 +1,289 @@
+"""The learning part of a job: features, the choice on folds, the loop."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from nofuss.data.collection import compact_labels
+from nofuss.data.pictures import decode_ahead
+from nofuss.data.split import Rows, by_folds
+from nofuss.distributed import processes
+from nofuss.distributed.device import device_of
+from nofuss.evaluate.beside import scorable, score_folds
+from nofuss.evaluate.intervals import paired_difference
+from nofuss.evaluate.queries import QueryScores
+from nofuss.evaluate.threshold import Threshold, calibrate
+from nofuss.files.atomic import read_json
+from nofuss.geometry import normalize
+from nofuss.model.embedder import Embedder
+from nofuss.model.encoder import Encoder
+from nofuss.model.features import backbone_features
+from nofuss.model.inference import through_head
+from nofuss.model.start import Affine, pca_head
+from nofuss.run.choice import CLOSED, TRAINED, Choice
+from nofuss.terminal import console
+from nofuss.training.checkpoint import load_checkpoint
+from nofuss.training.checks import check_before_training
+from nofuss.training.choice import choice_of, start_of, untrained_choice
+from nofuss.training.closed_form import ClosedForm, Pinned
+from nofuss.training.feed import CollectionFeed
+from nofuss.training.fold_results import (
+    FoldResult,
+    held_out_embeddings,
+    run_folds,
+    untrained_folds,
+)
+from nofuss.training.folds import FOLDS, class_folds, query_scores
+from nofuss.training.head import composed, head_schedule, prepare_head
+from nofuss.training.job import Job
+from nofuss.training.loop import Training
+from nofuss.training.loop import train as run_loop
+from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
+
+CHOICE = "choice.json"
+
+
+def compute_features(job: Job) -> None:
+    """Features that training starts from: of the backbone, or the vectors themselves."""
+    if job.preprocessing is None:
+        job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
+        return
+    if job.fixed or job.config.start != "random":
+        if job.embedder.backbone.mirror:
+            console.say("pictures and their mirror images are averaged; --mirror False halves this")
+        job.features = backbone_features(
+            job.embedder, job.collection, job.preprocessing, workers=job.config.workers
+        )
+    if not job.fixed and job.collection.kind == "pictures":
+        count = len(job.collection)
+        with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
+            job.collection = decode_ahead(
+                job.collection, job.preprocessing, progress=lambda done, _: progress(done)
+            )
+
+
+def learn(job: Job, stop: Callable[[], bool]) -> None:
+    """Train the embedder of the job in place."""
+    job.learned = job.sides.train
+    if job.config.start == "whitened" and job.collection.labels is not None:
+        form, start = _closed_form(job, stop)
+        if job.fixed:
+            _learn_head(job, form, start, stop)
+            return
+    _learn_network(job, stop)
+
+
+def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine]:
+    """Decide on folds, and put the head where the decision says that it starts."""
+    config, rows = job.config, job.sides.train
+    assert job.features is not None
+    labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
+    count = FOLDS if config.untrained else int(config.folds or 0)
+    any_dim = config.dim is None and not config.untrained
+    folds = class_folds(labels, count)
+    form = ClosedForm(job.features[rows], labels, folds, dim=job.dim, any_dim=any_dim)
+    found = _decided_before(job) if config.resume and not config.force else None
+    if found is None:
+        found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
+        job.run.write(CHOICE, found)
+    choice = job.choice = Choice.from_dict(found["choice"])
+    job.threshold = Threshold(**found["threshold"]) if found["threshold"] else None
+    job.fold_scores = found["scores"]
+    for line in choice.describe():
+        console.say(line)
+    start = start_of(form, choice)
+    # A network's rates are meant for embeddings as long as its features.
+    length = 1.0 if job.fixed else float(form.inputs(choice.recipe.root).norm(dim=1).mean())
+    job.embedder.set_head(start.times(length), root=choice.recipe.root)
+    return form, start
+
+
+def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, Any]:
+    """What choice.json holds: the choice, and the threshold and scores of held-out classes."""
+    config, labels = job.config, form.labels
+    results: list[FoldResult] = []
+    if config.untrained:
+        found = untrained_folds(form)
+        choice = untrained_choice(form)
+    else:
+        pinned = Pinned.of(config)
+        results = _try_on_folds(job, form, pinned, stop)
+        found = held_out_embeddings(results, seed=config.seed)
+        asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
+        choice = choice_of(form, results, pinned, config=asked)
+    own = [labels[fold.held_out] for fold in form.folds]
+    threshold, scores = calibrate(found, own) if found else None, None
+    if found and by_folds(config, job.collection):
+        with console.busy("scoring each class by a model that has not seen it"):
+            raw = [form.features[fold.held_out] for fold in form.folds]
+            columns = {f"untrained features, {form.features.shape[1]}-d": raw}
+            if results and choice.kept == TRAINED:
+                columns["closed form"] = [result.embeddings[CLOSED] for result in results]
+            scores = score_folds(found, columns, own, seed=config.seed)
+    return {
+        "choice": choice.as_dict(),
+        "threshold": asdict(threshold) if threshold else None,
+        "scores": scores,
+    }
+
+
+def _try_on_folds(
+    job: Job, form: ClosedForm, pinned: Pinned, stop: Callable[[], bool]
+) -> list[FoldResult]:
+    """Compare closed forms, then train from the best of them; a network's training is too long."""
+    if not form.folds:
+        return []
+    with console.busy("choosing where the head starts, on folds of the classes"):
+        form.compare(pinned)
+    config = job.config if job.fixed else replace(job.config, epochs=0)
+    items, classes = len(form.folds[0].others), len(torch.unique(form.labels))
+    epochs = int(head_schedule(replace(config, dim=form.dim), items, classes).epochs or 0)
+    with console.TrainingDisplay(epochs, what="vectors", record=None) as display:
+        return run_folds(form, config, device=device_of(job.embedder), watch=display, stop=stop)
+
+
+def _decided_before(job: Job) -> dict[str, Any] | None:
+    """What the folds of the same run decided before it was interrupted."""
+
+    def read() -> str:
+        try:
+            return json.dumps(read_json(job.run.path / CHOICE))
+        except (OSError, ValueError):  # not there, or damaged
+            return "{}"
+
+    found: dict[str, Any] = json.loads(processes.on_first(read))
+    try:
+        Choice.from_dict(found["choice"])
+        if found["threshold"] is not None:
+            Threshold(**found["threshold"])
+        return found if "scores" in found else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _learn_head(job: Job, form: ClosedForm, start: Affine, stop: Callable[[], bool]) -> None:
+    """Train a head on fixed features from its closed form, where the folds say that it pays."""
+    assert job.choice is not None
+    inputs = start(form.inputs(job.choice.recipe.root))
+    config = replace(job.config, dim=job.choice.dim)
+    training, feed = prepare_head(config, inputs, form.labels, device=device_of(job.embedder))
+    job.criterion = training.criterion  # its proxies stand at the class means until it is trained
+    if job.choice.kept != TRAINED:
+        return
+    _begin(job, training, feed)
+    _run(job, training, feed, stop)
+    job.embedder.set_head(composed(training.model, start), root=job.choice.recipe.root)
+
+
+def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
+    """Train backbone and head, or a head from another start than the closed form."""
+    sides = job.sides
+    held_out = job.collection.subset(sides.held_out)
+    watched = held_out.labels is not None and scorable(held_out.labels)
+    training, feed = prepare(job, job.embedder, sides.train)
+    job.criterion = training.criterion
+    before = copy.deepcopy(job.embedder)
+
+    def look(embedder: Embedder) -> QueryScores:
+        found = Encoder(embedder, job.preprocessing).embed_collection(held_out)
+        return query_scores(found, torch.from_numpy(np.asarray(held_out.labels)))
+
+    def validate() -> dict[str, float]:
+        return {"held_out_recall@1": float(look(job.embedder).recall.mean())}
+
+    _begin(job, training, feed)
+    _run(job, training, feed, stop, validate=validate if watched else None)
+    if watched and job.config.epochs and job.config.start != "random":
+        _keep_the_better(job, before, look)
+
+
+def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:
+    """Go back to where training started if held-out classes were found better there."""
+    old, new = look(before), look(job.embedder)
+    gain = paired_difference(new.objective, old.objective, new.labels, job.config.seed)
+    classes = len(torch.unique(new.labels))
+    console.say(
+        f"{classes} held-out training classes: Recall@1 {old.recall.mean():.3f} before and "
+        f"{new.recall.mean():.3f} after training, MAP@R {old.map_at_r.mean():.3f} and "
+        f"{new.map_at_r.mean():.3f}"
+    )
+    if gain.mean < 0:
+        job.embedder.load_state_dict(before.state_dict())
+        console.warn("training lost on them, so the run keeps the network it started from")
+
+
+def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
+    """Criterion, optimizer and batches for training on these rows."""
+    config, data = replace(job.config, dim=embedder.dim), job.collection.subset(rows)
+    if job.fixed:
+        data = replace(
+            data, kind="vectors", array=job.for_head(rows).numpy(), paths=(), decoded=None
+        )
+    classes = data.num_classes or max(2, min(1000, len(data) // 5))
+    criterion = build_criterion(config, classes)
+    if config.start != "random":
+        x = job.for_head(rows)
+        if config.start == "pca":
+            start = pca_head(x, embedder.dim, center=bool(config.center))
+            embedder.set_head(start, root=embedder.root)
+        labels = None if data.labels is None else torch.from_numpy(data.labels)
+        place_proxies(criterion, normalize(through_head(embedder, x)), labels, seed=config.seed)
+    if data.labels is None:
+        config = replace(config, per_class=0)
+    feed = CollectionFeed(
+        data,
+        None if job.fixed else job.preprocessing,
+        batch_of(config, len(data), classes),
+        per_class=int(config.per_class or 0),
+        seed=config.seed,
+        workers=config.workers,
+    )
+    return build_training(config, embedder, criterion), feed
+
+
+def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
+    """Stand where the run's checkpoint stood, or look whether training can work."""
+    if job.config.resume:
+        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
+        if checkpoint is None:
+            console.warn("no whole checkpoint to resume from; training starts anew")
+            return
+        training.restore(checkpoint)
+        job.run.write_metrics(training.history)
+        console.say(f"resuming at epoch {training.epoch + 1}, step {training.step + 1}")
+    elif training.epochs:
+        first = next(iter(feed(0, 0)))
+        job.embedder.freeze_backbone(bool(job.config.warmup))
+        check_before_training(
+            training.model, training.criterion, training.optimizer, first, say=console.warn
+        )
+
+
+def _run(
+    job: Job,
+    training: Training,
+    feed: CollectionFeed,
+    stop: Callable[[], bool],
+    *,
+    validate: Callable[[], dict[str, float]] | None = None,
+) -> None:
+    """The loop, with its display."""
+    config = job.config
+    what = "vectors" if job.fixed else "images"
+    record = job.run.write_metrics
+    with console.TrainingDisplay(training.epochs, what=what, record=record) as display:
+        run_loop(
+            training,
+            feed,
+            watch=display,
+            validate=validate,
+            before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
+            checkpoints=job.run.checkpoints,
+            checkpoint_seconds=config.checkpoint_seconds,
+            stop=stop,
+        )

@@ -1,0 +1,199 @@
+"""The training loop. Where it stands is two integers (epoch, step) and a few tensors.
+
+Order and augmentation are pure functions of (seed, epoch, step), randomness inside the model is
+seeded by them at every step, and rates are computed from them; so a run that was interrupted
+anywhere and resumed ends with the same bits as one that was not.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nofuss.distributed.device import device_of, own_random_numbers
+from nofuss.distributed.processes import any_true
+from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.proxies.assignment import Dynamic
+from nofuss.training.checkpoint import (
+    Checkpoint,
+    module_tensors,
+    optimizer_tensors,
+    restore_module,
+    restore_optimizer,
+    save_checkpoint,
+)
+from nofuss.training.optim import set_rates
+from nofuss.training.parallel import parallel
+from nofuss.training.shards import Cut
+from nofuss.training.step import Batch, train_step
+
+
+class Feed(Protocol):
+    """Batches of an epoch, from a step on; every epoch has as many."""
+
+    def __len__(self) -> int: ...
+
+    def __call__(self, epoch: int, start: int) -> Iterable[Batch]:
+        """The epoch's batches, leaving out the first `start`."""
+
+
+class Watch(Protocol):
+    """Who is told how training goes."""
+
+    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
+        """After each step."""
+
+    def epoch(self, history: list[dict[str, Any]]) -> None:
+        """After each epoch, with a row for each so far."""
+
+    def say(self, message: str) -> None:
+        """Something the user should know."""
+
+
+class Silent:
+    """A watch that tells nobody."""
+
+    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
+        """Nothing."""
+
+    def epoch(self, history: list[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def say(self, message: str) -> None:
+        """A warning, as a library gives it."""
+        warnings.warn(message, stacklevel=2)
+
+
+class Interrupted(BaseException):
+    """Training was asked to stop; a checkpoint has been written."""
+
+
+@dataclass
+class Training:
+    """All that moves in training, and where it stands."""
+
+    model: nn.Module
+    criterion: nn.Module
+    optimizer: Optimizer
+    schedule: str
+    epochs: int
+    seed: int
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def cut(self) -> Cut | None:
+        """Which of the tensors are this process's rows, where proxies are dealt out."""
+        if not isinstance(self.criterion, ProxyLoss) or self.criterion.shard is None:
+            return None
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        number = next(i for i, p in enumerate(held) if p is self.criterion.proxies)
+        return Cut(self.criterion.shard, ("criterion.proxies", f"optimizer.{number}."))
+
+    def save(self, folder: Path, steps: int) -> None:
+        """Write a checkpoint named after the steps done so far."""
+        tensors = (
+            module_tensors("model", self.model)
+            | module_tensors("criterion", self.criterion)
+            | optimizer_tensors(self.optimizer)
+        )
+        state = {k: getattr(self, k) for k in ("epoch", "step", "loss_sum", "history")}
+        # "at" is the step within the epoch; "step" names the checkpoint.
+        save_checkpoint(
+            folder,
+            self.epoch * steps + self.step,
+            tensors,
+            {"at": state.pop("step"), **state},
+            cut=self.cut,
+        )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Stand where the checkpoint stood."""
+        restore_module("model", self.model, checkpoint.tensors)
+        restore_module("criterion", self.criterion, checkpoint.tensors)
+        restore_optimizer(self.optimizer, checkpoint.tensors)
+        state = checkpoint.state
+        self.epoch, self.step = state["epoch"], state["at"]
+        self.loss_sum, self.history = state["loss_sum"], state["history"]
+
+
+def train(
+    t: Training,
+    feed: Feed,
+    *,
+    watch: Watch,
+    validate: Callable[[], dict[str, float]] | None = None,
+    before_epoch: Callable[[int], None] | None = None,
+    checkpoints: Path | None = None,
+    checkpoint_seconds: float = 60.0,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run `t` to its last epoch; `validate` gives scores for the epoch's row."""
+    steps = len(feed)
+    with own_random_numbers(device_of(t.model)) as seed:
+        while t.epoch < t.epochs:
+            if before_epoch:
+                before_epoch(t.epoch)
+            t.model.train()
+            t.criterion.train()
+            model = parallel(t.model)
+            began = saved = time.monotonic()
+            items, embeddings = 0, None
+            for batch in feed(t.epoch, t.step):
+                set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
+                seed(_step_seed(t.seed, t.epoch * steps + t.step))
+                loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
+                t.step += 1
+                t.loss_sum += loss
+                items += len(batch.indices)
+                watch.step(t.epoch, t.step, steps, loss, items)
+                asked, due = any_true(stop(), time.monotonic() - saved > checkpoint_seconds)
+                if checkpoints and (asked or due):
+                    t.save(checkpoints, steps)
+                    saved = time.monotonic()
+                if asked:
+                    raise Interrupted
+            seconds = time.monotonic() - began
+            row = {"epoch": t.epoch + 1, "loss": t.loss_sum / steps, "seconds": seconds}
+            row |= _health(t.criterion, embeddings, watch)
+            if validate:
+                t.model.eval()
+                row |= validate()
+            t.history.append(row)
+            t.epoch, t.step, t.loss_sum = t.epoch + 1, 0, 0.0
+            watch.epoch(t.history)
+            if checkpoints:
+                t.save(checkpoints, steps)
+            if any_true(stop())[0]:
+                raise Interrupted
+
+
+def _step_seed(seed: int, step: int) -> int:
+    """Far apart for neighbouring seeds and steps."""
+    return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9) % 2**63
+
+
+def _health(criterion: nn.Module, embeddings: Tensor | None, watch: Watch) -> dict[str, float]:
+    """Signs of collapse at the end of an epoch: spread of the embeddings, proxies in use."""
+    health = {}
+    if embeddings is not None and len(embeddings) > 1:
+        # 1 − |mean direction|²: 0 when all embeddings point the same way.
+        spread = 1 - float(normalize(embeddings.float()).mean(0).square().sum())
+        health["spread"] = spread
+        if spread < 0.01:
+            watch.say(
+                f"the embeddings have collapsed: all point the same way (spread {spread:.1e}); "
+                "lower the rates or raise the scale"
+            )
+    assignment = getattr(criterion, "assignment", None)
+    if isinstance(assignment, Dynamic):
+        health["proxies_in_use"] = assignment.share_in_use()
+    return health

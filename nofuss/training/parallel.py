@@ -1,0 +1,121 @@
+"""A model on its share of a batch, as if it saw the whole of it.
+
+The backbone runs under DistributedDataParallel. What in it looks over the batch would otherwise
+depend on the number of processes: `whole_batch` gives batch norm the statistics of all rows (torch
+has that for GPUs only), and random numbers, one a row, the rows' place in the whole draw.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from nofuss.distributed.processes import all_sum, share, world
+
+
+def parallel(model: nn.Module) -> nn.Module:
+    """The model, its gradients averaged over the processes; frozen parts must be frozen before."""
+    if world() == 1:
+        return model
+    return DistributedDataParallel(model)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """The mean over the processes: equal ones stay equal whatever the machines they are on."""
+    if world() == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            all_sum(parameter.grad).div_(world())
+
+
+def whole_batch(count: int) -> AbstractContextManager[Any]:
+    """Inside, batch norm and draws of one number a row are those of a batch of `count` rows."""
+    return nullcontext() if world() == 1 else _WholeBatch(count)
+
+
+class _WholeBatch(TorchFunctionMode):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.own = count, share(count)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Replace what looks over the batch; all else is left alone."""
+        kwargs = kwargs or {}
+        own = self.own.stop - self.own.start
+        if func is F.batch_norm and kwargs["training"]:
+            return _batch_norm(*args, **kwargs)
+        if func is torch.rand:
+            size = args[0] if isinstance(args[0], list | tuple) else args
+            if size[0] == own:
+                return func(self.count, *size[1:], **kwargs)[self.own]
+        if func is Tensor.bernoulli_ and len(args[0]) == own:
+            whole = args[0].new_empty(self.count, *args[0].shape[1:])
+            return args[0].copy_(whole.bernoulli_(*args[1:], **kwargs)[self.own])
+        return func(*args, **kwargs)
+
+
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    *,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """F.batch_norm in training mode, over the rows of all processes."""
+    out, mean, var, count = _BatchNorm.apply(x, weight, bias, eps)  # type: ignore[no-untyped-call]
+    if running_mean is not None and running_var is not None:
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(var * (count / (count - 1)), momentum)
+    whole: Tensor = out
+    return whole
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Mean, then variance around it: two small sums over the processes, one more on the way back.
+
+    Gradients of weight and bias are the own rows' part, as those of any other parameter.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        over = [d for d in range(x.ndim) if d != 1]
+        own = x.new_tensor([x.numel() // x.shape[1]])
+        sums = all_sum(torch.cat([x.sum(over), own]))
+        count = sums[-1:].clone()
+        mean = sums[:-1] / count
+        var = all_sum((x - _along(mean, x)).square_().sum(over)) / count
+        out = F.batch_norm(x, mean, var, weight, bias, eps=eps)
+        ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt_(), count)
+        ctx.mark_non_differentiable(mean, var, count)
+        return out, mean, var, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse, count = ctx.saved_tensors
+        over = [d for d in range(x.ndim) if d != 1]
+        around = (x - _along(mean, x)) * _along(inverse, x)
+        dweight, dbias = (grad * around).sum(over), grad.sum(over)
+        along, level = all_sum(torch.stack([dweight, dbias])) / count
+        dx = grad - _along(level, x) - around * _along(along, x)
+        dx = dx * _along(inverse if weight is None else inverse * weight, x)
+        needed = ctx.needs_input_grad
+        return dx, dweight if needed[1] else None, dbias if needed[2] else None, None
+
+
+def _along(channel: Tensor, x: Tensor) -> Tensor:
+    """(C,) against (B, C, …)."""
+    return channel.view(1, -1, *[1] * (x.ndim - 2))

@@ -1,0 +1,262 @@
+"""The whole way: data → model → training → scores, as the commands run it.
+
+The rooms do the work; this file says in which order, and tells the user about it.
+"""
+
+import shlex
+from collections.abc import Container
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from nofuss.config import TrainConfig
+from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.decode import PictureError
+from nofuss.data.scan import ScanReport
+from nofuss.data.split import by_folds, classes_in, sides_of
+from nofuss.data.usable import check_supervision, open_usable
+from nofuss.distributed import processes
+from nofuss.distributed.device import device_of
+from nofuss.errors import TrainingError, UsageError
+from nofuss.evaluate.beside import gain_over, scorable, score_all
+from nofuss.evaluate.threshold import ENOUGH_CLASSES, ENOUGH_ITEMS, calibrate
+from nofuss.files.atomic import write_file
+from nofuss.files.lock import RunLock, check_in_place
+from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.encoder import Encoder
+from nofuss.model.inference import through_head
+from nofuss.model.weights import save_model
+from nofuss.report import write_report
+from nofuss.report.card import write_card
+from nofuss.run.choice import TRAINED
+from nofuss.run.directory import Run, continue_run, create_run, resume_run
+from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.terminal import console
+from nofuss.terminal.interrupt import stop_on_signals
+from nofuss.terminal.scores import score_table
+from nofuss.training.baselines import untrained
+from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
+from nofuss.training.learning import compute_features, learn
+from nofuss.training.loop import Interrupted
+from nofuss.training.setup import build_criterion
+from nofuss.training.step import NonFiniteLoss
+
+
+def train(
+    config: TrainConfig, collection: Collection | None = None, *, given: Container[str] = ()
+) -> Path:
+    """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path.
+
+    given: names of settings that the user gave, which a run to resume must agree with.
+    """
+    with RunLock() as lock:  # from before the run is read until all of it is written
+        return _train_locked(config, collection, given, lock)
+
+
+def _train_locked(
+    config: TrainConfig, collection: Collection | None, given: Container[str], lock: RunLock
+) -> Path:
+    if collection is not None:
+        config = replace(config, data=Path(f"{collection.name} (given from Python)"))
+    config = _come_back(config)
+    if config.force and not config.resume:
+        raise UsageError("--force is for resuming a run; add --resume, or leave it out")
+    if config.resume:
+        config = resume_run(config, told=given, restarted=processes.restarted())
+        assert config.out is not None
+        lock.take(config.out)
+    with processes.in_turn():
+        collection, scan = open_usable(config.data if collection is None else collection)
+    check_supervision(collection)
+    config = settle(config, collection)
+    sides = sides_of(collection, config)
+    embedder, preprocessing = build_model(config, collection)
+    config = check_dim(config, embedder.backbone.features)
+    processes.check_same("kinds of device", lambda: device_of(embedder).type)
+    # Refuse bad options before a run exists.
+    dim = dim_of(config, embedder.backbone.features)
+    build_criterion(replace(config, dim=dim), max(2, len(classes_in(collection, sides.train))))
+    fingerprint = collection.fingerprint()
+    processes.check_same("data", lambda: fingerprint)
+    if config.resume:
+        run = continue_run(config, fingerprint=fingerprint, show=_show_differences)
+    else:
+        new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
+        path = processes.on_first(lambda: str(new(config).path))
+        run = Run(Path(path), replace(config, out=Path(path)))
+    console.say(f"run directory {run.path}, settings: {config.preset}")
+    if collection.split is None and config.test_share is None and len(sides.test):
+        out = len(classes_in(collection, sides.test))
+        console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
+    job = Job(run, collection, sides, embedder, preprocessing)
+    try:
+        _train(job, scan, fingerprint)
+        return run.path
+    except NonFiniteLoss as error:
+        raise _explain_non_finite(job, error) from None
+    except (KeyboardInterrupt, Interrupted):
+        console.say(f"stopped; go on with: {run.resume_command}")
+        raise KeyboardInterrupt from None
+    except PictureError as error:  # it was readable when training began
+        raise TrainingError(f"{error}; restore it, then go on with: {run.resume_command}") from None
+    except (OSError, SafetensorError) as error:  # a full or failing disk
+        check_in_place(run.path)
+        reason = " ".join(str(error).split())
+        raise TrainingError(f"{reason}; mend it, then go on with: {run.resume_command}") from error
+
+
+def _come_back(config: TrainConfig) -> TrainConfig:
+    """Where torchrun may restart the processes, a run that is there is gone on with."""
+    if not processes.may_restart():
+        return config
+    if config.out is None:
+        raise UsageError("--max-restarts must know which run to come back to; add --out RUN")
+    return replace(config, resume=config.resume or (config.out / "config.json").is_file())
+
+
+def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
+    """Learn, save, score."""
+    run, collection, sides = job.run, job.collection, job.sides
+    run.write("data.json", describe_sides(job))
+    if scan.problems and processes.first():
+        write_file(run.path / "scan.csv", scan.as_csv())
+    compute_features(job)
+    with stop_on_signals(console.warn) as stop:
+        learn(job, stop)
+    names = [collection.class_names[i] for i in classes_in(collection, sides.train)]
+    _calibrate(job)
+    extra = {} if job.threshold is None else job.threshold.as_extra()
+    if processes.first():
+        save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
+    kept = _embed_sides(job, fingerprint)
+    if processes.first():
+        kept.save(run.path)
+    _score(job, torch.from_numpy(kept.test))
+    if processes.first():
+        with processes.alone():
+            write_card(run)
+            with console.busy("writing the report"):
+                report = write_report(run.path, job.collection, kept)
+            console.say(f"report: {report}")
+            console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
+
+
+def _calibrate(job: Job) -> None:
+    """Find the threshold on held-out training classes; with fixed features the folds have."""
+    if not job.fixed and len(job.sides.held_out):
+        held_out = job.collection.subset(job.sides.held_out)
+        assert held_out.labels is not None
+        encoder = Encoder(job.embedder, job.preprocessing)
+        job.threshold = calibrate([encoder.embed_collection(held_out)], [held_out.labels])
+    if job.threshold is not None:
+        console.say(job.threshold.describe())
+    elif job.collection.labels is not None:
+        rows = job.sides.train if job.fixed else job.sides.held_out
+        classes = len(classes_in(job.collection, rows))
+        console.say(
+            f'search will not say "nothing like this": that needs {ENOUGH_CLASSES} held-out '
+            f"classes with {ENOUGH_ITEMS} items, and of {classes} with {len(rows)} too few could "
+            "be compared" + ("" if job.fixed else "; raise --holdout")
+        )
+
+
+def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
+    """Unit embeddings of the test items and of a sample of the training items, with proxies."""
+    assert job.learned is not None
+    labels = None
+    if job.collection.labels is not None:
+        labels = compact_labels(job.collection.labels[job.learned])[0]
+    few = sample_by_class(labels, len(job.learned), seed=job.config.seed)
+    folded = by_folds(job.config, job.collection)
+    shown = np.arange(len(job.collection)) if folded else job.sides.test
+    rows = np.r_[shown, job.learned[few]]
+    if job.fixed:
+        found = normalize(through_head(job.embedder, job.for_head(rows)))
+    else:
+        encoder = Encoder(job.embedder, job.preprocessing)
+        with console.progress("embedding", len(rows)) as progress:
+            found = encoder.embed_collection(job.collection.subset(rows), progress=progress)
+    test, sample = found[: len(shown)], found[len(shown) :]
+    proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
+    if isinstance(job.criterion, ProxyLoss):
+        job.criterion.cpu()  # it has done its work
+        proxies = normalize(job.criterion.proxies.detach())
+        own = None if labels is None else torch.from_numpy(labels[few])
+        assignment = job.criterion.assignment.of(sample, own, proxies)
+        if job.criterion.shard is not None:  # no process holds them all: those of the sample
+            chosen, assignment = torch.unique(assignment, return_inverse=True)
+            proxies = job.criterion.shard.take(proxies, chosen)
+        scale = None if job.criterion.scale is None else float(job.criterion.scale)
+    return RunEmbeddings(
+        fingerprint=fingerprint,
+        test=test.numpy(),
+        test_rows=shown,
+        seen=folded,
+        sample=sample.numpy(),
+        sample_rows=job.learned[few],
+        proxies=proxies.numpy(),
+        assignment=assignment.numpy(),
+        scale=scale,
+    )
+
+
+def _score(job: Job, found: Tensor) -> None:
+    """Scores on unseen classes, beside what needed no training; scores.json."""
+    config, rows = job.config, job.sides.test
+    if job.fold_scores is not None:
+        title = "every class, scored by a model that has not seen it"
+        _report_scores(job, title, job.fold_scores)
+        return
+    if job.collection.labels is None or not len(rows):
+        console.say("no test classes, so no scores; try it: nofuss evaluate RUN DATA")
+        return
+    labels = np.asarray(job.collection.labels)[rows]
+    if not scorable(labels):
+        console.say("the test classes are too few to score: two are needed, one with two items")
+        return
+    fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
+    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
+    with console.busy("scoring on unseen classes"):
+        columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
+    ours = columns.pop("kept")
+    scores = ours.as_dict()
+    for name, other in [*columns.items()][:1]:
+        queries = [ours.per_query], [other.per_query]
+        scores["gain"] = gain_over(name, *queries, seed=config.seed)
+    beside = {name: other.as_dict() for name, other in columns.items()}
+    _report_scores(job, "unseen classes", scores | {"baselines": beside})
+
+
+def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:
+    kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
+    name = job.config.loss if kept == TRAINED else kept
+    score_table(title, {name: scores} | scores["baselines"])
+    job.run.write("scores.json", scores | {"method": name})
+
+
+def _show_differences(rows: list[list[str]]) -> None:
+    console.table("settings that differ", ["", "of the run", "now"], rows)
+
+
+def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
+    """Name the batch's items in a file, and say what to try."""
+    file = job.run.path / "non_finite_batch.txt"
+    rows = job.sides.train if job.learned is None else job.learned
+    names = [job.collection.names[rows[i]] for i in error.indices.tolist()]
+    where = f"the batch's items are in {file}"
+    try:
+        if processes.first():
+            write_file(file, "".join(f"{name}\n" for name in names))
+    except OSError as failure:
+        where = f"the batch's items could not be written ({failure.strerror})"
+    return TrainingError(
+        f"{error}; nothing was updated, the last checkpoint is whole; {where}; "
+        "try lower rates, or a lower scale"
+    )

@@ -1,0 +1,152 @@
+"""From a resolved configuration to what moves: criterion, optimizer, first values."""
+
+import math
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nofuss.config import TrainConfig
+from nofuss.distributed.device import device_of
+from nofuss.distributed.processes import world
+from nofuss.errors import UsageError, unknown_name
+from nofuss.geometry import normalize
+from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.embedder import Embedder
+from nofuss.proxies.assignment import Several
+from nofuss.training.loop import Training
+from nofuss.training.optim import build_optimizer
+
+SHARD_FROM = 2**20
+"""Numbers in all proxies from which on several processes deal them out instead of each holding
+all: 16,384 proxies of 64 dimensions."""
+
+
+def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
+    """The loss of a name, with the options of the configuration that it takes."""
+    if config.loss in INSTANCE_LOSSES:
+        for option in ("assignment", "proxies_per_class", "scale", "free_norms"):
+            usual = 1.0 if option == "proxies_per_class" else getattr(TrainConfig(), option)
+            if getattr(config, option) not in (None, usual):
+                flag = option.replace("_", "-")
+                raise UsageError(f"--{flag} is for losses over proxies; {config.loss} has none")
+        return INSTANCE_LOSSES[config.loss]()
+    if config.loss not in PROXY_LOSSES:
+        raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
+    each = float(config.proxies_per_class or 0)
+    assert config.dim is not None
+    _check_room(each * num_classes, config.dim)
+    options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
+    if config.assignment != "static":
+        options["assignment"] = config.assignment
+    if config.free_norms:
+        options["scale"] = None
+    elif config.scale is not None and config.loss == "proxy-nca++":
+        options["temperature"] = 2 / config.scale
+    elif config.scale is not None:
+        options["scale"] = config.scale
+    numbers = num_classes * each * config.dim
+    if world() > 1 and PROXY_LOSSES[config.loss].can_shard and numbers >= SHARD_FROM:
+        options["sharded"] = True
+    try:
+        return PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--loss {config.loss}: {error}") from None
+
+
+def items_per_class(config: TrainConfig) -> int:
+    """How many items of a class a batch should have: losses over pairs need some, others 0."""
+    if config.loss == "n-pairs":
+        return 2
+    return 4 if config.loss in INSTANCE_LOSSES or config.assignment == "dynamic" else 0
+
+
+def batch_of(config: TrainConfig, items: int, classes: int) -> int:
+    """Items a step: what is asked for, as far as there are so many, in whole classes."""
+    batch, each = min(int(config.batch or 1), items), int(config.per_class or 0)
+    return each * max(2, min(batch // each, classes)) if each else batch
+
+
+def _check_room(proxies: float, dim: int) -> None:
+    """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
+    needed = 4 * 4 * proxies * dim / world()  # which may be machines of their own
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if math.isfinite(needed) and needed > there:
+        raise UsageError(
+            f"{proxies:,.0f} proxies of {dim} dimensions take {needed / 2**30:,.0f} GB to train, "
+            f"and this machine has {there / 2**30:.0f}; lower --proxies-per-class or --dim"
+        )
+
+
+def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> Training:
+    """Model, criterion and optimizer, at step 0, on the model's device.
+
+    An `Embedder` is trained whole, or its head alone where the backbone stays fixed; any other
+    module is a head.
+    """
+    criterion.to(device_of(model))
+    head: nn.Module = model
+    backbone: Iterable[nn.Parameter] = ()
+    if isinstance(model, Embedder):
+        head = model.head
+        if config.preset in ("frozen", "vectors"):
+            model = head
+        else:
+            backbone = model.backbone_parameters()
+    assert config.epochs is not None
+    assert config.schedule is not None
+    return Training(
+        model=model,
+        criterion=criterion,
+        optimizer=build_optimizer(
+            str(config.optimizer),
+            backbone=backbone,
+            head=head.parameters(),
+            proxies=criterion.parameters(),
+            rate=float(config.rate or 0),
+            head_rate=float(config.head_rate or 0),
+            proxy_rate=float(config.proxy_rate or 0),
+            weight_decay=float(config.weight_decay or 0),
+        ),
+        schedule=config.schedule,
+        epochs=config.epochs,
+        seed=config.seed,
+    )
+
+
+@torch.no_grad()
+def place_proxies(
+    criterion: nn.Module, directions: Tensor, labels: Tensor | None, *, seed: int = 0
+) -> None:
+    """Put proxies at the mean of the unit vectors (N, D) that they stand for.
+
+    A proxy that does not stand for whole labels starts at a point drawn by `seed`, of its own label
+    where it has one: elsewhere it might be the closest proxy of nobody, and stay so. A loss over
+    instances has no proxies. Directions, labels and criterion are on the CPU.
+    """
+    if not isinstance(criterion, ProxyLoss):
+        return
+    assignment, shard = criterion.assignment, criterion.shard
+    if assignment.by_label and labels is not None:
+        own = assignment.of(directions, labels, criterion.proxies)
+        if shard is not None:
+            held = shard.holds(own)
+            directions, own = directions[held], own[held] - shard.start
+        sums = torch.zeros_like(criterion.proxies).index_add_(0, own, directions)
+        criterion.proxies.copy_(normalize(sums))
+        return
+    # A random order of the points, then by label: each label's first are its proxies' starts.
+    order = torch.randperm(len(directions), generator=torch.Generator().manual_seed(seed))
+    if isinstance(assignment, Several) and labels is not None:
+        order = order[labels[order].argsort(stable=True)]
+        sizes = torch.bincount(labels, minlength=criterion.num_classes)
+        owner = assignment.label_of_proxy
+        turn = torch.arange(len(owner)) - torch.searchsorted(owner, owner)
+        first = (sizes.cumsum(0) - sizes)[owner]
+        order = order[first + turn % sizes[owner].clamp_min(1)]
+    rows = torch.arange(assignment.num_proxies)
+    rows = rows if shard is None else rows[shard.rows]
+    criterion.proxies.copy_(directions[order[rows % len(order)]])

@@ -1,0 +1,95 @@
+"""The part of a checkpoint that is dealt out over processes: proxies and their moments.
+
+    checkpoints/step-N/shard-R.safetensors   the rows of rank R, and which rows they are
+
+A process reads the rows that it holds now, from whatever files they are in: N processes write,
+any other number goes on. The run directory must be one that all machines see.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nofuss.distributed.processes import exchange, first, rank
+from nofuss.distributed.shard import Shard
+from nofuss.files.atomic import sha256, sync
+from nofuss.files.folders import write_folder
+
+WHOLE = "tensors.safetensors"
+
+
+class Cut(NamedTuple):
+    """Which tensors are dealt out by rows, by how their names begin, and the rows held here."""
+
+    shard: Shard
+    names: tuple[str, ...]
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the tensors that are own rows."""
+        return {k: t for k, t in tensors.items() if k.startswith(self.names) and t.ndim == 2}
+
+
+@contextmanager
+def folder_of_all(path: Path) -> Iterator[Path]:
+    """`write_folder` by the first process, for all to fill; all go on once it has appeared."""
+    if not first():
+        yield Path(exchange("")[0])
+        exchange("filled")
+        exchange("")
+        return
+    with write_folder(path) as new:
+        exchange(str(new))
+        yield new
+        exchange("filled")
+    exchange("appeared")
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], shard: Shard) -> dict[str, str]:
+    """Each process writes its rows; the checksums of all files."""
+    own = folder / f"shard-{rank()}.safetensors"
+    rows = {"start": str(shard.start), "total": str(shard.total)}
+    save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, own, metadata=rows)
+    sync(own)
+    return {f"shard-{r}.safetensors": each for r, each in enumerate(exchange(sha256(own)))}
+
+
+def read_cut(folder: Path, files: Iterable[str], cut: Cut | None) -> dict[str, Tensor]:
+    """The tensors of a checkpoint; of those dealt out, the rows of the cut, or all without one."""
+    tensors: dict[str, Tensor] = {}
+    for name in files:
+        with safe_open(folder / name, framework="pt") as file:
+            if name == WHOLE:
+                tensors |= {key: _own_rows(file, key, cut) for key in file.keys()}  # noqa: SIM118
+            else:
+                _fill(tensors, file, cut)
+    return tensors
+
+
+def _own_rows(file: Any, key: str, cut: Cut | None) -> Tensor:
+    """A tensor that one process wrote whole."""
+    shape = file.get_slice(key).get_shape()
+    dealt = cut is not None and key.startswith(cut.names) and len(shape) == 2
+    tensor: Tensor = file.get_slice(key)[cut.shard.rows] if cut and dealt else file.get_tensor(key)
+    return tensor
+
+
+def _fill(tensors: dict[str, Tensor], file: Any, cut: Cut | None) -> None:
+    """Copy the rows that a shard's file has of those held here."""
+    start, total = (int(file.metadata()[name]) for name in ("start", "total"))
+    own = cut.shard.rows if cut else slice(0, total)
+    for key in file.keys():  # noqa: SIM118
+        part = file.get_slice(key)
+        rows, dim = part.get_shape()
+        low, high = max(start, own.start), min(start + rows, own.stop)
+        if low >= high:
+            continue
+        piece = part[low - start : high - start]
+        # Rows that no file has become NaN, which training refuses, and not what memory held.
+        whole = tensors.setdefault(key, piece.new_full((own.stop - own.start, dim), torch.nan))
+        whole[low - own.start : high - own.start] = piece

@@ -1,0 +1,77 @@
+"""One training step: forward, loss, a look at the numbers, backward, update."""
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from nofuss.distributed.collectives import gather
+from nofuss.distributed.device import device_of
+from nofuss.distributed.processes import any_true
+from nofuss.errors import TrainingError
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.training.parallel import average_gradients, whole_batch
+
+
+class Batch(Protocol):
+    """Items of a step: labelled, or (labels None) anchors, positives, negatives in thirds.
+
+    Of several processes each has its share of the inputs, and all labels and indices.
+    """
+
+    @property
+    def inputs(self) -> Tensor:
+        """(B, …) what the model takes; the share of this process."""
+
+    @property
+    def labels(self) -> Tensor | None:
+        """(B,) class numbers."""
+
+    @property
+    def indices(self) -> Tensor:
+        """(B,) rows of the data set."""
+
+
+class NonFiniteLoss(TrainingError):
+    """The loss or its gradient is NaN or infinite; nothing was updated."""
+
+    def __init__(self, message: str, indices: Tensor) -> None:
+        super().__init__(message)
+        self.indices = indices
+
+
+def batch_loss(criterion: nn.Module, embeddings: Tensor, labels: Tensor | None) -> Tensor:
+    """The criterion on a labelled batch, or on thirds of anchors, positives and negatives."""
+    if labels is not None:
+        loss: Tensor = criterion(embeddings, labels)
+    else:
+        anchors, positives, negatives = embeddings.chunk(3)
+        loss = criterion(anchors, positives=positives, negatives=negatives)
+    return loss
+
+
+def train_step(
+    model: nn.Module, criterion: nn.Module, optimizer: Optimizer, batch: Batch
+) -> tuple[float, Tensor]:
+    """Update once; the loss before it and the embeddings. Raises before a NaN can spread."""
+    optimizer.zero_grad()
+    count = len(batch.indices)
+    with whole_batch(count):
+        embeddings = gather(model(batch.inputs.to(device_of(model))), count)
+    loss = batch_loss(criterion, embeddings, batch.labels)
+    value = loss.item()
+    if not math.isfinite(value):
+        raise NonFiniteLoss(f"the loss is {value}", batch.indices)
+    loss.backward()  # type: ignore[no-untyped-call]
+    if not (isinstance(criterion, ProxyLoss) and criterion.shard):
+        average_gradients(criterion.parameters())
+    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+    if any_true(not torch.isfinite(get_total_norm(gradients)))[0]:
+        raise NonFiniteLoss(
+            f"the loss is {value:.4g} but its gradient is not finite", batch.indices
+        )
+    optimizer.step()
+    return value, embeddings.detach()

@@ -1,0 +1,216 @@
+"""The doctor finds what was planted, says it in words and in JSON, and leaves the data alone."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageFilter
+
+from nofuss.cli import main
+from nofuss.commands.doctor import diagnose, doubtful_labels, histogram
+from nofuss.config import TrainConfig
+from nofuss.data import open_data
+from nofuss.data.collection import Collection
+from nofuss.data.duplicates import look_at, near_duplicates
+from nofuss.geometry import normalize
+from nofuss.model.embedder import build_embedder
+from nofuss.model.weights import save_model
+from nofuss.run.directory import create_run
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def scene(seed: int, size: int = 96) -> Image.Image:
+    """Soft random blobs: as smooth as a photograph."""
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def sick(tmp_path: Path) -> Path:
+    """Three classes of four, a copy and a smaller, stronger compressed one across classes."""
+    data = tmp_path / "data"
+    for c, name in enumerate(("ant", "bee", "<cat>")):
+        (data / name).mkdir(parents=True)
+        for i in range(4):
+            scene(10 * c + i).save(data / name / f"{i}.png")
+    shutil.copy(data / "ant" / "0.png", data / "ant" / "copy.png")
+    shutil.copy(data / "ant" / "1.png", data / "bee" / "torn.png")
+    scene(21).resize((70, 70)).save(data / "ant" / "near.jpg", quality=40)
+    (data / "bee" / "cut.png").write_bytes((data / "bee" / "0.png").read_bytes()[:300])
+    (data / "bee" / "empty.jpg").write_bytes(b"")
+    return data
+
+
+def content_of(folder: Path) -> dict[str, str]:
+    return {
+        str(p): f"{p.stat().st_mtime_ns} {hashlib.sha256(p.read_bytes()).hexdigest()}"
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_what_was_planted_is_found(sick: Path) -> None:
+    found = diagnose(open_data(sick), data=sick, quiet=True)
+    assert {(u["item"], u["reason"]) for u in found.unusable} == {
+        ("bee/cut.png", "truncated"),
+        ("bee/empty.jpg", "empty file"),
+    }
+    copies = {tuple(g.items): g.classes for g in found.duplicates}
+    assert copies == {
+        ("ant/0.png", "ant/copy.png"): ["ant"],
+        ("ant/1.png", "bee/torn.png"): ["ant", "bee"],
+    }
+    near = {tuple(sorted(g.items)): g.classes for g in found.near_duplicates}
+    assert near == {("<cat>/1.png", "ant/near.jpg"): ["<cat>", "ant"]}
+    assert found.per_class == {"min": 4, "median": 6, "max": 7}
+    assert found.histogram == [("4–7", 3)]
+    assert found.doubtful_labels is None
+    assert found.suggestion == f"nofuss train {sick} --test-share 0"
+
+
+def test_the_data_stay_untouched(sick: Path, capsys: Capture) -> None:
+    before = content_of(sick)
+    assert main(["doctor", str(sick)]) == 0
+    printed = capsys.readouterr()
+    assert content_of(sick) == before
+    assert not printed.err
+    for line in (
+        "items a class: 4 to 7, median 6.0",
+        "can't be used: 2",
+        "copies, but labelled differently: 1",
+        "  ant/1.png = bee/torn.png (ant, bee)",
+        "look alike, but labelled differently: 1",
+        "next: nofuss train",
+    ):
+        assert line in printed.out
+
+
+def test_json_holds_everything(sick: Path, capsys: Capture) -> None:
+    assert main(["doctor", str(sick), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert len(content["unusable"]) == 2
+    assert content["duplicates"][0]["items"] == ["ant/0.png", "ant/copy.png"]
+
+
+def test_healthy_data_get_no_complaint(tmp_path: Path, capsys: Capture) -> None:
+    for c in range(4):
+        (tmp_path / f"class {c}").mkdir()
+        for i in range(3):
+            scene(100 + 10 * c + i).save(tmp_path / f"class {c}" / f"{i}.png")
+    assert main(["doctor", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert not any(word in printed for word in ("can't", "copies", "alike", "doubtful"))
+    assert f"next: nofuss train {tmp_path}" in printed
+
+
+def test_missing_data_is_one_line(capsys: Capture) -> None:
+    assert main(["doctor", "nowhere"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_arrays_have_copies_and_holes_too(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    vectors[7] = vectors[2]
+    np.savez(tmp_path / "v.npz", vectors=vectors, labels=np.arange(12) // 3)
+    found = diagnose(open_data(tmp_path / "v.npz"), data=tmp_path / "v.npz", quiet=True)
+    assert [g.items for g in found.duplicates] == [["row 2", "row 7"]]
+    assert len(found.duplicates[0].classes) == 2
+
+
+def collection_of(vectors: torch.Tensor, labels: torch.Tensor) -> Collection:
+    return Collection(
+        name="made up",
+        layout="",
+        kind="vectors",
+        array=vectors.numpy(),
+        labels=labels.numpy(),
+        class_names=tuple(f"class {c}" for c in range(int(labels.max()) + 1)),
+    )
+
+
+def test_flipped_labels_are_doubted() -> None:
+    """Classes far apart, three labels wrong: those three and no other."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.arange(100) // 20
+    x = normalize(torch.eye(5)[truth] + 0.05 * torch.randn(100, 5, generator=generator))
+    labels = truth.clone()
+    wrong = [3, 47, 80]
+    labels[wrong] = (truth[wrong] + 1) % 5
+    doubts = doubtful_labels(x, collection_of(x, labels))
+    assert sorted(d.item for d in doubts) == sorted(f"row {i}" for i in wrong)
+    for doubt in doubts:
+        assert doubt.neighbours_say == f"class {int(truth[int(doubt.item.split()[1])])}"
+        assert doubt.share > 0.9
+
+
+def test_small_classes_are_not_judged() -> None:
+    x = normalize(torch.randn(22, 5, generator=torch.Generator().manual_seed(0)))
+    labels = torch.tensor([0] * 20 + [1, 1])
+    assert all(d.label == "class 0" for d in doubtful_labels(x, collection_of(x, labels)))
+
+
+def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Also with pictures that can't be read among them."""
+    made = create_run(TrainConfig(data=sick, out=tmp_path / "run"), name="run", fingerprint="")
+    embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
+    save_model(made.model, embedder, embedder.backbone.preprocessing)
+    assert main(["doctor", str(sick), "--run", str(made.path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert isinstance(content["doubtful_labels"], list)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: image,
+        lambda image: image.resize((57, 80)),
+        lambda image: image.filter(ImageFilter.GaussianBlur(1)),
+        lambda image: ImageEnhance.Brightness(image).enhance(1.2),
+        lambda image: image.convert("L"),
+    ],
+)
+def test_changed_pictures_are_near_duplicates(change: object) -> None:
+    pictures = [scene(1), scene(2), change(scene(1)), scene(3)]  # type: ignore[operator]
+    bits, thumbnails = (np.stack(part) for part in zip(*map(look_at, pictures), strict=True))
+    assert near_duplicates(bits, thumbnails) == [[0, 2]]
+
+
+def test_scenes_are_no_duplicates_of_each_other() -> None:
+    looks = [look_at(scene(i, 32)) for i in range(300)]
+    bits, thumbnails = (np.stack(part) for part in zip(*looks, strict=True))
+    assert near_duplicates(bits, thumbnails) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.integers(2, 40))
+def test_groups_are_those_of_a_slow_search(seed: int, n: int) -> None:
+    """Hashes a few bits apart with equal thumbnails: chains join by every pair that is close."""
+    random = np.random.default_rng(seed)
+    bits = np.repeat(random.random((n // 4 + 1, 64)) < 0.5, 4, axis=0)[:n]
+    bits ^= random.random(bits.shape) < 0.06
+    thumbnails = np.ones((n, 4), dtype=np.float32) / 2
+    group = list(range(n))
+    for i in range(n):
+        for j in range(i):
+            if (bits[i] != bits[j]).sum() <= 8:
+                old, new = group[i], group[j]
+                group = [new if g == old else g for g in group]
+    expected = {frozenset(i for i in range(n) if group[i] == g) for g in group}
+    found = {frozenset(rows) for rows in near_duplicates(bits, thumbnails)}
+    assert found == {rows for rows in expected if len(rows) > 1}
+
+
+def test_histogram_by_hand() -> None:
+    assert histogram(np.array([1, 1, 2, 3, 9])) == [("1", 2), ("2–3", 2), ("4–7", 0), ("8–15", 1)]

@@ -1,0 +1,247 @@
+"""`nofuss index` and `nofuss search` as a user meets them: through the command line's own door."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import nofuss
+from nofuss.cli import main
+from nofuss.config import TrainConfig
+from nofuss.model.embedder import build_embedder
+from nofuss.model.weights import save_model
+from nofuss.run.directory import create_run
+from nofuss.search.index import Index
+from tests.tiny_run import CLASSES, draw, write_pictures
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_pictures(tmp_path / "data", per_class=3)
+
+
+@pytest.fixture
+def run(tmp_path: Path, data: Path) -> Path:
+    """A run whose network is as it was born: colours are told apart even so."""
+    made = create_run(TrainConfig(data=data, out=tmp_path / "run"), name="run", fingerprint="")
+    embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
+    preprocessing = embedder.backbone.preprocessing
+    save_model(made.model, embedder, preprocessing, extra={"threshold": 0.5})
+    return made.path
+
+
+def index_of(run: Path) -> Index:
+    return Index.load(run / "index")
+
+
+def lines(capture: Capture) -> str:
+    printed = capture.readouterr()
+    assert not printed.err
+    return printed.out
+
+
+def test_only_what_changed_is_embedded(run: Path, data: Path, capsys: Capture) -> None:
+    assert main(["index", str(run), str(data)]) == 0
+    assert "19 new: 19 items" in lines(capsys)
+    assert main(["index", str(run)]) == 0  # the run's own data by default
+    assert "19 unchanged: 19 items" in lines(capsys)
+    before = index_of(run)
+
+    folder = data / CLASSES[3]
+    draw(0, 99).save(folder / "0<i>.png")  # other content
+    (folder / "1<i>.png").unlink()
+    os.utime(folder / "2<i>.png", (0, 0))  # touched, the same content
+    (data / "new class").mkdir()
+    draw(5, 50).save(data / "new class" / "a.png")
+    assert main(["index", str(run), str(data)]) == 0
+    assert "1 new, 1 changed, 1 removed, 17 unchanged: 19 items" in lines(capsys)
+    after = index_of(run)
+    assert after.labels[after.row(str(data / "new class" / "a.png"))] == "new class"
+    changed = str(folder / "0<i>.png")
+    assert not torch.equal(after.vectors[after.row(changed)], before.vectors[before.row(changed)])
+
+
+def test_the_index_is_that_of_a_fresh_one(run: Path, data: Path) -> None:
+    """Whatever the history, the vectors are those that embedding gives."""
+    main(["index", str(run), str(data)])
+    (data / "plain" / "again.png").unlink()
+    draw(1, 77).save(data / "six" / "0<i>.png")
+    main(["index", str(run), str(data)])
+    index = index_of(run)
+    expected = nofuss.load(run).embed(index.names)
+    torch.testing.assert_close(index.vectors, expected, atol=1e-5, rtol=0)
+    assert sorted(index.names) == sorted(str(p) for p in data.rglob("*.png"))
+
+
+def test_a_file_rewritten_at_once_is_noticed(run: Path, data: Path, capsys: Capture) -> None:
+    """Same size, same time of change: a clock's tick is too coarse for a fresh file."""
+    file = data / "plain" / "0<i>.bmp"
+    draw(0, 1).save(file)
+    main(["index", str(run), str(data)])
+    status = file.stat()
+    draw(4, 1).save(file)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == status.st_size
+    capsys.readouterr()
+    main(["index", str(run), str(data)])
+    assert "1 changed" in lines(capsys)
+
+
+def test_unreadable_pictures_are_named_and_left_out(run: Path, data: Path, capsys: Capture) -> None:
+    (data / "plain" / "broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
+    (data / "plain" / "empty.png").write_bytes(b"")
+    assert main(["index", str(run), str(data)]) == 0
+    printed = lines(capsys)
+    assert "19 new, 2 unreadable: 19 items" in printed
+    assert "broken.jpg" in printed
+    assert "empty.png: empty file" in printed
+
+
+def test_other_folders_stay_and_can_be_removed(
+    run: Path, data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    draw(2, 5).save(inbox / "loose.png")
+    main(["index", str(run), str(data)])
+    main(["index", str(run), str(inbox)])
+    index = index_of(run)
+    assert len(index) == 20
+    assert index.labels[index.row(str(inbox / "loose.png"))] is None
+    shutil.rmtree(inbox)
+    assert main(["index", str(run), str(inbox), "--remove"]) == 0
+    assert len(index_of(run)) == 19
+    capsys.readouterr()
+    assert main(["index", str(run), str(inbox), "--remove"]) == 2
+    assert "holds nothing of" in capsys.readouterr().err
+
+
+def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> None:
+    main(["index", str(run), str(data)])
+    main(["index", str(run), str(data / "plain")])
+    index = index_of(run)
+    assert index.labels[index.row(str(data / "plain" / "again.png"))] == "plain"
+
+
+def test_search_prints_paths_labels_and_distances(run: Path, data: Path, capsys: Capture) -> None:
+    """Without an index the run's own data are indexed first, and that is said."""
+    query = data / "six" / "0<i>.png"
+    assert main(["search", str(run), str(query), "-k", "3"]) == 0
+    printed = lines(capsys)
+    assert "no index yet: making one of the run's own data" in printed
+    found = [line for line in printed.splitlines() if line.startswith("  ")]
+    assert len(found) == 3
+    assert found[0] == f"  0.000  six  {query}"
+
+
+def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsys: Capture) -> None:
+    queries = [data / "six" / "0<i>.png", data / "plain" / "1<i>.png"]
+    assert main(["search", str(run), *map(str, queries), "-k", "4", "--json"]) == 0
+    content = json.loads(lines(capsys))
+    index, encoder = index_of(run), nofuss.load(run)
+    for query, result in zip(queries, content["queries"], strict=True):
+        d = (index.vectors - encoder.embed([query])).norm(dim=1)
+        assert [n["distance"] for n in result["neighbours"]] == pytest.approx(
+            d.sort().values[:4].tolist(), abs=1e-5
+        )
+        assert {n["path"] for n in result["neighbours"]} == {
+            index.names[i] for i in d.argsort()[:4].tolist()
+        }
+        assert result["found"] is True
+    assert content["threshold"] == 0.5
+
+
+def test_nothing_like_this_here(run: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
+    main(["index", str(run), str(data)])
+    file = run / "model" / "model.json"
+    model = json.loads(file.read_text())
+    model["extra"]["threshold"] = 1e-6
+    file.write_text(json.dumps(model))
+    (run / "model" / "manifest.json").unlink()  # changed by hand
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    capsys.readouterr()
+    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
+    assert "nothing like this here" in lines(capsys)
+    del model["extra"]["threshold"]
+    file.write_text(json.dumps(model))
+    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
+    assert "no threshold" in lines(capsys)
+
+
+def test_the_grid_shows_queries_and_neighbours(run: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "grid.png"
+    queries = [str(data / "six" / "0<i>.png"), str(data / "plain" / "1<i>.png")]
+    assert main(["search", str(run), *queries, "-k", "2", "--show", str(out)]) == 0
+    grid = Image.open(out)
+    assert grid.width > 3 * 160
+    assert grid.height > 2 * 160
+    left, right = (grid.crop((x, 10, x + 160, 170)).tobytes() for x in (10, 190))
+    assert left == right  # the query is in the index: its nearest is itself
+    assert main(["search", str(run), *queries, "--show", str(out)]) == 2
+
+
+def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> None:
+    main(["index", str(run), str(data)])
+    shutil.rmtree(run / "model")
+    embedder = build_embedder("convnet", dim=8, channels=3, weights=None, seed=1)
+    save_model(run / "model", embedder, embedder.backbone.preprocessing)
+    capsys.readouterr()
+    query = str(data / "six" / "0<i>.png")
+    assert main(["search", str(run), query]) == 2
+    assert "another model" in capsys.readouterr().err
+    assert main(["index", str(run), str(data)]) == 0
+    assert "19 new" in lines(capsys)
+    assert main(["search", str(run), query]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search", "RUN"], "give one or more pictures"),
+        (["search", "RUN", "missing.jpg"], "missing.jpg: missing"),
+        (["search", "RUN", "missing.jpg", "-k", "0"], "-k is 0"),
+        (["search", "RUN", "a.jpg", "--show", "grid.jpg"], "does not end in .png"),
+        (["index", "RUN", "nowhere"], "nowhere does not exist"),
+        (["search", "nowhere", "a.jpg"], "nowhere is no run directory"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, run: Path, capsys: Capture
+) -> None:
+    assert main([str(run) if a == "RUN" else a for a in arguments]) == 2
+    complaint = capsys.readouterr().err
+    assert message in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_a_damaged_index_is_one_line(run: Path, data: Path, capsys: Capture) -> None:
+    main(["index", str(run), str(data)])
+    (vectors,) = (run / "index").glob("vectors-*")
+    vectors.write_bytes(vectors.read_bytes()[:-4])
+    capsys.readouterr()
+    assert main(["search", str(run), str(data / "six" / "0<i>.png")]) == 2
+    complaint = capsys.readouterr().err
+    assert "damaged" in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
+    vectors = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", vectors=vectors, labels=np.arange(30) % 3)
+    np.savez(tmp_path / "query.npz", vectors=vectors[[4]], labels=[0])
+    config = TrainConfig(data=tmp_path / "data.npz", out=tmp_path / "run")
+    made = create_run(config, name="run", fingerprint="")
+    save_model(made.model, build_embedder("identity", dim=4, channels=6), None)
+    query = str(tmp_path / "query.npz")
+    assert main(["search", str(made.path), query, "-k", "1", "--json"]) == 0
+    (result,) = json.loads(lines(capsys))["queries"]
+    assert result["neighbours"][0]["path"] == f"{tmp_path / 'data.npz'}#4"
+    assert result["found"] is None

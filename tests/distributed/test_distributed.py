@@ -1,0 +1,94 @@
+"""Several processes give what one gives: losses, gradients, weights, checkpoints, scores."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nofuss.commands import embed, evaluate
+from nofuss.config import TrainConfig
+from nofuss.errors import UsageError
+from nofuss.search import Index
+from nofuss.search.indexing import index_run
+from nofuss.training.pipeline import train
+from tests.tiny_run import draw, train_pictures
+from tests.training import equal_training as trainings
+from tests.training.equal_losses import check_losses
+from tests.training.together import fork_together
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_losses_and_gradients_are_those_of_one_process(count: int) -> None:
+    """To 1e-6 in double precision, for every loss and assignment; 7 classes divide by none."""
+    fork_together(count, check_losses)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_weights_after_training_are_those_of_one_process(count: int) -> None:
+    fork_together(count, trainings.check_training)
+
+
+def test_checkpoints_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    fork_together(1, partial(trainings.write_the_end, tmp_path / "end"))
+    for writers, readers in ((3, (2, 1)), (1, (2,))):
+        folder = tmp_path / str(writers)
+        fork_together(writers, partial(trainings.write_checkpoint, folder))
+        names = sorted(p.name for p in (folder / "step-8").iterdir())
+        shards = [f"shard-{r}.safetensors" for r in range(writers)]
+        assert names == ["manifest.json", *shards, "state.json", "tensors.safetensors"]
+        for count in readers:
+            fork_together(count, partial(trainings.read_checkpoint, folder, tmp_path / "end"))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_scores_are_those_of_one_process(count: int) -> None:
+    fork_together(count, trainings.check_scores)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_words(count: int) -> None:
+    fork_together(count, trainings.check_words)
+
+
+def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> None:
+    """Of pictures, one of which can't be read: the same scores, vectors and index."""
+    run, more = train_pictures(tmp_path), tmp_path / "more" / "new"
+    more.mkdir(parents=True)
+    for number in range(7):
+        draw(number % 6, 50 + number).save(more / f"{number}.png")
+    (more / "4.png").write_bytes(b"no picture")
+
+    def everything(out: Path) -> None:
+        evaluate.main(run)
+        embed.main(run, tmp_path / "data", out=out)
+        index_run(run, more.parent)
+
+    found = []
+    for count in (1, 3):
+        fork_together(count, partial(everything, tmp_path / f"{count}.npz"))
+        index = Index.load(run / "index")
+        assert len(index) == 6
+        order = np.argsort(index.names)
+        scores = json.loads((run / "scores.json").read_text())
+        found.append(
+            (
+                np.load(tmp_path / f"{count}.npz")["vectors"],
+                index.vectors[order],
+                [scores[name] for name in ("recall@1", "recall@8", "map@r", "nmi", "ami")],
+            )
+        )
+        (run / "index").rename(tmp_path / f"index-{count}")
+    for one, several in zip(*found, strict=True):
+        np.testing.assert_allclose(several, one, atol=1e-6)
+
+
+def test_max_restarts_asks_for_the_run_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    with pytest.raises(UsageError, match="add --out RUN"):
+        train(TrainConfig())
+    assert not list(tmp_path.iterdir())

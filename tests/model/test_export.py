@@ -1,0 +1,94 @@
+"""ONNX files that compute what torch does, and the model card."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import nofuss
+from nofuss.cli import main
+from nofuss.config import TrainConfig
+from nofuss.data.decode import decode_resized
+from nofuss.data.transforms import test_views as center_views
+from nofuss.model.embedder import build_embedder
+from nofuss.model.weights import save_model
+from nofuss.report.card import model_card
+from nofuss.run.directory import Run, create_run, open_run
+from tests.tiny_run import train_vectors, write_pictures
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    data = write_pictures(folder / "data", per_class=3)
+    made = create_run(TrainConfig(data=data, out=folder / "run"), name="run", fingerprint="")
+    embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
+    save_model(made.model, embedder, embedder.backbone.preprocessing, class_names=["a", "b"])
+    return made.path
+
+
+@pytest.mark.slow
+def test_onnx_gives_the_embeddings_of_pictures(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    """By someone who has only the file and a picture: its metadata say how to prepare it."""
+    for package in ("onnxscript", "onnx"):
+        pytest.importorskip(package)
+    runtime = pytest.importorskip("onnxruntime")
+    out = tmp_path / "model.onnx"
+    assert main(["export", str(run), "--onnx", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "largest difference from torch on 16 of the run's own pictures" in printed
+    session = runtime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    about = session.get_modelmeta().custom_metadata_map
+    stored = json.loads(about["preprocessing"])
+    preprocessing = nofuss.config.Preprocessing(**stored)
+    assert str(stored["resize"]) in about["input"]
+    assert json.loads(about["class_names"]) == ["a", "b"]
+    paths = sorted((run.parent / "data").rglob("*.png"))[:3]
+    x = center_views([decode_resized(p, preprocessing) for p in paths], preprocessing)
+    (found,) = session.run(None, {"inputs": np.ascontiguousarray(x.numpy())})
+    expected = nofuss.load(run).embed(paths)
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
+    capsys.readouterr()
+    assert main(["export", str(run), "--onnx", str(out)]) == 2
+    assert "never overwritten" in capsys.readouterr().err
+
+
+def test_without_the_packages_the_command_is_told(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert main(["export", str(run), "--onnx", str(tmp_path / "m.onnx")]) == 2
+    assert "pip install 'nofuss[onnx]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_suffixes_are_refused(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["export", str(run), "--onnx", str(tmp_path / "m.pt")]) == 2
+    assert ".onnx" in capsys.readouterr().err
+
+
+def test_training_writes_a_card(tmp_path: Path) -> None:
+    path = train_vectors(tmp_path)
+    card = (path / "README.md").read_text()
+    scores = json.loads((path / "scores.json").read_text())
+    low, high = scores["recall@1_interval"]
+    shown = f"{100 * scores['recall@1']:.2f} [{100 * low:.1f}, {100 * high:.1f}]"
+    assert f"| recall@1 | {shown} |" in card
+    for heading in ("Data", "Scores", "Use", "Limits", "How it was made"):
+        assert f"\n## {heading}\n" in card
+    assert f"nofuss.load({str(path)!r})" in card
+    assert "embedding of vectors" in card
+
+
+def test_a_card_of_little_is_still_a_card(tmp_path: Path) -> None:
+    """No scores, no data.json, names full of markup."""
+    run = create_run(TrainConfig(out=tmp_path / "a|b<i>`"), name="", fingerprint="")
+    card = model_card(Run(run.path, open_run(run.path).config))
+    assert card.startswith("# a\\|b&lt;i>'\n")
+    assert "no test classes" in card
+    assert "too few classes were held out" in card

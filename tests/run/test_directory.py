@@ -1,0 +1,203 @@
+"""Run directories: never overwritten, resumed only with what they were made with."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nofuss.config import TrainConfig
+from nofuss.errors import RunError
+from nofuss.files.atomic import read_json, temporary_name, write_json
+from nofuss.files.lock import LOCK
+from nofuss.run.directory import check_same_data, continue_run, create_run, open_run, resume_run
+from nofuss.training.presets import resolve
+
+
+def resolved(**options: Any) -> TrainConfig:
+    return resolve(TrainConfig(**options), kind="vectors", small=False)
+
+
+def create(path: Path | None, **options: Any) -> Path:
+    return create_run(resolved(out=path, **options), name="set", fingerprint="f" * 32).path
+
+
+def resume(path: Path, told: Sequence[str] = (), **options: Any) -> TrainConfig:
+    """As `pipeline.train` does it: the run's settings and the user's, resolved."""
+    merged = resume_run(TrainConfig(out=path, resume=True, **options), told=told)
+    return resolve(merged, kind="vectors", small=False)
+
+
+def go_on(config: TrainConfig, *, fingerprint: str = "f" * 32) -> list[list[str]]:
+    """The settings that differ."""
+    shown: list[list[str]] = []
+    continue_run(config, fingerprint=fingerprint, show=shown.extend)
+    return shown
+
+
+def tree(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_run_describes_itself(tmp_path: Path) -> None:
+    path = create(tmp_path / "deep" / "run", seed=5, data=Path("x.npz"))
+    run = open_run(path)
+    assert run.config == resolved(out=path, seed=5, data=Path.cwd() / "x.npz")
+    environment = json.loads((path / "environment.json").read_text())
+    assert environment["versions"]["torch"]
+    assert environment["command"].startswith("nofuss")
+
+
+def test_never_overwritten(tmp_path: Path) -> None:
+    path = create(tmp_path / "run")
+    before = tree(path)
+    with pytest.raises(RunError, match=r"not empty and is never overwritten.*--resume"):
+        create(path)
+    assert tree(path) == before
+
+
+def test_somebodys_folder_is_never_used(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years")
+    with pytest.raises(RunError, match="not empty"):
+        create(tmp_path)
+    with pytest.raises(RunError, match="is a file, not a folder"):
+        create(tmp_path / "thesis.txt")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_place_that_can_not_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"can't make .*file/run: Not a directory"):
+        create(tmp_path / "file" / "run")
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    for name in (temporary_name("config.json"), LOCK):  # a kill in the very first moment
+        (tmp_path / name).write_text("{")
+    assert open_run(create(tmp_path)).config.out == tmp_path
+
+
+@pytest.mark.parametrize("name", ["set", "..", ".hidden"])
+def test_the_next_free_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = {create_run(resolved(), name=name, fingerprint="").path for _ in range(3)}
+    assert len(made) == 3
+    assert all(path.parent == Path("runs") for path in made)
+    assert all((tmp_path / path / "config.json").is_file() for path in made)
+
+
+def test_resume_needs_no_flags(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", seed=5, epochs=7, data=Path("x.npz"))
+    data = Path.cwd() / "x.npz"  # whatever directory the rest is done from
+    assert resume(path) == resolved(out=path, resume=True, seed=5, epochs=7, data=data)
+
+
+def test_resume_with_the_same_flags(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", seed=5, loss="proxy-anchor")
+    assert resume(path, seed=5, loss="proxy-anchor").seed == 5
+
+
+def test_resume_with_other_settings_names_the_differences(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", seed=5, dim=32)
+    with pytest.raises(RunError, match=r"dim 32 → 16, seed 5 → 6.*--force") as raised:
+        go_on(resume(path, seed=6, dim=16))
+    assert "loss" not in str(raised.value)
+
+
+def test_a_flag_that_says_the_default_counts(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", seed=5, loss="proxy-anchor")
+    assert resume(path).loss == "proxy-anchor"
+    with pytest.raises(RunError, match=r"loss proxy-anchor → proxy-nca, .*seed 5 → 0"):
+        go_on(resume(path, told=("loss", "seed")))
+    assert resume(path, told=("preset",)).preset == "vectors"  # auto comes out the same
+    assert go_on(resume(path, told=("preset", "epochs"))) == []
+
+
+def test_damage_of_the_configuration_is_noticed(tmp_path: Path) -> None:
+    file = create(tmp_path / "run", seed=5) / "config.json"
+    file.write_text(file.read_text().replace('"seed": 5', '"seed": 7'))
+    with pytest.raises(RunError, match="checksum differs"):
+        open_run(file.parent)
+
+
+def test_a_kill_before_the_environment_was_written(tmp_path: Path) -> None:
+    path = create(tmp_path / "run")
+    (path / "environment.json").unlink()
+    go_on(resume(path))
+    assert (path / "environment.json").is_file()
+
+
+def test_force_goes_on_with_other_settings_and_says_so(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", epochs=5)
+    config = resume(path, epochs=9, force=True)
+    assert config.epochs == 9
+    assert go_on(config) == [["epochs", "5", "9"]]
+    assert resume(path).epochs == 9  # and the next resumption knows
+
+
+def test_what_is_no_setting_may_differ(tmp_path: Path) -> None:
+    path = create(tmp_path / "run")
+    config = resume(path, workers=3, checkpoint_seconds=1.0, keep_memory=False)
+    assert (config.workers, config.checkpoint_seconds, config.keep_memory) == (3, 1.0, False)
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    path = create(tmp_path / "run")
+    check_same_data(path, "f" * 32, cure="")
+    with pytest.raises(RunError, match=r"data differ .*fingerprint 00000000, was ffffffff"):
+        check_same_data(path, "0" * 32, cure="")
+    with pytest.raises(RunError, match="data differ"):
+        go_on(resume(path), fingerprint="0" * 32)
+    go_on(resume(path, force=True), fingerprint="0" * 32)
+    check_same_data(path, "0" * 32, cure="")
+
+
+def test_resume_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="--out"):
+        resume_run(TrainConfig(resume=True))
+    with pytest.raises(RunError, match="no run directory"):
+        resume(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "can't read"),
+        (b"{", "can't read"),
+        (b"\xff\xfe\x00", "can't read"),
+        (b"[]", "not an object"),
+        (b'{"epochs": "x"}', "epochs is 'x'"),
+        (b'{"from_the_future": 1}', "another version"),
+    ],
+)
+def test_a_damaged_config_is_one_line(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(RunError, match=message) as raised:
+        open_run(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_metrics_are_a_line_an_epoch(tmp_path: Path) -> None:
+    run = open_run(create(tmp_path / "run"))
+    rows = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
+    run.write_metrics(rows[:1])
+    run.write_metrics(rows)
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows
+
+
+def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
+    run = open_run(create(tmp_path / "a run"))
+    assert run.resume_command == f"nofuss train --out '{tmp_path}/a run' --resume"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", -1), ("seed", 10**30), ("test_share", float("nan")), ("dim", 0), ("size", 10**9)],
+)
+def test_settings_that_no_training_has_are_refused(name: str, value: float, tmp_path: Path) -> None:
+    path, flag = create(tmp_path / "run"), name.replace("_", "-")
+    write_json(path / "config.json", read_json(path / "config.json") | {name: value})
+    with pytest.raises(RunError, match=rf"settings that training refuses \(--{flag} is"):
+        open_run(path)

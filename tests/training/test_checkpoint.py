@@ -1,0 +1,302 @@
+"""Checkpoints: what is written comes back bit for bit, and damage is found, said and survived."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from nofuss.errors import RunError
+from nofuss.training.checkpoint import (
+    load_checkpoint,
+    module_tensors,
+    optimizer_tensors,
+    restore_module,
+    restore_optimizer,
+    save_checkpoint,
+)
+from nofuss.training.loop import train
+
+FILES = ("tensors.safetensors", "state.json", "manifest.json")
+
+
+def silent(message: str) -> None:
+    raise AssertionError(f"nothing was damaged, but: {message}")
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
+    )
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    for step in (4, 8):
+        save_checkpoint(tmp_path, step, {"x": torch.full((3,), float(step))}, {"epoch": step})
+    return tmp_path
+
+
+def test_every_tensor_comes_back(tmp_path: Path) -> None:
+    tensors = {
+        "float": torch.randn(3, 4),
+        "double": torch.randn(2, dtype=torch.float64),
+        "half": torch.randn(5).bfloat16(),
+        "count": torch.tensor(7),
+        "mask": torch.tensor([True, False]),
+        "empty": torch.empty(0, 4),
+        "transposed": torch.randn(3, 4).T,
+        "channels last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "odd numbers": torch.tensor([float("inf"), -0.0, 1e-45]),
+    }
+    state = {"epoch": 2, "loss_sum": 0.1 + 0.2, "history": [{"epoch": 1, "loss": 1 / 3}]}
+    save_checkpoint(tmp_path, 12, tensors, state)
+    found = load_checkpoint(tmp_path, say=silent)
+    assert found is not None
+    assert found.step == 12
+    assert same(found.tensors, tensors)
+    assert {k: found.state[k] for k in state} == state
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_optimizer_goes_on_as_if_never_saved(
+    name: str, tmp_path: Path, training: Callable[..., Any], feed: Any, watch: Any
+) -> None:
+    """State equal after loading, in the parameters' memory layout, and equal after more steps."""
+    kept = training(name, schedule="constant")
+    kept.until = 1
+    train(kept, feed, watch=watch, checkpoints=tmp_path)
+    back = training(name, schedule="constant")
+    checkpoint = load_checkpoint(tmp_path, say=silent)
+    assert checkpoint is not None
+    back.restore(checkpoint)
+    assert same(optimizer_tensors(back.optimizer), optimizer_tensors(kept.optimizer))
+    weight = next(back.model.parameters())
+    state = back.optimizer.state[weight]
+    assert weight.stride() != weight.contiguous().stride()
+    assert all(v.stride() == weight.stride() for v in state.values() if v.shape == weight.shape)
+    for t in (kept, back):
+        t.until = 3
+        train(t, feed, watch=watch)
+    assert same(module_tensors("m", back.model), module_tensors("m", kept.model))
+    assert same(optimizer_tensors(back.optimizer), optimizer_tensors(kept.optimizer))
+
+
+def test_rates_are_no_part_of_it(training: Callable[..., Any]) -> None:
+    t = training()
+    t.optimizer.param_groups[0]["lr"] = 123.0
+    other = training()
+    restore_optimizer(other.optimizer, optimizer_tensors(t.optimizer))
+    assert other.optimizer.param_groups[0]["lr"] != 123.0
+
+
+def test_keeps_two(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 30):
+        save_checkpoint(tmp_path, step, {}, {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10", "step-30"]
+
+
+def test_saving_the_same_step_again_replaces_it(two: Path) -> None:
+    save_checkpoint(two, 8, {"x": torch.zeros(1)}, {"epoch": 9})
+    found = load_checkpoint(two, say=silent)
+    assert found is not None
+    assert found.state["epoch"] == 9
+    assert sorted(p.name for p in two.iterdir()) == ["step-4", "step-8"]
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def garbage(file: Path) -> None:
+    file.write_bytes(b"\xff\x00 not what it was")
+
+
+def wrong_kind(file: Path) -> None:
+    file.write_text("[1, 2]")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [flip, truncate, empty, garbage, wrong_kind, Path.unlink])
+def test_a_damaged_newest_is_said_and_the_one_before_used(
+    two: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(two / "step-8" / name)
+    said: list[str] = []
+    found = load_checkpoint(two, say=said.append)
+    assert found is not None
+    assert found.step == 4
+    assert len(said) == 1
+    assert "step-8" in said[0]
+    assert "\n" not in said[0]
+
+
+def test_none_whole_is_none(two: Path) -> None:
+    for step in (4, 8):
+        flip(two / f"step-{step}" / "state.json")
+    said: list[str] = []
+    assert load_checkpoint(two, say=said.append) is None
+    assert len(said) == 2
+
+
+def test_damaged_ones_do_not_crowd_out_what_is_saved_after(two: Path) -> None:
+    """After going back, the new checkpoints are the ones kept, not the damaged later ones."""
+    for step in (4, 8):
+        flip(two / f"step-{step}" / "state.json")
+    for step in (1, 2):
+        save_checkpoint(two, step, {}, {})
+    assert sorted(p.name for p in two.iterdir()) == ["step-1", "step-2"]
+    found = load_checkpoint(two, say=silent)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_half_written_folders_are_ignored_and_cleared(two: Path) -> None:
+    for remains in (".step-12.new", ".step-4.old"):
+        (two / remains).mkdir()
+        (two / remains / "tensors.safetensors").write_bytes(b"half")
+    for stray in ("step-", "step-x", "step-²"):
+        (two / stray).mkdir()
+    found = load_checkpoint(two, say=silent)
+    assert found is not None
+    assert found.step == 8
+    save_checkpoint(two, 12, {}, {})
+    assert not list(two.glob(".*"))
+
+
+def test_missing_folder_is_none(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path / "none", say=silent) is None
+
+
+def test_another_format_is_refused(two: Path) -> None:
+    """A checkpoint of a later version, whole by its manifest."""
+    from nofuss.files.atomic import sha256
+
+    state = two / "step-8" / "state.json"
+    state.write_text(json.dumps({"format": 99, "step": 8}))
+    manifest = two / "step-8" / "manifest.json"
+    sums = json.loads(manifest.read_text()) | {"state.json": sha256(state)}
+    manifest.write_text(json.dumps(sums))
+    said: list[str] = []
+    found = load_checkpoint(two, say=said.append)
+    assert found is not None
+    assert found.step == 4
+    assert "format 99" in said[0]
+
+
+class Bomb:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (Path.touch, (self.mark,))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pickle_in_disguise_is_not_executed(two: Path, tmp_path: Path, name: str) -> None:
+    from nofuss.files.atomic import sha256
+
+    mark = tmp_path / "executed"
+    (two / "step-8" / name).write_bytes(pickle.dumps(Bomb(mark)))
+    sums = {n: sha256(two / "step-8" / n) for n in FILES[:2]}
+    if name != "manifest.json":  # the manifest vouches for it, so that it is opened
+        (two / "step-8" / "manifest.json").write_text(json.dumps(sums))
+    found = load_checkpoint(two, say=lambda message: None)
+    assert found is not None
+    assert found.step == 4
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Bomb(mark)))
+    assert mark.exists()  # the disguise was a real one
+
+
+def test_tensors_of_another_model_are_refused(training: Callable[..., Any]) -> None:
+    t = training()
+    tensors = module_tensors("model", t.model)
+    with pytest.raises(RunError, match="does not fit the model"):
+        restore_module("model", torch.nn.Linear(2, 2), tensors)
+    tensors.pop("model.0.weight")
+    with pytest.raises(RunError, match="does not fit the model"):
+        restore_module("model", t.model, tensors)
+
+
+def test_optimizer_state_of_another_model_is_refused(training: Callable[..., Any]) -> None:
+    t = training()
+    with pytest.raises(RunError, match="does not fit the optimizer"):
+        restore_optimizer(t.optimizer, {"optimizer.99.exp_avg": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_forged_optimizer_state_is_refused(
+    name: str, training: Callable[..., Any], feed: Any, watch: Any
+) -> None:
+    """A fused optimizer walks past the end of a moment that is shorter than its parameter."""
+    t = training(name, schedule="constant")
+    t.until = 1
+    train(t, feed, watch=watch)
+    whole = optimizer_tensors(t.optimizer)
+    restore_optimizer(t.optimizer, whole)
+    moment = max((k for k in whole if whole[k].ndim), key=lambda k: whole[k].numel())
+    step = next(k for k in whole if not whole[k].ndim)
+    for forged in (
+        {moment: whole[moment][:1]},
+        {moment: whole[moment].reshape(-1)},
+        {moment: whole[moment].long()},
+        {moment: whole[moment].half()},
+        {step: torch.zeros(1)},
+        {step: torch.tensor(1)},
+        {"optimizer.x.step": torch.tensor(1.0)},
+        {f"{step}.more": torch.tensor(1.0)},
+    ):
+        with pytest.raises(RunError, match="does not fit the optimizer"):
+            restore_optimizer(t.optimizer, whole | forged)
+    with pytest.raises(RunError, match="does not fit the optimizer: expected"):
+        restore_optimizer(t.optimizer, {k: v for k, v in whole.items() if k != moment})
+    assert same(optimizer_tensors(t.optimizer), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("step", "epoch", "at") for value in (None, -1, 1.5, "8", [])),
+        *(("loss_sum", value) for value in (None, "x", float("nan"), [])),
+        *(("history", value) for value in (None, 3, {}, ["x"])),
+    ],
+)
+def test_where_no_training_can_stand_is_refused(two: Path, name: str, value: Any) -> None:
+    """Vouched for by its manifest; the checkpoint before it is used."""
+    from nofuss.files.atomic import sha256
+
+    state = two / "step-8" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {name: value}))
+    manifest = two / "step-8" / "manifest.json"
+    sums = json.loads(manifest.read_text()) | {"state.json": sha256(state)}
+    manifest.write_text(json.dumps(sums))
+    said: list[str] = []
+    found = load_checkpoint(two, say=said.append)
+    assert found is not None
+    assert found.step == 4
+    assert f"step-8 can't be read (ValueError: {name} is " in said[0]
+
+
+def test_a_file_of_another_run_is_noticed(two: Path) -> None:
+    save_file({"x": torch.zeros(3)}, two / "step-8" / "tensors.safetensors")
+    said: list[str] = []
+    found = load_checkpoint(two, say=said.append)
+    assert found is not None
+    assert found.step == 4
+    assert "checksum" in said[0]

@@ -1,0 +1,298 @@
+"""The loop: interrupted anywhere and resumed it ends with the same bits; it stops before a NaN."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import losses as pml
+from torch import Tensor, nn
+
+from nofuss.losses import ProxyNCA
+from nofuss.proxies.assignment import Dynamic
+from nofuss.training.checkpoint import load_checkpoint, module_tensors, optimizer_tensors
+from nofuss.training.loop import Interrupted, Silent, Training, train
+from nofuss.training.step import NonFiniteLoss
+from tests.training.small_training import Items, Pictures, Recorder, make_training
+
+Make = Callable[..., Training]
+
+
+def bits(t: Training) -> dict[str, Tensor]:
+    """Everything that training moved."""
+    return (
+        module_tensors("model", t.model)
+        | module_tensors("criterion", t.criterion)
+        | optimizer_tensors(t.optimizer)
+    )
+
+
+def assert_same_bits(a: Training, b: Training) -> None:
+    x, y = bits(a), bits(b)
+    assert x.keys() == y.keys()
+    assert [k for k in x if not torch.equal(x[k], y[k])] == []
+
+
+def losses(t: Training) -> list[float]:
+    return [row["loss"] for row in t.history]
+
+
+class StopAfter:
+    """Asks for a stop once the watch has seen so many steps."""
+
+    def __init__(self, watch: Recorder, steps: int) -> None:
+        self.watch, self.steps = watch, steps
+
+    def __call__(self) -> bool:
+        return len(self.watch.losses) >= self.steps
+
+
+def run_in_pieces(make: Make, feed: Any, folder: Path, pieces: list[int]) -> Training:
+    """Train, stop after so many steps, and again with everything made anew from the disk."""
+    for steps in pieces:
+        t, watch = make(), Recorder()
+        resume(t, folder)
+        with pytest.raises(Interrupted):
+            train(t, feed, watch=watch, checkpoints=folder, stop=StopAfter(watch, steps))
+    t = make()
+    resume(t, folder)
+    train(t, feed, watch=Recorder(), checkpoints=folder)
+    return t
+
+
+def resume(t: Training, folder: Path) -> None:
+    checkpoint = load_checkpoint(folder, say=pytest.fail)
+    if checkpoint is not None:
+        t.restore(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+@pytest.mark.parametrize("pieces", [[1], [4], [5], [3, 1, 4], [1] * 11], ids=str)
+def test_interrupted_equals_uninterrupted(
+    name: str, pieces: list[int], tmp_path: Path, feed: Pictures
+) -> None:
+    """12 steps in three epochs; 4 and 8 are the ends of epochs."""
+    whole = make_training(name)
+    train(whole, feed, watch=Recorder())
+    broken = run_in_pieces(lambda: make_training(name), feed, tmp_path, pieces)
+    assert_same_bits(broken, whole)
+    assert losses(broken) == losses(whole)
+
+
+def test_dynamic_assignment_resumes_too(tmp_path: Path, feed: Pictures) -> None:
+    def make() -> Training:
+        criterion = ProxyNCA(5, 4, scale=16, seed=3, assignment=Dynamic(20))
+        return make_training(criterion=criterion)
+
+    whole = make()
+    train(whole, feed, watch=Recorder())
+    assert_same_bits(run_in_pieces(make, feed, tmp_path, [2, 3, 3]), whole)
+
+
+def test_the_model_really_is_random(feed: Pictures) -> None:
+    """Without the seed of each step the runs would differ: the test above means something."""
+    runs = [make_training() for _ in range(2)]
+    runs[1].seed += 1
+    for t in runs:
+        train(t, feed, watch=Recorder())
+    assert losses(runs[0]) != losses(runs[1])
+
+
+def test_the_callers_random_numbers_are_left_alone(feed: Pictures) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train(make_training(), feed, watch=Recorder())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
+    tmp_path: Path, feed: Pictures
+) -> None:
+    asked: list[bool] = []
+
+    def validate() -> dict[str, float]:
+        asked.append(True)
+        return {}
+
+    t = make_training()
+    with pytest.raises(Interrupted):
+        train(
+            t,
+            feed,
+            watch=Recorder(),
+            validate=validate,
+            checkpoints=tmp_path,
+            stop=lambda: bool(asked),
+        )
+    assert (t.epoch, t.step) == (1, 0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-4"]
+
+
+def test_checkpoints_by_time_and_by_epoch(tmp_path: Path, feed: Pictures) -> None:
+    train(make_training(), feed, watch=Recorder(), checkpoints=tmp_path, checkpoint_seconds=0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-11", "step-12"]
+
+
+def test_rows_have_loss_and_scores(feed: Pictures) -> None:
+    t, watch, modes = make_training(), Recorder(), []
+
+    def validate() -> dict[str, float]:
+        modes.append(t.model.training)
+        return {"score": 0.5}
+
+    train(t, feed, watch=watch, validate=validate)
+    assert modes == [False] * 3
+    assert [row["epoch"] for row in watch.rows] == [1, 2, 3]
+    assert all(row["score"] == 0.5 for row in watch.rows)
+    assert watch.rows[0]["loss"] == pytest.approx(sum(watch.losses[:4]) / 4)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", [1.0] * 12),
+        ("exponential", [1.0] * 4 + [0.94] * 4 + [0.94**2] * 4),
+        ("cosine", [(1 + math.cos(math.pi * s / 12)) / 2 for s in range(12)]),
+    ],
+)
+def test_rates_follow_the_schedule(schedule: str, factors: list[float], feed: Pictures) -> None:
+    t, seen = make_training(schedule=schedule), []
+
+    class Rates(Recorder):
+        def step(self, *told: Any) -> None:
+            seen.append([group["lr"] for group in t.optimizer.param_groups])
+
+    train(t, feed, watch=Rates())
+    bases = (1e-3, 1e-2, 1e-1)
+    assert seen == [pytest.approx([base * f for base in bases]) for f in factors]
+
+
+class SpoiltFeed(Pictures):
+    """The third batch of the second epoch has a NaN in it."""
+
+    def __call__(self, epoch: int, start: int) -> Iterator[Items]:
+        for step, batch in enumerate(super().__call__(epoch, start), start):
+            if (epoch, step) == (1, 2):
+                batch.inputs[3, 0, 0, 0] = math.nan
+            yield batch
+
+
+def test_nan_loss_stops_before_the_update_and_names_the_batch(tmp_path: Path) -> None:
+    t, twin = make_training(), make_training()
+    with pytest.raises(NonFiniteLoss, match="nan") as raised:
+        train(t, SpoiltFeed(), watch=Recorder(), checkpoints=tmp_path)
+    assert raised.value.indices.tolist() == list(range(200, 208))
+    watch = Recorder()
+    with pytest.raises(Interrupted):
+        train(twin, Pictures(), watch=watch, stop=StopAfter(watch, 6))
+    # batch norm's statistics saw the batch; nothing that is learned did
+    for a, b in zip(t.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(t.criterion.proxies, twin.criterion.proxies)  # type: ignore[arg-type]
+    ours, theirs = optimizer_tensors(t.optimizer), optimizer_tensors(twin.optimizer)
+    assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
+    healthy = load_checkpoint(tmp_path, say=pytest.fail)
+    assert healthy is not None
+    assert all(x.isfinite().all() for x in healthy.tensors.values())
+
+
+class InfiniteSlope(nn.Module):
+    """Finite loss, infinite gradient: √ at zero."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return (embeddings - embeddings.detach()).abs().sum().sqrt() + 1
+
+
+def test_nan_gradient_stops_before_the_update(feed: Pictures) -> None:
+    t = make_training(criterion=InfiniteSlope())
+    before = [p.clone() for p in t.model.parameters()]
+    with pytest.raises(NonFiniteLoss, match="gradient is not finite") as raised:
+        train(t, feed, watch=Recorder())
+    assert raised.value.indices.tolist() == list(range(8))
+    assert all(torch.equal(a, b) for a, b in zip(before, t.model.parameters(), strict=True))
+    assert not t.optimizer.state
+
+
+def test_collapse_is_said(feed: Pictures) -> None:
+    t, watch = make_training(epochs=1), Recorder()
+    head = t.model[-1]  # type: ignore[index]
+    with torch.no_grad():
+        head.weight.mul_(1e-4)
+        head.bias.fill_(1)
+    for group in t.optimizer.param_groups:
+        group["base_rate"] = 0.0
+    train(t, feed, watch=watch)
+    assert watch.rows[0]["spread"] < 0.01
+    assert len(watch.said) == 1
+    assert "collapsed" in watch.said[0]
+
+
+def test_a_healthy_training_says_nothing(feed: Pictures) -> None:
+    watch = Recorder()
+    train(make_training(), feed, watch=watch)
+    assert watch.said == []
+    assert all(0.01 < row["spread"] <= 1 for row in watch.rows)
+
+
+def test_proxies_in_use_are_counted(feed: Pictures) -> None:
+    criterion = ProxyNCA(5, 4, scale=16, seed=3, assignment="dynamic")
+    t, watch = make_training(criterion=criterion), Recorder()
+    train(t, feed, watch=watch)
+    assert all(0 < row["proxies_in_use"] <= 1 for row in watch.rows)
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        lambda: pml.ProxyNCALoss(5, 4),
+        lambda: pml.ProxyAnchorLoss(5, 4),
+        lambda: pml.NormalizedSoftmaxLoss(5, 4),
+        lambda: pml.TripletMarginLoss(),
+        lambda: pml.ContrastiveLoss(),
+    ],
+)
+def test_losses_of_pytorch_metric_learning_run_here(
+    criterion: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    """And resume, as ours do: their proxies are parameters too."""
+
+    def make() -> Training:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return make_training(criterion=criterion())
+
+    feed, whole = Pictures(), make()
+    first = [p.clone() for p in whole.criterion.parameters()]
+    train(whole, feed, watch=Recorder())
+    moved = zip(first, whole.criterion.parameters(), strict=True)
+    assert not any(torch.equal(a, b) for a, b in moved)
+    assert_same_bits(run_in_pieces(make, feed, tmp_path, [3]), whole)
+
+
+class Thirds(Pictures):
+    """Triplets without labels."""
+
+    def __call__(self, epoch: int, start: int) -> Iterator[Items]:
+        for batch in super().__call__(epoch, start):
+            yield Items(batch.inputs[:6], None, batch.indices[:6])
+
+
+def test_bare_triplets(tmp_path: Path) -> None:
+    def make() -> Training:
+        return make_training(
+            criterion=ProxyNCA(10, 4, scale=16, seed=3, assignment="dynamic"), epochs=2
+        )
+
+    whole = make()
+    first = whole.criterion.proxies.clone()  # type: ignore[operator]
+    train(whole, Thirds(), watch=Recorder())
+    assert not torch.equal(first, whole.criterion.proxies)  # type: ignore[arg-type]
+    assert_same_bits(run_in_pieces(make, Thirds(), tmp_path, [3]), whole)
+
+
+def test_a_silent_watch_warns_as_libraries_do() -> None:
+    with pytest.warns(UserWarning, match="something"):
+        Silent().say("something")

@@ -1,0 +1,158 @@
+"""From a configuration to criterion, optimizer and first values."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from nofuss.config import TrainConfig
+from nofuss.errors import UsageError
+from nofuss.geometry import normalize
+from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus
+from nofuss.model.embedder import build_embedder
+from nofuss.model.start import pca_head
+from nofuss.proxies.assignment import Dynamic, Fractional, Several
+from nofuss.training.presets import resolve
+from nofuss.training.setup import (
+    batch_of,
+    build_criterion,
+    build_training,
+    items_per_class,
+    place_proxies,
+)
+
+
+def config(**options: Any) -> TrainConfig:
+    return resolve(TrainConfig(dim=4, **options), kind="vectors", small=False)
+
+
+def features(n: int = 60, width: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, width, generator=g) @ torch.randn(width, width, generator=g) + 3
+    return x, torch.arange(n) % 5
+
+
+def embedded(x: torch.Tensor) -> torch.Tensor:
+    return normalize(pca_head(x, 4)(x))
+
+
+def test_proxies_equal_class_means() -> None:
+    """The mean of a class's directions, itself a direction: a loop over classes."""
+    x, labels = features()
+    criterion, directions = ProxyNCA(5, 4), embedded(x)
+    place_proxies(criterion, directions, labels)
+    for c in range(5):
+        mean = directions[labels == c].mean(0)
+        assert torch.allclose(criterion.proxies[c], mean / mean.norm(), atol=1e-6)
+
+
+def test_shared_proxies_equal_the_mean_of_their_labels() -> None:
+    x, labels = features()
+    criterion, directions = ProxyNCA(5, 4, proxies_per_class=0.5, seed=0), embedded(x)
+    place_proxies(criterion, directions, labels)
+    own = criterion.assign(directions, labels)
+    for p in range(len(criterion.proxies)):
+        mean = directions[own == p].mean(0)
+        assert torch.allclose(criterion.proxies[p], mean / mean.norm(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "ratio"), [("dynamic", 1.0), ("dynamic", 2.4), ("static", 2.4)]
+)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_other_proxies_start_at_different_points(
+    assignment: str, ratio: float, labelled: bool
+) -> None:
+    x, labels = features()
+    criterion = ProxyNCA(5, 4, assignment=assignment, proxies_per_class=ratio, seed=0)
+    directions = embedded(x)
+    place_proxies(criterion, directions, labels if labelled else None, seed=3)
+    gap, point = torch.cdist(criterion.proxies.detach(), directions).min(1)
+    assert gap.max() < 1e-3
+    assert len(point.unique()) == len(criterion.proxies)
+    if isinstance(criterion.assignment, Several) and labelled:
+        assert torch.equal(labels[point], criterion.assignment.label_of_proxy)
+
+
+@pytest.mark.parametrize("name", PROXY_LOSSES)
+def test_every_proxy_loss_by_name(name: str) -> None:
+    criterion = build_criterion(config(loss=name), 6)
+    assert type(criterion) is PROXY_LOSSES[name]
+    x, labels = features(12, 4)
+    assert criterion(x, labels).isfinite()
+
+
+@pytest.mark.parametrize("name", INSTANCE_LOSSES)
+def test_every_instance_loss_by_name(name: str) -> None:
+    criterion = build_criterion(config(loss=name), 6)
+    assert type(criterion) is INSTANCE_LOSSES[name]
+    assert not list(criterion.parameters())
+
+
+def test_options_reach_the_loss() -> None:
+    assert build_criterion(config(scale=5.0), 6).scale == 5
+    assert build_criterion(config(free_norms=True), 6).scale is None
+    temperature = build_criterion(config(loss="proxy-nca++", scale=20.0), 6)
+    assert isinstance(temperature, ProxyNCAPlusPlus)
+    assert float(temperature.scale or 0) == pytest.approx(20)
+    assert isinstance(build_criterion(config(proxies_per_class=0.5), 6).assignment, Fractional)
+    assert isinstance(build_criterion(config(proxies_per_class=2.0), 6).assignment, Several)
+    dynamic = build_criterion(config(assignment="dynamic"), 6).assignment
+    assert isinstance(dynamic, Dynamic)
+
+
+def test_the_seed_decides_the_first_proxies() -> None:
+    a, b, c = (build_criterion(config(seed=s), 6) for s in (1, 1, 2))
+    assert torch.equal(a.proxies, b.proxies)
+    assert not torch.equal(a.proxies, c.proxies)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "proxy-nsa"}, "did you mean 'proxy-nca'"),
+        ({"loss": "triplet", "assignment": "dynamic"}, "--assignment is for losses over proxies"),
+        ({"loss": "nca", "proxies_per_class": 2.0}, "--proxies-per-class is for losses over"),
+        ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
+        ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
+        ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not go with dynamic"),
+        ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
+    ],
+)
+def test_refused_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build_criterion(config(**options), 6)
+
+
+def test_batches_of_whole_classes() -> None:
+    """As the program, the estimator and the experiments deal them."""
+    assert [items_per_class(config(loss=name)) for name in ("proxy-nca", "lifted")] == [0, 4]
+    assert items_per_class(config(loss="n-pairs")) == 2
+    assert items_per_class(config(assignment="dynamic")) == 4
+    assert batch_of(config(batch=10), 100, 30) == 10
+    assert batch_of(config(batch=10, per_class=4), 100, 30) == 8
+    assert batch_of(config(batch=64, per_class=4), 100, 5) == 20
+
+
+def test_fixed_features_train_the_head_alone() -> None:
+    embedder = build_embedder("identity", dim=4, channels=7)
+    c = config(start="pca")
+    t = build_training(c, embedder, build_criterion(c, 6))
+    assert t.model is embedder.head
+    assert [g["name"] for g in t.optimizer.param_groups] == ["head", "proxies"]
+
+
+def test_a_whole_network_has_three_groups() -> None:
+    c = resolve(TrainConfig(dim=4), kind="pictures", small=True)
+    embedder = build_embedder("convnet", dim=4, channels=1)
+    t = build_training(c, embedder, build_criterion(c, 6))
+    assert t.model is embedder
+    held = {id(p) for g in t.optimizer.param_groups for p in g["params"]}
+    assert held == {id(p) for m in (embedder, t.criterion) for p in m.parameters()}
+
+
+def test_a_loss_without_parameters_trains() -> None:
+    c = dataclasses.replace(config(loss="triplet"), epochs=1)
+    t = build_training(c, build_embedder("identity", dim=4, channels=7), build_criterion(c, 6))
+    assert [g["name"] for g in t.optimizer.param_groups] == ["head"]
