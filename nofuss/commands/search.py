@@ -1,4 +1,4 @@
-"""`nofuss search`: find what is most like a picture, in the run's index."""
+"""`nofuss search`: find what is most like a picture, in the run's index or its test items."""
 
 import io
 from collections.abc import Sequence
@@ -12,14 +12,13 @@ from tyro.conf import Positional, arg
 from nofuss.commands import RunPath
 from nofuss.data import open_data
 from nofuss.data.collection import printable
-from nofuss.errors import DataError, UsageError, command
+from nofuss.errors import DataError, UsageError
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
-from nofuss.search.gallery import Pictures
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
-from nofuss.search.indexing import open_index
+from nofuss.search.searchable import Pictures, open_searchable
 from nofuss.terminal import console
 
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
@@ -33,7 +32,10 @@ def main(
     json: bool = False,
     show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
 ) -> None:
-    """Find what is most like a picture, in the run's index.
+    """Find what is most like a picture: in the run's index, or without one in its test items.
+
+    Like `nofuss serve`. Test items are those of the classes kept out of training; where there are
+    none, all items of the run's data. `nofuss index RUN DIR` makes an index.
 
     Args:
         run: A run directory of `nofuss train`.
@@ -51,11 +53,8 @@ def main(
         raise UsageError(f"--show {show} {reason}; give another name")
     opened, encoder = open_run(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
-    index = open_index(opened, encoder, quiet=json)
-    if not len(index):
-        raise DataError(
-            f"{opened.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run)} DIR"
-        )
+    searchable = open_searchable(opened, encoder, say=_be_silent if json else console.say)
+    index = searchable.index
     distances, rows = index.search(vectors, k)
     threshold = encoder.extra.get("threshold")
     results = [
@@ -71,7 +70,7 @@ def main(
         if threshold is None:
             console.say("no threshold for what is alike: too few classes were held out in training")
     if show is not None:
-        _write_grid(show, results)
+        _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not json:
             console.say(f"results as a picture: {show}")
 
@@ -123,8 +122,11 @@ def _print(result: dict[str, Any], threshold: float | None) -> None:
         )
 
 
-def _write_grid(file: Path, results: Sequence[dict[str, Any]]) -> None:
-    pictures = Pictures()
+def _be_silent(_: str) -> None:
+    """Say nothing: the output is JSON."""
+
+
+def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Pictures) -> None:
     rows: list[list[Cell]] = []
     for result in results:
         query = result["query"]

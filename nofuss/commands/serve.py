@@ -6,7 +6,10 @@ from nofuss.commands import RunPath
 def main(
     run: RunPath, *, port: int = 8000, host: str = "127.0.0.1", no_token: bool = False
 ) -> None:
-    """Open a page to search in: the run's index, or its test classes where it has none.
+    """Open a page to search: in the run's index, or without one in its test items.
+
+    Like `nofuss search`. Test items are those of the classes kept out of training; where there are
+    none, all items of the run's data. `nofuss index RUN DIR` makes an index.
 
     Args:
         run: A run directory of `nofuss train`.

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from nofuss.data import find_pictures, open_data
@@ -83,7 +82,7 @@ class Changes:
         return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "nothing"
 
 
-def open_gallery(path: Path | None) -> Collection:
+def open_items(path: Path | None) -> Collection:
     """Whatever `open_data` reads, and pictures outside any class folder too: without a label."""
     if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
         return open_data(path)
@@ -196,26 +195,7 @@ def update(
     return changes
 
 
-class Pictures:
-    """The pictures behind the names of an index; files of arrays are opened once."""
-
-    def __init__(self) -> None:
-        self._opened: dict[str, Collection] = {}
-
-    def __getitem__(self, name: str) -> Path | Image.Image | None:
-        """The path of a file, the picture in a row of an array, None for a vector."""
-        source, mark, row = name.rpartition("#")
-        if not mark or not row.isdigit() or Path(name).is_file():
-            return Path(name)
-        if source not in self._opened:
-            self._opened[source] = open_data(None if source == BUILT_IN else source)
-        collection = self._opened[source]
-        if collection.kind != "images" or collection.array is None:
-            return None
-        return Image.fromarray(np.asarray(collection.array[int(row)]))
-
-
-def forget(index: Index, path: Path | None) -> int:
+def remove_source(index: Index, path: Path | None) -> int:
     """Take all items of a source out of the index; returns how many they were."""
     known = _known(index)
     names = [name for name, (of, *_) in known.items() if of == source_of(path)]

@@ -23,7 +23,8 @@ from nofuss.data.decode import FORMATS, PictureError
 from nofuss.data.thumbnail import encoded
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.decoders import Decoders, Seen
-from nofuss.search.shelf import SIDE, Found, Shelf
+from nofuss.search.searchable import SIDE
+from nofuss.search.shelf import Found, Shelf
 
 MAX_UPLOAD = 24 * 2**20
 """Bytes of a picture that is sent; more is cut off unread."""
@@ -119,9 +120,7 @@ class Page:
     async def picture(self, request: Request) -> Response:
         """An item's picture by its number."""
         row = self._row(request.path_params["number"])
-        image = None
-        if self.shelf.pictures is not None:
-            image = await run_in_threadpool(self.shelf.pictures, row)
+        image = await run_in_threadpool(self.shelf.picture, row)
         try:
             if isinstance(image, Path):
                 decoding = self.decoders.decode(image, side=SIDE)

@@ -15,7 +15,14 @@ from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.run.directory import Run, open_run
-from nofuss.search.gallery import forget, model_digest, open_gallery, plan, sources, update
+from nofuss.search.gallery import (
+    model_digest,
+    open_items,
+    plan,
+    remove_source,
+    sources,
+    update,
+)
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.terminal import console
 
@@ -38,16 +45,14 @@ def index_run(
         return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
 
 
-def open_index(run: Run, encoder: Encoder, *, quiet: bool = False) -> Index:
-    """The run's index. Where there is none, one of the run's own data is made first."""
+def has_index(run: Run) -> bool:
+    """Return whether `nofuss index` has been called for this run."""
+    return (run.path / "index" / MANIFEST).is_file()
+
+
+def open_index(run: Run, encoder: Encoder) -> Index:
+    """Load the run's index; RunError where there is none, or one of another model."""
     folder = run.path / "index"
-    if not (folder / MANIFEST).is_file():
-        own = run.config.data
-        if not quiet:
-            console.say(f"no index yet: making one of the run's own data ({_shown(own)})")
-        with RunLock() as lock:
-            lock.take(run.path)
-            return _update(run, encoder, own, quiet=quiet)
     index = load_index(folder)
     if index.extra.get("model") != model_digest(run.model):
         raise RunError(
@@ -87,43 +92,40 @@ def _update(
     *,
     remove: bool = False,
     kind: Kind | None = None,
-    quiet: bool = False,
 ) -> Index:
     folder, model = run.path / "index", model_digest(run.model)
     nothing = torch.empty(0, encoder.dim)
     index = Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
-    if (folder / MANIFEST).is_file():
+    if has_index(run):
         before = load_index(folder)
         if before.extra.get("model") == model and before.dim == encoder.dim:
             index = before if kind is None else before.as_kind(kind)
-        elif not quiet:
-            console.warn(f"the model is another than that of {folder}: everything is made anew")
+        else:
+            console.warn(f"{folder} was made by another model: everything is embedded again")
     if remove:
-        count = forget(index, data)
+        count = remove_source(index, data)
         if not count:
             known = ", ".join(sources(index)) or "nothing"
             raise UsageError(f"the index holds nothing of {_shown(data)}; it holds {known}")
         _save(index, folder)
         console.say(f"{count:,} items of {_shown(data)} taken out, {len(index):,} remain")
         return index
-    collection = open_gallery(data)
+    collection = open_items(data)
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
-    if not quiet:
-        console.say(collection.describe())
-        for note in collection.notes:
-            console.warn(note)
+    console.say(collection.describe())
+    for note in collection.notes:
+        console.warn(note)
     todo = plan(index, collection, data)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
-    bar = console.progress("embedding", total) if total and not quiet else nullcontext()
+    bar = console.progress("embedding", total) if total else nullcontext()
     with bar as progress:
         changes = update(
             index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
         )
     _save(index, folder)
-    if not quiet:
-        _name(changes.unreadable)
-        console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+    _name(changes.unreadable)
+    console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
     return index
 
 
