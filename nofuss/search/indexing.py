@@ -45,11 +45,6 @@ def index_run(
         return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
 
 
-def has_index(run: Run) -> bool:
-    """Return whether `nofuss index` has been called for this run."""
-    return (run.path / "index" / MANIFEST).is_file()
-
-
 def open_index(run: Run, encoder: Encoder) -> Index:
     """Load the run's index; RunError where there is none, or one of another model."""
     folder = run.path / "index"
@@ -96,7 +91,7 @@ def _update(
     folder, model = run.path / "index", model_digest(run.model)
     nothing = torch.empty(0, encoder.dim)
     index = Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
-    if has_index(run):
+    if (folder / MANIFEST).is_file():
         before = load_index(folder)
         if before.extra.get("model") == model and before.dim == encoder.dim:
             index = before if kind is None else before.as_kind(kind)

@@ -23,7 +23,8 @@ from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.search.gallery import BUILT_IN, item_names, source_of, sources
 from nofuss.search.index import Index
-from nofuss.search.indexing import has_index, open_index
+from nofuss.search.indexing import open_index
+from nofuss.search.stored import holds_parts
 from nofuss.terminal import console
 
 SIDE = 224
@@ -65,7 +66,7 @@ def open_searchable(
     run: Run, encoder: Encoder, *, say: Callable[[str], None] = console.say
 ) -> Searchable:
     """Open the run's index, or build one of its test items in memory."""
-    if not has_index(run):
+    if not holds_parts(run.path / "index"):
         searchable = _test_items(run, encoder, say)
         say(
             f"no index yet: searching {searchable.title}; for other pictures: "

@@ -84,6 +84,12 @@ def write_stored(folder: Path, content: Stored) -> None:
                 file.unlink(missing_ok=True)
 
 
+def holds_parts(folder: Path) -> bool:
+    """Return whether a folder holds an index, or what is left of one."""
+    names = (file.name for file in folder.iterdir()) if folder.is_dir() else ()
+    return any(name == MANIFEST or _OURS.fullmatch(name) for name in names)
+
+
 def read_stored(folder: Path) -> Stored:
     """What `write_stored` wrote; RunError for whatever else is there."""
     if not (folder / MANIFEST).is_file():

@@ -274,6 +274,20 @@ def test_a_damaged_index_is_one_line(run: Path, data: Path, capsys: Capture) -> 
     assert complaint.count("\n") == 1
 
 
+def test_an_index_without_its_manifest_is_not_taken_for_none(
+    run: Path, data: Path, capsys: Capture
+) -> None:
+    """Else other items would be searched in silence."""
+    main(["index", str(run), str(data)])
+    (run / "index" / "manifest.json").unlink()
+    capsys.readouterr()
+    query = str(data / "six" / "0<i>.png")
+    assert main(["search", str(run), query]) == 2
+    assert "no manifest.json; make one" in capsys.readouterr().err
+    assert main(["index", str(run), str(data)]) == 0
+    assert main(["search", str(run), query]) == 0
+
+
 def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
     vectors = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
     np.savez(tmp_path / "data.npz", vectors=vectors, labels=np.arange(30) % 3)
