@@ -4,7 +4,7 @@ import json as json_format
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,14 @@ from nofuss.evaluate.task import Options
 from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load
 from nofuss.report import read_json, write_report
+from nofuss.report.card import write_card
 from nofuss.run.directory import check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings, without_sample
 from nofuss.terminal import console
 from nofuss.terminal.scores import score_table
+
+SHOWN = 5e-5
+"""Scores that differ by less are printed alike: half of a hundredth of a percent."""
 
 
 def main(
@@ -45,6 +49,8 @@ def main(
     device: DeviceName = "auto",
 ) -> None:
     """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen.
+
+    Without DATA the run keeps the scores: scores.json, report.html and README.md are written anew.
 
     Args:
         run: A run directory of `nofuss train`.
@@ -124,17 +130,34 @@ def _evaluate(
     content = scores.as_dict()
     if as_json:
         console.answer(content)
-    else:
-        score_table(f"{path} on {collection.name}", {run.config.loss: content})
+    before = read_json(path / "scores.json")
+    if not as_json:
+        method = str(before.get("method", run.config.loss))
+        score_table(f"{path} on {collection.name}", {method: content})
     if data is None:
-        before = read_json(path / "scores.json")
-        kept_before = {k: before[k] for k in ("baselines", "gain", "method") if k in before}
-        run.write("scores.json", content | kept_before)
+        run.write("scores.json", content | still_true(before, content))
+        write_card(run)
         kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
         kept = replace(kept, test=found.numpy(), test_rows=test)
         kept.save(path)
         with processes.alone():
             say(f"report: {write_report(path, whole, kept)}")
+
+
+def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
+    """Return what earlier scores of the run say beyond its own: baselines, method and gain.
+
+    Baselines are of the same test items, whatever the model. The gain over one of them is left out
+    where it is no longer the difference of the scores, as after the model was replaced.
+    """
+    kept: dict[str, Any] = {n: before[n] for n in ("baselines", "method") if n in before}
+    try:
+        gain = before["gain"]
+        baseline = before["baselines"][gain["over"]]
+        gaps = [scores[n] - baseline[n] - gain[n][0] for n in ("recall@1", "map@r")]
+    except (KeyError, TypeError, IndexError):  # no gain, or a file that training did not write
+        return kept
+    return kept | ({"gain": gain} if max(map(abs, gaps)) < SHOWN else {})
 
 
 def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
