@@ -11,9 +11,10 @@ from nofuss.paper.published import BASELINES, FASTER, METHODS
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
 from nofuss.paper.statistics import Difference, difference
-from nofuss.paper.tables import LOSSES, certainty, seeds_of
+from nofuss.paper.tables import certainty, seeds_of
 from nofuss.paper.trial import Result, Trial
 
+LOSSES = tuple(METHODS)
 Curve = list[tuple[float, float]]
 MOST = 0.9
 """Of the best baseline's gain: its last bit may be noise that nobody else repeats."""
@@ -117,8 +118,8 @@ def verdict(
         return f"Proxy-NCA never reaches {level}: the paper's claim does not hold here."
     if in_steps[0] is None:
         return (
-            f"Proxy-NCA never quite reaches {level}, though their final scores are not told apart "
-            f"({certainty([final])}): no speed can be read from that."
+            f"Proxy-NCA never quite reaches {level}, though their final scores are "
+            f"indistinguishable ({certainty([final])}): no speed can be read from that."
         )
     if ratio is None:
         return f"Proxy-NCA starts at or above {level}, so there is no speed to compare."

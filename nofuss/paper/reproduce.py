@@ -3,42 +3,53 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from nofuss.errors import DataError, RunError, UsageError, unknown_name
 from nofuss.files.atomic import write_file
-from nofuss.paper import (
-    batch_size,
-    bounds,
-    convergence,
-    dynamic,
-    fractional,
-    retrieval,
-    tables,
-)
-from nofuss.paper.entry import Entry, how, machine
+from nofuss.paper import batch_size, bounds, convergence, retrieval, tables
+from nofuss.paper.entry import Entry, Results, how, machine
 from nofuss.paper.lab import Lab
-from nofuss.paper.rates import choose_rates, tries
+from nofuss.paper.proxies_per_label import DYNAMIC, FRACTIONAL
+from nofuss.paper.rates import Rates, choose_rates, tries
 from nofuss.paper.results_page import render
 from nofuss.paper.sources import TITLES, Source, find_folders, missing, open_source
+from nofuss.paper.trial import Trial
 from nofuss.report import read_json
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 
 DATA_SETS = tuple(TITLES)
 """Each is a table of its own, and one of them what the figures are drawn on."""
-FIGURES: dict[str, ModuleType] = {
+
+
+class Experiment(Protocol):
+    """A table or figure of the paper: a module of this package, or an object in one."""
+
+    @property
+    def LOSSES(self) -> tuple[str, ...]:
+        """The methods whose rates it needs."""
+
+    @property
+    def trials(self) -> Callable[[Source, Rates], list[Trial]]:
+        """Returns the trainings it is made from."""
+
+    @property
+    def entry(self) -> Callable[[Source, Rates, Results], Entry]:
+        """Returns what their results say."""
+
+
+FIGURES: dict[str, Experiment] = {
     "convergence": convergence,
-    "fractional": fractional,
-    "dynamic": dynamic,
+    "fractional": FRACTIONAL,
+    "dynamic": DYNAMIC,
     "bounds": bounds,
     "retrieval": retrieval,
     "batch-size": batch_size,
 }
-Task = tuple[str, ModuleType, Source]
+Task = tuple[str, Experiment, Source]
 FORMAT = 1
 """Of results.json; entries of another are made anew, from the trainings that are kept."""
 

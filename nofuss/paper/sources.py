@@ -61,8 +61,8 @@ class Source:
     """What is trained on: pictures, or their features as vectors."""
     features: Tensor | None
     """(N, F) that the head starts from, where it starts from data."""
-    train: Rows
-    test: Rows
+    train_rows: Rows
+    test_rows: Rows
     fingerprint: str
 
     @property
@@ -87,13 +87,13 @@ class Source:
         side by side); those of the characters are at random, as their split is.
         """
         if fold is None:
-            return self.train, self.test
-        labels = self.labels(self.train)
+            return self.train_rows, self.test_rows
+        labels = self.labels(self.train_rows)
         classes = np.unique(labels)
         if self.name == "characters":
             classes = np.random.default_rng(0).permutation(classes)
         first = np.isin(labels, classes[: len(classes) // 2])
-        halves = self.train[first], self.train[~first]
+        halves = self.train_rows[first], self.train_rows[~first]
         return halves if fold == 0 else halves[::-1]
 
 
@@ -153,8 +153,8 @@ def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
         pictures=pictures,
         collection=collection,
         features=features,
-        train=np.flatnonzero(pictures.split == "train"),
-        test=np.flatnonzero(pictures.split == "test"),
+        train_rows=np.flatnonzero(pictures.split == "train"),
+        test_rows=np.flatnonzero(pictures.split == "test"),
         fingerprint=key.hexdigest(),
     )
     return source if features is None else _fit_dim(source, features.shape[1])

@@ -1,7 +1,7 @@
-"""Means with their intervals, and whether two methods can be told apart.
+"""Means with their intervals, and whether two methods can be distinguished.
 
-Two sources of chance are kept apart. Seeds: a t-interval over trainings. Classes: which classes
-happen to be tested, by resampling them. A difference counts as shown only if it is beyond both.
+There are two sources of chance. Seeds: a t-interval over trainings. Classes: which classes happen
+to be tested, by the bootstrap over classes. A difference counts as shown only if it is beyond both.
 """
 
 import math
@@ -11,10 +11,13 @@ from statistics import mean, stdev
 from typing import Any, Literal
 
 import numpy as np
+import torch
+
+from nofuss.evaluate.intervals import class_intervals
 
 RESAMPLES = 2000
 Interval = tuple[float, float]
-Verdict = Literal["above", "below", "not told apart"]
+Verdict = Literal["above", "below", "indistinguishable"]
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
@@ -49,17 +52,22 @@ class Difference:
         ends = [self.over_classes, *([self.over_seeds] if self.over_seeds else [])]
         if all(low > 0 for low, _ in ends):
             return "above"
-        return "below" if all(high < 0 for _, high in ends) else "not told apart"
+        return "below" if all(high < 0 for _, high in ends) else "indistinguishable"
 
 
 def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Difference:
     """Compare results of the same seeds on the same test classes."""
     gaps = [a["recall@1"] - b["recall@1"] for a, b in zip(one, other, strict=True)]
     hits = np.mean([r["hits"] for r in one], 0) - np.mean([r["hits"] for r in other], 0)
-    queries = np.asarray(one[0]["queries"], dtype=float)
-    drawn = np.random.default_rng(0).integers(len(hits), size=(RESAMPLES, len(hits)))
-    low, high = np.quantile(hits[drawn].sum(1) / queries[drawn].sum(1), [0.025, 0.975])
-    return Difference(mean(gaps), t_interval(gaps), (float(low), float(high)))
+    queries = np.asarray(one[0]["queries"])
+    tested = np.flatnonzero(queries)  # a class with one item has no query
+    # Resampling classes needs only their sums, so each query may stand for its class's mean.
+    classes = np.repeat(tested, queries[tested])
+    means = hits[classes] / queries[classes]
+    ends = class_intervals(
+        {"gap": torch.from_numpy(means)}, torch.from_numpy(classes), seed=0, resamples=RESAMPLES
+    )
+    return Difference(mean(gaps), t_interval(gaps), ends["gap"])
 
 
 def list_words(words: Sequence[str]) -> str:

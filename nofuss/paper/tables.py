@@ -95,10 +95,10 @@ def untrained_scores(source: Source) -> dict[str, Result]:
     dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
     assert dim is not None
     baselines: dict[str, Tensor] = untrained(
-        source.pictures, raw_features(source), fit=source.train, rows=source.test, dim=dim
+        source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
     )
     return {
-        name: scores(vectors, source.labels(source.test), source)
+        name: scores(vectors, source.labels(source.test_rows), source)
         for name, vectors in baselines.items()
     }
 
@@ -108,15 +108,15 @@ def ordering(
 ) -> str:
     """Whether the paper's order holds, by the intervals."""
     first = order[0]
-    verdicts: dict[str, list[str]] = {"above": [], "below": [], "not told apart": []}
+    verdicts: dict[str, list[str]] = {"above": [], "below": [], "indistinguishable": []}
     for other in order[1:]:
         verdicts[pairs[first, other].verdict].append(METHODS[other])
     place = [m for m in ranked if m in order].index(first) + 1
     parts = []
     if verdicts["above"]:
         parts.append(f"above {list_words(verdicts['above'])}")
-    if verdicts["not told apart"]:
-        parts.append(f"not told apart from {list_words(verdicts['not told apart'])}")
+    if verdicts["indistinguishable"]:
+        parts.append(f"indistinguishable from {list_words(verdicts['indistinguishable'])}")
     if verdicts["below"]:
         parts.append(f"below {list_words(verdicts['below'])}")
     counts = {v: sum(d.verdict == v for d in pairs.values()) for v in verdicts}
@@ -130,7 +130,7 @@ def ordering(
     return (
         f"{METHODS[first]}, first in the paper, is number {place} of {len(order)} here: "
         f"{'; '.join(parts)}. {whole}: of its {len(pairs)} pairs {counts['above']} are confirmed, "
-        f"{counts['below']} reversed and {counts['not told apart']} can't be told apart "
+        f"{counts['below']} reversed and {counts['indistinguishable']} are indistinguishable "
         f"({certainty(pairs.values())})."
     )
 
@@ -200,7 +200,7 @@ def _row(
 
 def _pair_table(pairs: dict[tuple[str, str], Difference]) -> Table:
     head = ["the paper's better − worse", "difference of R@1", "95%, seeds", "95%, classes", "so"]
-    words = {"above": "confirmed", "below": "reversed", "not told apart": "not told apart"}
+    words = {"above": "confirmed", "below": "reversed", "indistinguishable": "indistinguishable"}
     rows = [
         [
             f"{METHODS[a]} − {METHODS[b]}",

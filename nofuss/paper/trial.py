@@ -89,20 +89,20 @@ def run_trial(
 ) -> Result:
     """Train and score; a try that diverges scores nothing."""
     config = trial.config
-    train, test = source.sides(trial.fold)
+    train_rows, test_rows = source.sides(trial.fold)
     data = source.collection
     if trial.bare:
-        data, config = _without_labels(source, trial, train)
+        data, config = _without_labels(source, trial, train_rows)
     embedder, preprocessing = build_model(config, data)
-    sides = Sides(train, train[:0], test)
+    sides = Sides(train_rows, train_rows[:0], test_rows)
     job = Job(Run(Path(), config), data, sides, embedder, preprocessing, source.features)
-    training, feed = prepare(job, embedder, train)
+    training, feed = prepare(job, embedder, train_rows)
 
     def embed(rows: Rows) -> Tensor:
         found = source.collection.subset(rows)
         return Encoder(embedder, preprocessing).embed_collection(found)
 
-    look = _looker(source, trial, training, embed, train, test)
+    look = _looker(source, trial, training, embed, train_rows, test_rows)
     start = look() if look else {}
     if checkpoints is not None and (saved := load_checkpoint(checkpoints, say=watch.say)):
         training.restore(saved)
@@ -129,10 +129,10 @@ def run_trial(
         result["curve"] = [{"step": row["epoch"] * len(feed), **row} for row in rows]
     if training.history and "proxies_in_use" in training.history[-1]:
         result["proxies_in_use"] = training.history[-1]["proxies_in_use"]
-    vectors = embed(test)
-    result |= scores(vectors, source.labels(test), source, trial)
+    vectors = embed(test_rows)
+    result |= scores(vectors, source.labels(test_rows), source, trial)
     if trial.record == "neighbours":
-        result["grid"] = _grid(source, vectors, test)
+        result["grid"] = _grid(source, vectors, test_rows)
     return result
 
 
@@ -155,13 +155,13 @@ def _looker(
     trial: Trial,
     training: Training,
     embed: Callable[[Rows], Tensor],
-    train: Rows,
-    test: Rows,
+    train_rows: Rows,
+    test_rows: Rows,
 ) -> Callable[[], dict[str, Any]] | None:
     """What is looked at after every epoch."""
     random = np.random.default_rng(0)
     if trial.record == "curve":
-        some = _whole_classes(source, test, CURVE_ITEMS)
+        some = _whole_classes(source, test_rows, CURVE_ITEMS)
 
         def recall() -> dict[str, Any]:
             ranks = ranks_of_first_positive(embed(some), source.labels(some))
@@ -169,14 +169,14 @@ def _looker(
 
         return recall
     if trial.record == "bounds":
-        labels = source.labels(train)
-        sample = np.sort(random.permutation(len(train))[:BOUND_ITEMS])
+        labels = source.labels(train_rows)
+        sample = np.sort(random.permutation(len(train_rows))[:BOUND_ITEMS])
         compact = torch.from_numpy(np.unique(labels, return_inverse=True)[1][sample])
 
         def bounds() -> dict[str, Any]:
             criterion = training.criterion
             assert isinstance(criterion, ProxyLoss)
-            vectors = embed(train[sample])
+            vectors = embed(train_rows[sample])
             own = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
             norm = (float(criterion.scale or 18) / 2) ** 0.5
             proxies = criterion.proxies.detach().cpu()
