@@ -1,4 +1,4 @@
-"""`nofuss evaluate`: score a run on its test classes or on other data, maybe within a gallery."""
+"""`nofuss evaluate`: score a run on its test classes, on other data, or in a gallery."""
 
 import json as json_format
 from collections.abc import Callable
@@ -54,13 +54,13 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        data: Other data to score the run on, all of it. In a CSV whose split column says query and
-            gallery, the queries search the gallery.
-        gallery: Search in these instead of among DATA, which are then queries only. A picture of
-            DATA that is in the gallery too is left out of its own search.
-        k: The K of Recall@K; for the run's own test classes 1, 2, 4 and 8 come with them.
-        extended: Also MAP over all ranks, MRR, precision@K, and the means over classes of all
-            scores.
+        data: Other data; all of it is used. In a CSV whose split column says query and gallery, the
+            queries search the gallery.
+        gallery: Data to search in; DATA are then queries only. A picture of DATA that is also in
+            the gallery is left out of its own search.
+        k: The K of Recall@K; on the run's own test classes 1, 2, 4 and 8 are added.
+        extended: Also print MAP over all ranks, MRR, precision@K, and the mean over classes of
+            every score.
         seed: Seed for k-means and the bootstrap.
         json: Print the scores as JSON instead of a table.
         device: Where to compute, as for `nofuss train`.
@@ -70,7 +70,7 @@ def main(
     if not k or min(k) < 1:
         raise UsageError(f"--k is {' '.join(map(str, k))}; expected whole numbers from 1 up")
     with RunLock() as lock:
-        if data is None:  # the run keeps the scores
+        if data is None:  # the scores are written into the run
             lock.take(open_run(run).path)
         _evaluate(
             run,
@@ -102,7 +102,7 @@ def _evaluate(
         collection, _ = open_usable(data or run.config.data, say=say)
     processes.check_same("data", collection.fingerprint)
     if data is None:
-        cure = "restore them, or score it on what is there now: give DATA"
+        cure = "restore them, or give DATA to score the run on other data"
         check_same_data(path, collection.fingerprint(), cure=cure)
         test = sides_of(collection, run.config).test
         if by_folds(run.config, collection):
@@ -112,18 +112,18 @@ def _evaluate(
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
         whole, collection = collection, collection.subset(test)
         say(collection.describe())
-        ks = sorted({*ks, *KS})  # what the run keeps has the usual ones, whatever was asked for
+        ks = sorted({*ks, *KS})  # scores.json always has the usual ones
     searched = None if gallery is None else _open_gallery(gallery, say)
     if searched is None and (collection.labels is None or not scorable(collection.labels)):
         raise DataError(
-            f"{collection.name} can't be scored: two classes are needed, one with two items"
+            f"{collection.name} can't be scored: it needs two classes, one of them with two items"
         )
-    found = encoder.embed_collection(collection)
+    vectors = encoder.embed_collection(collection)
     if searched is None or gallery is None or data is None:
-        queries, labels, options = among_themselves(found, collection)
+        queries, labels, options = among_themselves(vectors, collection)
     else:
         same = data.resolve() == gallery.resolve()
-        queries, labels, options = within_gallery(found, collection, searched, encoder, same=same)
+        queries, labels, options = within_gallery(vectors, collection, searched, encoder, same=same)
     scores = evaluate(queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
     if not processes.first():
         return
@@ -137,8 +137,8 @@ def _evaluate(
     if data is None:
         run.write("scores.json", content | still_true(before, content))
         write_card(run)
-        kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
-        kept = replace(kept, test=found.numpy(), test_rows=test)
+        kept = load_embeddings(path) or without_sample(whole.fingerprint(), vectors.shape[1])
+        kept = replace(kept, test=vectors.numpy(), test_rows=test)
         kept.save(path)
         with processes.alone():
             say(f"report: {write_report(path, whole, kept)}")
@@ -168,71 +168,75 @@ def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
 
 
 def _show_fold_scores(path: Path, *, as_json: bool) -> None:
-    """The scores of a run that has learned from all of its classes: those of its folds."""
+    """Print the scores of a run that was trained on all of its classes: those of its folds."""
     scores = read_json(path / "scores.json")
     if "recall@1" not in scores:
         raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
     if as_json:
         print(json_format.dumps(scores, indent=2))
         return
-    console.say("all classes were learned from; these scores are of models that had not seen them")
+    console.say("the run was trained on all classes; each fold was scored by a model without it")
     score_table(str(path), {scores.get("method", "this run"): scores} | scores["baselines"])
 
 
 class Queries(NamedTuple):
-    """What `evaluate` takes: embeddings, their classes, and the gallery with its classes."""
+    """Arguments of `evaluate`: embeddings, their classes, and the gallery with its classes."""
 
     embeddings: Tensor
     labels: NDArray[np.generic]
     options: Options
 
 
-def among_themselves(found: Tensor, collection: Collection) -> Queries:
-    """Every item a query to all others; or those marked query to those marked gallery."""
+def among_themselves(vectors: Tensor, collection: Collection) -> Queries:
+    """Search every item among all others, or items marked query among those marked gallery."""
     labels = collection.labels
     assert labels is not None
     if collection.split is None or GALLERY not in collection.split:
-        return Queries(found, labels, {})
-    asking, searched = (np.flatnonzero(collection.split == side) for side in (QUERY, GALLERY))
-    if not len(asking):
-        raise DataError(f"{collection.name} marks a gallery but no query; add rows of split query")
+        return Queries(vectors, labels, {})
+    query_rows, gallery_rows = (
+        np.flatnonzero(collection.split == side) for side in (QUERY, GALLERY)
+    )
+    if not len(query_rows):
+        raise DataError(
+            f"{collection.name} has rows of split gallery but none of split query; add some"
+        )
     names = _names_of(collection)
-    _check_shared(names[asking], names[searched])
-    options: Options = {"gallery": found[searched], "gallery_labels": labels[searched]}
-    return Queries(found[asking], labels[asking], options)
+    _check_shared(names[query_rows], names[gallery_rows])
+    options: Options = {"gallery": vectors[gallery_rows], "gallery_labels": labels[gallery_rows]}
+    return Queries(vectors[query_rows], labels[query_rows], options)
 
 
 def within_gallery(
-    found: Tensor, collection: Collection, gallery: Collection, encoder: Encoder, *, same: bool
+    vectors: Tensor, collection: Collection, gallery: Collection, encoder: Encoder, *, same: bool
 ) -> Queries:
-    """All items as queries to another collection; `same` if it is the one they are from."""
+    """Search all items in another collection; `same` says that it is their own."""
     labels, others = _names_of(collection), _names_of(gallery)
     _check_shared(labels, others)
     rows = np.arange(len(labels)) if same else _rows_in(collection, gallery)
-    differ = np.flatnonzero((rows >= 0) & (others[rows] != labels))
-    if len(differ):
-        i = differ[0]
+    relabelled = np.flatnonzero((rows >= 0) & (others[rows] != labels))
+    if len(relabelled):
+        i = relabelled[0]
         raise DataError(
             f"{collection.names[i]} is {labels[i]} as a query and {others[rows[i]]} in the "
             "gallery; give it the same class in both"
         )
     options: Options = {
-        "gallery": found if same else encoder.embed_collection(gallery),
+        "gallery": vectors if same else encoder.embed_collection(gallery),
         "gallery_labels": others,
         "query_rows": rows,
     }
-    return Queries(found, labels, options)
+    return Queries(vectors, labels, options)
 
 
 def _names_of(collection: Collection) -> NDArray[np.str_]:
-    """The name of each item's class."""
+    """Return the name of each item's class."""
     if collection.labels is None:
-        raise DataError(f"{collection.name} has no labels, so that nothing says what is a hit")
+        raise DataError(f"{collection.name} has no labels, so hits can't be counted; add labels")
     return np.asarray(collection.class_names)[collection.labels]
 
 
 def _rows_in(collection: Collection, gallery: Collection) -> NDArray[np.int64]:
-    """The row of each item in the gallery, −1 where its file is not there."""
+    """Return the row of each item in the gallery, −1 where its file is not in it."""
     if not collection.paths or not gallery.paths:
         return np.full(len(collection), -1)
     place = {Path(path).resolve(): i for i, path in enumerate(gallery.paths)}
@@ -243,5 +247,5 @@ def _check_shared(labels: NDArray[np.str_], others: NDArray[np.str_]) -> None:
     if not len(np.intersect1d(labels, others)):
         raise DataError(
             f"queries and gallery share no class ({labels[0]}, … and {others[0]}, …); "
-            "name their classes alike"
+            "give the same class the same name in both"
         )

@@ -39,13 +39,14 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        pictures: One or more pictures (an .npz of vectors, if the run is about vectors).
-        k: How many neighbours.
+        pictures: One or more pictures (or an .npz of vectors, for a run on vectors).
+        k: Number of neighbours.
         json: Print the results as JSON.
-        show: Also draw them: a row a query, itself on the left. Never overwritten.
+        show: Also draw the results to this file, a row a query, the query on the left. Never
+            overwritten.
     """
     if not pictures:
-        raise UsageError("search for what? give one or more pictures")
+        raise UsageError("no picture to search for; give one or more pictures")
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
     if show is not None and (show.suffix.lower() != ".png" or show.exists()):
@@ -68,7 +69,7 @@ def main(
         for result in results:
             _print(result, threshold)
         if threshold is None:
-            console.say("no threshold for what is alike: too few classes were held out in training")
+            console.say("no threshold is known: training held out too few classes to find one")
     if show is not None:
         _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not json:
@@ -83,7 +84,7 @@ def answer(
     *,
     threshold: float | None,
 ) -> dict[str, Any]:
-    """One query's neighbours, ready for JSON; `found` is None where no threshold is known."""
+    """Return a query's neighbours, ready for JSON; `found` is None without a threshold."""
     neighbours = [
         {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
         for distance, row in zip(distances, rows, strict=True)
@@ -95,7 +96,7 @@ def answer(
 
 
 def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
-    """Pictures; or every row of files of arrays. All are read before anything is answered."""
+    """Embed pictures, and every row of files of arrays, before anything is printed."""
     names, vectors = list[str](), list[Tensor]()
     for query in queries:
         if query.suffix.lower() in (".npz", ".safetensors"):
@@ -111,7 +112,7 @@ def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str]
 
 
 def _print(result: dict[str, Any], threshold: float | None) -> None:
-    """A heading and a line a neighbour."""
+    """Print a heading and a line a neighbour."""
     console.say(printable(result["query"]))
     if result["found"] is False:
         console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")

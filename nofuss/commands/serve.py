@@ -1,4 +1,4 @@
-"""`nofuss serve`: the page to search in."""
+"""`nofuss serve`: a page to search in."""
 
 from nofuss.commands import RunPath
 
@@ -13,9 +13,9 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        port: Where to listen; 0 takes any free port.
-        host: The address to listen on; the default is reached from this machine only.
-        no_token: Let everyone on this machine in, without the token in the address.
+        port: The port to listen on; 0 takes any free one.
+        host: The address to listen on; the default can be reached from this machine only.
+        no_token: Let every user of this machine in, without the token in the address.
     """
     from nofuss.search.server import serve  # here, so that --help does not load torch
 
