@@ -183,7 +183,8 @@ class TrainConfig:
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is also written after every epoch."""
     keep_memory: bool = True
-    """Linux: let the allocator keep freed memory, which makes training faster."""
+    """Linux: let the allocator keep freed memory, which makes training faster and holds it at its
+    peak; --no-keep-memory returns it."""
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from nofuss.geometry import normalize
 from nofuss.model.start import Affine
 from nofuss.training.feed import CollectionFeed
 from nofuss.training.loop import Training
-from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
+from nofuss.training.prepare import wire
+from nofuss.training.setup import batch_of
 
 DIM = 512
 """Dimensions of a head on features, where nobody asks for others (LOG.md): what more bring is
@@ -57,22 +58,12 @@ def prepare_head(
     classes = int(labels.max()) + 1
     config = replace(config, dim=inputs.shape[1])
     config = head_schedule(config, len(inputs), classes)
-    criterion = build_criterion(config, classes)
-    place_proxies(criterion, normalize(inputs), labels, seed=config.seed)
     turn = nn.Linear(inputs.shape[1], inputs.shape[1])
     with torch.no_grad():
         turn.weight.copy_(torch.eye(inputs.shape[1]))
         turn.bias.zero_()
     data = _collection(inputs.numpy(), labels.numpy(), classes)
-    feed = CollectionFeed(
-        data,
-        None,
-        batch_of(config, len(data), classes),
-        per_class=int(config.per_class or 0),
-        seed=config.seed,
-        workers=config.workers,
-    )
-    return build_training(config, turn.to(device), criterion), feed
+    return wire(config, turn.to(device), data, None, normalize(inputs))
 
 
 @torch.no_grad()

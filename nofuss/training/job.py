@@ -15,7 +15,7 @@ from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.threshold import Threshold
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.model.backbones import PRETRAINED
+from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
@@ -78,9 +78,12 @@ def dim_of(config: TrainConfig, width: int) -> int:
 
 
 def build_model(
-    config: TrainConfig, collection: Collection
+    config: TrainConfig, collection: Collection, backbone: Backbone | None = None
 ) -> tuple[Embedder, Preprocessing | None]:
-    """The embedder at its start, and how its pictures are prepared."""
+    """Build the embedder at its start; return it and how its pictures are prepared.
+
+    backbone: of the caller, instead of one by name.
+    """
     assert config.backbone is not None
     channels = _channels(config, collection)
     weights = config.weights or (None if config.backbone == "inception-bn" else PRETRAINED)
@@ -90,7 +93,7 @@ def build_model(
             "BN-Inception file with --weights, as the paper starts from one"
         )
     embedder = build_embedder(
-        config.backbone,
+        backbone or config.backbone,
         dim=config.dim or DIM,
         channels=channels,
         weights=weights,

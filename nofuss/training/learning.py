@@ -11,7 +11,7 @@ import torch
 
 from nofuss.data.collection import compact_labels
 from nofuss.data.pictures import decode_ahead
-from nofuss.data.split import Rows, by_folds
+from nofuss.data.split import by_folds
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.beside import scorable, score_folds
@@ -19,12 +19,10 @@ from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
 from nofuss.evaluate.threshold import Threshold, calibrate
 from nofuss.files.atomic import read_json
-from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
 from nofuss.model.features import backbone_features
-from nofuss.model.inference import through_head
-from nofuss.model.start import Affine, pca_head
+from nofuss.model.start import Affine
 from nofuss.run.choice import CLOSED, TRAINED, Choice
 from nofuss.terminal import console
 from nofuss.training.checkpoint import load_checkpoint
@@ -43,7 +41,7 @@ from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
 from nofuss.training.loop import Training
 from nofuss.training.loop import train as run_loop
-from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
+from nofuss.training.prepare import prepare
 
 CHOICE = "choice.json"
 
@@ -185,7 +183,13 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     sides = job.sides
     held_out = job.collection.subset(sides.held_out)
     watched = held_out.labels is not None and scorable(held_out.labels)
-    training, feed = prepare(job, job.embedder, sides.train)
+    training, feed = prepare(
+        job.config,
+        job.collection.subset(sides.train),
+        None if job.features is None else job.features[sides.train],
+        embedder=job.embedder,
+        preprocessing=job.preprocessing,
+    )
     job.criterion = training.criterion
     before = copy.deepcopy(job.embedder)
 
@@ -215,35 +219,6 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
     if gain.mean < 0:
         job.embedder.load_state_dict(before.state_dict())
         console.warn("training lost on them, so the run keeps the network it started from")
-
-
-def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
-    """Criterion, optimizer and batches for training on these rows."""
-    config, data = replace(job.config, dim=embedder.dim), job.collection.subset(rows)
-    if job.fixed:
-        data = replace(
-            data, kind="vectors", array=job.for_head(rows).numpy(), paths=(), decoded=None
-        )
-    classes = data.num_classes or max(2, min(1000, len(data) // 5))
-    criterion = build_criterion(config, classes)
-    if config.start != "random":
-        x = job.for_head(rows)
-        if config.start == "pca":
-            start = pca_head(x, embedder.dim, center=bool(config.center))
-            embedder.set_head(start, root=embedder.root)
-        labels = None if data.labels is None else torch.from_numpy(data.labels)
-        place_proxies(criterion, normalize(through_head(embedder, x)), labels, seed=config.seed)
-    if data.labels is None:
-        config = replace(config, per_class=0)
-    feed = CollectionFeed(
-        data,
-        None if job.fixed else job.preprocessing,
-        batch_of(config, len(data), classes),
-        per_class=int(config.per_class or 0),
-        seed=config.seed,
-        workers=config.workers,
-    )
-    return build_training(config, embedder, criterion), feed
 
 
 def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:

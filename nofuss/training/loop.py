@@ -146,7 +146,7 @@ def train(
             t.criterion.train()
             model = parallel(t.model)
             began = saved = time.monotonic()
-            items, embeddings = 0, None
+            items, embeddings, asked = 0, None, False
             for batch in feed(t.epoch, t.step):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 seed(_step_seed(t.seed, t.epoch * steps + t.step))
@@ -156,6 +156,8 @@ def train(
                 items += len(batch.indices)
                 watch.step(t.epoch, t.step, steps, loss, items)
                 asked, due = any_true(stop(), time.monotonic() - saved > checkpoint_seconds)
+                if t.step == steps:
+                    break  # the epoch's row is written first: it needs the last embeddings
                 if checkpoints and (asked or due):
                     t.save(checkpoints, steps)
                     saved = time.monotonic()
@@ -172,7 +174,7 @@ def train(
             watch.epoch(t.history)
             if checkpoints:
                 t.save(checkpoints, steps)
-            if any_true(stop())[0]:
+            if any_true(asked or stop())[0]:
                 raise Interrupted
 
 

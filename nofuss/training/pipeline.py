@@ -30,6 +30,7 @@ from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.backbones import Backbone
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
 from nofuss.model.weights import save_model
@@ -45,23 +46,32 @@ from nofuss.training.baselines import untrained
 from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.loop import Interrupted
+from nofuss.training.prepare import class_count
 from nofuss.training.setup import build_criterion
 from nofuss.training.step import NonFiniteLoss
 
 
 def train(
-    config: TrainConfig, collection: Collection | None = None, *, given: Container[str] = ()
+    config: TrainConfig,
+    collection: Collection | None = None,
+    *,
+    given: Container[str] = (),
+    backbone: Backbone | None = None,
 ) -> Path:
     """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path.
 
     given: names of settings that the user gave, which a run to resume must agree with.
     """
     with RunLock() as lock:  # from before the run is read until all of it is written
-        return _train_locked(config, collection, given, lock)
+        return _train_locked(config, collection, given, lock, backbone)
 
 
 def _train_locked(
-    config: TrainConfig, collection: Collection | None, given: Container[str], lock: RunLock
+    config: TrainConfig,
+    collection: Collection | None,
+    given: Container[str],
+    lock: RunLock,
+    backbone: Backbone | None,
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
@@ -77,12 +87,13 @@ def _train_locked(
     check_supervision(collection)
     config = settle(config, collection)
     sides = sides_of(collection, config)
-    embedder, preprocessing = build_model(config, collection)
+    embedder, preprocessing = build_model(config, collection, backbone)
     config = check_dim(config, embedder.backbone.features)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)
-    build_criterion(replace(config, dim=dim), max(2, len(classes_in(collection, sides.train))))
+    classes = class_count(collection.subset(sides.train))
+    build_criterion(replace(config, dim=dim), max(2, classes))
     fingerprint = collection.fingerprint()
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
