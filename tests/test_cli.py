@@ -415,6 +415,13 @@ def test_embed_writes_what_train_reads(nofuss: Call, home: Path) -> None:
     assert nofuss("train", "e.npz", "--out", "second", "--epochs", 1).code == 0
 
 
+def test_triplets_take_fewer_proxies_than_classes(nofuss: Call, home: Path) -> None:
+    """The number of proxies is checked for as many classes as training uses."""
+    options = ("--epochs", 1, "--proxies-per-class", 0.5)
+    outcome = nofuss("train", home / "triplets.csv", "--out", "few", *options)
+    assert outcome.code == 0, outcome.err
+
+
 def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
     outcome = nofuss("train", home / "triplets.csv", "--out", "run", "--epochs", 2)
     assert outcome.code == 0, outcome.err
