@@ -6,11 +6,12 @@ from collections.abc import Callable
 from torch import nn
 from torch.optim import Optimizer
 
+from nofuss.data.loader import Batch
 from nofuss.distributed.device import device_of, own_random_numbers
 from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.training.parallel import parallel
-from nofuss.training.step import Batch, train_step
+from nofuss.training.step import train_step
 
 
 def check_before_training(

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
     choice = job.choice = Choice.from_dict(found["choice"])
-    job.threshold = Threshold(**found["threshold"]) if found["threshold"] else None
+    job.threshold = Threshold.from_extra(found["threshold"]) if found["threshold"] else None
     job.fold_scores = found["scores"]
     for line in choice.describe():
         console.say(line)
@@ -125,7 +125,7 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
             scores = score_folds(found, columns, own, seed=config.seed)
     return {
         "choice": choice.as_dict(),
-        "threshold": asdict(threshold) if threshold else None,
+        "threshold": threshold.as_extra() if threshold else None,
         "scores": scores,
     }
 
@@ -158,7 +158,7 @@ def _decided_before(job: Job) -> dict[str, Any] | None:
     try:
         Choice.from_dict(found["choice"])
         if found["threshold"] is not None:
-            Threshold(**found["threshold"])
+            Threshold.from_extra(found["threshold"])
         return found if "scores" in found else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nofuss.data.loader import Batch
 from nofuss.distributed.device import device_of, own_random_numbers
 from nofuss.distributed.processes import any_true
 from nofuss.geometry import normalize
@@ -31,7 +32,7 @@ from nofuss.training.checkpoint import (
 from nofuss.training.optim import set_rates
 from nofuss.training.parallel import parallel
 from nofuss.training.shards import Cut
-from nofuss.training.step import Batch, train_step
+from nofuss.training.step import train_step
 
 
 class Feed(Protocol):

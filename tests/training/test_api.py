@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import nofuss
+from nofuss.cli import main
 from nofuss.config import Preprocessing
 from nofuss.errors import RunError, UsageError
 
@@ -67,9 +68,10 @@ def test_a_path_gives_what_the_command_gives(tmp_path: Path) -> None:
     x, y = vectors()
     np.savez(tmp_path / "x.npz", vectors=x, labels=y)
     nofuss.train(tmp_path / "x.npz", out=str(tmp_path / "a"), seed=3)
-    from nofuss.cli import main
 
-    assert main(["train", f"{tmp_path / 'x.npz'}", "--out", f"{tmp_path / 'b'}", "--seed", "3"]) == 0
+    assert (
+        main(["train", f"{tmp_path / 'x.npz'}", "--out", f"{tmp_path / 'b'}", "--seed", "3"]) == 0
+    )
     one, two = ((tmp_path / each / "model/weights.safetensors").read_bytes() for each in "ab")
     assert one == two
 
