@@ -165,7 +165,7 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/none", "does not exist"),
         ("train {home}/vectors.npz --epochs -1", "--epochs is -1"),
         ("train {home}/vectors.npz --test-share 1", "--test-share is 1"),
-        ("train {home}/vectors.npz --preset small", "does not fit data that are vectors"),
+        ("train {home}/vectors.npz --preset small", "does not fit vectors"),
         ("train {home}/vectors.npz --backbone convnet", "--backbone"),
         ("train {home}/photos --backbone identity", "--backbone"),
         ("train {home}/vectors.npz --loss nca --assignment dynamic", "nca has none"),

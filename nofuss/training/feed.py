@@ -1,4 +1,4 @@
-"""Batches for training: a collection's items in an order that (seed, epoch, step) alone decide."""
+"""Batches for training: a collection's items in an order fixed by (seed, epoch, step) alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class CollectionFeed:
         return len(self._indices(0))
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
-        """The epoch's batches, leaving out the first `start`."""
+        """Yield the epoch's batches without the first `start`."""
         labels, chosen = self.collection.labels, self._indices(epoch)[start:]
         own = batches(
             self.collection,

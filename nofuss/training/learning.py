@@ -1,4 +1,4 @@
-"""The learning part of a job: features, the choice on folds, the loop."""
+"""Learn: compute features, decide on folds, run the loop."""
 
 import copy
 import json
@@ -47,7 +47,7 @@ CHOICE = "choice.json"
 
 
 def compute_features(job: Job) -> None:
-    """Features that training starts from: of the backbone, or the vectors themselves."""
+    """Compute the features that training starts from: the backbone's, or the vectors themselves."""
     if job.preprocessing is None:
         job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
         return
@@ -77,7 +77,7 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
 
 
 def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine]:
-    """Decide on folds, and put the head where the decision says that it starts."""
+    """Decide on folds, and set the head to the start that they chose."""
     config, rows = job.config, job.sides.train
     assert job.features is not None
     labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
@@ -102,7 +102,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
 
 
 def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, Any]:
-    """What choice.json holds: the choice, and the threshold and scores of held-out classes."""
+    """Return what choice.json holds: choice, threshold and scores of held-out classes."""
     config, labels = job.config, form.labels
     results: list[FoldResult] = []
     if config.untrained:
@@ -133,7 +133,7 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
 def _try_on_folds(
     job: Job, form: ClosedForm, pinned: Pinned, stop: Callable[[], bool]
 ) -> list[FoldResult]:
-    """Compare closed forms, then train from the best of them; a network's training is too long."""
+    """Compare closed forms, then train a head from the best one (a network would take too long)."""
     if not form.folds:
         return []
     with console.busy("choosing where the head starts, on folds of the classes"):
@@ -146,12 +146,12 @@ def _try_on_folds(
 
 
 def _decided_before(job: Job) -> dict[str, Any] | None:
-    """What the folds of the same run decided before it was interrupted."""
+    """Return what the folds of this run decided before it was interrupted, if anything."""
 
     def read() -> str:
         try:
             return json.dumps(read_json(job.run.path / CHOICE))
-        except (OSError, ValueError):  # not there, or damaged
+        except (OSError, ValueError):  # missing or damaged
             return "{}"
 
     found: dict[str, Any] = json.loads(processes.on_first(read))
@@ -165,7 +165,7 @@ def _decided_before(job: Job) -> dict[str, Any] | None:
 
 
 def _learn_head(job: Job, form: ClosedForm, start: Affine, stop: Callable[[], bool]) -> None:
-    """Train a head on fixed features from its closed form, where the folds say that it pays."""
+    """Train a head on fixed features from its closed form, if the folds say that it helps."""
     assert job.choice is not None
     inputs = start(form.inputs(job.choice.recipe.root))
     config = replace(job.config, dim=job.choice.dim)
@@ -207,7 +207,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
 
 
 def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:
-    """Go back to where training started if held-out classes were found better there."""
+    """Restore the embedder from before training if it scored higher on held-out classes."""
     old, new = look(before), look(job.embedder)
     gain = paired_difference(new.objective, old.objective, new.labels, job.config.seed)
     classes = len(torch.unique(new.labels))
@@ -218,15 +218,17 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
     )
     if gain.mean < 0:
         job.embedder.load_state_dict(before.state_dict())
-        console.warn("training lost on them, so the run keeps the network it started from")
+        console.warn(
+            "training lowered their mean, so the run keeps the network from before training"
+        )
 
 
 def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
-    """Stand where the run's checkpoint stood, or look whether training can work."""
+    """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
         checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
         if checkpoint is None:
-            console.warn("no whole checkpoint to resume from; training starts anew")
+            console.warn("no intact checkpoint to resume from; training starts from the beginning")
             return
         training.restore(checkpoint)
         job.run.write_metrics(training.history)
@@ -247,7 +249,7 @@ def _run(
     *,
     validate: Callable[[], dict[str, float]] | None = None,
 ) -> None:
-    """The loop, with its display."""
+    """Run the loop with its display."""
     config = job.config
     what = "vectors" if job.fixed else "images"
     record = job.run.write_metrics

@@ -1,8 +1,8 @@
-"""The training loop. Where it stands is two integers (epoch, step) and a few tensors.
+"""The training loop. Its position is two integers (epoch, step) and a few tensors.
 
 Order and augmentation are pure functions of (seed, epoch, step), randomness inside the model is
-seeded by them at every step, and rates are computed from them; so a run that was interrupted
-anywhere and resumed ends with the same bits as one that was not.
+seeded by them at every step, and rates are computed from them. A run that was interrupted
+anywhere and resumed therefore ends with the same bits as one that was not.
 """
 
 import time
@@ -41,24 +41,24 @@ class Feed(Protocol):
     def __len__(self) -> int: ...
 
     def __call__(self, epoch: int, start: int) -> Iterable[Batch]:
-        """The epoch's batches, leaving out the first `start`."""
+        """Yield the epoch's batches without the first `start`."""
 
 
 class Watch(Protocol):
-    """Who is told how training goes."""
+    """Receives the progress of training."""
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        """After each step."""
+        """Called after each step."""
 
     def epoch(self, history: list[dict[str, Any]]) -> None:
-        """After each epoch, with a row for each so far."""
+        """Called after each epoch with a row for each epoch so far."""
 
     def say(self, message: str) -> None:
-        """Something the user should know."""
+        """Called with a message for the user."""
 
 
 class Silent:
-    """A watch that tells nobody."""
+    """A watch that ignores progress."""
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
         """Nothing."""
@@ -67,7 +67,7 @@ class Silent:
         """Nothing."""
 
     def say(self, message: str) -> None:
-        """A warning, as a library gives it."""
+        """Issue a warning, as a library does."""
         warnings.warn(message, stacklevel=2)
 
 
@@ -77,7 +77,7 @@ class Interrupted(BaseException):
 
 @dataclass
 class Training:
-    """All that moves in training, and where it stands."""
+    """Model, criterion, optimizer and the position of training."""
 
     model: nn.Module
     criterion: nn.Module
@@ -92,7 +92,7 @@ class Training:
 
     @property
     def cut(self) -> Cut | None:
-        """Which of the tensors are this process's rows, where proxies are dealt out."""
+        """Which tensors are this process's rows, if proxies are distributed over processes."""
         if not isinstance(self.criterion, ProxyLoss) or self.criterion.shard is None:
             return None
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -117,7 +117,7 @@ class Training:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where the checkpoint stood."""
+        """Continue from the checkpoint's position."""
         restore_module("model", self.model, checkpoint.tensors)
         restore_module("criterion", self.criterion, checkpoint.tensors)
         restore_optimizer(self.optimizer, checkpoint.tensors)
@@ -137,7 +137,7 @@ def train(
     checkpoint_seconds: float = 60.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run `t` to its last epoch; `validate` gives scores for the epoch's row."""
+    """Run `t` to its last epoch; `validate` returns scores for the epoch's row."""
     steps = len(feed)
     with own_random_numbers(device_of(t.model)) as seed:
         while t.epoch < t.epochs:
@@ -180,12 +180,12 @@ def train(
 
 
 def _step_seed(seed: int, step: int) -> int:
-    """Far apart for neighbouring seeds and steps."""
+    """Mix seed and step, so that neighbouring ones give unrelated seeds."""
     return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9) % 2**63
 
 
 def _health(criterion: nn.Module, embeddings: Tensor | None, watch: Watch) -> dict[str, float]:
-    """Signs of collapse at the end of an epoch: spread of the embeddings, proxies in use."""
+    """Measure signs of collapse at the end of an epoch: spread of embeddings, proxies in use."""
     health = {}
     if embeddings is not None and len(embeddings) > 1:
         # 1 − |mean direction|²: 0 when all embeddings point the same way.
