@@ -1,4 +1,4 @@
-"""The index of a run: brought up to date with a folder, or opened as it is."""
+"""Update the index of a run from a folder, or open it."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from nofuss.search.gallery import (
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.terminal import console
 
-_NAMED = 20  # unreadable pictures that are named on the screen
+_NAMED = 20  # unreadable pictures that are listed in the terminal
 
 
 def index_run(
@@ -37,7 +37,7 @@ def index_run(
     kind: Kind | None = None,
     device: str = "auto",
 ) -> Index:
-    """`nofuss index`: bring RUN/index up to date with a folder; other folders' items stay."""
+    """Run `nofuss index`: update RUN/index from a folder; items of other folders stay."""
     run = open_run(path)
     with RunLock() as lock:  # from before the index is read until it is written
         lock.take(path)
@@ -51,7 +51,7 @@ def open_index(run: Run, encoder: Encoder) -> Index:
     index = load_index(folder)
     if index.extra.get("model") != model_digest(run.model):
         raise RunError(
-            f"{folder} was made by another model than {run.model}; bring it up to date: "
+            f"{folder} was made by another model than {run.model}; update it: "
             + "; ".join(command("nofuss", "index", run.path, of) for of in sources(index))
         )
     if index.dim != encoder.dim:
@@ -63,20 +63,20 @@ def open_index(run: Run, encoder: Encoder) -> Index:
 
 
 def load_index(folder: Path) -> Index:
-    """An index that `update` made; what it notes of its items is checked like the rest."""
+    """Load an index that `update` made, and check what it notes of its items."""
     index = Index.load(folder)
     known = index.extra.get("items", {})
     fits = isinstance(known, dict) and all(name in index for name in known)
     if not fits or not all(_is_note(note) for note in known.values()):
         raise RunError(
-            f"the index in {folder} is damaged (its notes do not fit its items); delete the folder "
-            "and make it again: nofuss index RUN DIR"
+            f"the index in {folder} is damaged (its notes do not match its items); delete the "
+            "folder and make it again: nofuss index RUN DIR"
         )
     return index
 
 
 def _is_note(note: Any) -> bool:
-    """[source, size, mtime_ns, digest]"""
+    """Return whether it is [source, size, mtime_ns, digest]."""
     return isinstance(note, list) and [type(value) for value in note] == [str, int, int, str]
 
 
@@ -101,9 +101,9 @@ def _update(
         count = remove_source(index, data)
         if not count:
             known = ", ".join(sources(index)) or "nothing"
-            raise UsageError(f"the index holds nothing of {_shown(data)}; it holds {known}")
+            raise UsageError(f"the index holds nothing of {_shown(data)}; it holds: {known}")
         _save(index, folder)
-        console.say(f"{count:,} items of {_shown(data)} taken out, {len(index):,} remain")
+        console.say(f"{count:,} items of {_shown(data)} removed, {len(index):,} remain")
         return index
     collection = open_items(data)
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
@@ -125,7 +125,7 @@ def _update(
 
 
 def _save(index: Index, folder: Path) -> None:
-    """Of several processes the first one writes; all hold the same."""
+    """Write the index in the first process only; all processes hold the same."""
     if processes.first():
         check_in_place(folder.parent)
         index.save(own_folder(folder))

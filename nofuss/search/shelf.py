@@ -1,4 +1,4 @@
-"""What the page searches: an index, the pictures behind its rows, and the model that made it.
+"""What the page shows: an index, the pictures of its items, the model, and a map.
 
 See searchable.py for which index that is.
 """
@@ -25,8 +25,9 @@ from nofuss.search.plane import Plane, lay_out
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
 
 STARS = 100
-"""Proxies on the map."""
+"""Most proxies on the map."""
 ON_MAP = 20_000
+"""Most items on the map."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,12 @@ class Found:
     distances: list[float]
     milliseconds: float
     nothing: bool
-    """Even the nearest is beyond the model's threshold."""
+    """Whether even the nearest is beyond the model's threshold."""
 
 
 @dataclass
 class Shelf:
-    """An index that can be looked at."""
+    """An index with everything the page shows of it."""
 
     title: str
     index: Index
@@ -59,7 +60,7 @@ class Shelf:
 
     @property
     def threshold(self) -> float | None:
-        """Neighbours further than this are not alike, as the model's training found."""
+        """Distance beyond which neighbours are not alike; None if training could not find it."""
         value = self.encoder.extra.get("threshold")
         return float(value) if isinstance(value, int | float) else None
 
@@ -70,25 +71,25 @@ class Shelf:
 
     @cached_property
     def codes(self) -> NDArray[np.int64]:
-        """(N,) places in `classes`; −1 without a label."""
+        """(N,) positions in `classes`; −1 without a label."""
         place = {name: i for i, name in enumerate(self.classes)}
         return np.array([-1 if c is None else place[c] for c in self.index.labels], np.int64)
 
     def search(
         self, query: Tensor, k: int, *, only: int | None = None, without: int | None = None
     ) -> Found:
-        """The k nearest of a vector (D,), of one class if asked, an item itself left out."""
+        """Return the k nearest of a vector (D,), in class `only`, leaving out item `without`."""
         began = time.perf_counter()
         wanted = k if without is None else k + 1
         if only is None:
-            apart, rows = self.index.search(query[None], wanted)
+            distances, rows = self.index.search(query[None], wanted)
         else:
             of_class = torch.from_numpy(np.flatnonzero(self.codes == only))
-            apart, rows = nearest(query[None], self.index.vectors[of_class], wanted)
+            distances, rows = nearest(query[None], self.index.vectors[of_class], wanted)
             rows = of_class[rows]
         pairs = [
             (int(row), float(distance))
-            for row, distance in zip(rows[0], apart[0], strict=True)
+            for row, distance in zip(rows[0], distances[0], strict=True)
             if row >= 0 and row != without
         ][:k]
         spent = 1000 * (time.perf_counter() - began)
@@ -101,14 +102,14 @@ class Shelf:
         return lay_out(self.index.vectors, self.proxies)
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
-        """Where vectors lie on the map; the first call draws it, which takes some seconds."""
+        """Return where vectors lie on the map; the first call draws it and takes some seconds."""
         with self._drawing:
             plane = self._plane
         return plane.place(vectors)
 
     @property
     def drawn(self) -> bool:
-        """Whether the map is there already."""
+        """Whether the map has been drawn."""
         return "_plane" in self.__dict__
 
     @cached_property
@@ -142,8 +143,8 @@ def open_shelf(path: Path) -> Shelf:
 
 
 def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:
-    """Proxies spread over all of them, and the class each stands for where there is one each."""
-    few = np.unique(np.linspace(0, len(kept.proxies) - 1, STARS).round().astype(np.int64))
-    own = len(kept.proxies) == len(encoder.class_names)
-    names = [encoder.class_names[i] if own else f"proxy {i}" for i in few]
-    return torch.from_numpy(kept.proxies[few]), names
+    """Return proxies spread evenly over all, and their classes if each class has one."""
+    chosen = np.unique(np.linspace(0, len(kept.proxies) - 1, STARS).round().astype(np.int64))
+    one_each = len(kept.proxies) == len(encoder.class_names)
+    names = [encoder.class_names[i] if one_each else f"proxy {i}" for i in chosen]
+    return torch.from_numpy(kept.proxies[chosen]), names
