@@ -1,7 +1,7 @@
 """`batch-size`: Recall@1 against the batch, the same number of items seen (Section 5).
 
-The rate chosen at the budget's batch moves with the root of the batch. Structured clustering
-stops early: its search grows with the cube of the batch.
+The rate chosen at the budget's batch grows with the root of the batch. Structured clustering is
+not tried with large batches: its search grows with the cube of the batch.
 """
 
 from collections.abc import Mapping
@@ -46,12 +46,12 @@ def curves(source: Source, rates: Rates) -> Curves:
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
-    """Return every method with every size."""
+    """Return the trainings of all curves."""
     return trials_of(curves(source, rates))
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
-    """Return a curve a method, and how far each moves."""
+    """Return a curve a method, and how far its scores spread."""
     sweep = Sweep(curves(source, rates), results, METHODS)
     moves = {m: max(means.values()) - min(means.values()) for m, means in sweep.means().items()}
     usual = {m: source.budget.batch_of(m) for m in LOSSES}
@@ -92,13 +92,13 @@ def verdict(gaps: Mapping[str, Mapping[float, Difference]], usual: Mapping[str, 
         )
         parts.append(f"{METHODS[m]} {moved.replace('-', '−') or 'at none'}")
     stable = all(d.verdict == "indistinguishable" for d in gaps["proxy-nca"].values())
-    so = (
+    conclusion = (
         "Proxy-NCA is stable, as the paper says"
         if stable
         else "Proxy-NCA is not stable here, against the paper"
     )
     every = [d for by_size in gaps.values() for d in by_size.values()]
     return (
-        f"{so}. Recall@1 differs from that at the usual batch of {usual['proxy-nca']}: "
+        f"{conclusion}. Recall@1 differs from that at the usual batch of {usual['proxy-nca']}: "
         f"{'; '.join(parts)} ({certainty(every)})."
     )

@@ -1,9 +1,9 @@
 """`fractional` and `dynamic`: Recall@1 of Proxy-NCA against proxies per label, Figures 6 and 7.
 
 Static assignment: below one, labels share proxies at random; above one, a label has several.
-Dynamic assignment: the closest proxy stands for a point. It is learned from labels, and from bare
-triplets, which are drawn from the labels of the training classes before those are dropped; the same
-number of items is seen. The rate is always that chosen with one proxy a label, static.
+Dynamic assignment: the closest proxy stands for a point. Training uses labels, or bare triplets,
+which are drawn from the labels of the training classes before those are dropped; the same number of
+items is seen. The rate is always that chosen with one proxy a label and static assignment.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -31,7 +31,7 @@ BORROWED = (
 
 @dataclass(frozen=True)
 class ProxiesPerLabel:
-    """What differs between Figures 6 and 7, and the one experiment that both are."""
+    """The experiment of Figures 6 and 7; its fields are what differs between them."""
 
     LOSSES: ClassVar = ("proxy-nca", *BASELINES)
     title: str
@@ -52,7 +52,7 @@ class ProxiesPerLabel:
         }
 
     def trials(self, source: Source, rates: Rates) -> list[Trial]:
-        """Return the trainings of the curves, and those that stand beside them."""
+        """Return the trainings of the curves, and those that they are compared with."""
         losses = self.LOSSES if self.assignment == "dynamic" else BASELINES
         beside = [trial for loss in losses for trial in seeds_of(source, rates, loss)]
         return [*starts_of(source), *trials_of(self.curves(source, rates)), *beside]

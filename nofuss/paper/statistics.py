@@ -21,7 +21,7 @@ Verdict = Literal["above", "below", "indistinguishable"]
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
-    """95% of Student's t around the mean; None for a single value."""
+    """Return the 95% interval of Student's t around the mean; None for a single value."""
     if len(values) < 2:
         return None
     from scipy.stats import t
@@ -31,24 +31,24 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """What results.json holds of a score over seeds."""
+    """Return a score over seeds as results.json holds it."""
     ends = t_interval(values)
     return {"mean": mean(values), "interval": ends and list(ends), "seeds": list(values)}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Recall@1 of one method less that of another, in shares."""
+    """Recall@1 of one method minus that of another, as shares."""
 
     mean: float
     over_seeds: Interval | None
     """95% t-interval over paired seeds; None with one seed."""
     over_classes: Interval
-    """95% of resamples of the test classes, seeds averaged."""
+    """95% interval over resampled test classes, of the mean over seeds."""
 
     @property
     def verdict(self) -> Verdict:
-        """Above or below only where both intervals leave out zero."""
+        """Above or below only if both intervals exclude zero."""
         ends = [self.over_classes, *([self.over_seeds] if self.over_seeds else [])]
         if all(low > 0 for low, _ in ends):
             return "above"
@@ -71,12 +71,12 @@ def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -
 
 
 def list_words(words: Sequence[str]) -> str:
-    """a, b and c."""
+    """Return "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def span(ends: Interval | Sequence[float] | None, *, sign: bool = False) -> str:
-    """An interval of shares in percent."""
+    """Return an interval of shares in percent."""
     if ends is None:
         return "–"
     form = "+.2f" if sign else ".2f"

@@ -1,7 +1,7 @@
-"""Recall@1 against one setting, a curve a method or a way of training: Figures 6, 7 and Section 5.
+"""A sweep: Recall@1 against one setting, a curve for each method or way of training.
 
-`fractional`, `dynamic` and `batch-size` differ in their curves and in what is said about them; how
-results become a table, a figure and numbers is the same, and is here.
+Figures 6 and 7 (`fractional`, `dynamic`) and Section 5 (`batch-size`) differ in their curves and in
+what is said about them; this file makes the table, the figure and the numbers of all three.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def trials_of(curves: Curves) -> list[Trial]:
 
 
 class Sweep:
-    """What came of the trainings of some curves."""
+    """The results of all curves."""
 
     def __init__(
         self, curves: Curves, results: Results, names: Mapping[str, str] | None = None
