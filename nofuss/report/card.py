@@ -6,7 +6,7 @@ from typing import Any
 from nofuss.config import TrainConfig
 from nofuss.files.atomic import write_file
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.report import foreign, read_json
+from nofuss.report import foreign, read_optional_json
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED
 from nofuss.run.directory import Run
 from nofuss.terminal.scores import describe_gain
@@ -23,10 +23,13 @@ def write_card(run: Run) -> None:
 
 def model_card(run: Run) -> str:
     """What the model is, on what data, how good, how to use it, where it ends; Markdown."""
-    data, scores = read_json(run.path / "data.json"), read_json(run.path / "scores.json")
-    model = read_json(run.model / "model.json")
-    environment = read_json(run.path / "environment.json")
-    config, choice = run.config, read_json(run.path / "choice.json").get("choice", {})
+    data, scores = (
+        read_optional_json(run.path / "data.json"),
+        read_optional_json(run.path / "scores.json"),
+    )
+    model = read_optional_json(run.model / "model.json")
+    environment = read_optional_json(run.path / "environment.json")
+    config, choice = run.config, read_optional_json(run.path / "choice.json").get("choice", {})
     dim = model.get("dim", config.dim)
     where = shlex.quote(str(run.path))
     takes, example = ("vectors", "x[:2]") if config.preset == "vectors" else ("pictures", FILES)

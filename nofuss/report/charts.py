@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from xml.etree.ElementTree import Element
 
-from nofuss.report.figures import COLOURS, short, svg, text, ticks
-from nofuss.report.html import tag
+from markupsafe import Markup
+
+from nofuss.report.figures import COLOURS, short, ticks
+from nofuss.report.svg import drawing, shape, text
 
 Point = tuple[float, float, float | None, float | None]
 """x, y, and the ends of y's interval where there is one."""
@@ -30,7 +32,7 @@ def line_chart(
     log: bool = False,
     levels: Sequence[tuple[str, float]] = (),
     styles: Sequence[int] | None = None,
-) -> Element:
+) -> Markup:
     """Curves with their intervals; `levels` are horizontal lines to stand beside.
 
     `styles` numbers colour, dash and mark, for a method to look the same in every figure.
@@ -47,7 +49,9 @@ def line_chart(
     first, last = (math.log(min(xs)), math.log(max(xs))) if log else (min(xs), max(xs))
 
     def across(x: float) -> float:
-        share = ((math.log(x) if log else x) - first) / (last - first or 1)
+        if first == last:  # a single x: in the middle
+            return (LEFT + stop) / 2
+        share = ((math.log(x) if log else x) - first) / (last - first)
         return LEFT + share * (stop - LEFT)
 
     def up(y: float) -> float:
@@ -59,7 +63,7 @@ def line_chart(
     for name, level in levels:
         y = up(level)
         marks.append(
-            tag("line", x1=LEFT, x2=stop, y1=y, y2=y, class_="other", stroke_dasharray="1 3")
+            shape("line", x1=LEFT, x2=stop, y1=y, y2=y, class_="other", stroke_dasharray="1 3")
         )
         ends.append((y, name, "var(--soft)"))
     for i, (name, points) in zip(styles or range(len(lines)), lines, strict=True):
@@ -69,7 +73,7 @@ def line_chart(
     stops = [across(points[-1][0]) for _, points in lines]
     starts = [stop] * len(levels) + stops
     marks += _labels(ends, starts, stop + 18)
-    return svg(WIDTH, HEIGHT, title, marks)
+    return drawing(WIDTH, HEIGHT, title, marks)
 
 
 def _axes(
@@ -89,14 +93,14 @@ def _axes(
     for tick in y_ticks:
         y = up(tick)
         shown = f"{100 * tick:.{int(fine)}f}%" if percent else f"{tick:.3g}"
-        marks.append(tag("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
+        marks.append(shape("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
         marks.append(text(LEFT - 8, y + 4, shown, anchor="end", class_="soft"))
     foot = HEIGHT - BOTTOM
     places = sorted(set(xs)) if log else ticks(min(xs), max(xs), 5)
     for x in places:
         place = across(x)
         marks.append(
-            tag(
+            shape(
                 "line",
                 x1=place,
                 x2=place,
@@ -119,11 +123,11 @@ def _line(
         if low is not None and high is not None:
             place = across(x)
             bar = {"stroke": colour, "stroke_opacity": 0.45, "stroke_width": 1.2}
-            marks.append(tag("line", x1=place, x2=place, y1=up(low), y2=up(high), **bar))
+            marks.append(shape("line", x1=place, x2=place, y1=up(low), y2=up(high), **bar))
     path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y, *_ in points)
     style = f"fill: none; stroke: {colour}; stroke-width: {2.4 if index == 0 else 1.7}"
     dash = DASHES[index % len(DASHES)]
-    marks.append(tag("polyline", points=path, style=style, stroke_dasharray=dash))
+    marks.append(shape("polyline", points=path, style=style, stroke_dasharray=dash))
     marks += [_mark(index, across(x), up(y), colour) for x, y, *_ in points]
     return marks
 
@@ -139,11 +143,11 @@ def _mark(index: int, x: float, y: float, colour: str) -> Element:
         f"M{x - r},{y - r}L{x + r},{y + r}M{x - r},{y + r}L{x + r},{y - r}",
         f"M{x - 1.3 * r},{y}h{2.6 * r}M{x},{y - 1.3 * r}v{2.6 * r}",
     )
-    shape = shapes[index % len(shapes)]
-    if shape is None:
-        return tag("circle", cx=x, cy=y, r=r, style=f"fill: {colour}")
+    path = shapes[index % len(shapes)]
+    if path is None:
+        return shape("circle", cx=x, cy=y, r=r, style=f"fill: {colour}")
     style = f"fill: {colour}; stroke: {colour}; stroke-width: {1.5 if index > 3 else 0}"
-    return tag("path", d=shape, style=style)
+    return shape("path", d=path, style=style)
 
 
 def _labels(
@@ -163,6 +167,6 @@ def _labels(
     for i, y in zip(order, places, strict=True):
         end, name, colour = ends[i]
         leader = {"stroke": colour, "stroke_width": 0.8, "stroke_opacity": 0.6}
-        marks.append(tag("line", x1=starts[i] + 5, x2=x - 3, y1=end, y2=y, **leader))
+        marks.append(shape("line", x1=starts[i] + 5, x2=x - 3, y1=end, y2=y, **leader))
         marks.append(text(x, y + 4, short(name, 24), fill=colour, class_="name"))
     return marks

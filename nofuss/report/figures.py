@@ -9,14 +9,15 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
-from nofuss.report.html import tag
+from nofuss.report.svg import drawing, shape, text
 
 COLOURS = 6  # --c0 … --c5 of report.css
 
 
-def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]]) -> Element:
+def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]]) -> Markup:
     """A row a method: the score as a point, its 95% interval as a line; the first is the run's."""
     width, right, step = 480, 40, 30
     left = 26 + 6.6 * max(len(short(name, 28)) for name, _, _ in scores)
@@ -33,7 +34,7 @@ def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]])
     marks: list[Element] = []
     for tick in ticks(first, last, 4):
         place = x(tick)
-        marks.append(tag("line", x1=place, x2=place, y1=4, y2=height - 22, class_="grid"))
+        marks.append(shape("line", x1=place, x2=place, y1=4, y2=height - 22, class_="grid"))
         label = f"{100 * tick:.0f}%"
         marks.append(text(place, height - 6, label, anchor="middle", class_="soft"))
     for i, (name, value, ends) in enumerate(scores):
@@ -43,7 +44,7 @@ def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]])
         marks.append(text(left - 14, y + 4, short(name, 28), anchor="end"))
         if ends:
             marks.append(
-                tag(
+                shape(
                     "line",
                     x1=x(ends[0]),
                     x2=x(ends[1]),
@@ -54,13 +55,13 @@ def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]])
                     **stroke,
                 )
             )
-        shape = tag("circle", cx=x(value), cy=y, r=5, class_=kind)
         if i:
-            shape = tag("rect", x=x(value) - 4, y=y - 4, width=8, height=8, class_=kind)
-        marks.append(shape)
+            marks.append(shape("rect", x=x(value) - 4, y=y - 4, width=8, height=8, class_=kind))
+        else:
+            marks.append(shape("circle", cx=x(value), cy=y, r=5, class_=kind))
         end = x(ends[1] if ends else value)
         marks.append(text(max(end, x(value)) + 10, y + 4, f"{100 * value:.1f}"))
-    return svg(width, height, "Recall@1 with 95% intervals", marks)
+    return drawing(width, height, "Recall@1 with 95% intervals", marks)
 
 
 def curve(
@@ -69,7 +70,7 @@ def curve(
     title: str,
     first: int = 1,
     percent: bool = False,
-) -> Element:
+) -> Markup:
     """One value an epoch, from epoch `first` on."""
     width, height, left, right, top, bottom = 420, 210, 48, 52, 26, 30
     low, high = min(values), max(values)
@@ -92,14 +93,14 @@ def curve(
     fine = int(len(steps) > 1 and steps[1] - steps[0] < 0.01)  # decimals that tell ticks apart
     for tick in steps:
         y = height - bottom - (tick - low) / (high - low) * (height - top - bottom)
-        marks.append(tag("line", x1=left, x2=width - right, y1=y, y2=y, class_="grid"))
+        marks.append(shape("line", x1=left, x2=width - right, y1=y, y2=y, class_="grid"))
         marks.append(text(left - 8, y + 4, show(tick, fine), anchor="end", class_="soft"))
     points = [at(i) for i in range(len(values))]
     marks.append(
-        tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_="curve")
+        shape("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_="curve")
     )
     if len(points) <= 40:
-        marks += [tag("circle", cx=x, cy=y, r=3, class_="point") for x, y in points]
+        marks += [shape("circle", cx=x, cy=y, r=3, class_="point") for x, y in points]
     x, y = points[-1]
     marks.append(text(x + 8, y + 4, show(values[-1])))
     start = "untrained" if first == 0 else f"epoch {first}"
@@ -107,10 +108,10 @@ def curve(
     if len(points) > 1:
         last = f"epoch {first + len(values) - 1}"
         marks.append(text(points[-1][0], height - 8, last, anchor="middle", class_="soft"))
-    return svg(width, height, f"{title}: {show(values[0])} to {show(values[-1])}", marks)
+    return drawing(width, height, f"{title}: {show(values[0])} to {show(values[-1])}", marks)
 
 
-def class_sizes(sizes: NDArray[np.int64]) -> Element:
+def class_sizes(sizes: NDArray[np.int64]) -> Markup:
     """How many classes have how many items."""
     width, height, bottom = 420, 150, 30
     most = int(sizes.max())
@@ -123,14 +124,16 @@ def class_sizes(sizes: NDArray[np.int64]) -> Element:
     for i, count in enumerate(counts):
         tall = (height - bottom - 20) * count / counts.max()
         y = height - bottom - tall
-        marks.append(tag("rect", x=i * step + 1, y=y, width=step - 2, height=tall, class_="bar"))
+        marks.append(shape("rect", x=i * step + 1, y=y, width=step - 2, height=tall, class_="bar"))
         if count == counts.max() or (count and i in (0, len(counts) - 1)):
             marks.append(text((i + 0.5) * step, y - 5, f"{count:,}", anchor="middle"))
-    marks.append(tag("line", x1=0, x2=width, y1=height - bottom, y2=height - bottom, class_="grid"))
+    marks.append(
+        shape("line", x1=0, x2=width, y1=height - bottom, y2=height - bottom, class_="grid")
+    )
     marks.append(text(0, height - 12, f"{int(edges[0]):,} items a class", class_="soft"))
     if len(counts) > 1:
         marks.append(text(width, height - 12, f"{most:,}", anchor="end", class_="soft"))
-    return svg(width, height, "Class sizes", marks)
+    return drawing(width, height, "Class sizes", marks)
 
 
 def map_panel(
@@ -143,7 +146,7 @@ def map_panel(
     stars: NDArray[Any] | None = None,
     star_labels: NDArray[np.int64] | None = None,
     most: int = 10,
-) -> Element:
+) -> Markup:
     """Items on the plane: a side in ink, the other faint; some classes named where they lie."""
     width, height, pad = 470, 430, 10
     xy = pad + places * [width - 2 * pad, height - 2 * pad - 22] + [0, 22]
@@ -151,18 +154,20 @@ def map_panel(
     named = classes[np.lexsort((classes, -counts))][:most] if len(classes) else classes
     colour = {int(c): f"var(--c{i % COLOURS})" for i, c in enumerate(named)}
     marks = [text(0, 12, title, class_="halo")]
-    marks += [tag("circle", cx=x, cy=y, r=1.6, class_="far") for x, y in xy[~shown]]
+    marks += [shape("circle", cx=x, cy=y, r=1.6, class_="far") for x, y in xy[~shown]]
     for (x, y), label in zip(xy[shown], labels[shown], strict=True):
         own = colour.get(int(label))
         marks.append(
-            tag("circle", cx=x, cy=y, r=3 if own else 2, class_=None if own else "near", fill=own)
+            shape("circle", cx=x, cy=y, r=3 if own else 2, class_=None if own else "near", fill=own)
         )
     if stars is not None and star_labels is not None:
         spots = pad + stars * [width - 2 * pad, height - 2 * pad - 22] + [0, 22]
         for (x, y), label in zip(spots, star_labels, strict=True):
             own = colour.get(int(label))
             marks.append(
-                tag("path", d=_star(x, y, 8 if own else 6), class_="star", fill=own or "var(--ink)")
+                shape(
+                    "path", d=_star(x, y, 8 if own else 6), class_="star", fill=own or "var(--ink)"
+                )
             )
     taken: list[tuple[float, float, float]] = []  # middle and half the width of what is written
     for c in named:
@@ -174,19 +179,7 @@ def map_panel(
             y += 13
         taken.append((x, y, half))
         marks.append(text(x, y, name, anchor="middle", class_="halo", fill=colour[int(c)]))
-    return svg(width, height, title, marks)
-
-
-def svg(width: float, height: float, label: str, children: list[Element]) -> Element:
-    """A figure; its label is read to those who do not see it."""
-    return tag("svg", children, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=label)
-
-
-def text(x: float, y: float, words: str, *, anchor: str | None = None, **more: Any) -> Element:
-    """Words at a place; `fill` wins over the style sheet."""
-    fill = more.pop("fill", None)
-    style = f"fill: {fill}" if fill else None
-    return tag("text", words, x=float(x), y=float(y), text_anchor=anchor, style=style, **more)
+    return drawing(width, height, title, marks)
 
 
 def _star(x: float, y: float, radius: float) -> str:
@@ -199,7 +192,9 @@ def _star(x: float, y: float, radius: float) -> str:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers within low … high."""
+    """Return about so many round numbers within low … high; the one number where both are equal."""
+    if low == high:
+        return [low]
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)

@@ -39,7 +39,7 @@ class Confusion(NamedTuple):
     """The closest such pair, as positions."""
 
 
-class Doubt(NamedTuple):
+class DoubtfulLabel(NamedTuple):
     """An item whose neighbours agree on another class."""
 
     item: int
@@ -99,7 +99,7 @@ def confusions(found: Neighbours, labels: Rows, *, most: int = 10) -> list[Confu
     return result
 
 
-def doubtful_labels(found: Neighbours, labels: Rows, *, most: int = 200) -> list[Doubt]:
+def doubtful_labels(found: Neighbours, labels: Rows, *, most: int = 200) -> list[DoubtfulLabel]:
     """Items with no neighbour of their own class, and most neighbours of one other.
 
     A class of one item or two proves nothing, and is left out. The surest come first.
@@ -117,7 +117,7 @@ def doubtful_labels(found: Neighbours, labels: Rows, *, most: int = 200) -> list
             continue
         nearest = int(np.flatnonzero(theirs == suggested)[0])
         doubts.append(
-            Doubt(
+            DoubtfulLabel(
                 int(query),
                 int(own),
                 suggested,

@@ -1,7 +1,9 @@
 """Line charts: every line named once, names apart from each other, names never markup."""
 
 import itertools
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element, fromstring
+
+import pytest
 
 from nofuss.report.charts import DASHES, LABEL, line_chart
 
@@ -11,7 +13,7 @@ def chart(count: int, **more: object) -> Element:
         (f"line {i}", [(x, 0.5 + 0.001 * i, None, None) for x in (1.0, 10.0, 100.0)])
         for i in range(count)
     ]
-    return line_chart(lines, title="t", x_label="x", **more)  # type: ignore[arg-type]
+    return fromstring(line_chart(lines, title="t", x_label="x", **more))  # type: ignore[arg-type]
 
 
 def test_labels_of_lines_that_end_together_do_not_touch() -> None:
@@ -37,6 +39,17 @@ def test_log_axis_spaces_ratios_evenly() -> None:
 
 def test_names_are_text() -> None:
     lines = [("<script>x</script>", [(0.0, 1.0, 0.9, 1.1), (1.0, 2.0, None, None)])]
-    page = tostring(line_chart(lines, title="<b>", x_label="x", percent=False), encoding="unicode")
+    page = line_chart(lines, title="<b>", x_label="x", percent=False)
     assert "<script" not in page
     assert "<b>" not in page
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("y", [0.0, 0.5])
+def test_a_single_x_lies_in_the_middle(y: float, log: bool) -> None:
+    lines = [("a", [(3.0, y, None, None)]), ("b", [(3.0, y, y - 0.1, y + 0.1)])]
+    drawn = fromstring(line_chart(lines, title="t", x_label="epoch", log=log))
+    places = {line.get("points", "").split(",")[0] for line in drawn.iter("polyline")}
+    assert len(places) == 1
+    assert 50 < float(places.pop()) < 560
+    assert [t.text for t in drawn.iter("text")].count("3") == 1  # the tick
