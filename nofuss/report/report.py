@@ -102,6 +102,8 @@ def _verdict(gain: dict[str, Any]) -> str:
     """Return whether learning was worth it, by the 95% intervals of both paired differences."""
     low = min(gain["recall@1"][1], gain["map@r"][1])
     high = max(gain["recall@1"][2], gain["map@r"][2])
+    if low == high == 0:  # the untrained features were kept
+        return "made no difference"
     return "paid off" if low >= 0 else "made it worse" if high <= 0 else "made little difference"
 
 

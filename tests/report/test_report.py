@@ -11,6 +11,7 @@ import pytest
 
 from nofuss.commands import evaluate
 from nofuss.data import open_data
+from nofuss.files.atomic import read_json, write_json
 from nofuss.report import write_report
 from nofuss.report.projection import project
 from nofuss.run.embeddings import load_embeddings, without_sample
@@ -121,6 +122,30 @@ def test_a_bare_run_has_a_report_too(picture_run: Path, tmp_path: Path) -> None:
     page = Page(file)
     assert "no test classes" in page.text
     assert "Data" in page.text
+
+
+@pytest.mark.parametrize(
+    ("recall", "map_r", "verdict"),
+    [
+        ((0.1, 0.0, 0.2), (0.1, 0.05, 0.2), "paid off"),
+        ((-0.1, -0.2, 0.0), (0.0, 0.0, 0.0), "made it worse"),
+        ((0.1, -0.1, 0.2), (0.1, 0.05, 0.2), "made little difference"),
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "made no difference"),
+    ],
+)
+def test_it_opens_with_what_learning_was_worth(
+    recall: tuple[float, ...],
+    map_r: tuple[float, ...],
+    verdict: str,
+    vector_run: Path,
+    tmp_path: Path,
+) -> None:
+    scores = read_json(vector_run / "scores.json")
+    gain = {"over": "untrained features", "recall@1": recall, "map@r": map_r}
+    write_json(tmp_path / "scores.json", scores | {"gain": gain})
+    collection = open_data(vector_run.parent / "data.npz")
+    page = Page(write_report(tmp_path, collection, without_sample("", 8)))
+    assert f"Learning {verdict}: Recall@1" in page.text
 
 
 def test_a_picture_that_vanished_is_left_out(picture_run: Path, tmp_path: Path) -> None:
