@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from markupsafe import Markup
 
-from nofuss.report.figures import COLOURS, shorten, ticks
+from nofuss.report.figures import COLOURS, percent_labels, shorten, ticks
 from nofuss.report.svg import drawing, shape, text
 
 Point = tuple[float, float, float | None, float | None]
@@ -88,10 +88,9 @@ def _axes(
 ) -> list[Element]:
     """Draw levels of y with their values, and ticks of x."""
     marks = []
-    digits = int(len(y_ticks) > 1 and y_ticks[1] - y_ticks[0] < 0.0099)
-    for tick in y_ticks:
+    labels = percent_labels(y_ticks) if percent else [f"{tick:.3g}" for tick in y_ticks]
+    for tick, label in zip(y_ticks, labels, strict=True):
         y = y_of(tick)
-        label = f"{100 * tick:.{digits}f}%" if percent else f"{tick:.3g}"
         marks.append(shape("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
         marks.append(text(LEFT - 8, y + 4, label, anchor="end", class_="soft"))
     foot = HEIGHT - BOTTOM

@@ -38,10 +38,11 @@ def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]])
 
     height = step * len(scores) + 26
     marks: list[Element] = []
-    for tick in ticks(first, last, 4):
+    steps = ticks(first, last, 4)
+    for tick, label in zip(steps, percent_labels(steps), strict=True):
         x = x_of(tick)
         marks.append(shape("line", x1=x, x2=x, y1=4, y2=height - 22, class_="grid"))
-        marks.append(text(x, height - 6, f"{100 * tick:.0f}%", anchor="middle", class_="soft"))
+        marks.append(text(x, height - 6, label, anchor="middle", class_="soft"))
     for i, (name, value, interval) in enumerate(scores):
         x, y = x_of(value), 18 + step * i
         kind = "other" if i else "point"
@@ -75,15 +76,15 @@ def curve(values: Sequence[float], *, title: str, percent: bool = False) -> Mark
     def y_of(value: float) -> float:
         return height - bottom - (value - low) / (high - low) * (height - top - bottom)
 
-    def show(value: float, digits: int = 1) -> str:
-        return f"{100 * value:.{digits}f}%" if percent else f"{value:.3g}"
+    def show(value: float) -> str:
+        return f"{100 * value:.1f}%" if percent else f"{value:.3g}"
 
     marks = [text(0, 13, title, class_="halo")]
-    digits = int(len(steps) > 1 and steps[1] - steps[0] < 0.01)  # so that tick labels differ
-    for tick in steps:
+    labels = percent_labels(steps) if percent else [show(tick) for tick in steps]
+    for tick, label in zip(steps, labels, strict=True):
         y = y_of(tick)
         marks.append(shape("line", x1=left, x2=width - right, y1=y, y2=y, class_="grid"))
-        marks.append(text(left - 8, y + 4, show(tick, digits), anchor="end", class_="soft"))
+        marks.append(text(left - 8, y + 4, label, anchor="end", class_="soft"))
     points = [(x_of(i), y_of(value)) for i, value in enumerate(values)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     marks.append(shape("polyline", points=path, class_="curve"))
@@ -187,6 +188,14 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [step * i for i in range(first, math.floor(high / step + 1e-9) + 1)] or [low, high]
+
+
+def percent_labels(shares: Sequence[float]) -> list[str]:
+    """Return ticks in percent with as many decimals as they need, so that no label is rounded."""
+    percents = [100 * share for share in shares]
+    exact = (d for d in range(3) if all(abs(p - round(p, d)) < 1e-9 for p in percents))
+    digits = next(exact, 1)  # a tick that is no round number
+    return [f"{p:.{digits}f}%" for p in percents]
 
 
 def shorten(words: str, most: int) -> str:

@@ -1,7 +1,7 @@
 """Jinja2 templates → HTML pages: whatever a class or a file is called, it is text, never markup.
 
-Autoescape is on for every value; only the drawings of svg.py arrive as markup. A template names
-a value that does not exist: that is an error, not an empty string.
+Autoescape is on for every value; only the drawings of svg.py arrive as markup. A value that is
+missing is an error, not an empty string.
 """
 
 from functools import cache

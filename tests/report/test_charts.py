@@ -6,6 +6,7 @@ from xml.etree.ElementTree import Element, fromstring
 import pytest
 
 from nofuss.report.charts import DASHES, LABEL, line_chart
+from nofuss.report.figures import percent_labels, ticks
 
 
 def chart(count: int, **more: object) -> Element:
@@ -53,3 +54,20 @@ def test_a_single_x_lies_in_the_middle(y: float, log: bool) -> None:
     assert len(places) == 1
     assert 50 < float(places.pop()) < 560
     assert [t.text for t in drawn.iter("text")].count("3") == 1  # the tick
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.0, 1.0, ["0%", "20%", "40%", "60%", "80%", "100%"]),
+        (0.275, 0.38, ["27.5%", "30.0%", "32.5%", "35.0%", "37.5%"]),
+        (0.5, 0.51, ["50.0%", "50.2%", "50.4%", "50.6%", "50.8%", "51.0%"]),
+        (0.1, 0.1125, ["10.00%", "10.25%", "10.50%", "10.75%", "11.00%", "11.25%"]),
+    ],
+)
+def test_labels_of_ticks_are_not_rounded(low: float, high: float, labels: list[str]) -> None:
+    assert percent_labels(ticks(low, high, 5)) == labels
+
+
+def test_a_label_that_is_no_round_number_has_one_decimal() -> None:
+    assert percent_labels([2 / 3]) == ["66.7%"]
