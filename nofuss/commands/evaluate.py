@@ -22,7 +22,7 @@ from nofuss.evaluate.protocol import evaluate
 from nofuss.evaluate.task import Options
 from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load
-from nofuss.report import read_json, write_report
+from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
 from nofuss.run.directory import check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings, without_sample
@@ -130,7 +130,7 @@ def _evaluate(
     content = scores.as_dict()
     if as_json:
         console.answer(content)
-    before = read_json(path / "scores.json")
+    before = read_optional_json(path / "scores.json")
     if not as_json:
         method = str(before.get("method", run.config.loss))
         score_table(f"{path} on {collection.name}", {method: content})
@@ -169,7 +169,7 @@ def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
 
 def _show_fold_scores(path: Path, *, as_json: bool) -> None:
     """Print the scores of a run that was trained on all of its classes: those of its folds."""
-    scores = read_json(path / "scores.json")
+    scores = read_optional_json(path / "scores.json")
     if "recall@1" not in scores:
         raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
     if as_json:
