@@ -3,9 +3,8 @@
 Every reader in this folder ends in one; samplers, loader and training start from one.
 """
 
-import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nofuss.errors import DataError, visible
+from nofuss.files.checksum import Bytes, array_bytes, digest_of
 
 if TYPE_CHECKING:
     from nofuss.data.pictures import DecodedPictures
@@ -129,25 +129,27 @@ class Collection:
         )
 
     def fingerprint(self) -> str:
-        """A hash of layout, item names and sizes, labels and split: other data, other hash.
+        """Return a digest of layout, item names and sizes, labels and split.
 
-        The place of the data on disk is no part of it, nor is the pictures' content (their
-        sizes in bytes are); arrays are hashed whole.
+        It does not depend on where the data lie on the disk, nor on the pictures' content (but on
+        their sizes in bytes); arrays are hashed whole.
         """
-        seen = hashlib.blake2b(f"{self.layout}\0{self.kind}\0".encode(), digest_size=16)
+        return digest_of(self._identity())
+
+    def _identity(self) -> Iterator[Bytes]:
+        yield f"{self.layout}\0{self.kind}\0".encode()
         if self.kind == "pictures":
             for path in self.paths:
-                seen.update(os.fsencode(relative(path, self.root)) + b"\0")
-                seen.update(f"{_size(path)}\0".encode())
+                yield os.fsencode(relative(path, self.root)) + b"\0"
+                yield f"{_size(path)}\0".encode()
         elif self.array is not None:
-            seen.update(f"{self.array.dtype}{self.array.shape}".encode())
-            seen.update(np.ascontiguousarray(self.array).data)
+            yield f"{self.array.dtype}{self.array.shape}".encode()
+            yield array_bytes(self.array)
         else:
-            seen.update(str(len(self)).encode())
-        seen.update("\0".join(self.class_names).encode("utf-8", "backslashreplace"))
+            yield str(len(self)).encode()
+        yield "\0".join(self.class_names).encode("utf-8", "backslashreplace")
         for values in (self.labels, self.split, self.triplets):
-            seen.update(b"\0" if values is None else np.ascontiguousarray(values).tobytes())
-        return seen.hexdigest()
+            yield b"\0" if values is None else np.ascontiguousarray(values).tobytes()
 
 
 class Subset:

@@ -12,7 +12,6 @@ typefaces share a glyph such as ℂ). Half of the classes, drawn with a fixed se
 testing only. Nothing is downloaded; rendering takes a few seconds and is kept in the cache.
 """
 
-import hashlib
 import unicodedata
 import zipfile
 import zlib
@@ -24,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 
-from nofuss.data.cache import cache_directory, warn_damaged, write_atomically
+from nofuss.data.cache import cache_directory, try_write, warn_damaged
 from nofuss.data.collection import TEST, TRAIN, Collection
+from nofuss.files.checksum import digest_of
 
 SIDE = 28
 FONT_SIZE = 20
@@ -139,13 +139,11 @@ def _merge_homoglyphs(
 
 
 def _cache_file() -> Path:
-    """Named after all that the pictures depend on: another font or renderer, another file."""
-    key = hashlib.blake2b(digest_size=8)
+    """Return the file named after all that the pictures depend on: fonts, renderer, settings."""
     settings = (SIDE, FONT_SIZE, FEWEST_FACES, FACES, SAME, unicodedata.unidata_version)
-    key.update(f"2 {settings} {features.version('freetype2')}".encode())
-    for face in FACES:
-        key.update(_font_file(face).read_bytes())
-    return cache_directory() / f"characters-{key.hexdigest()}.npz"
+    versions = f"2 {settings} {features.version('freetype2')}".encode()
+    key = digest_of([versions, *(_font_file(face).read_bytes() for face in FACES)], size=8)
+    return cache_directory() / f"characters-{key}.npz"
 
 
 def _cached() -> Glyphs | None:
@@ -163,7 +161,5 @@ def _cached() -> Glyphs | None:
 
 def _render_into_cache() -> Glyphs:
     glyphs = render()
-    write_atomically(
-        _cache_file(), lambda file: np.savez_compressed(file, allow_pickle=False, **glyphs)
-    )
+    try_write(_cache_file(), lambda file: np.savez_compressed(file, allow_pickle=False, **glyphs))
     return glyphs

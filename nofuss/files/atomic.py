@@ -5,7 +5,6 @@ pipe, a device or a file without end: what and how large it is, is looked at bef
 """
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -16,6 +15,8 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, Any
+
+from nofuss.files.checksum import digest_of_file, sha256_of, sha256_of_file
 
 MANIFEST = "manifest.json"
 READ_LIMIT = 2**30
@@ -192,10 +193,16 @@ def parse_json(content: bytes) -> Any:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_of([json.dumps(content, sort_keys=True).encode()])
 
 
 def sha256(path: Path) -> str:
-    """The file's checksum, read back from where it lies."""
+    """Return the SHA-256 of a regular file, read back from the disk."""
     with open_regular(path, limit=memory()) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of_file(file)
+
+
+def digest(path: Path, *, limit: int = READ_LIMIT) -> str:
+    """Return the BLAKE2b digest of a regular file of at most `limit` bytes: equal for copies."""
+    with open_regular(path, limit=limit) as file:
+        return digest_of_file(file)

@@ -4,8 +4,8 @@ RUN/embeddings.safetensors: unit vectors of the test items and of a sample of th
 items, their rows in the collection, the proxies, and p(x) of the sample.
 """
 
-import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from safetensors.numpy import save
 
 from nofuss.errors import RunError
 from nofuss.files.atomic import check_regular, memory, parse_json, write_file
+from nofuss.files.checksum import Bytes, array_bytes, sha256_of
 
 FILE = "embeddings.safetensors"
 Floats = NDArray[np.float32]
@@ -98,11 +99,13 @@ def _check(kept: RunEmbeddings) -> None:
 
 
 def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
-    seen = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name in _ARRAYS:
-        seen.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
-        seen.update(arrays[name].tobytes())
-    return seen.hexdigest()
+    def parts() -> Iterator[Bytes]:
+        yield json.dumps(about, sort_keys=True).encode()
+        for name in _ARRAYS:
+            yield f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode()
+            yield array_bytes(arrays[name])
+
+    return sha256_of(parts())
 
 
 def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
