@@ -1,14 +1,11 @@
 """`nofuss doctor`: what is in the data, what is wrong with it, and what to run next. Reads only."""
 
-import hashlib
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +14,12 @@ from torch import Tensor
 from tyro.conf import Positional, arg
 
 from nofuss.data import open_data, scan_pictures
+from nofuss.data.arrays import check_vectors, is_finite
 from nofuss.data.collection import Collection
-from nofuss.data.cost import MAX_FILE
 from nofuss.data.decode import PictureError, decode
-from nofuss.data.duplicates import Look, look_at, near_duplicates
+from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates, row_digests
 from nofuss.data.scan import CONFLICT, DUPLICATE
-from nofuss.errors import command
-from nofuss.files.atomic import open_regular
+from nofuss.errors import DataError, command
 from nofuss.model.encoder import load
 from nofuss.report import findings
 from nofuss.terminal import console
@@ -85,7 +81,7 @@ def main(
         run: A run directory: its model finds labels that their neighbours contradict.
         json: Print everything that was found as JSON.
     """
-    collection = open_data(data)
+    collection = open_data(data, check_values=False)  # bad rows are listed, not refused
     if not json:
         console.say(collection.describe())
     found = diagnose(collection, data=data, run=run, quiet=json)
@@ -113,20 +109,17 @@ def diagnose(
             found.notes.append(f"{single:,} classes have one item: nothing can be found for it")
     usable = np.arange(len(collection))
     if collection.kind == "pictures":
-        with _bar("looking at files", len(collection), quiet) as progress:
-            report = scan_pictures(collection, progress=lambda done, _: progress and progress(done))
+        with console.progress("looking at files", len(collection), quiet=quiet) as progress:
+            report = scan_pictures(collection, progress=progress)
         bad = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
         found.unusable = [{"item": p.name, "reason": p.reason, "detail": p.detail} for p in bad]
         usable = report.readable
-        copies = _copied_files(collection.paths, usable)
+        copies = [list(rows) for rows in report.copies]
     elif collection.array is not None:
-        finite = np.isfinite(collection.array.reshape(len(collection), -1)).all(1)
-        found.unusable = [
-            {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
-            for i in np.flatnonzero(~finite)
-        ]
-        usable = np.flatnonzero(finite)
-        copies = _copied_rows(collection.array)
+        if collection.kind == "vectors":
+            usable = _check_rows(collection, found)
+        digests = row_digests(collection.array[i] for i in usable)
+        copies = [usable[rows].tolist() for rows in exact_copies(digests)]
     else:
         copies = []
     found.duplicates = [_group(collection, rows) for rows in copies]
@@ -139,11 +132,28 @@ def diagnose(
     if run is not None and collection.labels is not None:
         subset = collection.subset(usable)
         encoder = load(run)
-        with _bar("embedding", len(subset), quiet) as progress:
+        with console.progress("embedding", len(subset), quiet=quiet) as progress:
             vectors = encoder.embed_collection(subset, progress=progress)
         found.doubtful_labels = doubtful_labels(vectors, subset)
     found.suggestion = suggest(collection, data)
+    if collection.kind == "vectors" and len(usable) < len(collection):  # training refuses them
+        found.suggestion = f"drop or fix the rows that can't be used, then {found.suggestion}"
     return found
+
+
+def _check_rows(collection: Collection, found: Diagnosis) -> NDArray[np.int64]:
+    """Return the rows of finite vectors; note the others, and values that training refuses."""
+    assert collection.array is not None
+    finite = is_finite(collection.array)
+    found.unusable = [
+        {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
+        for i in np.flatnonzero(~finite)
+    ]
+    try:
+        check_vectors(collection.array[finite], name=collection.name)
+    except DataError as error:
+        found.notes.append(str(error))
+    return np.flatnonzero(finite)
 
 
 def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
@@ -193,14 +203,13 @@ def _look_alikes(
 
     looks: dict[int, Look] = {}
     with (
-        _bar("comparing pictures", len(usable), quiet) as progress,
+        console.progress("comparing pictures", len(usable), quiet=quiet) as progress,
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
         for i, seen in zip(usable.tolist(), pool.map(look, usable.tolist()), strict=True):
             if seen is not None:
                 looks[i] = seen
-            if progress:
-                progress(len(looks))
+            progress(len(looks))
     if not looks:
         return []
     rows = list(looks)
@@ -209,36 +218,11 @@ def _look_alikes(
     return [[rows[i] for i in group] for group in near_duplicates(bits, thumbnails)]
 
 
-def _copied_files(paths: Sequence[Path], usable: NDArray[np.int64]) -> list[list[int]]:
-    """Groups of files with the same bytes; only files of one size are read."""
-    by_size: defaultdict[int, list[int]] = defaultdict(list)
-    by_content: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
-    for i in usable.tolist():
-        by_size[paths[i].stat().st_size].append(i)
-    for size, rows in by_size.items():
-        for i in rows if len(rows) > 1 else ():
-            with open_regular(paths[i], limit=MAX_FILE) as file:
-                by_content[size, hashlib.file_digest(file, "sha256").digest()].append(i)
-    return sorted(rows for rows in by_content.values() if len(rows) > 1)
-
-
-def _copied_rows(array: NDArray[Any]) -> list[list[int]]:
-    """Groups of rows with the same content."""
-    groups: defaultdict[bytes, list[int]] = defaultdict(list)
-    for i, row in enumerate(array):
-        groups[row.tobytes()].append(i)
-    return [rows for rows in groups.values() if len(rows) > 1]
-
-
 def _group(collection: Collection, rows: Sequence[int]) -> Group:
     classes: list[str] = []
     if collection.labels is not None:
         classes = sorted({collection.class_names[collection.labels[i]] for i in rows})
     return Group([collection.names[i] for i in rows], classes)
-
-
-def _bar(label: str, total: int, quiet: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if quiet else console.progress(label, total)
 
 
 def _tell(found: Diagnosis) -> None:

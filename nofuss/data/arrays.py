@@ -31,8 +31,11 @@ NAMES = ("classes", "class_names")
 Arrays = dict[str, NDArray[Any]]
 
 
-def open_arrays(path: Path) -> Collection:
-    """The items and labels in an `.npz` or `.safetensors` file."""
+def open_arrays(path: Path, *, check_values: bool = True) -> Collection:
+    """Read the items and labels of an `.npz` or `.safetensors` file.
+
+    check_values: refuse vectors that training can't use; `nofuss doctor` lists them instead.
+    """
     name = printable(path.name)
     try:
         arrays = _load(path)
@@ -41,17 +44,22 @@ def open_arrays(path: Path) -> Collection:
     except Exception as error:  # zip, zlib, numpy and safetensors each raise their own kinds
         reason = printable(" ".join(str(error).split())) or type(error).__name__
         raise DataError(f"{name} can't be read: {reason}") from error
-    return from_arrays(arrays, name=path.stem, layout=f"arrays in {name}")
+    layout = f"arrays in {name}"
+    return from_arrays(arrays, name=path.stem, layout=layout, check_values=check_values)
 
 
-def from_arrays(arrays: Arrays, *, name: str, layout: str = "arrays") -> Collection:
-    """A collection of the arrays, found by their names."""
+def from_arrays(
+    arrays: Arrays, *, name: str, layout: str = "arrays", check_values: bool = True
+) -> Collection:
+    """Return the collection of the arrays, which are found by their names."""
     key = _first(arrays, ITEMS)
     if key is None:
         raise DataError(
             f"{name} holds {', '.join(arrays) or 'nothing'}; expected one of {', '.join(ITEMS)}"
         )
     items = _as_items(arrays[key], key)
+    if check_values and items.ndim == 2:
+        check_vectors(items, name=key)
     labels_key = _first(arrays, LABELS)
     triplets = _as_triplets(arrays["triplets"], len(items)) if "triplets" in arrays else None
     if labels_key is None:
@@ -102,25 +110,33 @@ def _first(arrays: Arrays, names: Iterable[str]) -> str | None:
     return next((name for name in names if name in arrays), None)
 
 
+def check_vectors(vectors: NDArray[np.float32], *, name: str) -> None:
+    """Refuse vectors (N, D) with NaN, infinity, or values whose squares float32 can't hold."""
+    bad = np.flatnonzero(~is_finite(vectors))
+    if len(bad):
+        rows = first_five([str(row) for row in bad]).replace(";", ",")
+        raise DataError(f"{name} has NaN or infinite values in rows {rows}; drop or fix them")
+    largest = float(np.abs(vectors).max(initial=0))
+    if largest > LARGEST or 0 < largest < 1 / LARGEST:
+        raise DataError(
+            f"{name} reaches {largest:.0e}; the squares of such values are beyond float32: "
+            f"divide them by {largest:.0e}"
+        )
+
+
+def is_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return for each row (N, D) whether all of its values are finite."""
+    return np.asarray(np.isfinite(vectors).all(axis=1))
+
+
 def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
     """Vectors as float32 (N, D); pictures as uint8 (N, H, W) or (N, H, W, 3)."""
     got = f"{key} is {items.dtype} of shape {items.shape}"
     if not items.size:
         raise DataError(f"{got}: empty")
     if items.ndim == 2 and items.dtype.kind in "fiu":
-        with np.errstate(over="ignore"):  # becomes infinite, and is refused below
-            vectors = items.astype(np.float32)
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
-            rows = first_five([str(row) for row in bad]).replace(";", ",")
-            raise DataError(f"{key} has NaN or infinite values in rows {rows}; drop or mend them")
-        largest = float(np.abs(vectors).max())
-        if largest > LARGEST or 0 < largest < 1 / LARGEST:
-            raise DataError(
-                f"{key} reaches {largest:.0e}; the squares of such values are beyond float32: "
-                f"divide them by {largest:.0e}"
-            )
-        return vectors
+        with np.errstate(over="ignore"):  # becomes infinite, and is refused by check_vectors
+            return items.astype(np.float32)
     if items.dtype == np.uint8 and items.ndim == 4:
         if items.shape[1] in (1, 3) and items.shape[3] not in (1, 3):
             items = np.ascontiguousarray(items.transpose(0, 2, 3, 1))

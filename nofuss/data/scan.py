@@ -5,11 +5,10 @@ size and time of change, so that a second scan only asks the file system. Files 
 """
 
 import csv
-import hashlib
 import io
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,13 @@ from nofuss.data.cache import cache_directory, read_notes, write_notes
 from nofuss.data.collection import Collection
 from nofuss.data.cost import MAX_ASPECT, MAX_FILE, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
 from nofuss.data.decode import PictureError, decode
-from nofuss.files.atomic import open_regular
+from nofuss.data.duplicates import exact_copies
+from nofuss.data.pictures import Progress
+from nofuss.files.atomic import digest
+from nofuss.files.checksum import digest_of
 
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
 VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
-
-Progress = Callable[[int, int], object]
-"""Called with how many are done, and of how many."""
 
 
 class Problem(NamedTuple):
@@ -46,6 +45,8 @@ class ScanReport:
 
     count: int
     problems: tuple[Problem, ...]
+    copies: tuple[tuple[int, ...], ...] = ()
+    """Groups of items whose files have the same content."""
 
     @property
     def readable(self) -> NDArray[np.int64]:
@@ -93,11 +94,13 @@ def scan_pictures(
         for finding in look:
             findings.append(finding)
             if progress is not None:
-                progress(len(findings), len(collection))
+                progress(len(findings))
     files = dict(zip(map(str, collection.paths), findings, strict=True))
     if files != known:
         write_notes(memory, {"version": VERSION, "files": files})
-    return ScanReport(len(collection), tuple(_problems(collection, findings)))
+    copies = exact_copies([finding.digest or None for finding in findings])
+    problems = _problems(collection, findings, copies)
+    return ScanReport(len(collection), tuple(problems), tuple(map(tuple, copies)))
 
 
 def _look(path: Path, known: Finding | None) -> Finding:
@@ -109,27 +112,26 @@ def _look(path: Path, known: Finding | None) -> Finding:
     if known is not None and known[:2] == version and known.digest:
         return known  # what could not be read may be readable now: permissions have no time
     try:
-        with open_regular(path, limit=MAX_FILE) as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        content = digest(path, limit=MAX_FILE)
         decode(path, at_least=1)  # all of the stream, at the smallest scale
     except PictureError as error:
         return Finding(*version, "", error.reason, error.detail)
     except OSError as error:
         return Finding(*version, "", "unreadable", error.strerror or "")
-    return Finding(*version, digest, "", "")
+    return Finding(*version, content, "", "")
 
 
-def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Problem]:
-    """Bad files, and all but the first of each set of copies (all, where labels disagree)."""
+def _problems(
+    collection: Collection, findings: Sequence[Finding], copies: Sequence[list[int]]
+) -> list[Problem]:
+    """List bad files, and all but the first of each group of copies (all, if labels disagree)."""
     names, labels = collection.names, collection.labels
-    copies: defaultdict[str, list[int]] = defaultdict(list)
-    problems: list[Problem] = []
-    for i, finding in enumerate(findings):
-        if finding.reason:
-            problems.append(Problem(i, names[i], finding.reason, finding.detail))
-        else:
-            copies[finding.digest].append(i)
-    for same in copies.values():
+    problems = [
+        Problem(i, names[i], finding.reason, finding.detail)
+        for i, finding in enumerate(findings)
+        if finding.reason
+    ]
+    for same in copies:
         first, *others = same
         if labels is not None and len(set(labels[same])) > 1:
             classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))
@@ -141,8 +143,7 @@ def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Probl
 
 def _cache_file(collection: Collection) -> Path:
     place = f"{collection.root}\0{collection.layout}\0{collection.name}"
-    key = hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()
-    return cache_directory() / "scans" / f"{key}.json"
+    return cache_directory() / "scans" / f"{digest_of([os.fsencode(place)])}.json"
 
 
 def _recall(memory: Path) -> dict[str, Finding]:

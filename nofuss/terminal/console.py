@@ -59,8 +59,14 @@ def answer(content: Any) -> None:
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for work of known length; hands out a function to tell how many are done."""
+def progress(label: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a bar for work of known length; yields the function to call with how many are done.
+
+    A line with the time it took remains. `quiet` shows neither.
+    """
+    if quiet:
+        yield lambda done: None
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,

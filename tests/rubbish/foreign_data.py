@@ -218,7 +218,7 @@ CATALOGUE |= {
     "NaN in vectors": (
         lambda here: arrays(here, vectors=[[1.0, np.nan], [1, 2], [np.inf, 0]], labels=[0, 1, 0]),
         2,
-        "vectors has NaN or infinite values in rows 0, 2; drop or mend them",
+        "vectors has NaN or infinite values in rows 0, 2; drop or fix them",
     ),
     "triplets of unknown rows": (
         lambda here: arrays(here, vectors=np.eye(3), triplets=[[0, 1, 2], [0, 1, 3]]),
