@@ -12,7 +12,6 @@ comfortably, is not kept at all, and its pictures are decoded as they are needed
 our names, and nothing but our files inside, is ever deleted.
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -32,7 +31,8 @@ from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory, warn_damaged
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
-from nofuss.files.atomic import write_file
+from nofuss.files.atomic import sync, write_file
+from nofuss.files.checksum import digest_of
 
 LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
@@ -45,8 +45,8 @@ SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
 """By which programs that make copies of a disk know what needs none: bford.info/cachedir."""
 _SET, _PARTIAL = re.compile("[0-9a-f]{32}"), re.compile(r"\.partial-(\d{1,9})-\w+")
 
-Progress = Callable[[int, int], object]
-"""Called with how many are done, and of how many."""
+Progress = Callable[[int], object]
+"""Called with how many pictures are done."""
 
 
 class DecodedPictures:
@@ -148,15 +148,16 @@ def channels(preprocessing: Preprocessing) -> int:
 
 
 def _key(paths: Sequence[Path], preprocessing: Preprocessing) -> str:
-    key = hashlib.blake2b(f"1 {before_crop(preprocessing)}".encode(), digest_size=16)
-    for path in paths:
+    def version(path: Path) -> bytes:
         try:
             status = path.stat()
         except OSError as error:
             raise PictureError(printable(path), "missing", error.strerror or "") from error
-        key.update(os.fsencode(path.absolute()))
-        key.update(f"\0{status.st_size} {status.st_mtime_ns}\0".encode())
-    return key.hexdigest()
+        changed = f"\0{status.st_size} {status.st_mtime_ns}\0".encode()
+        return os.fsencode(path.absolute()) + changed
+
+    made_for = f"1 {before_crop(preprocessing)}".encode()
+    return digest_of([made_for, *map(version, paths)])
 
 
 def _open(
@@ -189,7 +190,11 @@ def _build(
     progress: Progress | None,
     workers: int | None,
 ) -> None:
-    """Decode all pictures into a directory that appears at `place` once it is whole."""
+    """Decode all pictures into a directory that appears at `place` once it is complete.
+
+    Not `write_folder`: a set that another process may be reading is not replaced, and the name of
+    an incomplete one has the process's number, so that what a dead process left can be cleared.
+    """
     partial = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".partial-{os.getpid()}-"))
     try:
         shapes = np.empty((len(paths), 2), dtype=np.int64)
@@ -202,15 +207,17 @@ def _build(
                 if file.tell() > limit:
                     raise OSError("over the limit")
                 if progress is not None:
-                    progress(i + 1, len(paths))
-            file.flush()
-            os.fsync(file.fileno())
+                    progress(i + 1)
+        sync(partial / "pixels.bin")
         for name, array in (("shapes.npy", shapes), ("checksums.npy", checksums)):
-            with (partial / name).open("wb") as file:
-                np.save(file, array)
-                file.flush()
-                os.fsync(file.fileno())
-        partial.rename(place)
+            np.save(partial / name, array)
+            sync(partial / name)
+        try:
+            partial.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+            # Another process was faster: its set has the same key, so it is used, and ours goes.
     finally:
         _drop(partial)
 

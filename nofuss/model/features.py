@@ -1,6 +1,5 @@
 """Features of a fixed backbone, computed once and kept: epochs on them take seconds."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,12 +8,13 @@ import torch
 from torch import Tensor
 
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory, read_tensor, write_atomically, write_tensor
+from nofuss.data.cache import cache_directory, make_room, read_tensor, try_write, write_tensor
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import any_true
+from nofuss.files.checksum import Bytes, digest_of, tensor_parts
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract_together, for_inference
@@ -47,7 +47,7 @@ def backbone_features(
     accelerate_for(backbone, len(collection))
     with console.progress("computing features once", len(collection)) as progress:
         features = run_over(backbone, collection, preprocessing, workers=workers, progress=progress)
-    if kept:
+    if kept and make_room(features.nbytes):
         write_tensor(file, features)
     return features
 
@@ -96,22 +96,22 @@ def accelerate_for(backbone: Backbone, count: int) -> None:
         return
 
     def write(file: Path, graph: bytes) -> None:
-        write_atomically(file, lambda out: out.write(graph))
+        if make_room(len(graph)):
+            try_write(file, lambda out: out.write(graph))
 
     if accelerate(backbone, cache_directory(), write):
         console.say(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
 
 
 def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:
-    key = hashlib.blake2b(digest_size=16)
-    key.update(f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode())
-    if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
-        key.update(kind.encode())
-    if embedder.backbone.mirror:
-        key.update(b"mirrored")
-    for path in collection.paths:  # other pixels in a file of the same size change its time
-        key.update(f"{path.stat().st_mtime_ns} ".encode())
-    for name, tensor in embedder.backbone.state_dict().items():
-        key.update(name.encode())
-        key.update(memoryview(tensor.cpu().contiguous().numpy()).cast("B"))
-    return cache_directory() / f"features-{key.hexdigest()}.safetensors"
+    def parts() -> Iterator[Bytes]:
+        yield f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode()
+        if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
+            yield kind.encode()
+        if embedder.backbone.mirror:
+            yield b"mirrored"
+        for path in collection.paths:  # other pixels in a file of the same size change its time
+            yield f"{path.stat().st_mtime_ns} ".encode()
+        yield from tensor_parts(embedder.backbone.state_dict())
+
+    return cache_directory() / f"features-{digest_of(parts())}.safetensors"

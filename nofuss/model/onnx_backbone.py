@@ -6,7 +6,6 @@ the exporter is missing, or the result differs, torch computes as before and a l
 """
 
 import contextlib
-import hashlib
 import io
 import logging
 import os
@@ -21,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nofuss.data.cache import mark_used
 from nofuss.distributed.device import device_of
+from nofuss.files.checksum import digest_of, tensor_parts
 from nofuss.model.backbones import Backbone
 
 LARGEST_DIFFERENCE = 1e-4
@@ -82,13 +83,10 @@ def can_accelerate(backbone: Backbone) -> bool:
 
 def graph_file(backbone: Backbone, folder: Path) -> Path:
     """Where the graph of these weights is kept."""
-    key = hashlib.blake2b(digest_size=16)
     versions = (import_module("onnxruntime").__version__, torch.__version__)
-    key.update(f"{backbone.name} {backbone.preprocessing} {versions}".encode())
-    for name, tensor in backbone.state_dict().items():
-        key.update(name.encode())
-        key.update(memoryview(tensor.cpu().contiguous().numpy()).cast("B"))
-    return folder / f"backbone-{key.hexdigest()}.onnx"
+    made_of = f"{backbone.name} {backbone.preprocessing} {versions}".encode()
+    key = digest_of([made_of, *tensor_parts(backbone.state_dict())])
+    return folder / f"backbone-{key}.onnx"
 
 
 def accelerate(backbone: Backbone, folder: Path, write: Write) -> bool:
@@ -101,6 +99,7 @@ def accelerate(backbone: Backbone, folder: Path, write: Write) -> bool:
     file = graph_file(backbone, folder)
     with contextlib.suppress(OSError):
         if _replace(backbone, file.read_bytes()):
+            mark_used(file)
             return True
     try:
         graph = exported(backbone)
