@@ -9,7 +9,7 @@ Where classes resemble each other (birds) that share is small, and more so in a 
 more strangers, so nearer ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,18 @@ class Threshold:
                 "rule": f"{FOUND:.0%} of held-out training items have a relative within it",
             },
         }
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> "Threshold":
+        """Read what `as_extra` gave; raises KeyError or TypeError for anything else."""
+        errors, source = extra["threshold_errors"], extra["threshold_from"]
+        return cls(
+            distance=float(extra["threshold"]),
+            denied=float(errors["denied"]),
+            accepted=float(errors["accepted"]),
+            items=int(source["items"]),
+            classes=int(source["classes"]),
+        )
 
     def describe(self) -> str:
         """One line for the user."""
