@@ -7,7 +7,7 @@
     is_evaluation_class                                         (C,) of bool, optional
     triplets                                                    (T, 3) of rows, instead of labels
 
-Nothing here is unpickled.
+Pickled objects are refused.
 """
 
 import zipfile
@@ -25,7 +25,7 @@ from nofuss.files.atomic import check_regular, memory
 ITEMS = ("vectors", "embeddings", "features", "X", "x", "images", "data")
 LABELS = ("labels", "y", "targets")
 LARGEST = 1e15
-"""Of a vector's entries: sums of millions of their squares, and of squares times 16, are finite."""
+"""Largest entry of a vector: millions of squares of it, times 16, still add up in float32."""
 NAMES = ("classes", "class_names")
 
 Arrays = dict[str, NDArray[Any]]
@@ -41,7 +41,7 @@ def open_arrays(path: Path, *, check_values: bool = True) -> Collection:
         arrays = _load(path)
     except MemoryError as error:
         raise DataError(f"{name} does not fit into memory") from error
-    except Exception as error:  # zip, zlib, numpy and safetensors each raise their own kinds
+    except Exception as error:  # zip, zlib, numpy and safetensors raise many types
         reason = printable(" ".join(str(error).split())) or type(error).__name__
         raise DataError(f"{name} can't be read: {reason}") from error
     layout = f"arrays in {name}"
@@ -75,14 +75,14 @@ def from_arrays(
     notes: tuple[str, ...] = ()
     if raw.dtype.kind in "iu" and (values[0] < 0 or values[-1] >= len(values)):
         notes = (f"labels {values[0]}…{values[-1]} renumbered to 0…{len(values) - 1}",)
-    named = _first(arrays, NAMES)
+    names_key = _first(arrays, NAMES)
     return Collection(
         name=name,
         layout=layout,
         kind="vectors" if items.ndim == 2 else "images",
         array=items,
         labels=labels,
-        class_names=_class_names(values, None if named is None else arrays[named]),
+        class_names=_class_names(values, None if names_key is None else arrays[names_key]),
         split=_split(arrays, raw),
         triplets=triplets,
         notes=notes,
@@ -130,7 +130,7 @@ def is_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
-    """Vectors as float32 (N, D); pictures as uint8 (N, H, W) or (N, H, W, 3)."""
+    """Return vectors as float32 (N, D), pictures as uint8 (N, H, W) or (N, H, W, 3)."""
     got = f"{key} is {items.dtype} of shape {items.shape}"
     if not items.size:
         raise DataError(f"{got}: empty")
@@ -150,12 +150,12 @@ def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
 def _as_labels(labels: NDArray[Any], key: str, count: int) -> NDArray[Any]:
     got = f"{key} is {labels.dtype} of shape {labels.shape}"
     if labels.size != count or labels.ndim > 2 or max(labels.shape, default=0) != count:
-        raise DataError(f"{got} for {count:,} items; expected one label an item")
+        raise DataError(f"{got} for {count:,} items; expected one label per item")
     labels = labels.reshape(-1)
     if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all():
-        exact = 2.0 ** (1 + np.finfo(labels.dtype).nmant)  # beyond, neighbours are one number
+        exact = 2.0 ** (1 + np.finfo(labels.dtype).nmant)  # larger whole numbers share a float
         if np.abs(labels).max() > min(exact, 2.0**62):
-            raise DataError(f"{key} has numbers that {labels.dtype} can't tell apart; give int64")
+            raise DataError(f"{key} has numbers that {labels.dtype} can't distinguish; give int64")
         labels = labels.astype(np.int64)
     if labels.dtype.kind == "u":  # a label of 2⁶³ and more has no int64
         return labels if labels.max() > np.iinfo(np.int64).max else labels.astype(np.int64)
@@ -167,7 +167,7 @@ def _as_labels(labels: NDArray[Any], key: str, count: int) -> NDArray[Any]:
 
 
 def _class_names(values: NDArray[Any], names: NDArray[Any] | None) -> tuple[str, ...]:
-    """Names by label; the label itself where the list of names does not fit."""
+    """Return names by label; the label itself where the list of names does not fit."""
     fits = names is not None and names.ndim == 1 and values.dtype.kind in "iu"
     if names is not None and fits and values[0] >= 0 and values[-1] < len(names):
         return tuple(str(names[v]) for v in values)
@@ -178,13 +178,15 @@ def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
     if "split" in arrays:
         split = np.char.lower(arrays["split"].astype(str))
         if split.shape != labels.shape or not np.isin(split, (TRAIN, TEST)).all():
-            raise DataError("split has other entries than one train or test an item")
+            raise DataError("split has other entries than train or test, one per item")
         return split
     if "is_evaluation_class" in arrays:
         held_out = arrays["is_evaluation_class"]
         numbers = labels.dtype.kind in "iu" and held_out.ndim == 1 and held_out.dtype == bool
         if not numbers or labels.min() < 0 or labels.max() >= len(held_out):
-            raise DataError("is_evaluation_class does not fit the labels; expected a bool a class")
+            raise DataError(
+                "is_evaluation_class does not fit the labels; expected one bool per class"
+            )
         return np.where(held_out[labels], TEST, TRAIN)
     return None
 
@@ -193,7 +195,9 @@ def _as_triplets(triplets: NDArray[Any], count: int) -> NDArray[np.int64]:
     if triplets.ndim != 2 or triplets.shape[1] != 3 or triplets.dtype.kind not in "iu":
         raise DataError(f"triplets has shape {triplets.shape}; expected (T, 3) whole numbers")
     if not len(triplets):
-        raise DataError("triplets is empty, so nothing says what is alike; expected (T, 3) rows")
+        raise DataError(
+            "triplets is empty, so there is nothing to learn from; expected (T, 3) rows"
+        )
     outside = np.flatnonzero(((triplets < 0) | (triplets >= count)).any(axis=1))
     if len(outside):
         rows = first_five([str(row) for row in outside]).replace(";", ",")

@@ -39,10 +39,10 @@ _LIMITED = re.compile(r"features-[0-9a-f]{32}\.safetensors|backbone-[0-9a-f]{32}
 
 def cache_directory() -> Path:
     """Return $NOFUSS_CACHE, else $XDG_CACHE_HOME/nofuss, else ~/.cache/nofuss."""
-    if own := os.environ.get("NOFUSS_CACHE"):
-        return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "nofuss"
+    if directory := os.environ.get("NOFUSS_CACHE"):
+        return Path(directory)
+    if parent := os.environ.get("XDG_CACHE_HOME"):
+        return Path(parent) / "nofuss"
     return Path.home() / ".cache" / "nofuss"
 
 
@@ -112,7 +112,7 @@ def write_tensor(path: Path, tensor: Tensor) -> bool:
 def read_tensor(path: Path, *, like: Tensor) -> Tensor | None:
     """Read what `write_tensor` wrote, of the shape and type of `like` (on any device, also meta).
 
-    Return None where there is no file, or (with a warning) a damaged or different one.
+    Return None if there is no file, or (with a warning) a damaged or different one.
     """
     try:
         check_regular(path, limit=memory())
@@ -138,7 +138,7 @@ def write_notes(path: Path, notes: dict[str, Any]) -> bool:
 
 
 def read_notes(path: Path) -> dict[str, Any]:
-    """Read what `write_notes` wrote; empty where there is no file or a damaged one."""
+    """Read what `write_notes` wrote; empty if there is no file or a damaged one."""
     try:
         return read_json(path)
     except FileNotFoundError:

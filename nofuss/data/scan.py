@@ -1,7 +1,7 @@
-"""Look at every picture before training starts: which can't be used, and which are copies.
+"""Check every picture before training starts: which can't be used, and which are copies.
 
-Each file is hashed and decoded once; what was found is kept in the cache under the file's path,
-size and time of change, so that a second scan only asks the file system. Files are never touched.
+Each file is hashed and decoded once. The result is kept in the cache with the file's path, size and
+time of change, so that a second scan only compares these. Files are never modified.
 """
 
 import csv
@@ -31,7 +31,7 @@ VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
 
 
 class Problem(NamedTuple):
-    """One file that is listed, and why."""
+    """One file that can't be used or is a copy, and why."""
 
     item: int
     name: str
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What a scan found; `readable` is what to hand to `Collection.subset`."""
+    """What a scan found; `readable` are the indices for `Collection.subset`."""
 
     count: int
     problems: tuple[Problem, ...]
@@ -50,19 +50,19 @@ class ScanReport:
 
     @property
     def readable(self) -> NDArray[np.int64]:
-        """Items that decode, copies included: the benchmarks count these."""
+        """Items that can be decoded, copies included: the benchmarks count these."""
         kept = np.ones(self.count, dtype=bool)
         kept[[p.item for p in self.problems if p.reason not in (DUPLICATE, CONFLICT)]] = False
         return np.flatnonzero(kept)
 
     def summary(self) -> str:
-        """One line: "11,788 images looked at: 2 truncated, 1 oversized"."""
+        """Return one line: "11,788 images checked: 2 truncated, 1 oversized"."""
         reasons = Counter(problem.reason for problem in self.problems)
-        found = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-        return f"{self.count:,} images looked at: {found or 'nothing to complain about'}"
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+        return f"{self.count:,} images checked: {counts or 'no problems'}"
 
     def as_csv(self) -> str:
-        """All problems as a table: file, reason, detail."""
+        """Return all problems as a table: file, reason, detail."""
         text = io.StringIO(newline="")
         table = csv.writer(text)
         table.writerow(("file", "reason", "detail"))
@@ -71,7 +71,7 @@ class ScanReport:
 
 
 class Finding(NamedTuple):
-    """What one file is: its version on disk, a hash of its content, and what is wrong with it."""
+    """The state of one file: size, time of change, digest of its content, and what is wrong."""
 
     size: int
     mtime_ns: int
@@ -83,11 +83,11 @@ class Finding(NamedTuple):
 def scan_pictures(
     collection: Collection, *, progress: Progress | None = None, workers: int | None = None
 ) -> ScanReport:
-    """Hash and decode every picture file of the collection; other kinds have nothing to scan."""
+    """Hash and decode every picture file of the collection; for other kinds nothing is done."""
     if collection.kind != "pictures":
         return ScanReport(len(collection), ())
-    memory = _cache_file(collection)
-    known = _recall(memory)
+    cache_file = _cache_file(collection)
+    known = _recall(cache_file)
     findings: list[Finding] = []
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         look = pool.map(lambda path: _look(path, known.get(str(path))), collection.paths)
@@ -97,7 +97,7 @@ def scan_pictures(
                 progress(len(findings))
     files = dict(zip(map(str, collection.paths), findings, strict=True))
     if files != known:
-        write_notes(memory, {"version": VERSION, "files": files})
+        write_notes(cache_file, {"version": VERSION, "files": files})
     copies = exact_copies([finding.digest or None for finding in findings])
     problems = _problems(collection, findings, copies)
     return ScanReport(len(collection), tuple(problems), tuple(map(tuple, copies)))
@@ -110,10 +110,10 @@ def _look(path: Path, known: Finding | None) -> Finding:
         return Finding(-1, -1, "", "missing", error.strerror or "")
     version = status.st_size, status.st_mtime_ns
     if known is not None and known[:2] == version and known.digest:
-        return known  # what could not be read may be readable now: permissions have no time
+        return known  # an unreadable file is tried again: new permissions don't change its time
     try:
         content = digest(path, limit=MAX_FILE)
-        decode(path, at_least=1)  # all of the stream, at the smallest scale
+        decode(path, at_least=1)  # the complete file, at the smallest scale
     except PictureError as error:
         return Finding(*version, "", error.reason, error.detail)
     except OSError as error:
@@ -146,10 +146,10 @@ def _cache_file(collection: Collection) -> Path:
     return cache_directory() / "scans" / f"{digest_of([os.fsencode(place)])}.json"
 
 
-def _recall(memory: Path) -> dict[str, Finding]:
-    """The findings of an earlier scan; none where the file is missing or damaged."""
+def _recall(cache_file: Path) -> dict[str, Finding]:
+    """Read the findings of an earlier scan; empty if the file is missing or damaged."""
     try:
-        content = read_notes(memory)
+        content = read_notes(cache_file)
         if content.get("version") != VERSION:
             return {}
         return {path: Finding(*finding) for path, finding in content["files"].items()}

@@ -1,4 +1,4 @@
-"""Features of a fixed backbone, computed once and kept: epochs on them take seconds."""
+"""Features of a fixed backbone, computed once and kept in the cache: an epoch takes seconds."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,15 +22,15 @@ from nofuss.model.onnx_backbone import OnnxNetwork, accelerate
 from nofuss.terminal import console
 
 WORTH_EXPORT = 1000
-"""Pictures from which on exporting the backbone to onnxruntime takes less time than it saves."""
+"""Number of pictures from which exporting the backbone to onnxruntime saves time."""
 ONNX_BATCH, TORCH_BATCH, VECTOR_BATCH = 8, 32, 4096
-"""Items loaded at once; onnxruntime is fastest while a batch stays in cache."""
+"""Items loaded at once; onnxruntime is fastest while a batch fits the processor's cache."""
 
 
 def backbone_features(
     embedder: Embedder, collection: Collection, preprocessing: Preprocessing, *, workers: int = 0
 ) -> Tensor:
-    """(N, F) features of the centre crops, from the cache where the same were asked for before.
+    """Return features (N, F) of the centre crops, from the cache if they are there.
 
     The key covers items, preprocessing, mirroring, the kind of device and every weight of the
     backbone.
@@ -79,7 +79,7 @@ def run_over(
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Leave the cores to onnxruntime: torch's threads wait for work by spinning."""
+    """Use one torch thread, so that onnxruntime has the cores: waiting torch threads spin."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,9 +89,9 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def accelerate_for(backbone: Backbone, count: int) -> None:
-    """Let onnxruntime run a backbone that is to see `count` pictures, where that saves time.
+    """Let onnxruntime run a backbone on `count` pictures, if that saves time.
 
-    The number alone decides, so that the same command gives the same bits again.
+    Only the number decides, so that the same command gives the same bits again.
     """
     if count < WORTH_EXPORT:
         return

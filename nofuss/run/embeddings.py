@@ -1,4 +1,4 @@
-"""What a run keeps of its embeddings, so that report and page need not embed again.
+"""The embeddings that a run keeps, so that report and page need not compute them again.
 
 RUN/embeddings.safetensors: unit vectors of the test items and of a sample of the training
 items, their rows in the collection, the proxies, and p(x) of the sample.
@@ -30,7 +30,7 @@ class RunEmbeddings:
 
     fingerprint: str
     test: Floats
-    """(N, D), empty where there are no test classes."""
+    """(N, D), empty without test classes."""
     test_rows: Rows
     sample: Floats
     """(M, D) of training items: whole classes, drawn at random."""
@@ -40,16 +40,16 @@ class RunEmbeddings:
     assignment: Rows
     """(M,) the row of p(x) for each item of the sample; empty without proxies."""
     scale: float | None = None
-    """2·N_x·N_p of the loss; None where norms are free."""
+    """2·N_x·N_p of the loss; None if norms are free."""
     seen: bool = False
-    """The test items are all items, learned from; their scores are by folds."""
+    """The test items are all items, also trained on; their scores are by folds."""
 
     def save(self, run: Path) -> None:
         """Write the file of the run."""
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         about = {"fingerprint": self.fingerprint, "scale": self.scale, "seen": self.seen}
         about["checksum"] = _checksum(about, arrays)
-        # One entry: the format keeps several in no order, and the same run would differ in bytes.
+        # One entry: the format stores several in any order, and equal runs must have equal bytes.
         write_file(run / FILE, save(arrays, metadata={"about": json.dumps(about)}))
 
 
@@ -57,7 +57,7 @@ _ARRAYS = ("test", "test_rows", "sample", "sample_rows", "proxies", "assignment"
 
 
 def load_embeddings(run: Path) -> RunEmbeddings | None:
-    """What training kept; None where a run has no such file."""
+    """Read the embeddings that training kept; None if the run has no such file."""
     file = run / FILE
     if not file.is_file():
         return None
@@ -77,7 +77,7 @@ def load_embeddings(run: Path) -> RunEmbeddings | None:
 
 
 def _check(kept: RunEmbeddings) -> None:
-    """ValueError where the parts don't fit each other; their checksum vouches for nothing more."""
+    """Raise ValueError if the parts don't fit each other; the checksum only excludes damage."""
     vectors = {"test": kept.test, "sample": kept.sample, "proxies": kept.proxies}
     for name, array in vectors.items():
         if array.dtype != np.float32 or array.ndim != 2 or array.shape[1] != kept.test.shape[1]:
@@ -91,9 +91,9 @@ def _check(kept: RunEmbeddings) -> None:
         if array.dtype != np.int64 or array.shape != (count,) or array.min(initial=0) < 0:
             raise ValueError(f"{name} is {array.dtype} {array.shape}; expected int64 ({count},)")
     if kept.assignment.max(initial=-1) >= len(kept.proxies):
-        raise ValueError("assignment names proxies that are not there")
+        raise ValueError("assignment names proxies that do not exist")
     if type(kept.fingerprint) is not str:
-        raise ValueError("its fingerprint is no word")
+        raise ValueError("its fingerprint is not a string")
     if kept.scale is not None and not (type(kept.scale) is float and np.isfinite(kept.scale)):
         raise ValueError(f"its scale is {kept.scale!r:.20}")
 
@@ -109,7 +109,7 @@ def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
 
 
 def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
-    """The embeddings of a run that kept none: neither items nor proxies."""
+    """Return the embeddings of a run that kept none: neither items nor proxies."""
     vectors, rows = np.empty((0, dim), np.float32), np.empty(0, np.int64)
     return RunEmbeddings(fingerprint, vectors, rows, vectors, rows, vectors, rows)
 
@@ -117,10 +117,10 @@ def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
 def sample_by_class(
     labels: Rows | None, count: int, *, items: int = 1500, per_class: int = 60, seed: int = 0
 ) -> Rows:
-    """Positions of about `items` of `count` items, ascending: whole classes drawn at random.
+    """Draw about `items` of `count` positions, ascending, as whole classes.
 
-    Without labels, items are drawn alone. Classes come in the order of the draw until the
-    number is reached, so that the neighbours of an item are there with it.
+    Whole classes are drawn until the number is reached, so that the neighbours of an item are in
+    the sample too. Without labels, single items are drawn.
     """
     random = np.random.default_rng(seed)
     if labels is None:

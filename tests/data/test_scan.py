@@ -31,7 +31,7 @@ def test_every_bad_file_is_found_and_named(untidy: Path) -> None:
         ("robin/1.png", CONFLICT, "labelled robin, wren"),
         ("wren/stray.png", CONFLICT, "labelled robin, wren"),
     }
-    assert report.summary().startswith("14 images looked at: 2 duplicate with another label, ")
+    assert report.summary().startswith("14 images checked: 2 duplicate with another label, ")
 
 
 def test_what_is_left_can_be_used(untidy: Path) -> None:
