@@ -111,8 +111,10 @@ def diagnose(
     if collection.kind == "pictures":
         with console.progress("looking at files", len(collection), quiet=quiet) as progress:
             report = scan_pictures(collection, progress=progress)
-        bad = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
-        diagnosis.unusable = [{"item": p.name, "reason": p.reason, "detail": p.detail} for p in bad]
+        unreadable = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
+        diagnosis.unusable = [
+            {"item": p.name, "reason": p.reason, "detail": p.detail} for p in unreadable
+        ]
         usable = report.readable
         copies = [list(rows) for rows in report.copies]
     elif collection.array is not None:
@@ -247,8 +249,8 @@ def _print(diagnosis: Diagnosis) -> None:
         ("copies", diagnosis.duplicates),
         ("look alike", diagnosis.near_duplicates),
     ):
-        torn = [g for g in groups if len(g.classes) > 1]
-        _list(f"{kind}, but labelled differently", [_line(g) for g in torn])
+        conflicts = [g for g in groups if len(g.classes) > 1]
+        _list(f"{kind}, but labelled differently", [_line(g) for g in conflicts])
         _list(f"{kind}, of one class", [_line(g) for g in groups if len(g.classes) <= 1])
     if diagnosis.doubtful_labels is not None:
         _list(
@@ -272,5 +274,5 @@ def _list(title: str, lines: Sequence[str]) -> None:
 
 
 def _line(group: Group) -> str:
-    shown = " = ".join(group.items[:4]) + (" = …" if len(group.items) > 4 else "")
-    return f"{shown} ({', '.join(group.classes)})" if len(group.classes) > 1 else shown
+    names = " = ".join(group.items[:4]) + (" = …" if len(group.items) > 4 else "")
+    return f"{names} ({', '.join(group.classes)})" if len(group.classes) > 1 else names

@@ -112,9 +112,9 @@ def _first(arrays: Arrays, names: Iterable[str]) -> str | None:
 
 def check_vectors(vectors: NDArray[np.float32], *, name: str) -> None:
     """Refuse vectors (N, D) with NaN, infinity, or values whose squares float32 can't hold."""
-    bad = np.flatnonzero(~is_finite(vectors))
-    if len(bad):
-        rows = first_five([str(row) for row in bad]).replace(";", ",")
+    bad_rows = np.flatnonzero(~is_finite(vectors))
+    if len(bad_rows):
+        rows = first_five([str(row) for row in bad_rows]).replace(";", ",")
         raise DataError(f"{name} has NaN or infinite values in rows {rows}; drop or fix them")
     largest = float(np.abs(vectors).max(initial=0))
     if largest > LARGEST or 0 < largest < 1 / LARGEST:

@@ -98,9 +98,9 @@ def middle(width: int, height: int, side: int) -> tuple[int, int, int, int]:
     That is the whole picture, or the middle of a very narrow one: crops need no more.
     """
     short = min(width, height)
-    most = int(short * max(1.0, min(MAX_ASPECT, MAX_RESIZED / side**2)))
-    left, top = max(0, width - most) // 2, max(0, height - most) // 2
-    return left, top, min(width, most), min(height, most)
+    longest = int(short * max(1.0, min(MAX_ASPECT, MAX_RESIZED / side**2)))
+    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
+    return left, top, min(width, longest), min(height, longest)
 
 
 def check_work(image: Image.Image, file: Metered) -> int:
@@ -117,24 +117,24 @@ def check_work(image: Image.Image, file: Metered) -> int:
 
 
 def check_memory(
-    image: Image.Image, file: Metered, mode: str, *, beside: int, turned: bool
+    image: Image.Image, file: Metered, mode: str, *, buffers: int, turned: bool
 ) -> None:
     """Refuse a picture that takes too much memory when it is decoded and converted to `mode`."""
     stored, wanted = _STORED.get(image.mode, 4), 1 if mode == "L" else 4
     converted = image.mode != mode or "transparency" in image.info
     copy = max(wanted if converted else 0, stored if turned else 0)
-    needed = file.size + beside + image.width * image.height * (stored + copy)
+    needed = file.size + buffers + image.width * image.height * (stored + copy)
     if needed > MAX_MEMORY:
         sizes = f"{needed // 10**6:,} MB to decode; at most {MAX_MEMORY // 10**6}"
         raise TooMuch("oversized", sizes)
 
 
 def _check_scans(file: Metered, blocks: int) -> int:
-    most = max(1, MAX_VISITS // max(1, blocks))
+    max_scans = max(1, MAX_VISITS // max(1, blocks))
     file.seek(0)
-    scans = count_scans(file.read(), most + 1)
-    if scans > most:
-        raise TooMuch("too complex", f"over {most:,} scans of {blocks:,} blocks")
+    scans = count_scans(file.read(), max_scans + 1)
+    if scans > max_scans:
+        raise TooMuch("too complex", f"over {max_scans:,} scans of {blocks:,} blocks")
     return scans
 
 
@@ -156,10 +156,10 @@ def _check_tiff(file: Metered) -> int:
     if layout.compression in (_OLD_JPEG, _JPEG):
         _check_tiff_scans(file, layout.piece_pixels)
     held = 0 if layout.compression == _RAW else layout.piece_pixels * max(4, layout.sample_bytes)
-    beside = held + 4 * layout.largest_tag
-    if beside > MAX_MEMORY:
-        raise TooMuch("oversized", f"{beside // 10**6:,} MB to decode a strip or tile")
-    return beside + (_ZSTD_WINDOW if layout.compression == _ZSTD else 0)
+    buffers = held + 4 * layout.largest_tag
+    if buffers > MAX_MEMORY:
+        raise TooMuch("oversized", f"{buffers // 10**6:,} MB to decode a strip or tile")
+    return buffers + (_ZSTD_WINDOW if layout.compression == _ZSTD else 0)
 
 
 def _check_tiff_scans(file: Metered, piece_pixels: int) -> None:

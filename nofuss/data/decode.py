@@ -108,19 +108,19 @@ def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
 
 def _decode(file: cost.Metered, mode: str, at_least: int) -> Image.Image:
     """Check everything that the header says, then decode."""
-    beside = cost.check_start(file)
+    buffers = cost.check_start(file)
     with _quietly():
         image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)
         turned = image.format == "TIFF" and _orientation(image) != 1  # Pillow rotates these itself
     cost.check_size(*image.size)
-    beside += cost.check_work(image, file)
+    buffers += cost.check_work(image, file)
     if at_least:
         image.draft(None, (at_least, at_least))
-    cost.check_memory(image, file, mode, beside=beside, turned=turned)
+    cost.check_memory(image, file, mode, buffers=buffers, turned=turned)
     image.load()
     with _quietly():
         if _orientation(image) != 1:  # known only now: a PNG may have it behind its pixels
-            cost.check_memory(image, file, mode, beside=0, turned=True)
+            cost.check_memory(image, file, mode, buffers=0, turned=True)
             image = ImageOps.exif_transpose(image)
     return in_mode(image, mode)
 
@@ -145,8 +145,8 @@ def _quietly() -> Iterator[None]:
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert to "RGB" or "L": 16 bits become 8, transparent pixels become white."""
     if image.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight, do not clip
-        _, most = cast(tuple[int, int], image.getextrema())
-        shift = 8 if image.mode != "I" or most > 255 else 0
+        _, largest = cast(tuple[int, int], image.getextrema())
+        shift = 8 if image.mode != "I" or largest > 255 else 0
         image = _by_bands(image, "L", lambda band: _upper_bits(band, shift))
     if image.has_transparency_data:
         return _by_bands(image, mode, lambda band: _over_white(band).convert(mode))

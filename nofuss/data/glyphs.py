@@ -127,8 +127,8 @@ def _merge_homoglyphs(
         x = drawn.reshape(len(drawn), -1).astype(np.float32) / 255
         ink = np.square(x).sum(axis=1)
         squared = ink[:, None] + ink - 2 * x @ x.T
-        one, other = np.nonzero(squared < SAME * np.minimum(ink[:, None], ink))
-        same[place[one], place[other]] += 1
+        rows, columns = np.nonzero(squared < SAME * np.minimum(ink[:, None], ink))
+        same[place[rows], place[columns]] += 1
         drawn_in[place, face] = 1
     shared = np.maximum(drawn_in @ drawn_in.T, 1)
     from scipy.sparse.csgraph import connected_components

@@ -16,8 +16,8 @@ _END, _SCAN, _START, _ALONE = 0xD9, 0xDA, 0xD8, 0x01
 def count_scans(content: bytes, most: int) -> int:
     """Count the scans of a JPEG as its decoder will find them; stop at `most`."""
     scans, at = 0, 2
-    while scans < most and (found := _MARKER.search(content, at)):
-        at = found.end()
+    while scans < most and (marker := _MARKER.search(content, at)):
+        at = marker.end()
         kind = content[at - 1]
         if kind == _END:
             break
@@ -98,7 +98,7 @@ def tiff_layout(file: IO[bytes], *, most_tags: int, most_pieces: int) -> Layout:
     if count > most_tags:
         raise ValueError(f"{count:,} tags")
     folder = file.read(count * struct.calcsize(f"={entry}"))
-    found: dict[int, list[int]] = {}
+    values_of: dict[int, list[int]] = {}
     largest = 0
     for tag, kind, length, raw in struct.iter_unpack(f"{order}{entry}", folder):
         size = length * _WIDTHS.get(kind, 0)
@@ -111,8 +111,8 @@ def tiff_layout(file: IO[bytes], *, most_tags: int, most_pieces: int) -> Layout:
             file.seek(struct.unpack(f"{order}{'Q' if large else 'I'}", raw)[0])
             raw = file.read(size)
         values = struct.unpack_from(f"{order}{length}{_TYPES[kind]}", raw)
-        found.setdefault(tag, []).extend(values)
-    return _layout(found, largest)
+        values_of.setdefault(tag, []).extend(values)
+    return _layout(values_of, largest)
 
 
 _NEEDED = {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _OFFSETS, _SAMPLES, _ROWS, _COUNTS}

@@ -75,16 +75,16 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         status = Path("/proc/self/status").read_text()
-        found = re.search(r"VmData:\s*(\d+) kB", status)
-        held = 1024 * int(found[1]) if found else 2**28
+        match = re.search(r"VmData:\s*(\d+) kB", status)
+        held = 1024 * int(match[1]) if match else 2**28
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY, held + MEMORY))
 
 
 def _limit_time() -> None:
     """Let the system kill this process when the next picture takes too long."""
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
     used = sum(os.times()[:2])
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SECONDS + 1, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SECONDS + 1, hard_limit))
 
 
 if __name__ == "__main__":

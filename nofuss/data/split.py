@@ -109,11 +109,13 @@ def split_collection(
         if not len(items):
             raise DataError(f"{collection.name}: its split has no items for {side}ing")
     if collection.labels is not None and not allow_shared:
-        both = np.intersect1d(collection.labels[sides.train], collection.labels[sides.test])
-        if len(both):
-            names = first_five([collection.class_names[i] for i in both])
+        shared_classes = np.intersect1d(
+            collection.labels[sides.train], collection.labels[sides.test]
+        )
+        if len(shared_classes):
+            names = first_five([collection.class_names[i] for i in shared_classes])
             raise DataError(
-                f"{len(both):,} classes are in both train and test ({names}); "
+                f"{len(shared_classes):,} classes are in both train and test ({names}); "
                 "keep each on one side, or pass --allow-shared"
             )
     return sides

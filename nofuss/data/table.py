@@ -134,14 +134,14 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 def existing(folder: Path, name: str) -> Path:
     """Return the regular file `name` in `folder`; ValueError if there is none."""
-    file, shown = folder / name, printable(name.replace("\0", "�"))
+    file, shown_name = folder / name, printable(name.replace("\0", "�"))
     try:
         check_regular(file)
     except FileNotFoundError:
-        raise ValueError(f"no file {shown}") from None
+        raise ValueError(f"no file {shown_name}") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, "strerror", None)
-        raise ValueError(f"{shown}: {reason}" if reason else f"no file {shown}") from None
+        raise ValueError(f"{shown_name}: {reason}" if reason else f"no file {shown_name}") from None
     return file
 
 

@@ -243,14 +243,14 @@ def timm_backbone(
         ) from None
     if file := _file(weights):
         fill(network, read_tensors(file), source=file)
-    stated = timm.data.resolve_model_data_config(network)
-    size = stated["input_size"][-1]
+    data_config = timm.data.resolve_model_data_config(network)
+    size = data_config["input_size"][-1]
     preprocessing = Preprocessing(
         size=size,
-        resize=round(size / stated["crop_pct"]),
+        resize=round(size / data_config["crop_pct"]),
         mode="L" if channels == 1 else "RGB",
-        mean=tuple(255 * m for m in stated["mean"][:channels]),
-        std=tuple(255 * s for s in stated["std"][:channels]),
+        mean=tuple(255 * m for m in data_config["mean"][:channels]),
+        std=tuple(255 * s for s in data_config["std"][:channels]),
     )
     # Measured, because some networks keep a head behind num_features.
     with torch.no_grad():

@@ -50,8 +50,8 @@ class Encoder:
         if self.preprocessing is None:
             vectors = _vectors(items, self.embedder.backbone.channels)
             return _unit(extract(self.embedder, iter([vectors]), count=len(items)))
-        one = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
-        if one or isinstance(items, str | Path | Image.Image):
+        is_single = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
+        if is_single or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put a single one into a list")
         views = (
             test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)
@@ -87,11 +87,11 @@ class Encoder:
 
 def _unit(embeddings: Tensor) -> Tensor:
     """Normalise embeddings; RunError if the model gives NaN or infinity."""
-    bad = (~embeddings.isfinite().all(1)).sum()
-    if bad:
+    num_bad = (~embeddings.isfinite().all(1)).sum()
+    if num_bad:
         raise RunError(
-            f"the model gives NaN or infinity for {int(bad):,} of {len(embeddings):,} items; its "
-            "weights are damaged, or the items differ too much from the training data"
+            f"the model gives NaN or infinity for {int(num_bad):,} of {len(embeddings):,} items; "
+            "its weights are damaged, or the items differ too much from the training data"
         )
     return normalize(embeddings)
 

@@ -127,8 +127,8 @@ def largest_difference(encoder: Encoder, inputs: Tensor, content: bytes, runtime
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     expected = normalize(encoder.embedder(inputs)).numpy()
     x = np.ascontiguousarray(inputs.numpy())
-    both = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
-    return max(float(np.abs(got - expected[: len(got)]).max()) for got in both)
+    outputs = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
+    return max(float(np.abs(got - expected[: len(got)]).max()) for got in outputs)
 
 
 def onnx_packages() -> tuple[Any, Any]:

@@ -37,8 +37,8 @@ def backbone_features(
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
     # The key can't cover the pixels of a dataset, or what a module from Python does.
-    kept = collection.kind != "dataset" and embedder.backbone.name != OWN
-    if kept:
+    is_kept = collection.kind != "dataset" and embedder.backbone.name != OWN
+    if is_kept:
         like = torch.empty(len(collection), embedder.backbone.features, device="meta")
         features = read_tensor(file, like=like)
     if not any_true(features is None)[0]:
@@ -48,7 +48,7 @@ def backbone_features(
     accelerate_for(backbone, len(collection))
     with console.progress("computing features once", len(collection)) as progress:
         features = run_over(backbone, collection, preprocessing, workers=workers, progress=progress)
-    if kept and make_room(features.nbytes):
+    if is_kept and make_room(features.nbytes):
         write_tensor(file, features)
     return features
 

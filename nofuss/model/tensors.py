@@ -42,9 +42,11 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> N
     check_shapes(module, {name: t.shape for name, t in tensors.items()}, source=source)
     module.load_state_dict(dict(tensors), strict=False)
     values = module.state_dict().items()
-    if bad := [name for name, t in values if t.is_floating_point() and not t.isfinite().all()]:
+    if bad_names := [
+        name for name, t in values if t.is_floating_point() and not t.isfinite().all()
+    ]:
         raise RunError(
-            f"{source} holds NaN or infinity in {_listing(bad)}; restore it or train again"
+            f"{source} holds NaN or infinity in {_listing(bad_names)}; restore it or train again"
         )
 
 
@@ -54,14 +56,14 @@ def check_shapes(module: nn.Module, shapes: Mapping[str, Sequence[int]], *, sour
     # Networks saved before torch 0.4.1 have no such counter, and it is not used here.
     missing = {k for k in wanted.keys() - shapes.keys() if not k.endswith("num_batches_tracked")}
     surplus = shapes.keys() - wanted.keys()
-    other = {
+    misshapen = {
         f"{k} {tuple(shapes[k])} instead of {tuple(wanted[k].shape)}"
         for k in wanted.keys() & shapes.keys()
         if tuple(shapes[k]) != tuple(wanted[k].shape)
     }
     problems = [
         f"{what} {_listing(names)}"
-        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", other))
+        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", misshapen))
         if names
     ]
     if problems:

@@ -87,10 +87,10 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {folder / 'model.json'}: {error}; restore it") from None
-    found = description.get("format") if isinstance(description, dict) else None
-    if found != FORMAT:
+    file_format = description.get("format") if isinstance(description, dict) else None
+    if file_format != FORMAT:
         raise RunError(
-            f"{folder / 'model.json'} has format {found}, expected {FORMAT}; "
+            f"{folder / 'model.json'} has format {file_format}, expected {FORMAT}; "
             "open it with the version of nofuss that wrote it, or train again"
         )
     file = folder / "weights.safetensors"
@@ -153,23 +153,27 @@ def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preproc
         raise ValueError(f"preprocessing does not fit {embedder.backbone.name}, for {takes}")
     if stored is None:
         return None
-    found = Preprocessing(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])})
-    channels = {"RGB": 3, "L": 1}.get(found.mode)
-    numbers = (*found.mean, *found.std, found.affine)
+    preprocessing = Preprocessing(
+        **{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])}
+    )
+    channels = {"RGB": 3, "L": 1}.get(preprocessing.mode)
+    numbers = (*preprocessing.mean, *preprocessing.std, preprocessing.affine)
     valid = {
         "mode": channels == embedder.backbone.channels,
-        "size": type(found.size) is int and 1 <= found.size <= LARGEST_SIDE,
-        "resize": type(found.resize) is int and found.size <= found.resize <= LARGEST_SIDE,
-        "squash": type(found.squash) is bool,
-        "flip": type(found.flip) is bool,
-        "mean": len(found.mean) == channels,
-        "std": len(found.std) == channels and all(value != 0 for value in found.std),
-        "affine": 0 <= found.affine <= 1,
+        "size": type(preprocessing.size) is int and 1 <= preprocessing.size <= LARGEST_SIDE,
+        "resize": type(preprocessing.resize) is int
+        and preprocessing.size <= preprocessing.resize <= LARGEST_SIDE,
+        "squash": type(preprocessing.squash) is bool,
+        "flip": type(preprocessing.flip) is bool,
+        "mean": len(preprocessing.mean) == channels,
+        "std": len(preprocessing.std) == channels
+        and all(value != 0 for value in preprocessing.std),
+        "affine": 0 <= preprocessing.affine <= 1,
         "numbers": all(type(x) in (int, float) and math.isfinite(x) for x in numbers),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"preprocessing has an impossible {', '.join(wrong)}")
-    return found
+    return preprocessing
 
 
 def _words(values: Any) -> list[str]:

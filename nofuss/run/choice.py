@@ -55,13 +55,13 @@ class Choice:
         """Return lines for the user: what the folds found, and what is kept."""
         if not self.scores:
             return [f"head: {self.kept} in {self.dim} dimensions, {self.recipe.describe()}"]
-        shown = [
+        parts = [
             f"{name} {100 * of['recall@1']:.2f} / {100 * of['map@r']:.2f}"
             for name, of in self.scores.items()
         ]
         return [
             f"Recall@1 / MAP@R on {self.classes:,} training classes, each held out in one of "
-            f"{self.folds} folds: " + ", ".join(shown),
+            f"{self.folds} folds: " + ", ".join(parts),
             self.reason(),
         ]
 

@@ -164,7 +164,7 @@ class TrainingDisplay:
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> None:
     """Print a small table; the first column is left-aligned, the others right-aligned."""
-    shown = Table(
+    grid = Table(
         title=Text(visible(title)),
         title_justify="left",
         title_style="bold",
@@ -172,10 +172,10 @@ def table(title: str, header: list[str], rows: list[list[str]]) -> None:
         box=box.SIMPLE_HEAD,
     )
     for i, name in enumerate(header):
-        shown.add_column(Text(visible(name)), justify="left" if i == 0 else "right")
+        grid.add_column(Text(visible(name)), justify="left" if i == 0 else "right")
     for row in rows:
-        shown.add_row(*(Text(visible(cell)) for cell in row))
-    out.print(shown)
+        grid.add_row(*(Text(visible(cell)) for cell in row))
+    out.print(grid)
 
 
 def fail(message: str) -> None:

@@ -16,11 +16,11 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
     rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
     rows |= {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
     rows |= {_title(name): name for name in first if _is_extended(name)}
-    shown = [
+    cells = [
         [label, *(f"{100 * of[name]:.2f}" for of in columns.values())]
         for label, name in rows.items()
     ]
-    console.table(title, ["%", *columns], shown)
+    console.table(title, ["%", *columns], cells)
     low, high = first[f"{names[0]}_interval"]
     console.say(
         f"{first['queries']:,} queries of {first['classes']:,} classes; Recall@"
