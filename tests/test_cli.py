@@ -176,7 +176,7 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/vectors.npz --resume", "--out"),
         ("train {home}/vectors.npz --force", "add --resume"),
         ("train {home}/vectors.npz --size 32", "for pictures"),
-        ("train --test-share 0.3", "a split of its own"),
+        ("train --test-share 0.3", "has a split already"),
         ("train --resume --out {home}", "not a run directory"),
         ("evaluate {home}", "not a run directory"),
         ("evaluate {home}/none", "not a run directory"),
