@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +114,7 @@ def _update(
     todo = plan(index, collection, data)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
-    bar = console.progress("embedding", total) if total and not quiet else nullcontext()
-    with bar as progress:
+    with console.progress("embedding", total, quiet=quiet or not total) as progress:
         changes = update(
             index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
         )
