@@ -65,14 +65,16 @@ class Encoder:
         *,
         workers: int = 0,
         progress: Callable[[int], None] | None = None,
+        unit: bool = True,
     ) -> Tensor:
-        """Unit embeddings (N, dim) of all items of a collection, in its order."""
+        """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
         accelerate_for(self.embedder.backbone, len(collection))
         found = run_over(
             self.embedder, collection, self.preprocessing, workers=workers, progress=progress
         )
-        return _unit(found)
+        _check_finite(found)
+        return normalize(found) if unit else found
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None
@@ -86,14 +88,18 @@ class Encoder:
 
 
 def _unit(embeddings: Tensor) -> Tensor:
-    """Their directions; a model that overflows is no model."""
+    _check_finite(embeddings)
+    return normalize(embeddings)
+
+
+def _check_finite(embeddings: Tensor) -> None:
+    """Refuse a model that overflows."""
     bad = (~embeddings.isfinite().all(1)).sum()
     if bad:
         raise RunError(
             f"the model gives NaN or infinity for {int(bad):,} of {len(embeddings):,} items; its "
             "weights are damaged, or the items are far beyond what it was trained on"
         )
-    return normalize(embeddings)
 
 
 def check_fits(collection: Collection, preprocessing: Preprocessing | None, width: int) -> None:

@@ -10,8 +10,9 @@ give, one of them false (4.2); they are corrected by default, `printed=True` giv
     Prop. 4.2    |x − y|²         2√ε         4√ε         the proof doubles two bounds of √ε
 
 √ε is max |x̂ − p̂(x)|, so ε = max |x̂ − p̂(x)|² as in Eq. 6. The printed 4.1 holds too, loosely: with
-ε in the ½|x − y|² of that proposition it is the 2√ε here. It also needs N_x·N_p > 1. A violation
-is counted beyond the rounding error.
+ε in the ½|x − y|² of that proposition it is the 2√ε here. Both propositions need N_x·N_p ≥ 1, the
+exponent 1/α of Hölder's inequality; at 1 they compare loss with loss directly. A violation is
+counted beyond the rounding error.
 """
 
 import math
@@ -81,8 +82,11 @@ def proxy_bounds(
     `max_triplets`; otherwise a sample drawn from `seed`, every triplet as likely.
     """
     alpha = 1 / (norm_x * norm_p)
-    if alpha >= 1:
-        raise ValueError(f"norm_x × norm_p is {1 / alpha:g}; Proposition 4.1 needs more than 1")
+    if alpha > 1:
+        raise ValueError(
+            f"norm_x × norm_p is {norm_x * norm_p:g}; expected 1 or more, as in Propositions 4.1 "
+            "and 4.2: raise the norms"
+        )
     x, p, c, own = (as_tensor(given).cpu() for given in (embeddings, proxies, labels, assignment))
     _check(x, p, c, own)
     x, p = normalize(x.double()), normalize(p.double())

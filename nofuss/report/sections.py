@@ -154,7 +154,8 @@ def bounds(collection: Collection, kept: RunEmbeddings) -> Element | None:
     sizes = np.unique(labels, return_counts=True)[1]
     if len(sizes) < 2 or sizes.max() < 2:
         return None
-    norm = 3.0 if kept.scale is None else max(1.01, float(np.sqrt(kept.scale / 2)))
+    # The propositions need N_x·N_p ≥ 1; ε itself does not depend on the norms.
+    norm = 3.0 if kept.scale is None else max(1.0, float(np.sqrt(kept.scale / 2)))
     found = proxy_bounds(
         kept.sample,
         labels,
