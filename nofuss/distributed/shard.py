@@ -74,3 +74,17 @@ def first_proxies(
         if stop == total:
             break
     return normalize(own)
+
+
+def copy_proxies(proxies: Tensor, total: int, dim: int, shard: Shard | None) -> Tensor:
+    """Return a float32 copy (own rows, dim) of given proxies (total, dim), checked."""
+    if proxies.shape != (total, dim) or not proxies.is_floating_point():
+        raise ValueError(
+            f"proxies are {tuple(proxies.shape)} {proxies.dtype}; expected ({total}, {dim}) "
+            "floating point: pass one row a proxy, or change num_classes, proxies_per_class or dim"
+        )
+    if not proxies.isfinite().all():
+        raise ValueError("proxies hold NaN or infinity; expected finite numbers: replace them")
+    own = proxies.detach() if shard is None else proxies.detach()[shard.rows]
+    # On the default device, beside the buffers of the assignment, wherever they came from.
+    return torch.empty(own.shape, dtype=torch.float32).copy_(own)

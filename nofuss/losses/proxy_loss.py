@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.distributed.collectives import to_shards
-from nofuss.distributed.shard import Shard, first_proxies, own_shard
+from nofuss.distributed.shard import Shard, copy_proxies, first_proxies, own_shard
 from nofuss.geometry import Array, is_traced, normalize, squared_distances
 from nofuss.losses.fast.fused import pays
 from nofuss.losses.inputs import (
@@ -74,6 +74,7 @@ class ProxyLoss(nn.Module, ABC):
         reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
+        proxies: Tensor | None = None,
         sharded: bool = False,
     ) -> None:
         super().__init__()
@@ -109,7 +110,10 @@ class ProxyLoss(nn.Module, ABC):
             raise ValueError(f"{type(self).__name__} can't be sharded; leave sharded out")
         self.shard: Shard | None = own_shard(assignment.num_proxies) if sharded else None
         assignment.shard = self.shard
-        first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
+        if proxies is None:
+            first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
+        else:
+            first = copy_proxies(proxies, assignment.num_proxies, dim, self.shard)
         self.proxies = nn.Parameter(first)
 
     def forward(

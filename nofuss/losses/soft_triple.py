@@ -56,9 +56,24 @@ def relaxed_similarity(embeddings: Tensor, centers: Tensor, *, gamma: float) -> 
 class SoftTriple(ProxyLoss):
     """SoftTriple (Qian et al. 2019); scale is their λ, margin their δ, proxies their centers.
 
+    Example::
+
+        >>> criterion = nofuss.SoftTriple(num_classes=100, dim=64, proxies_per_class=5)
+        >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
+        >>> criterion(embeddings, labels).backward()
+
+    num_classes: labels are 0 … num_classes − 1.
+    dim: of the embeddings and the centers.
     proxies_per_class: centers of each class, a whole number.
-    scale, gamma, margin, tau: their λ, γ, δ, τ.
-    label_smoothing, reduction, seed: as in `ProxyNCAPlusPlus`.
+    scale: their λ, the scale of the similarities in the softmax over classes.
+    gamma: their γ, the temperature of the softmax over the centers of a class.
+    margin: their δ, subtracted from the similarity to the own class.
+    tau: their τ, the weight of the term that merges centers; 0 leaves it out.
+    label_smoothing: share of the target that is spread evenly over all classes.
+    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
+    seed: for the initial centers; None uses torch's global generator.
+    proxies: initial centers (num_classes · proxies_per_class, dim), those of a class in
+        neighbouring rows; copied, as float32. None draws random directions.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
@@ -78,6 +93,7 @@ class SoftTriple(ProxyLoss):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         seed: int | None = None,
+        proxies: Tensor | None = None,
     ) -> None:
         if scale is None:
             raise ValueError("scale is None; SoftTriple is made of cosines, so it needs a number")
@@ -96,6 +112,7 @@ class SoftTriple(ProxyLoss):
             scale=scale,
             reduction=reduction,
             seed=seed,
+            proxies=proxies,
         )
         self.gamma = gamma
         self.margin = margin

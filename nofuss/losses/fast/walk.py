@@ -44,8 +44,8 @@ def leave(use: str, block: Tensor) -> None:
         _spare[use, block.dtype] = block
 
 
-def forget() -> None:
-    """Give back what steps have left."""
+def release_workspaces() -> None:
+    """Free the blocks that were left for the next step."""
     _spare.clear()
 
 

@@ -134,7 +134,7 @@ def test_steps_that_share_kept_memory_do_not_disturb_each_other() -> None:
 
 def test_memory_left_by_inference_mode_is_not_trained_with() -> None:
     x, positive, p = batch(6, 5, 11, dtype=torch.float32)
-    fused_walk.forget()
+    fused_walk.release_workspaces()
     with torch.inference_mode():
         walked_nca(x, positive, p, scale=9.0)
     loss = walked_nca(x, positive, p.requires_grad_(), scale=9.0)
