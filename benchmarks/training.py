@@ -13,9 +13,10 @@ from torch import nn
 from benchmarks.timing import Growth, Row, interleaved
 from nofuss.config import TrainConfig
 from nofuss.data import open_data
+from nofuss.data.loader import Batch
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import sides_of
-from nofuss.training.feed import CollectionFeed, TrainBatch
+from nofuss.training.feed import CollectionFeed
 from nofuss.training.job import build_model
 from nofuss.training.loop import Silent, Training, train
 from nofuss.training.presets import resolve
@@ -32,7 +33,7 @@ class First:
     def __len__(self) -> int:
         return self.steps
 
-    def __call__(self, epoch: int, start: int) -> Iterator[TrainBatch]:
+    def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
         """These batches."""
         batches = self.feed(epoch, start)
         return (batch for _, batch in zip(range(self.steps), batches, strict=False))

@@ -11,9 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch.utils.data import Dataset
 
-from nofuss import from_dataset, load
-from nofuss.config import TrainConfig
-from nofuss.training.pipeline import train
+from nofuss import load, train
 
 
 class Digits(Dataset[tuple[Image.Image, int]]):
@@ -34,8 +32,7 @@ def main() -> None:
     """Train on five of the ten digits, then embed a picture with what was learned."""
     digits = Digits()
     with tempfile.TemporaryDirectory() as folder:
-        config = TrainConfig(out=Path(folder) / "run", preset="small", epochs=2, dim=16)
-        run = train(config, from_dataset(digits))
+        run = train(digits, out=Path(folder) / "run", preset="small", epochs=2, dim=16)
         print("embedding of one picture:", load(run).embed([digits[0][0]])[0, :4], "…")
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         proxy_bounds,
     )
     from nofuss.search import Index
+    from nofuss.training.api import train
 
 _HOMES = {
     "nofuss.data": ("compact_labels", "from_dataset", "open_data"),
@@ -66,6 +67,7 @@ _HOMES = {
         "proxy_bounds",
     ),
     "nofuss.search": ("Index",),
+    "nofuss.training.api": ("train",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -100,6 +102,7 @@ __all__ = [
     "open_data",
     "proxy_bounds",
     "recall_at_k",
+    "train",
 ]
 __version__ = "0.1.0"
 

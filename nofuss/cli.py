@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names that the terminal can't show
+        if isinstance(stream, io.TextIOWrapper):  # names may have characters it can't show
             stream.reconfigure(errors="backslashreplace")
     try:
         name, call = _parse_visibly([a for a in arguments if a != "--debug"])
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             call = partial(call, given=given_settings(arguments))
         if getattr(call.keywords.get("config"), "keep_memory", True):
             _keep_freed_memory()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # asks as Ctrl-C does
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # same as Ctrl-C
         run(name, call)
     except NofussError as error:
         if debug:
@@ -113,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        gc.freeze()  # or the interpreter looks through all of torch for garbage before it ends
+        gc.freeze()  # or the interpreter searches all of torch for garbage before it exits
         return _fail("stopped", 130)
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+    except BrokenPipeError:  # the reader of the output has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: Exception) -> str:
-    """One line about what no code of ours caught."""
+    """Return one line about an error that no other code handled."""
     if _is_out_of_memory(error):
         return f"not enough memory; {_more_memory()}"
     if isinstance(error, UnicodeEncodeError):
@@ -135,13 +135,13 @@ def _explain(error: Exception) -> str:
         return f"file names are in {encoding} here, which can't say {name}; set LC_ALL=C.UTF-8"
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}; mend it and run the command again"
+        return f"{error.strerror}{where}; fix it and run the command again"
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{reason} (unexpected; run again with --debug for the details)"
 
 
 def _parse_visibly(argv: Sequence[str]) -> tuple[str, Call]:
-    """`parse`, whose complaints quote arguments as they are: names of files may be among them."""
+    """Call `parse` and escape control characters in its messages, which quote the arguments."""
     if all(word.isprintable() for word in argv):
         return parse(argv)
     said = io.StringIO()
@@ -160,7 +160,7 @@ def _show_tracebacks() -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Python's own error, or one of torch's, its libraries' or the loader's, told by its words."""
+    """Recognise Python's own error, and those of torch and its libraries by their text."""
     words = (
         *("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc"),
         *("failed to map segment", "could not create a primitive", "can't start new thread"),
@@ -169,7 +169,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _more_memory() -> str:
-    """What to do about it: a limit of the shell is the first suspect where there is one."""
+    """Suggest a cure: a memory limit of the shell first, if there is one."""
     if sys.platform != "win32":
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
@@ -186,10 +186,10 @@ def _fail(message: str, code: int) -> int:
 
 
 def _keep_freed_memory() -> None:
-    """Ask glibc not to give freed memory back: mapping it anew costs as much as the arithmetic.
+    """Ask glibc to keep freed memory: mapping it again costs as much as the arithmetic.
 
     Training a convolutional network is then nearly twice as fast on a CPU. Memory stays at its
-    peak, so this is for a program of our own, never for a library.
+    peak, so this is for the program, never for the library.
     """
     if sys.platform != "linux":
         return

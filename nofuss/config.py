@@ -66,13 +66,13 @@ class TrainConfig:
     ] = None
     """The run directory; never overwritten."""
     resume: bool = False
-    """Go on with the run in --out where it was interrupted."""
+    """Resume the run in --out where it was interrupted."""
     force: bool = False
-    """With --resume: go on although data or settings differ from the run's."""
+    """With --resume: resume even if data or settings differ from the run's."""
     preset: Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] = "auto"
-    """Settings that go together. auto chooses by the data: frozen for photographs (the backbone
-    stays, its features are computed once), small for small pictures, vectors for vectors.
-    finetune trains the whole network, paper does so as the paper did."""
+    """Settings that go together. auto chooses by the data: frozen for photographs (the backbone is
+    fixed, its features are computed once), small for small pictures, vectors for vectors. finetune
+    trains the whole network; paper trains it as the paper does."""
     freeze: bool = False
     """Short for --preset frozen."""
 
@@ -80,11 +80,11 @@ class TrainConfig:
     """proxy-nca, proxy-triplet, proxy-nca++, proxy-anchor, soft-triple; or over instances:
     nca, triplet, semi-hard, lifted, n-pairs, clustering."""
     assignment: Literal["static", "dynamic"] = "static"
-    """static: a label has its proxy. dynamic: a point has the closest one."""
+    """static: each label has its proxy. dynamic: each point takes the closest proxy."""
     proxies_per_class: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None
-    """Below 1 labels share proxies, above 1 a label has several."""
+    """Below 1, labels share proxies; above 1, each label has several."""
     scale: _Number = None
     """2·N_x·N_p, the scale of the cosine; the loss's own default if not given."""
     free_norms: bool = False
@@ -105,16 +105,16 @@ class TrainConfig:
     size: _Count = None
     """Side of the picture that the backbone sees; the backbone's own if not given."""
     mirror: _Switch = None
-    """Average the features of each picture and of its mirror image, in search too: slightly better
-    neighbours for twice the time a picture. Not for characters."""
+    """Average the features of each picture and its mirror image, in search too: better neighbours
+    for twice the time a picture. Not for characters."""
     start: Annotated[
         Literal["random", "pca", "whitened"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
     ] = None
     """Where the head starts. whitened: features divided by their scatter within classes, then
     their principal components, proxies at class means. pca: the principal components alone."""
     untrained: bool = False
-    """Keep the backbone's features as they are, or with --dim their principal components: a run
-    like any other, for comparison."""
+    """Keep the backbone's features as they are, or with --dim their principal components, for
+    comparison."""
     shrinkage: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: chosen on folds)")
     ] = None
@@ -128,16 +128,16 @@ class TrainConfig:
         None
     )
     """Fixed features: folds of the training classes on which the start is chosen and training has
-    to prove itself; 0 chooses nothing and always trains."""
+    to prove its gain; 0 skips both and always trains."""
     freeze_batch_norm: _Switch = None
-    """Keep the batch-norm statistics of the backbone as they came."""
+    """Keep the batch-norm statistics of the backbone fixed."""
     warmup: _Count = None
-    """Epochs in which only head and proxies move."""
+    """Epochs in which only head and proxies are trained."""
 
     epochs: _Count = None
-    """How often the training set is seen; 0 keeps the head where it starts."""
+    """Passes over the training set; 0 keeps the head at its start."""
     batch: _Count = None
-    """Items a step."""
+    """Items per step."""
     per_class: Annotated[
         int | None, tyro.conf.arg(metavar="M", help_behavior_hint="(default: by the loss)")
     ] = None
@@ -153,15 +153,15 @@ class TrainConfig:
     proxy_rate: _Number = None
     """Learning rate of the proxies."""
     weight_decay: _Number = None
-    """Pull of backbone and head towards zero; proxies have none."""
+    """Weight decay of backbone and head; proxies have none."""
     schedule: Annotated[
         Literal["exponential", "cosine", "constant"] | None,
         tyro.conf.arg(help_behavior_hint=_by_preset),
     ] = None
-    """exponential: all rates times 0.94 an epoch, as we read the paper. cosine: down to zero."""
+    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero."""
 
     seed: int = 0
-    """Of everything random: split, order, augmentation, first weights."""
+    """Seed for the split, the order, the augmentation and the initial weights."""
     test_share: Annotated[
         float | None,
         tyro.conf.arg(
@@ -172,18 +172,19 @@ class TrainConfig:
     """Share of the classes kept out of training, for the scores at the end; 0 trains on all. On
     fixed features the default trains on all classes and scores by folds."""
     allow_shared: bool = False
-    """Accept a split of the data's own that has classes on both sides."""
+    """Accept data whose own split has classes on both sides."""
     holdout: _Number = None
-    """A backbone that learns: share of the *training* classes held out to watch it; 0 trains on
-    all of them."""
+    """Trainable backbones: share of the *training* classes held out to monitor training; 0 trains
+    on all of them."""
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
     """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
     workers: int = 0
-    """Threads that prepare batches ahead."""
+    """Threads that prepare batches in advance."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is also written after every epoch."""
     keep_memory: bool = True
-    """Linux: let the allocator keep freed memory, which makes training faster."""
+    """Linux: let the allocator keep freed memory, which makes training faster and holds it at its
+    peak; --no-keep-memory returns it."""
 
 
 def to_json(config: Any) -> dict[str, Any]:

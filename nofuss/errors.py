@@ -14,6 +14,7 @@ files, classes and tensors as they are: `visible` makes them harmless where they
 """
 
 import os
+import re
 import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -56,6 +57,11 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def in_python(message: str) -> str:
+    """Return the message with Python's names for the settings: `--head-rate` is `head_rate`."""
+    return re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), message)
 
 
 def command(*words: object) -> str:

@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, check_random_state, valida
 
 from nofuss.config import TrainConfig
 from nofuss.data.collection import compact_labels
+from nofuss.errors import UsageError, in_python
 from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import normalize
 from nofuss.model.start import signed_root
@@ -67,27 +68,30 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         labels, self.classes_ = compact_labels(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y has {len(self.classes_)} class; a distance needs two or more")
-        config = resolve(
-            TrainConfig(
-                dim=None if self.dim is None else min(self.dim, X.shape[1]),
-                loss=self.loss,
-                folds=self.folds,
-                epochs=self.epochs,
-                batch=self.batch,
-                head_rate=self.head_rate,
-                proxy_rate=self.proxy_rate,
-                scale=self.scale,
-                seed=int(check_random_state(self.random_state).randint(2**31)),
-            ),
-            kind="vectors",
-            small=False,
-        )
-        config = replace(config, per_class=items_per_class(config))
+        config = self._config(X.shape[1])
         self.choice_, head = fit_head(config, torch.from_numpy(X), torch.from_numpy(labels))
         self.components_: NDArray[np.float32] = head.weight.numpy()
         self.intercept_: NDArray[np.float32] = head.bias.numpy()
         self._n_features_out = len(self.components_)
         return self
+
+    def _config(self, width: int) -> TrainConfig:
+        asked = TrainConfig(
+            dim=None if self.dim is None else min(self.dim, width),
+            loss=self.loss,
+            folds=self.folds,
+            epochs=self.epochs,
+            batch=self.batch,
+            head_rate=self.head_rate,
+            proxy_rate=self.proxy_rate,
+            scale=self.scale,
+            seed=int(check_random_state(self.random_state).randint(2**31)),
+        )
+        try:
+            config = resolve(asked, kind="vectors", small=False)
+        except UsageError as error:
+            raise ValueError(in_python(str(error))) from None
+        return replace(config, per_class=items_per_class(config))
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Unit vectors (N, dim)."""

@@ -165,7 +165,7 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/none", "does not exist"),
         ("train {home}/vectors.npz --epochs -1", "--epochs is -1"),
         ("train {home}/vectors.npz --test-share 1", "--test-share is 1"),
-        ("train {home}/vectors.npz --preset small", "does not fit data that are vectors"),
+        ("train {home}/vectors.npz --preset small", "does not fit vectors"),
         ("train {home}/vectors.npz --backbone convnet", "--backbone"),
         ("train {home}/photos --backbone identity", "--backbone"),
         ("train {home}/vectors.npz --loss nca --assignment dynamic", "nca has none"),
@@ -175,7 +175,7 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/triplets.csv --loss triplet", "needs labels"),
         ("train {home}/vectors.npz --resume", "--out"),
         ("train {home}/vectors.npz --force", "add --resume"),
-        ("train {home}/vectors.npz --size 32", "of pictures"),
+        ("train {home}/vectors.npz --size 32", "for pictures"),
         ("train --test-share 0.3", "a split of its own"),
         ("train --resume --out {home}", "no run directory"),
         ("evaluate {home}", "no run directory"),
@@ -413,6 +413,13 @@ def test_embed_writes_what_train_reads(nofuss: Call, home: Path) -> None:
         nofuss("embed", "run", home / "vectors.npz", "--out", "v.npz"), 2
     )
     assert nofuss("train", "e.npz", "--out", "second", "--epochs", 1).code == 0
+
+
+def test_triplets_take_fewer_proxies_than_classes(nofuss: Call, home: Path) -> None:
+    """The number of proxies is checked for as many classes as training uses."""
+    options = ("--epochs", 1, "--proxies-per-class", 0.5)
+    outcome = nofuss("train", home / "triplets.csv", "--out", "few", *options)
+    assert outcome.code == 0, outcome.err
 
 
 def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:

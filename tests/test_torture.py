@@ -99,7 +99,7 @@ def test_a_second_signal_ends_it_at_once(place: Place, tmp_path: Path) -> None:
     said, _ = running.communicate(timeout=60)
     assert running.returncode == 130, said
     assert "once more to stop at once" in said
-    assert "go on with" not in said  # it did not wait for the step's end
+    assert "resume with" not in said  # it did not wait for the step's end
     assert os.listdir(tmp_path / "run" / "checkpoints")
 
 
@@ -119,4 +119,4 @@ def test_a_picture_that_vanishes_from_under_a_worker(place: Place, tmp_path: Pat
     said, _ = running.communicate(timeout=60)
     line = said.splitlines()[-1]
     assert running.returncode == 1, said
-    assert "class 3/1.png: missing; restore it, then go on with: nofuss train --out" in line
+    assert "class 3/1.png: missing; restore it, then resume with: nofuss train --out" in line

@@ -28,11 +28,15 @@ AHEAD = 3
 
 
 class Batch(NamedTuple):
-    """Inputs (B, C, H, W) or (B, D), labels (B,) and which items of the collection they are."""
+    """Items of a step.
 
-    inputs: Tensor
-    labels: Tensor
-    indices: Tensor
+    In training without labels (None) they are anchors, positives and negatives in thirds, and of
+    several processes each has its share of the inputs, and all labels and indices.
+    """
+
+    inputs: Tensor  # (B, C, H, W) or (B, D)
+    labels: Tensor | None  # (B,)
+    indices: Tensor  # (B,) rows of the collection
 
 
 def batches(

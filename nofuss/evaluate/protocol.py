@@ -55,7 +55,7 @@ class Scores:
     seed: int
     intervals: dict[str, tuple[float, float]]
     protocol: str
-    per_query: PerQuery = field(repr=False)
+    per_query: PerQuery = field(repr=False, compare=False)
     extended: dict[str, float] = field(default_factory=dict)
     """`mrr`, `map`, `precision@K`, and `class_mean_…` of all scores, if asked for."""
 

@@ -9,7 +9,7 @@ measured and kept with it. Where classes resemble each other (birds) that share 
 smaller in a large index: more strangers, so nearer ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,18 @@ class Threshold:
                 "rule": f"{FOUND:.0%} of held-out training items have a relative within it",
             },
         }
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> "Threshold":
+        """Read what `as_extra` gave; raises KeyError or TypeError for anything else."""
+        errors, source = extra["threshold_errors"], extra["threshold_from"]
+        return cls(
+            distance=float(extra["threshold"]),
+            denied=float(errors["denied"]),
+            accepted=float(errors["accepted"]),
+            items=int(source["items"]),
+            classes=int(source["classes"]),
+        )
 
     def describe(self) -> str:
         """Return one line for the user."""

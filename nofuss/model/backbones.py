@@ -21,6 +21,8 @@ from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.tensors import fill, read_tensors
 
 PRETRAINED = "pretrained"
+OWN = "own"
+"""The name of a backbone that was given as a module from Python."""
 
 Weights = str | Path | None
 """PRETRAINED: what the backbone comes with; a path: that file; None: a random start."""
@@ -99,11 +101,47 @@ def build_backbone(
     name: str, *, channels: int | None = None, weights: Weights = PRETRAINED
 ) -> Backbone:
     """The backbone of that name: one of BACKBONES, or timm:NAME with the timm extra."""
+    if name == OWN:
+        raise UsageError(
+            "the backbone is a module from Python; give it: nofuss.load(RUN, backbone=MODULE), "
+            "nofuss.train(DATA, backbone=MODULE, …)"
+        )
     if name.startswith("timm:"):
         return timm_backbone(name, channels=channels, weights=weights)
     if name not in BACKBONES:
         raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
     return BACKBONES[name](channels, weights)
+
+
+def own_backbone(network: nn.Module, preprocessing: Preprocessing | None = None) -> Backbone:
+    """Wrap a module that maps pictures (B, C, size, size) to features (B, F).
+
+    preprocessing: how pictures become its inputs; None is RGB of 224 pixels with ImageNet's mean
+    and standard deviation.
+    """
+    if preprocessing is None:
+        mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+        preprocessing = Preprocessing(size=224, resize=256, mean=mean, std=std)
+    channels = 1 if preprocessing.mode == "L" else 3
+    parameter = next(network.parameters(), torch.empty(0))
+    example = parameter.new_zeros(2, channels, preprocessing.size, preprocessing.size)
+    was_training = network.training
+    with torch.no_grad():
+        features = network.eval()(example)
+    network.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UsageError(
+            f"the backbone maps {tuple(example.shape)} to {shape}; expected (2, F): pool its "
+            "features"
+        )
+    return Backbone(
+        OWN,
+        network,
+        features=features.shape[1],
+        channels=channels,
+        preprocessing=preprocessing,
+    )
 
 
 def convnet(channels: int | None, weights: Weights) -> Backbone:

@@ -90,7 +90,7 @@ class Embedder(nn.Module):
 
 
 def build_embedder(
-    backbone: str,
+    backbone: str | Backbone,
     *,
     dim: int = 64,
     channels: int | None = None,
@@ -99,9 +99,14 @@ def build_embedder(
     mirror: bool = False,
     seed: int = 0,
 ) -> Embedder:
-    """An embedder by name, its random parts drawn from `seed`; torch's own state is untouched."""
+    """Build an embedder on a backbone, or on the name of one.
+
+    Random parts are drawn from `seed`; torch's own generators are left as they are.
+    """
     with own_random_numbers(torch.device("cpu")) as set_seed:
         set_seed(seed)
-        network = build_backbone(backbone, channels=channels, weights=weights)
+        network = backbone
+        if isinstance(network, str):
+            network = build_backbone(network, channels=channels, weights=weights)
         network.mirror = mirror
         return Embedder(network, dim, root=root)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor
+from torch import Tensor, nn
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
@@ -115,15 +115,20 @@ def check_fits(collection: Collection, preprocessing: Preprocessing | None, widt
         )
 
 
-def load(path: str | Path, *, device: str = "auto") -> Encoder:
-    """Open a run directory, or its model/ folder; `device` as `--device` of `nofuss train`."""
+def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None = None) -> Encoder:
+    """Open a run directory, or its model/ folder.
+
+    device: "auto" is a GPU if there is one. backbone: the module that the run was trained on,
+    where it came from Python (`nofuss.train(…, backbone=module)`).
+    """
     folder = Path(path)
     if (folder / "config.json").is_file() and not (folder / "model").is_dir():
         raise RunError(
             f"{folder} has no model yet; finish it: "
             f"{command('nofuss', 'train', '--out', folder, '--resume')}"
         )
-    saved = load_model(folder / "model" if (folder / "model").is_dir() else folder)
+    model = folder / "model" if (folder / "model").is_dir() else folder
+    saved = load_model(model, backbone=backbone)
     return Encoder(
         saved.embedder.to(choose_device(device)),
         saved.preprocessing,

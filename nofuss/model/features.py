@@ -15,7 +15,7 @@ from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import any_true
-from nofuss.model.backbones import Backbone
+from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract_together, for_inference
 from nofuss.model.onnx_backbone import OnnxNetwork, accelerate
@@ -36,7 +36,8 @@ def backbone_features(
     backbone.
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
-    kept = collection.kind != "dataset"  # whose pixels are nowhere to be seen beforehand
+    # The key can't cover the pixels of a dataset, or what a module from Python does.
+    kept = collection.kind != "dataset" and embedder.backbone.name != OWN
     if kept:
         like = torch.empty(len(collection), embedder.backbone.features, device="meta")
         features = read_tensor(file, like=like)

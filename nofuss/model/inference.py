@@ -11,18 +11,18 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import merge_rows, share, world
-from nofuss.model.backbones import Backbone
+from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
 
 
 def for_inference(embedder: Embedder) -> Embedder:
     """A copy in eval mode with batch norm folded into the convolutions before it.
 
-    Networks of timm are copied but not folded: the order in which their layers were made
-    need not be the order in which they run.
+    Networks of timm and modules from Python are copied but not folded: the order in which their
+    layers were made need not be the order in which they run.
     """
     ready = copy.deepcopy(embedder).eval().requires_grad_(False)
-    if not ready.backbone.name.startswith("timm:"):
+    if ready.backbone.name != OWN and not ready.backbone.name.startswith("timm:"):
         fold_batch_norm(ready.backbone)
     ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return ready

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.distributed.device import device_of
-from nofuss.model.backbones import Backbone
+from nofuss.model.backbones import OWN, Backbone
 
 LARGEST_DIFFERENCE = 1e-4
 """Of features, relative to their largest; a right export stays far below."""
@@ -71,7 +71,8 @@ def can_accelerate(backbone: Backbone) -> bool:
     NOFUSS_RUNTIME=torch in the environment says no.
     """
     return (
-        backbone.preprocessing is not None
+        backbone.name != OWN  # whose graph may depend on more than its weights
+        and backbone.preprocessing is not None
         and backbone.preprocessing.size >= SMALLEST_SIDE
         and device_of(backbone).type == "cpu"
         and not isinstance(backbone.network, OnnxNetwork)

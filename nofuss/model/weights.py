@@ -4,6 +4,7 @@ The folder holds all that embedding needs: which backbone, its weights, how to p
 picture, the names of the training classes, and what else the caller wants kept.
 """
 
+import copy
 import dataclasses
 import json
 import math
@@ -14,12 +15,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from nofuss.config import Preprocessing
-from nofuss.errors import NofussError, RunError
+from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files.atomic import MANIFEST, check_seal, parse_json, read_regular, seal
 from nofuss.files.folders import write_folder
 from nofuss.files.lock import check_in_place
+from nofuss.model.backbones import OWN, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
 
@@ -68,8 +71,11 @@ def save_model(
         seal(new)
 
 
-def load_model(folder: Path) -> SavedModel:
-    """Open a folder that save_model wrote; the embedder comes in eval mode."""
+def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel:
+    """Open a folder that save_model wrote; the embedder comes in eval mode.
+
+    backbone: the module, where the model was trained on one from Python; its weights are replaced.
+    """
     try:
         if (folder / MANIFEST).exists():  # a model put together by hand has none
             check_seal(folder)
@@ -92,6 +98,8 @@ def load_model(folder: Path) -> SavedModel:
         raise RunError(f"no weights.safetensors in {folder}; restore it or train again")
     try:
         settings = _settings(description)
+        if backbone is not None:
+            return _with_module(folder, description, settings, backbone)
         with torch.device("meta"):  # no memory is taken for what the file does not hold
             planned = build_embedder(**settings, weights=None)
         check_shapes(planned, read_shapes(file), source=file)
@@ -110,6 +118,23 @@ def load_model(folder: Path) -> SavedModel:
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
     return SavedModel(embedder.eval(), preprocessing, class_names, extra)
+
+
+def _with_module(
+    folder: Path, description: dict[str, Any], settings: dict[str, Any], module: nn.Module
+) -> SavedModel:
+    """Build the model around a module that the caller has built."""
+    if settings["backbone"] != OWN:
+        raise UsageError(f"{folder} was trained on {settings['backbone']}; leave backbone out")
+    stored = description["preprocessing"]
+    lists = {name: tuple(stored[name]) for name in ("mean", "std")}
+    network = own_backbone(copy.deepcopy(module), Preprocessing(**{**stored, **lists}))
+    embedder = build_embedder(**settings | {"backbone": network})
+    preprocessing = _preprocessing(stored, embedder)
+    file = folder / "weights.safetensors"
+    fill(embedder, read_tensors(file), source=file)
+    names, extra = _words(description["class_names"]), _extra(description["extra"])
+    return SavedModel(embedder.eval(), preprocessing, names, extra)
 
 
 def _settings(description: dict[str, Any]) -> dict[str, Any]:

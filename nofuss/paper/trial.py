@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nofuss.config import TrainConfig, to_json
-from nofuss.data.split import Rows, Sides
+from nofuss.data.split import Rows
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
 from nofuss.losses.proxy_loss import ProxyLoss
@@ -25,12 +25,11 @@ from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import Items, choose_queries, hit_row
 from nofuss.report.html import Child, fragment, tag
-from nofuss.run.directory import Run
 from nofuss.training.checkpoint import load_checkpoint
-from nofuss.training.job import Job, build_model
-from nofuss.training.learning import prepare
+from nofuss.training.job import build_model
 from nofuss.training.loop import Training, Watch
 from nofuss.training.loop import train as run_loop
+from nofuss.training.prepare import prepare
 from nofuss.training.step import NonFiniteLoss
 
 FORMAT = 1
@@ -94,9 +93,13 @@ def run_trial(
     if trial.bare:
         data, config = _without_labels(source, trial, train)
     embedder, preprocessing = build_model(config, data)
-    sides = Sides(train, train[:0], test)
-    job = Job(Run(Path(), config), data, sides, embedder, preprocessing, source.features)
-    training, feed = prepare(job, embedder, train)
+    training, feed = prepare(
+        config,
+        data.subset(train),
+        None if source.features is None else source.features[train],
+        embedder=embedder,
+        preprocessing=preprocessing,
+    )
 
     def embed(rows: Rows) -> Tensor:
         found = source.collection.subset(rows)

@@ -1,11 +1,11 @@
 """Checkpoints: safetensors + JSON + checksums in a folder that appears as a whole or not at all.
 
     checkpoints/step-N/tensors.safetensors   model, criterion, optimizer
-                       state.json            where training stood
+                       state.json            epoch, step, history
                        manifest.json         sha256 of the others
 
-and a file for each process's proxies where they are dealt out: see `shards.py`. The last two are
-kept. Loading verifies the newest and falls back to the one before.
+and a file for each process's proxies if they are distributed: see `shards.py`. The last two
+checkpoints are kept. Loading verifies the newest and falls back to the one before.
 """
 
 import json
@@ -48,12 +48,12 @@ def save_checkpoint(
     *,
     cut: Cut | None = None,
 ) -> None:
-    """Write step-N as a whole, then drop all but it and the one before.
+    """Write step-N atomically, then delete all but it and the one before.
 
-    All processes call it: those with a cut write their rows, the first one all that is common.
+    All processes call it: those with a cut write their rows, the first one writes what is common.
 
-    Later steps are of a past that training went back from, because they were damaged; they go
-    too, and so do the remains of saves that were killed.
+    Later steps, from which training fell back because they were damaged, are deleted too, and so
+    are the remains of saves that were killed.
     """
     if first():
         check_in_place(folder.parent)
@@ -72,15 +72,15 @@ def save_checkpoint(
     later = [path for path in _newest_first(folder) if _step(path) > step]
     earlier = [path for path in _newest_first(folder) if _step(path) <= step]
     for old in [*later, *earlier[KEPT:], *folder.glob(".step-*")]:
-        remove(old)  # what can't be dropped now is tried next time
+        remove(old)  # what can't be deleted now is tried again next time
 
 
 def load_checkpoint(
     folder: Path, *, say: Callable[[str], None], cut: Cut | None = None
 ) -> Checkpoint | None:
-    """The newest checkpoint that is whole; `say` hears of those that are not. None if none are.
+    """Return the newest intact checkpoint or None; `say` reports the damaged ones.
 
-    Processes check a part of the files each; what one finds damaged none uses.
+    Each process checks a part of the files; what one finds damaged, none uses.
     """
     for name in json.loads(exchange(json.dumps([p.name for p in _newest_first(folder)]))[0]):
         found, problem = None, ""
@@ -91,7 +91,7 @@ def load_checkpoint(
         problems = [each for each in exchange(problem) if each]
         if not problems:
             return found
-        say(f"{problems[0]}; going back to the checkpoint before")
+        say(f"{problems[0]}; falling back to the checkpoint before")
     return None
 
 
@@ -124,7 +124,7 @@ def _read(path: Path, cut: Cut | None) -> Checkpoint:
 
 
 def _check_state(state: dict[str, Any], step: int) -> None:
-    """ValueError where training could not have stood so; checksums vouch for nothing more."""
+    """Raise ValueError for a state that training can't have had; checksums do not prove that."""
     if type(state["step"]) is not int or state["step"] != step:
         raise ValueError(f"step is {state['step']!r:.20}")
     for name in ("epoch", "at"):
@@ -139,7 +139,7 @@ def _check_state(state: dict[str, Any], step: int) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as flat names `optimizer.PARAMETER.NAME`; rates are no part of it."""
+    """Return the optimizer's state under flat names `optimizer.PARAMETER.NAME`, without rates."""
     return dict(_flatten(optimizer.state_dict()["state"]))
 
 
@@ -151,7 +151,7 @@ def _flatten(state: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Tensor]]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put `optimizer_tensors` back, each in the memory layout of its parameter.
+    """Restore `optimizer_tensors`, each in the memory layout of its parameter.
 
     Fused optimizers walk parameter and state side by side in memory: with channels-last weights
     and state as the file has it, they would pair the wrong numbers.
@@ -166,7 +166,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         if not index.isdecimal() or int(index) >= len(parameters):
             raise RunError("the checkpoint does not fit the optimizer: it has more parameters")
         like = parameters[int(index)]
-        # Fused optimizers walk the memory of both without a look at their sizes.
+        # Fused optimizers iterate over the memory of both without checking their sizes.
         shape, kind = (like.shape, like.dtype) if expected.get(name) else ((), torch.float32)
         if name not in expected or value.shape != shape or value.dtype != kind:
             got = f"{name!r:.20} is {value.dtype} {tuple(value.shape)}"
@@ -179,7 +179,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 
 def _state_names(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
-    """What an optimizer of this kind keeps of a parameter; True where it has its shape."""
+    """Return the names of this optimizer's state; True for those with the parameter's shape."""
     parameter = nn.Parameter(torch.zeros(2))
     parameter.grad = torch.zeros(2)
     kind: Any = type(optimizer)
@@ -190,12 +190,12 @@ def _state_names(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
 
 
 def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:
-    """A module's state_dict under `prefix.`."""
+    """Return a module's state_dict with names under `prefix.`."""
     return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
 
 
 def restore_module(prefix: str, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put `module_tensors` back; every name must be there and fit."""
+    """Restore `module_tensors`; every name must exist and fit."""
     own = {
         k.removeprefix(f"{prefix}."): t for k, t in tensors.items() if k.startswith(f"{prefix}.")
     }

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from torch import nn
 from torch.optim import Optimizer
 
+from nofuss.data.loader import Batch
 from nofuss.distributed.device import device_of, own_random_numbers
 from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.training.parallel import parallel
-from nofuss.training.step import Batch, train_step
+from nofuss.training.step import train_step
 
 
 def check_before_training(
@@ -22,7 +23,7 @@ def check_before_training(
     say: Callable[[str], None],
     repeats: int = 5,
 ) -> None:
-    """Raise on what can't work; `say` what looks wrong. Leaves everything as it was."""
+    """Raise on what can't work and `say` what looks wrong. Changes nothing."""
     check_optimizer(criterion, optimizer)
     if isinstance(criterion, ProxyLoss):
         check_labels_fit(criterion, batch)
@@ -36,18 +37,18 @@ def check_before_training(
 
 
 def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:
-    """Every parameter of the criterion (its proxies) must be in the optimizer."""
+    """Raise if a parameter of the criterion (its proxies) is not in the optimizer."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     forgotten = [name for name, p in criterion.named_parameters() if id(p) not in held]
     if forgotten:
         raise TrainingError(
             f"{', '.join(forgotten)} of {type(criterion).__name__} not in the optimizer, so never "
-            "learned; add criterion.parameters() as a group with a rate of its own"
+            "learned; add criterion.parameters() as a group with its own rate"
         )
 
 
 def check_labels_fit(criterion: ProxyLoss, batch: Batch) -> None:
-    """Labels must be below the number of classes the proxies were made for."""
+    """Raise if labels reach beyond the classes that the proxies stand for."""
     if batch.labels is not None and int(batch.labels.max()) >= criterion.num_classes:
         raise TrainingError(
             f"labels reach {int(batch.labels.max())} but the criterion has "
@@ -56,7 +57,7 @@ def check_labels_fit(criterion: ProxyLoss, batch: Batch) -> None:
 
 
 def check_scale(criterion: ProxyLoss, *, say: Callable[[str], None]) -> None:
-    """A scale below 4 is too soft for a log-sum-exp loss, one above 64 too hard."""
+    """Warn of a scale below 4, too soft for a log-sum-exp loss, or above 64, too hard."""
     scale = criterion.scale
     if criterion.needs_scale and scale is not None and not 4 <= float(scale) <= 64:
         say(f"scale is {float(scale):g}; losses like this one train well between 8 and 32")
@@ -65,7 +66,7 @@ def check_scale(criterion: ProxyLoss, *, say: Callable[[str], None]) -> None:
 def loss_on_one_batch(
     model: nn.Module, criterion: nn.Module, optimizer: Optimizer, batch: Batch, *, repeats: int
 ) -> tuple[float, float]:
-    """The loss on one batch, before and after `repeats` steps on it, on copies of everything."""
+    """Return the loss on one batch before and after `repeats` steps on it, made on copies."""
     copies: tuple[nn.Module, nn.Module] = copy.deepcopy((model, criterion))
     twins = dict(
         zip(

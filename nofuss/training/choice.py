@@ -1,8 +1,8 @@
 """Untrained features, closed form or training: which of them a run keeps, decided on folds.
 
-What is kept has to earn it: training where its gain over the closed form is above zero beyond
-doubt (95%, classes resampled, the same queries on both sides), and neither of them where it finds
-less at rank 1 than the features did before.
+Training is kept if its gain over the closed form is above zero with 95% confidence (classes
+resampled, the same queries on both sides); neither is kept if Recall@1 falls below that of the
+untrained features.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ def choice_of(
     *,
     config: TrainConfig,
 ) -> Choice:
-    """The verdict of all folds, with what led to it.
+    """Return the verdict of all folds and the scores behind it.
 
     Features that are kept as they are keep their own dimension, unless the user asks for
-    another. Too few classes for folds: the closed form, by the likeliest
-    recipe. The user wants no folds: training.
+    another. With too few classes for folds the closed form of the likeliest recipe is kept; with
+    `folds` 0, training.
     """
     seed, kept = config.seed, CLOSED
     if results:
@@ -108,14 +108,14 @@ def fit_head(
 
 
 def start_of(form: ClosedForm, choice: Choice) -> Affine:
-    """The head of all items that the choice says."""
+    """Return the chosen head, fitted to all items."""
     if choice.kept == NOTHING:
         return untrained_head(form.features, choice.dim)
     return form.fit(choice.recipe, dim=choice.dim)
 
 
 def _mean_curve(results: Sequence[FoldResult]) -> list[tuple[int, float, float]]:
-    """Over the folds, each with the weight of its queries."""
+    """Average the curves over the folds, weighted by queries."""
     if not results:
         return []
     weights = torch.tensor([len(r.scores[CLOSED].recall) for r in results], dtype=torch.float64)

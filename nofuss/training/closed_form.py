@@ -1,7 +1,7 @@
 """The closed form that suits the data: shrinkage, root and centring, chosen on folds of classes.
 
-Whether the features' roots are better than the features, whether their mean should be taken away
-and how far the scatter within classes can be trusted differ from one collection to the next. Each
+Whether roots of the features are better than the features, whether to subtract their mean, and how
+far the scatter within classes can be trusted differ between collections. Each
 candidate is fitted on the other folds and scored on the classes of one; nothing is trained, so all
 of it takes seconds.
 """
@@ -38,7 +38,7 @@ SCORED_ITEMS = 800
 
 @dataclass(frozen=True)
 class Pinned:
-    """What the user has decided; None is left to the folds."""
+    """What the user has set; None is left to the folds."""
 
     root: bool | None = None
     center: bool | None = None
@@ -46,11 +46,11 @@ class Pinned:
 
     @classmethod
     def of(cls, config: TrainConfig) -> "Pinned":
-        """What a configuration says."""
+        """Read the settings of a configuration."""
         return cls(config.root, config.center, config.shrinkage)
 
     def candidates(self, shrinkages: Sequence[float]) -> list[Recipe]:
-        """All recipes that agree with the user, the likely ones first."""
+        """Return all recipes that agree with the user's settings, the likeliest first."""
         roots = (True, False) if self.root is None else (self.root,)
         centers = (True, False) if self.center is None else (self.center,)
         alphas = shrinkages if self.shrinkage is None else (self.shrinkage,)

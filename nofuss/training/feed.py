@@ -1,30 +1,18 @@
-"""Batches for training: a collection's items in an order that (seed, epoch, step) alone decide."""
+"""Batches for training: a collection's items in an order fixed by (seed, epoch, step) alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.data.loader import batches
+from nofuss.data.loader import Batch, batches
 from nofuss.data.sampling import m_per_class, shuffled, triplet_batches
 from nofuss.distributed.processes import share, world
 from nofuss.errors import UsageError
-
-
-class TrainBatch(NamedTuple):
-    """Items of a step; without labels, anchors, positives and negatives in thirds.
-
-    The inputs are this process's share; labels and indices are of the whole batch.
-    """
-
-    inputs: Tensor
-    labels: Tensor | None
-    indices: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,8 +36,8 @@ class CollectionFeed:
     def __len__(self) -> int:
         return len(self._indices(0))
 
-    def __call__(self, epoch: int, start: int) -> Iterator[TrainBatch]:
-        """The epoch's batches, leaving out the first `start`."""
+    def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the epoch's batches without the first `start`."""
         labels, chosen = self.collection.labels, self._indices(epoch)[start:]
         own = batches(
             self.collection,
@@ -62,7 +50,7 @@ class CollectionFeed:
         )
         for batch, indices in zip(own, chosen, strict=True):
             whole = None if labels is None else torch.from_numpy(labels[indices])
-            yield TrainBatch(batch.inputs, whole, torch.from_numpy(indices))
+            yield Batch(batch.inputs, whole, torch.from_numpy(indices))
 
     def _indices(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
         c = self.collection

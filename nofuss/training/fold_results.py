@@ -94,7 +94,7 @@ def _train_fold(
     watch: Watch,
     stop: Callable[[], bool],
 ) -> tuple[Tensor, list[tuple[int, float, float]]]:
-    """Unit embeddings of the held-out items after training, and the curve to there."""
+    """Train, and return unit embeddings of the held-out items and the curve."""
     compact = torch.unique(labels, return_inverse=True)[1]
     training, feed = prepare_head(config, inputs, compact, device=device)
     marks = {round(training.epochs * (i + 1) / MARKS) for i in range(MARKS)}
@@ -115,7 +115,7 @@ def _train_fold(
 
 
 def untrained_folds(form: ClosedForm) -> list[Tensor]:
-    """Unit embeddings of each fold's rows that nothing was learned for but a PCA on the others."""
+    """Return unit embeddings of each fold's rows by a PCA on the other folds."""
     return [
         normalize(untrained_head(form.features[f.others], form.dim)(form.features[f.held_out]))
         for f in form.folds
@@ -123,7 +123,7 @@ def untrained_folds(form: ClosedForm) -> list[Tensor]:
 
 
 def verdict(results: Sequence[FoldResult], *, seed: int = 0, resamples: int = 2000) -> str:
-    """Which method is kept, by these folds."""
+    """Return the method that these folds keep."""
     scores, kept = pooled_scores(results), CLOSED
     if TRAINED in scores:
         gain = gain_of(scores, TRAINED, CLOSED, "objective", seed, resamples)
@@ -133,9 +133,9 @@ def verdict(results: Sequence[FoldResult], *, seed: int = 0, resamples: int = 20
 
 
 def held_out_embeddings(results: Sequence[FoldResult], *, seed: int) -> list[Tensor]:
-    """Of each fold's rows, by the method that the *other* folds would keep.
+    """Return embeddings of each fold's rows by the method that the *other* folds would keep.
 
-    So no score of a class had a say in what it is scored with.
+    The choice of a method for a class therefore never depends on that class's scores.
     """
     found = []
     for k, result in enumerate(results):
@@ -145,7 +145,7 @@ def held_out_embeddings(results: Sequence[FoldResult], *, seed: int) -> list[Ten
 
 
 def pooled_scores(results: Sequence[FoldResult]) -> dict[str, QueryScores]:
-    """Method → the queries of all folds."""
+    """Return the queries of all folds, by method."""
     return {name: pooled([r.scores[name] for r in results]) for name in results[0].scores}
 
 
@@ -157,7 +157,7 @@ def gain_of(
     seed: int,
     resamples: int = 2000,
 ) -> Difference:
-    """The paired difference of a score between two methods."""
+    """Return the paired difference of a score between two methods."""
     a, b = scores[method], scores[other]
     pair = {
         "recall@1": (a.recall, b.recall),

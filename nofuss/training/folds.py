@@ -1,4 +1,4 @@
-"""Folds of the training classes: what a run chooses, it chooses on classes its model has not seen.
+"""Folds of the training classes: choices are made on classes that the model has not seen.
 
 A fold holds out whole classes, and neighbours in the order of the data together: where the order
 means something (CUB lists relatives side by side, nested folders group them) a held-out class has

@@ -4,7 +4,7 @@ The closed form gives inputs of D dimensions and average length 1; what is train
 matrix that starts at the identity, with the proxies at their class means. Adam moves every entry by
 about its rate a step, so that rate × steps × √D says how far an output of length 1 can move: that
 product is what is fixed here, and the rates follow from the number of steps. 800 items or 80,000,
-64 dimensions or 1,024 then need no setting of their own.
+64 dimensions or 1,024 then need no other settings.
 """
 
 from dataclasses import replace
@@ -20,11 +20,12 @@ from nofuss.geometry import normalize
 from nofuss.model.start import Affine
 from nofuss.training.feed import CollectionFeed
 from nofuss.training.loop import Training
-from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
+from nofuss.training.prepare import wire
+from nofuss.training.setup import batch_of
 
 DIM = 512
-"""Dimensions of a head on features, where nobody asks for others (LOG.md): what more bring is
-within noise, and an item of 512 takes 2 KB in the index."""
+"""Default dimensions of a head on features (LOG.md): more gain nothing beyond noise, and an item of
+512 takes 2 KB in the index."""
 MOVE = 2.0
 """Rate × steps × √D of the head; of the proxies PROXY_FACTOR times as much."""
 PROXY_FACTOR = 10.0
@@ -33,7 +34,7 @@ FEWEST_STEPS, MOST_STEPS, MOST_EPOCHS = 300, 3000, 60
 
 
 def head_schedule(config: TrainConfig, items: int, classes: int) -> TrainConfig:
-    """Fill in epochs and rates that the user has not given, by the number of steps."""
+    """Fill in epochs and rates that the user has not set, by the number of steps."""
     steps = max(1, items // batch_of(config, items, classes))
     epochs = config.epochs
     if epochs is None:
@@ -50,34 +51,24 @@ def head_schedule(config: TrainConfig, items: int, classes: int) -> TrainConfig:
 def prepare_head(
     config: TrainConfig, inputs: Tensor, labels: Tensor, *, device: torch.device
 ) -> tuple[Training, CollectionFeed]:
-    """Criterion, optimizer and batches for a head on `inputs` (N, D) of the closed form.
+    """Prepare the training of a head on `inputs` (N, D) of the closed form.
 
     labels: (N,) of 0…C−1 without gaps. `Training.model` is the D × D map.
     """
     classes = int(labels.max()) + 1
     config = replace(config, dim=inputs.shape[1])
     config = head_schedule(config, len(inputs), classes)
-    criterion = build_criterion(config, classes)
-    place_proxies(criterion, normalize(inputs), labels, seed=config.seed)
     turn = nn.Linear(inputs.shape[1], inputs.shape[1])
     with torch.no_grad():
         turn.weight.copy_(torch.eye(inputs.shape[1]))
         turn.bias.zero_()
     data = _collection(inputs.numpy(), labels.numpy(), classes)
-    feed = CollectionFeed(
-        data,
-        None,
-        batch_of(config, len(data), classes),
-        per_class=int(config.per_class or 0),
-        seed=config.seed,
-        workers=config.workers,
-    )
-    return build_training(config, turn.to(device), criterion), feed
+    return wire(config, turn.to(device), data, None, normalize(inputs))
 
 
 @torch.no_grad()
 def composed(turn: nn.Module, start: Affine) -> Affine:
-    """The trained map after the closed form, as one."""
+    """Return the closed form followed by the trained map, as one map."""
     assert isinstance(turn, nn.Linear)
     weight, bias = turn.weight.detach().cpu(), turn.bias.detach().cpu()
     return Affine(weight @ start.weight, weight @ start.bias + bias)

@@ -1,4 +1,4 @@
-"""One training job: what it trains on, what it trains, and what the data decide about both."""
+"""One training job: its data, its model, and the settings that follow from the data."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.threshold import Threshold
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.model.backbones import PRETRAINED
+from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
@@ -25,12 +25,12 @@ from nofuss.training.presets import resolve
 from nofuss.training.setup import items_per_class
 
 SMALL_SIDE = 96
-"""Pictures with a shorter side are small: they want the small convnet, not ImageNet's weights."""
+"""Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
 
 
 @dataclass
 class Job:
-    """What the steps of one training hand to each other."""
+    """State that the steps of one training pass on."""
 
     run: Run
     collection: Collection
@@ -41,13 +41,13 @@ class Job:
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
     criterion: nn.Module | None = None
     learned: Rows | None = None
-    """The rows that model and criterion were trained on in the end."""
+    """Rows that model and criterion were trained on."""
     threshold: Threshold | None = None
-    """The distance from which on nothing is alike, where held-out classes could tell it."""
+    """The distance beyond which items are not alike, if held-out classes sufficed to find it."""
     choice: Choice | None = None
-    """What the folds decided, where the head starts from its closed form."""
+    """What the folds decided, if the head starts from its closed form."""
     fold_scores: dict[str, Any] | None = None
-    """Scores of classes held out in turn, where no classes are kept out for good."""
+    """Scores of classes held out in turn, if no classes are kept out for good."""
 
     @property
     def config(self) -> TrainConfig:
@@ -56,31 +56,34 @@ class Job:
 
     @property
     def fixed(self) -> bool:
-        """Only the head is trained, on features that stay as they are."""
+        """Whether only the head is trained, on features that stay fixed."""
         return self.config.preset in ("frozen", "vectors")
 
     @property
     def dim(self) -> int:
-        """Dimensions of the embedding: as asked for, or as many as pay."""
+        """Dimensions of the embedding: as configured, or the default."""
         return dim_of(self.config, self.embedder.backbone.features)
 
     def for_head(self, rows: Rows) -> Tensor:
-        """The features of these rows as the head takes them."""
+        """Return the features of these rows as the head takes them."""
         assert self.features is not None
         return self.embedder.to_head(self.features[rows])
 
 
 def dim_of(config: TrainConfig, width: int) -> int:
-    """The dimension asked for, else DIM; untrained features keep their own."""
+    """Return the configured dimension, else DIM; untrained features keep their own."""
     if config.dim is not None:
         return config.dim
     return width if config.untrained else min(DIM, width)
 
 
 def build_model(
-    config: TrainConfig, collection: Collection
+    config: TrainConfig, collection: Collection, backbone: Backbone | None = None
 ) -> tuple[Embedder, Preprocessing | None]:
-    """The embedder at its start, and how its pictures are prepared."""
+    """Build the embedder at its start; return it and how its pictures are prepared.
+
+    backbone: of the caller, instead of one by name.
+    """
     assert config.backbone is not None
     channels = _channels(config, collection)
     weights = config.weights or (None if config.backbone == "inception-bn" else PRETRAINED)
@@ -90,7 +93,7 @@ def build_model(
             "BN-Inception file with --weights, as the paper starts from one"
         )
     embedder = build_embedder(
-        config.backbone,
+        backbone or config.backbone,
         dim=config.dim or DIM,
         channels=channels,
         weights=weights,
@@ -114,7 +117,7 @@ def build_model(
 
 
 def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
-    """Resolve what the data decide."""
+    """Fill in the settings that follow from the data."""
     kind = "vectors" if collection.kind == "vectors" else "pictures"
     side = _side(collection)
     small, labelled = side is not None and side < SMALL_SIDE, collection.labels is not None
@@ -133,7 +136,7 @@ def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
 
 
 def check_dim(config: TrainConfig, width: int) -> TrainConfig:
-    """A head that starts from the features has no more directions than they have."""
+    """Lower the dimension to the number of features: a head that starts from them has no more."""
     if config.start == "random" or config.dim is None or config.dim <= width:
         return config
     console.say(f"note: dim is {width} instead of {config.dim}: the features have no more")
@@ -141,7 +144,7 @@ def check_dim(config: TrainConfig, width: int) -> TrainConfig:
 
 
 def describe_sides(job: Job) -> dict[str, Any]:
-    """What data.json holds."""
+    """Return what data.json holds."""
     c, s = job.collection, job.sides
     sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
     counts = {side: len(getattr(s, side)) for side in sides}
@@ -150,13 +153,13 @@ def describe_sides(job: Job) -> dict[str, Any]:
 
 
 def _side(collection: Collection) -> int | None:
-    """The pictures' short side: of the arrays, or the median of a few files."""
+    """Return the short side of the pictures: of the arrays, or the median of some files."""
     if collection.kind == "images" and collection.array is not None:
         return int(min(collection.array.shape[1:3]))
     if collection.kind == "pictures":
-        few = collection.paths[:: max(1, len(collection.paths) // 20)]
+        sampled = collection.paths[:: max(1, len(collection.paths) // 20)]
         sides = []
-        for path in few:
+        for path in sampled:
             with contextlib.suppress(DataError):
                 sides.append(min(decode(path, at_least=SMALL_SIDE).size))
         return int(np.median(sides)) if sides else None
@@ -164,7 +167,7 @@ def _side(collection: Collection) -> int | None:
 
 
 def _channels(config: TrainConfig, collection: Collection) -> int | None:
-    """Width of vectors; 1 for gray arrays into the small convnet, 3 for other pictures."""
+    """Return the width of vectors; 1 for gray arrays into the small convnet, 3 otherwise."""
     if collection.kind == "vectors":
         assert collection.array is not None
         return int(collection.array.shape[1])

@@ -1,9 +1,9 @@
-"""The learning part of a job: features, the choice on folds, the loop."""
+"""Learn: compute features, decide on folds, run the loop."""
 
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from nofuss.data.collection import compact_labels
 from nofuss.data.pictures import decode_ahead
-from nofuss.data.split import Rows, by_folds
+from nofuss.data.split import by_folds
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.beside import scorable, score_folds
@@ -19,12 +19,10 @@ from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
 from nofuss.evaluate.threshold import Threshold, calibrate
 from nofuss.files.atomic import read_json
-from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
 from nofuss.model.features import backbone_features
-from nofuss.model.inference import through_head
-from nofuss.model.start import Affine, pca_head
+from nofuss.model.start import Affine
 from nofuss.run.choice import CLOSED, TRAINED, Choice
 from nofuss.terminal import console
 from nofuss.training.checkpoint import load_checkpoint
@@ -43,13 +41,13 @@ from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
 from nofuss.training.loop import Training
 from nofuss.training.loop import train as run_loop
-from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
+from nofuss.training.prepare import prepare
 
 CHOICE = "choice.json"
 
 
 def compute_features(job: Job) -> None:
-    """Features that training starts from: of the backbone, or the vectors themselves."""
+    """Compute the features that training starts from: the backbone's, or the vectors themselves."""
     if job.preprocessing is None:
         job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
         return
@@ -79,7 +77,7 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
 
 
 def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine]:
-    """Decide on folds, and put the head where the decision says that it starts."""
+    """Decide on folds, and set the head to the start that they chose."""
     config, rows = job.config, job.sides.train
     assert job.features is not None
     labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
@@ -92,7 +90,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
     choice = job.choice = Choice.from_dict(found["choice"])
-    job.threshold = Threshold(**found["threshold"]) if found["threshold"] else None
+    job.threshold = Threshold.from_extra(found["threshold"]) if found["threshold"] else None
     job.fold_scores = found["scores"]
     for line in choice.describe():
         console.say(line)
@@ -104,7 +102,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
 
 
 def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, Any]:
-    """What choice.json holds: the choice, and the threshold and scores of held-out classes."""
+    """Return what choice.json holds: choice, threshold and scores of held-out classes."""
     config, labels = job.config, form.labels
     results: list[FoldResult] = []
     if config.untrained:
@@ -127,7 +125,7 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
             scores = score_folds(found, columns, own, seed=config.seed)
     return {
         "choice": choice.as_dict(),
-        "threshold": asdict(threshold) if threshold else None,
+        "threshold": threshold.as_extra() if threshold else None,
         "scores": scores,
     }
 
@@ -135,7 +133,7 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
 def _try_on_folds(
     job: Job, form: ClosedForm, pinned: Pinned, stop: Callable[[], bool]
 ) -> list[FoldResult]:
-    """Compare closed forms, then train from the best of them; a network's training is too long."""
+    """Compare closed forms, then train a head from the best one (a network would take too long)."""
     if not form.folds:
         return []
     with console.busy("choosing where the head starts, on folds of the classes"):
@@ -148,26 +146,26 @@ def _try_on_folds(
 
 
 def _decided_before(job: Job) -> dict[str, Any] | None:
-    """What the folds of the same run decided before it was interrupted."""
+    """Return what the folds of this run decided before it was interrupted, if anything."""
 
     def read() -> str:
         try:
             return json.dumps(read_json(job.run.path / CHOICE))
-        except (OSError, ValueError):  # not there, or damaged
+        except (OSError, ValueError):  # missing or damaged
             return "{}"
 
     found: dict[str, Any] = json.loads(processes.on_first(read))
     try:
         Choice.from_dict(found["choice"])
         if found["threshold"] is not None:
-            Threshold(**found["threshold"])
+            Threshold.from_extra(found["threshold"])
         return found if "scores" in found else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
 def _learn_head(job: Job, form: ClosedForm, start: Affine, stop: Callable[[], bool]) -> None:
-    """Train a head on fixed features from its closed form, where the folds say that it pays."""
+    """Train a head on fixed features from its closed form, if the folds say that it helps."""
     assert job.choice is not None
     inputs = start(form.inputs(job.choice.recipe.root))
     config = replace(job.config, dim=job.choice.dim)
@@ -185,7 +183,13 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     sides = job.sides
     held_out = job.collection.subset(sides.held_out)
     watched = held_out.labels is not None and scorable(held_out.labels)
-    training, feed = prepare(job, job.embedder, sides.train)
+    training, feed = prepare(
+        job.config,
+        job.collection.subset(sides.train),
+        None if job.features is None else job.features[sides.train],
+        embedder=job.embedder,
+        preprocessing=job.preprocessing,
+    )
     job.criterion = training.criterion
     before = copy.deepcopy(job.embedder)
 
@@ -203,7 +207,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
 
 
 def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:
-    """Go back to where training started if held-out classes were found better there."""
+    """Restore the embedder from before training if it scored higher on held-out classes."""
     old, new = look(before), look(job.embedder)
     gain = paired_difference(new.objective, old.objective, new.labels, job.config.seed)
     classes = len(torch.unique(new.labels))
@@ -214,44 +218,17 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
     )
     if gain.mean < 0:
         job.embedder.load_state_dict(before.state_dict())
-        console.warn("training lost on them, so the run keeps the network it started from")
-
-
-def prepare(job: Job, embedder: Embedder, rows: Rows) -> tuple[Training, CollectionFeed]:
-    """Criterion, optimizer and batches for training on these rows."""
-    config, data = replace(job.config, dim=embedder.dim), job.collection.subset(rows)
-    if job.fixed:
-        data = replace(
-            data, kind="vectors", array=job.for_head(rows).numpy(), paths=(), decoded=None
+        console.warn(
+            "training lowered their mean, so the run keeps the network from before training"
         )
-    classes = data.num_classes or max(2, min(1000, len(data) // 5))
-    criterion = build_criterion(config, classes)
-    if config.start != "random":
-        x = job.for_head(rows)
-        if config.start == "pca":
-            start = pca_head(x, embedder.dim, center=bool(config.center))
-            embedder.set_head(start, root=embedder.root)
-        labels = None if data.labels is None else torch.from_numpy(data.labels)
-        place_proxies(criterion, normalize(through_head(embedder, x)), labels, seed=config.seed)
-    if data.labels is None:
-        config = replace(config, per_class=0)
-    feed = CollectionFeed(
-        data,
-        None if job.fixed else job.preprocessing,
-        batch_of(config, len(data), classes),
-        per_class=int(config.per_class or 0),
-        seed=config.seed,
-        workers=config.workers,
-    )
-    return build_training(config, embedder, criterion), feed
 
 
 def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
-    """Stand where the run's checkpoint stood, or look whether training can work."""
+    """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
         checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
         if checkpoint is None:
-            console.warn("no whole checkpoint to resume from; training starts anew")
+            console.warn("no intact checkpoint to resume from; training starts from the beginning")
             return
         training.restore(checkpoint)
         job.run.write_metrics(training.history)
@@ -272,7 +249,7 @@ def _run(
     *,
     validate: Callable[[], dict[str, float]] | None = None,
 ) -> None:
-    """The loop, with its display."""
+    """Run the loop with its display."""
     config = job.config
     what = "vectors" if job.fixed else "images"
     record = job.run.write_metrics

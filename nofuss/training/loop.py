@@ -1,8 +1,8 @@
-"""The training loop. Where it stands is two integers (epoch, step) and a few tensors.
+"""The training loop. Its position is two integers (epoch, step) and a few tensors.
 
 Order and augmentation are pure functions of (seed, epoch, step), randomness inside the model is
-seeded by them at every step, and rates are computed from them; so a run that was interrupted
-anywhere and resumed ends with the same bits as one that was not.
+seeded by them at every step, and rates are computed from them. A run that was interrupted
+anywhere and resumed therefore ends with the same bits as one that was not.
 """
 
 import time
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nofuss.data.loader import Batch
 from nofuss.distributed.device import device_of, own_random_numbers
 from nofuss.distributed.processes import any_true
 from nofuss.geometry import normalize
@@ -31,7 +32,7 @@ from nofuss.training.checkpoint import (
 from nofuss.training.optim import set_rates
 from nofuss.training.parallel import parallel
 from nofuss.training.shards import Cut
-from nofuss.training.step import Batch, train_step
+from nofuss.training.step import train_step
 
 
 class Feed(Protocol):
@@ -40,24 +41,24 @@ class Feed(Protocol):
     def __len__(self) -> int: ...
 
     def __call__(self, epoch: int, start: int) -> Iterable[Batch]:
-        """The epoch's batches, leaving out the first `start`."""
+        """Yield the epoch's batches without the first `start`."""
 
 
 class Watch(Protocol):
-    """Who is told how training goes."""
+    """Receives the progress of training."""
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        """After each step."""
+        """Called after each step."""
 
     def epoch(self, history: list[dict[str, Any]]) -> None:
-        """After each epoch, with a row for each so far."""
+        """Called after each epoch with a row for each epoch so far."""
 
     def say(self, message: str) -> None:
-        """Something the user should know."""
+        """Called with a message for the user."""
 
 
 class Silent:
-    """A watch that tells nobody."""
+    """A watch that ignores progress."""
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
         """Nothing."""
@@ -66,7 +67,7 @@ class Silent:
         """Nothing."""
 
     def say(self, message: str) -> None:
-        """A warning, as a library gives it."""
+        """Issue a warning, as a library does."""
         warnings.warn(message, stacklevel=2)
 
 
@@ -76,7 +77,7 @@ class Interrupted(BaseException):
 
 @dataclass
 class Training:
-    """All that moves in training, and where it stands."""
+    """Model, criterion, optimizer and the position of training."""
 
     model: nn.Module
     criterion: nn.Module
@@ -91,7 +92,7 @@ class Training:
 
     @property
     def cut(self) -> Cut | None:
-        """Which of the tensors are this process's rows, where proxies are dealt out."""
+        """Which tensors are this process's rows, if proxies are distributed over processes."""
         if not isinstance(self.criterion, ProxyLoss) or self.criterion.shard is None:
             return None
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -116,7 +117,7 @@ class Training:
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where the checkpoint stood."""
+        """Continue from the checkpoint's position."""
         restore_module("model", self.model, checkpoint.tensors)
         restore_module("criterion", self.criterion, checkpoint.tensors)
         restore_optimizer(self.optimizer, checkpoint.tensors)
@@ -136,7 +137,7 @@ def train(
     checkpoint_seconds: float = 60.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run `t` to its last epoch; `validate` gives scores for the epoch's row."""
+    """Run `t` to its last epoch; `validate` returns scores for the epoch's row."""
     steps = len(feed)
     with own_random_numbers(device_of(t.model)) as seed:
         while t.epoch < t.epochs:
@@ -146,7 +147,7 @@ def train(
             t.criterion.train()
             model = parallel(t.model)
             began = saved = time.monotonic()
-            items, embeddings = 0, None
+            items, embeddings, asked = 0, None, False
             for batch in feed(t.epoch, t.step):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 seed(_step_seed(t.seed, t.epoch * steps + t.step))
@@ -156,6 +157,8 @@ def train(
                 items += len(batch.indices)
                 watch.step(t.epoch, t.step, steps, loss, items)
                 asked, due = any_true(stop(), time.monotonic() - saved > checkpoint_seconds)
+                if t.step == steps:
+                    break  # the epoch's row is written first: it needs the last embeddings
                 if checkpoints and (asked or due):
                     t.save(checkpoints, steps)
                     saved = time.monotonic()
@@ -172,17 +175,17 @@ def train(
             watch.epoch(t.history)
             if checkpoints:
                 t.save(checkpoints, steps)
-            if any_true(stop())[0]:
+            if any_true(asked or stop())[0]:
                 raise Interrupted
 
 
 def _step_seed(seed: int, step: int) -> int:
-    """Far apart for neighbouring seeds and steps."""
+    """Mix seed and step, so that neighbouring ones give unrelated seeds."""
     return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9) % 2**63
 
 
 def _health(criterion: nn.Module, embeddings: Tensor | None, watch: Watch) -> dict[str, float]:
-    """Signs of collapse at the end of an epoch: spread of the embeddings, proxies in use."""
+    """Measure signs of collapse at the end of an epoch: spread of embeddings, proxies in use."""
     health = {}
     if embeddings is not None and len(embeddings) > 1:
         # 1 − |mean direction|²: 0 when all embeddings point the same way.

@@ -1,7 +1,7 @@
 """The optimizer's groups and the schedule of their rates.
 
-Backbone, head and proxies have rates of their own: proxies start far from where they belong,
-see few gradients each, and want a rate that would wreck a pretrained backbone.
+Backbone, head and proxies have separate rates: proxies start far from their final places, each
+receives few gradients, and they need a rate that would destroy a pretrained backbone.
 """
 
 import math
@@ -31,7 +31,7 @@ def build_optimizer(
     proxy_rate: float,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """Three groups, each remembering its `base_rate`; proxies are never decayed."""
+    """Build an optimizer of three groups, each with its `base_rate`; proxies do not decay."""
     groups = [
         {"params": list(params), "lr": lr, "base_rate": lr, "name": group, "weight_decay": decay}
         for group, params, lr, decay in (
@@ -51,7 +51,7 @@ def build_optimizer(
 
 
 def set_rates(optimizer: Optimizer, schedule: str, epoch: float, epochs: int) -> None:
-    """Rates for this moment, a pure function of it: a resumed run needs no scheduler state."""
+    """Set the rates, a pure function of the epoch: a resumed run needs no scheduler state."""
     factor = SCHEDULES[schedule](epoch, epochs)
     for group in optimizer.param_groups:
         group["lr"] = group["base_rate"] * factor

@@ -1,8 +1,9 @@
-"""A model on its share of a batch, as if it saw the whole of it.
+"""Run a model on its share of a batch as if it saw the whole batch.
 
-The backbone runs under DistributedDataParallel. What in it looks over the batch would otherwise
-depend on the number of processes: `whole_batch` gives batch norm the statistics of all rows (torch
-has that for GPUs only), and random numbers, one a row, the rows' place in the whole draw.
+The backbone runs under DistributedDataParallel. Operations that see
+the batch as a whole would otherwise depend on the number of processes: `whole_batch` gives batch
+norm the statistics of all rows (torch has that for GPUs only), and each row the random numbers that
+it has in the whole batch.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,14 +20,14 @@ from nofuss.distributed.processes import all_sum, share, world
 
 
 def parallel(model: nn.Module) -> nn.Module:
-    """The model, its gradients averaged over the processes; frozen parts must be frozen before."""
+    """Wrap the model so that gradients are averaged over processes; freeze parts of it before."""
     if world() == 1:
         return model
     return DistributedDataParallel(model)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """The mean over the processes: equal ones stay equal whatever the machines they are on."""
+    """Average gradients over processes, so that parameters stay equal on different machines."""
     if world() == 1:
         return
     for parameter in parameters:
@@ -35,7 +36,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def whole_batch(count: int) -> AbstractContextManager[Any]:
-    """Inside, batch norm and draws of one number a row are those of a batch of `count` rows."""
+    """Make batch norm and per-row random draws those of a batch of `count` rows."""
     return nullcontext() if world() == 1 else _WholeBatch(count)
 
 
@@ -47,7 +48,7 @@ class _WholeBatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Replace what looks over the batch; all else is left alone."""
+        """Replace operations over the batch and leave all others as they are."""
         kwargs = kwargs or {}
         own = self.own.stop - self.own.start
         if func is F.batch_norm and kwargs["training"]:
@@ -85,7 +86,7 @@ def _batch_norm(
 class _BatchNorm(torch.autograd.Function):
     """Mean, then variance around it: two small sums over the processes, one more on the way back.
 
-    Gradients of weight and bias are the own rows' part, as those of any other parameter.
+    Gradients of weight and bias are those of this process's rows, as for any other parameter.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""The whole way: data → model → training → scores, as the commands run it.
+"""Run a whole training: data → model → training → scores → report.
 
-The rooms do the work; this file says in which order, and tells the user about it.
+Other modules do the work; this one puts it in order and reports to the user.
 """
 
 import shlex
@@ -30,6 +30,7 @@ from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.backbones import Backbone
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
 from nofuss.model.weights import save_model
@@ -45,23 +46,33 @@ from nofuss.training.baselines import untrained
 from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.loop import Interrupted
+from nofuss.training.prepare import class_count
 from nofuss.training.setup import build_criterion
 from nofuss.training.step import NonFiniteLoss
 
 
 def train(
-    config: TrainConfig, collection: Collection | None = None, *, given: Container[str] = ()
+    config: TrainConfig,
+    collection: Collection | None = None,
+    *,
+    given: Container[str] = (),
+    backbone: Backbone | None = None,
 ) -> Path:
-    """`nofuss train`: learn, score on unseen classes, leave a run directory; returns its path.
+    """Train, score on unseen classes, write a run directory and return its path.
 
-    given: names of settings that the user gave, which a run to resume must agree with.
+    given: names of settings that the user set; a resumed run must agree with them.
+    backbone: a module from Python instead of a backbone by name.
     """
     with RunLock() as lock:  # from before the run is read until all of it is written
-        return _train_locked(config, collection, given, lock)
+        return _train_locked(config, collection, given, lock, backbone)
 
 
 def _train_locked(
-    config: TrainConfig, collection: Collection | None, given: Container[str], lock: RunLock
+    config: TrainConfig,
+    collection: Collection | None,
+    given: Container[str],
+    lock: RunLock,
+    backbone: Backbone | None,
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
@@ -77,12 +88,13 @@ def _train_locked(
     check_supervision(collection)
     config = settle(config, collection)
     sides = sides_of(collection, config)
-    embedder, preprocessing = build_model(config, collection)
+    embedder, preprocessing = build_model(config, collection, backbone)
     config = check_dim(config, embedder.backbone.features)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)
-    build_criterion(replace(config, dim=dim), max(2, len(classes_in(collection, sides.train))))
+    classes = class_count(collection.subset(sides.train))
+    build_criterion(replace(config, dim=dim), max(2, classes))
     fingerprint = collection.fingerprint()
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
@@ -102,27 +114,29 @@ def _train_locked(
     except NonFiniteLoss as error:
         raise _explain_non_finite(job, error) from None
     except (KeyboardInterrupt, Interrupted):
-        console.say(f"stopped; go on with: {run.resume_command}")
+        console.say(f"stopped; resume with: {run.resume_command}")
         raise KeyboardInterrupt from None
     except PictureError as error:  # it was readable when training began
-        raise TrainingError(f"{error}; restore it, then go on with: {run.resume_command}") from None
+        raise TrainingError(
+            f"{error}; restore it, then resume with: {run.resume_command}"
+        ) from None
     except (OSError, SafetensorError) as error:  # a full or failing disk
         check_in_place(run.path)
         reason = " ".join(str(error).split())
-        raise TrainingError(f"{reason}; mend it, then go on with: {run.resume_command}") from error
+        raise TrainingError(f"{reason}; fix it, then resume with: {run.resume_command}") from error
 
 
 def _come_back(config: TrainConfig) -> TrainConfig:
-    """Where torchrun may restart the processes, a run that is there is gone on with."""
+    """Resume the run if it exists and torchrun may restart the processes."""
     if not processes.may_restart():
         return config
     if config.out is None:
-        raise UsageError("--max-restarts must know which run to come back to; add --out RUN")
+        raise UsageError("--max-restarts needs the run to resume; add --out RUN")
     return replace(config, resume=config.resume or (config.out / "config.json").is_file())
 
 
 def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
-    """Learn, save, score."""
+    """Train, save the model, score it, write the report."""
     run, collection, sides = job.run, job.collection, job.sides
     run.write("data.json", describe_sides(job))
     if scan.problems and processes.first():
@@ -149,7 +163,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
 
 
 def _calibrate(job: Job) -> None:
-    """Find the threshold on held-out training classes; with fixed features the folds have."""
+    """Find the threshold on held-out training classes; on fixed features the folds have it."""
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
@@ -168,7 +182,7 @@ def _calibrate(job: Job) -> None:
 
 
 def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
-    """Unit embeddings of the test items and of a sample of the training items, with proxies."""
+    """Return unit embeddings of the test items and a sample of the training items, and proxies."""
     assert job.learned is not None
     labels = None
     if job.collection.labels is not None:
@@ -188,7 +202,7 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     test, sample = unit[: len(shown)], unit[len(shown) :]
     proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
     if isinstance(job.criterion, ProxyLoss):
-        job.criterion.cpu()  # it has done its work
+        job.criterion.cpu()  # training is over
         proxies = normalize(job.criterion.proxies.detach())
         own = None if labels is None else torch.from_numpy(labels[few])
         # As in training: with free norms the closest proxy is that of the raw vectors.
@@ -211,7 +225,7 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
 
 
 def _score(job: Job, found: Tensor) -> None:
-    """Scores on unseen classes, beside what needed no training; scores.json."""
+    """Score on unseen classes beside what needs no training; write scores.json."""
     config, rows = job.config, job.sides.test
     if job.fold_scores is not None:
         title = "every class, scored by a model that has not seen it"
@@ -249,7 +263,7 @@ def _show_differences(rows: list[list[str]]) -> None:
 
 
 def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
-    """Name the batch's items in a file, and say what to try."""
+    """Write the names of the batch's items to a file and suggest what to try."""
     file = job.run.path / "non_finite_batch.txt"
     rows = job.sides.train if job.learned is None else job.learned
     names = [job.collection.names[rows[i]] for i in error.indices.tolist()]

@@ -1,4 +1,4 @@
-"""Settings that go together, and what makes sense whatever the data are."""
+"""Presets: settings that go together, and how the missing ones are filled in."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ _COMMON: Preset = {
     "mirror": False,
 }
 # A head on fixed features, from its closed form; how long and how fast it moves follows from the
-# number of items, see train/head.py.
+# number of items, see training/head.py.
 _HEAD: Preset = _COMMON | {
     "start": "whitened",
     "batch": 128,
@@ -97,13 +97,13 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     if (preset == "vectors") != (kind == "vectors"):
-        raise UsageError(f"--preset {preset} does not fit data that are {kind}; leave it out")
+        raise UsageError(f"--preset {preset} does not fit {kind}; leave it out")
     fixed = preset in ("frozen", "vectors")
     _check_fits(config, fixed=fixed, kind=kind)
     if kind == "vectors" and config.size is not None:
-        raise UsageError("--size is of pictures, and the data are vectors; leave it out")
+        raise UsageError("--size is for pictures, and the data are vectors; drop it")
     if config.free_norms and config.scale is not None:
-        raise UsageError("--free-norms leaves no scale; drop --scale or --free-norms")
+        raise UsageError("--free-norms has no scale; drop --scale or --free-norms")
     settings = PRESETS[preset]
     if config.untrained:
         settings = settings | {"epochs": 0, "folds": 0}
@@ -120,7 +120,7 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         filled.pop("scale", None)  # other losses have a scale of their own
     backbone = config.backbone or filled["backbone"]
     if (backbone == "identity") != (kind == "vectors"):
-        raise UsageError(f"--backbone {backbone} does not fit data that are {kind}; leave it out")
+        raise UsageError(f"--backbone {backbone} does not fit {kind}; leave it out")
     return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
 
 

@@ -1,4 +1,4 @@
-"""From a resolved configuration to what moves: criterion, optimizer, first values."""
+"""From a resolved configuration to criterion, optimizer and initial proxies."""
 
 import math
 import os
@@ -21,12 +21,12 @@ from nofuss.training.loop import Training
 from nofuss.training.optim import build_optimizer
 
 SHARD_FROM = 2**20
-"""Numbers in all proxies from which on several processes deal them out instead of each holding
-all: 16,384 proxies of 64 dimensions."""
+"""Numbers in all proxies from which on they are distributed over processes instead of replicated:
+16,384 proxies of 64 dimensions."""
 
 
 def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
-    """The loss of a name, with the options of the configuration that it takes."""
+    """Build the loss by its name, with the options of the configuration that it takes."""
     if config.loss in INSTANCE_LOSSES:
         for option in ("assignment", "proxies_per_class", "scale", "free_norms"):
             usual = 1.0 if option == "proxies_per_class" else getattr(TrainConfig(), option)
@@ -58,14 +58,14 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
 
 
 def items_per_class(config: TrainConfig) -> int:
-    """How many items of a class a batch should have: losses over pairs need some, others 0."""
+    """Return how many items of a class a batch needs: some for losses over pairs, else 0."""
     if config.loss == "n-pairs":
         return 2
     return 4 if config.loss in INSTANCE_LOSSES or config.assignment == "dynamic" else 0
 
 
 def batch_of(config: TrainConfig, items: int, classes: int) -> int:
-    """Items a step: what is asked for, as far as there are so many, in whole classes."""
+    """Return the batch size: as configured, at most the number of items, in whole classes."""
     batch, each = min(int(config.batch or 1), items), int(config.per_class or 0)
     return each * max(2, min(batch // each, classes)) if each else batch
 
@@ -73,16 +73,16 @@ def batch_of(config: TrainConfig, items: int, classes: int) -> int:
 def _check_room(proxies: float, dim: int) -> None:
     """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
     needed = 4 * 4 * proxies * dim / world()  # which may be machines of their own
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if math.isfinite(needed) and needed > there:
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if math.isfinite(needed) and needed > available:
         raise UsageError(
             f"{proxies:,.0f} proxies of {dim} dimensions take {needed / 2**30:,.0f} GB to train, "
-            f"and this machine has {there / 2**30:.0f}; lower --proxies-per-class or --dim"
+            f"and this machine has {available / 2**30:.0f}; lower --proxies-per-class or --dim"
         )
 
 
 def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> Training:
-    """Model, criterion and optimizer, at step 0, on the model's device.
+    """Return model, criterion and optimizer at step 0, on the model's device.
 
     An `Embedder` is trained whole, or its head alone where the backbone stays fixed; any other
     module is a head.
@@ -121,10 +121,10 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
 def place_proxies(
     criterion: nn.Module, directions: Tensor, labels: Tensor | None, *, seed: int = 0
 ) -> None:
-    """Put proxies at the mean of the unit vectors (N, D) that they stand for.
+    """Set proxies to the mean of the unit vectors (N, D) that they stand for.
 
     A proxy that does not stand for whole labels starts at a point drawn by `seed`, of its own label
-    where it has one: elsewhere it might be the closest proxy of nobody, and stay so. A loss over
+    if it has one: elsewhere it might be the closest proxy of no point and never move. A loss over
     instances has no proxies. Directions, labels and criterion are on the CPU.
     """
     if not isinstance(criterion, ProxyLoss):

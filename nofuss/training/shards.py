@@ -1,9 +1,9 @@
-"""The part of a checkpoint that is dealt out over processes: proxies and their moments.
+"""The part of a checkpoint that is distributed over processes: proxies and their moments.
 
     checkpoints/step-N/shard-R.safetensors   the rows of rank R, and which rows they are
 
-A process reads the rows that it holds now, from whatever files they are in: N processes write,
-any other number goes on. The run directory must be one that all machines see.
+A process reads the rows that it holds now from whichever files have them, so that a run may be
+resumed with another number of processes. All machines must see the run directory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,19 +25,19 @@ WHOLE = "tensors.safetensors"
 
 
 class Cut(NamedTuple):
-    """Which tensors are dealt out by rows, by how their names begin, and the rows held here."""
+    """Which tensors are distributed by rows, given by name prefixes, and the rows held here."""
 
     shard: Shard
     names: tuple[str, ...]
 
     def parts(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the tensors that are own rows."""
+        """Return the tensors that hold this process's rows."""
         return {k: t for k, t in tensors.items() if k.startswith(self.names) and t.ndim == 2}
 
 
 @contextmanager
 def folder_of_all(path: Path) -> Iterator[Path]:
-    """`write_folder` by the first process, for all to fill; all go on once it has appeared."""
+    """Let all processes fill one `write_folder`; all continue once it has appeared."""
     if not first():
         yield Path(exchange("")[0])
         exchange("filled")
@@ -51,7 +51,7 @@ def folder_of_all(path: Path) -> Iterator[Path]:
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], shard: Shard) -> dict[str, str]:
-    """Each process writes its rows; the checksums of all files."""
+    """Write this process's rows and return the checksums of all files."""
     own = folder / f"shard-{rank()}.safetensors"
     rows = {"start": str(shard.start), "total": str(shard.total)}
     save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, own, metadata=rows)
@@ -60,7 +60,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], shard: Shard) -> d
 
 
 def read_cut(folder: Path, files: Iterable[str], cut: Cut | None) -> dict[str, Tensor]:
-    """The tensors of a checkpoint; of those dealt out, the rows of the cut, or all without one."""
+    """Read the tensors of a checkpoint; of distributed ones the rows of the cut, or all."""
     tensors: dict[str, Tensor] = {}
     for name in files:
         with safe_open(folder / name, framework="pt") as file:
@@ -72,10 +72,12 @@ def read_cut(folder: Path, files: Iterable[str], cut: Cut | None) -> dict[str, T
 
 
 def _own_rows(file: Any, key: str, cut: Cut | None) -> Tensor:
-    """A tensor that one process wrote whole."""
+    """Read a tensor that one process wrote whole: all of it, or the rows of the cut."""
     shape = file.get_slice(key).get_shape()
-    dealt = cut is not None and key.startswith(cut.names) and len(shape) == 2
-    tensor: Tensor = file.get_slice(key)[cut.shard.rows] if cut and dealt else file.get_tensor(key)
+    is_distributed = cut is not None and key.startswith(cut.names) and len(shape) == 2
+    tensor: Tensor = (
+        file.get_slice(key)[cut.shard.rows] if cut and is_distributed else file.get_tensor(key)
+    )
     return tensor
 
 
@@ -89,7 +91,7 @@ def _fill(tensors: dict[str, Tensor], file: Any, cut: Cut | None) -> None:
         low, high = max(start, own.start), min(start + rows, own.stop)
         if low >= high:
             continue
-        piece = part[low - start : high - start]
-        # Rows that no file has become NaN, which training refuses, and not what memory held.
-        whole = tensors.setdefault(key, piece.new_full((own.stop - own.start, dim), torch.nan))
-        whole[low - own.start : high - own.start] = piece
+        rows_here = part[low - start : high - start]
+        # Rows that no file has become NaN, which training refuses, instead of uninitialised memory.
+        whole = tensors.setdefault(key, rows_here.new_full((own.stop - own.start, dim), torch.nan))
+        whole[low - own.start : high - own.start] = rows_here

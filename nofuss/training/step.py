@@ -1,38 +1,19 @@
 """One training step: forward, loss, a look at the numbers, backward, update."""
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from nofuss.data.loader import Batch
 from nofuss.distributed.collectives import gather
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import any_true
 from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.training.parallel import average_gradients, whole_batch
-
-
-class Batch(Protocol):
-    """Items of a step: labelled, or (labels None) anchors, positives, negatives in thirds.
-
-    Of several processes each has its share of the inputs, and all labels and indices.
-    """
-
-    @property
-    def inputs(self) -> Tensor:
-        """(B, …) what the model takes; the share of this process."""
-
-    @property
-    def labels(self) -> Tensor | None:
-        """(B,) class numbers."""
-
-    @property
-    def indices(self) -> Tensor:
-        """(B,) rows of the data set."""
 
 
 class NonFiniteLoss(TrainingError):

@@ -79,7 +79,7 @@ def _vectors(folder: Path) -> Path:
 
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
 def test_a_run_there_is_a_run_here(lazy: torch.device, tmp_path: Path, assignment: str) -> None:
-    """The same scores and weights; a checkpoint from there is gone on with here."""
+    """The same scores and weights; a checkpoint from there is resumed here."""
     config = TrainConfig(
         data=_vectors(tmp_path), dim=4, epochs=2, batch=36, folds=0, assignment=assignment
     )

@@ -54,7 +54,7 @@ def _(here: Path) -> list[object]:
     return resume(run, "--loss", "proxy-nca")
 
 
-@rubbish("a checkpoint that is a pickle in disguise", 0, "no whole checkpoint to resume from")
+@rubbish("a checkpoint that is a pickle in disguise", 0, "no intact checkpoint to resume from")
 def _(here: Path) -> list[object]:
     run = finished(here)
     for step in (run / "checkpoints").iterdir():

@@ -8,7 +8,8 @@ import torch
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.training.feed import CollectionFeed, TrainBatch
+from nofuss.data.loader import Batch
+from nofuss.training.feed import CollectionFeed
 
 LOOK = Preprocessing(size=8, resize=8, mode="L", mean=(127.5,), std=(127.5,), affine=0.1)
 
@@ -48,7 +49,7 @@ FEEDS = {
 }
 
 
-def same(a: TrainBatch, b: TrainBatch) -> bool:
+def same(a: Batch, b: Batch) -> bool:
     labels = (a.labels is None) == (b.labels is None) and (
         a.labels is None or torch.equal(a.labels, b.labels)  # type: ignore[arg-type]
     )

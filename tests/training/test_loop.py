@@ -108,6 +108,22 @@ def test_the_callers_random_numbers_are_left_alone(feed: Pictures) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("steps", [3, 4, 8])
+def test_an_interrupted_run_has_the_same_history(
+    tmp_path: Path, feed: Pictures, steps: int
+) -> None:
+    """An epoch has four steps: after its last one the row is written before training stops."""
+    whole = make_training()
+    train(whole, feed, watch=Recorder())
+    t = run_in_pieces(make_training, feed, tmp_path, [steps])
+
+    def rows(of: Training) -> list[dict[str, Any]]:
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in of.history]
+
+    assert rows(t) == rows(whole)
+    assert all("spread" in row for row in t.history)
+
+
 def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
     tmp_path: Path, feed: Pictures
 ) -> None:

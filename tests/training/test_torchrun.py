@@ -143,7 +143,7 @@ def test_a_stop_is_heard_by_all(data: Path, whole: Path, tmp_path: Path) -> None
         agent.wait(timeout=60)
     finally:
         end(agent)
-    assert "stopped; go on with" in log.read_text()
+    assert "stopped; resume with" in log.read_text()
     command = [sys.executable, PROGRAM, "train", "--out", str(run), "--resume"]
     said = run_to_the_end(command, tmp_path)
     assert "resuming at epoch" in said

@@ -1,0 +1,82 @@
+"""Wire a training: criterion, proxies at their places, optimizer and batches, from plain parts.
+
+The commands, the estimator and the paper's experiments all come through here.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nofuss.config import Preprocessing, TrainConfig
+from nofuss.data.collection import Collection
+from nofuss.geometry import normalize
+from nofuss.model.embedder import Embedder
+from nofuss.model.inference import through_head
+from nofuss.model.start import pca_head
+from nofuss.training.feed import CollectionFeed
+from nofuss.training.loop import Training
+from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
+
+
+def class_count(data: Collection) -> int:
+    """Return how many classes the proxies stand for; without labels, a fifth of the items."""
+    return data.num_classes or max(2, min(1000, len(data) // 5))
+
+
+def prepare(
+    config: TrainConfig,
+    data: Collection,
+    features: Tensor | None,
+    *,
+    embedder: Embedder,
+    preprocessing: Preprocessing | None,
+) -> tuple[Training, CollectionFeed]:
+    """Prepare an embedder for training on all items of `data`; its head may get its start here.
+
+    features: (N, F), of a backbone that stays fixed, or of the one that training starts from.
+        None with `--start random`.
+    """
+    config, fixed = replace(config, dim=embedder.dim), config.preset in ("frozen", "vectors")
+    directions = None
+    if config.start != "random":
+        assert features is not None
+        x = embedder.to_head(features)
+        if config.start == "pca":
+            start = pca_head(x, embedder.dim, center=bool(config.center))
+            embedder.set_head(start, root=embedder.root)
+        directions = normalize(through_head(embedder, x))
+    if fixed:
+        assert features is not None
+        vectors = embedder.to_head(features).numpy()
+        data = replace(data, kind="vectors", array=vectors, paths=(), decoded=None)
+    return wire(config, embedder, data, None if fixed else preprocessing, directions)
+
+
+def wire(
+    config: TrainConfig,
+    model: nn.Module,
+    data: Collection,
+    preprocessing: Preprocessing | None,
+    directions: Tensor | None,
+) -> tuple[Training, CollectionFeed]:
+    """Connect model, criterion, optimizer and batches.
+
+    directions: (N, D) unit vectors of the items, where proxies start from them.
+    """
+    classes = class_count(data)
+    criterion = build_criterion(config, classes)
+    if directions is not None:
+        labels = None if data.labels is None else torch.from_numpy(data.labels)
+        place_proxies(criterion, directions, labels, seed=config.seed)
+    if data.labels is None:
+        config = replace(config, per_class=0)
+    feed = CollectionFeed(
+        data,
+        preprocessing,
+        batch_of(config, len(data), classes),
+        per_class=int(config.per_class or 0),
+        seed=config.seed,
+        workers=config.workers,
+    )
+    return build_training(config, model, criterion), feed
