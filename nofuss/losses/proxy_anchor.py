@@ -67,7 +67,7 @@ class ProxyAnchor(ProxyLoss):
         sharded: bool = False,
     ) -> None:
         if scale is None:
-            raise ValueError("scale is None; ProxyAnchor is made of cosines, so it needs a number")
+            raise ValueError("scale is None; expected a number, as ProxyAnchor is made of cosines")
         super().__init__(
             num_classes,
             dim,

@@ -119,7 +119,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
     """The softmax form with temperature T (Teh, DeVries, Taylor 2020, Proxy-NCA++).
 
     −log( exp(−d(x,p(y))/T) / Σ_{p∈{p(y)}∪p(Z)} exp(−d(x,p)/T) ), d = |x − p|² on the unit
-    sphere: logits 2·cos/T. The loss only; the pooling and sampling of that paper are elsewhere.
+    sphere: logits 2·cos/T. This is the loss only, without that paper's pooling and sampling.
 
     Example::
 
@@ -205,6 +205,6 @@ class ProxyNCAPlusPlus(ProxyLoss):
 
 
 def check_smoothing(label_smoothing: float) -> None:
-    """Refuse what is not a share."""
+    """Refuse a label smoothing that is not a share of the target."""
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing is {label_smoothing}; expected from 0 up, below 1")

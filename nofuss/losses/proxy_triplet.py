@@ -26,7 +26,7 @@ def proxy_triplet(
 class ProxyTriplet(ProxyLoss):
     """Proxy-Triplet: [d(x,p(y)) + M − d(x,p(z))]₊, Eq. 3 over proxies, mean over all p(z).
 
-    Each triplet (x, p(y), p(Z)) is first a mean over its own p(Z), however many they are.
+    The loss of a triplet (x, p(y), p(Z)) is a mean over its p(Z), however many they are.
 
     Example::
 

@@ -85,7 +85,7 @@ def test_what_goes_with_what() -> None:
             if assignment.name in loss.takes:
                 loss(4, 5, assignment=assignment)
             else:
-                with pytest.raises(ValueError, match=f"does not go with {assignment.name}"):
+                with pytest.raises(ValueError, match=f"does not take {assignment.name}"):
                     loss(4, 5, assignment=assignment)
 
 
