@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import tyro
 
+from nofuss import __version__
 from nofuss.errors import NofussError, UsageError, unknown_name, visible
 
 if sys.platform != "win32":
@@ -31,6 +32,7 @@ COMMANDS = {
     "search": "Find what is most like a picture, in the run's index.",
     "doctor": "Look for what is wrong with data: unreadable files, copies, doubtful labels.",
     "export": "Write a run's model in a format for elsewhere, checked against the original.",
+    "compare": "Compare runs on the same items, with intervals.",
     "reproduce": "Run the paper's tables and figures again, and put its numbers beside ours.",
 }
 IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index"}
@@ -43,6 +45,9 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
 
     Only the module of that command is imported: `nofuss --help` does not load torch.
     """
+    if argv and argv[0] == "--version":
+        print(f"nofuss {__version__}")
+        raise SystemExit(0)
     if not argv or argv[0].startswith("-"):
         _overview(argv)
     name, *rest = argv
@@ -62,11 +67,18 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
 def _overview(argv: Sequence[str]) -> NoReturn:
     """Show the commands, a line each, and exit: 0 if asked for, 2 if no command was given."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    shown = "usage: nofuss COMMAND [-h] …\n\nLearn a distance that works on classes never seen.\n\n"
-    shown += "\n".join(lines) + "\n\nnofuss COMMAND --help shows the options of one."
+    shown = [
+        "usage: nofuss COMMAND [-h] …",
+        "",
+        "Learn a distance that works on classes never seen before.",
+        "",
+        *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
+        "",
+        "nofuss COMMAND --help shows the options of a command, nofuss --version the version;",
+        "--debug with any command shows the traceback of an error.",
+    ]
     asked = bool({"-h", "--help"} & set(argv))
-    print(shown, file=sys.stdout if asked else sys.stderr)
+    print(*shown, sep="\n", file=sys.stdout if asked else sys.stderr)
     raise SystemExit(0 if asked else 2)
 
 

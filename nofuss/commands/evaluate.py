@@ -22,7 +22,7 @@ from nofuss.evaluate.protocol import evaluate
 from nofuss.evaluate.task import Options
 from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load
-from nofuss.report import read_json, write_report
+from nofuss.report import read_optional_json, write_report
 from nofuss.run.directory import check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings, without_sample
 from nofuss.terminal import console
@@ -127,7 +127,7 @@ def _evaluate(
     else:
         score_table(f"{path} on {collection.name}", {run.config.loss: content})
     if data is None:
-        before = read_json(path / "scores.json")
+        before = read_optional_json(path / "scores.json")
         kept_before = {k: before[k] for k in ("baselines", "gain", "method") if k in before}
         run.write("scores.json", content | kept_before)
         kept = load_embeddings(path) or without_sample(whole.fingerprint(), found.shape[1])
@@ -146,7 +146,7 @@ def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
 
 def _show_fold_scores(path: Path, *, as_json: bool) -> None:
     """The scores of a run that has learned from all of its classes: those of its folds."""
-    scores = read_json(path / "scores.json")
+    scores = read_optional_json(path / "scores.json")
     if "recall@1" not in scores:
         raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
     if as_json:

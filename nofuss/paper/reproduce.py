@@ -24,7 +24,8 @@ from nofuss.paper.lab import Lab
 from nofuss.paper.rates import choose_rates, tries
 from nofuss.paper.results_page import render
 from nofuss.paper.sources import TITLES, Source, find_folders, missing, open_source
-from nofuss.report import read_json
+from nofuss.report import read_optional_json
+from nofuss.report.grids import GridGroup
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 
@@ -160,7 +161,7 @@ def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> d
 
 def _write(out: Path, entry: dict[str, Any]) -> None:
     """Put the entry in its place in results.json, and draw the report anew."""
-    before = read_json(out / "results.json")
+    before = read_optional_json(out / "results.json")
     kept = before["entries"] if before.get("format") == FORMAT else []
     order = [*DATA_SETS, *FIGURES]
 
@@ -171,9 +172,9 @@ def _write(out: Path, entry: dict[str, Any]) -> None:
     text = json.dumps({"format": FORMAT, "entries": entries}, indent=1, ensure_ascii=False)
     write_file(out / "results.json", text + "\n")
 
-    def grid(key: str) -> str | None:
-        found = read_json(out / "work" / f"{key}.json").get("result", {}).get("grid")
-        return found if isinstance(found, str) else None
+    def grid(key: str) -> list[GridGroup]:
+        stored = read_optional_json(out / "work" / f"{key}.json").get("result", {}).get("grid")
+        return stored if isinstance(stored, list) else []  # earlier versions stored HTML
 
     write_file(out / "report.html", render(entries, grid))
 

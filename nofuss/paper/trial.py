@@ -23,8 +23,7 @@ from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
-from nofuss.report.grids import Items, choose_queries, hit_row
-from nofuss.report.html import Child, fragment, tag
+from nofuss.report.grids import GridGroup, Items, retrieval_grid
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.job import build_model
 from nofuss.training.loop import Training, Watch
@@ -34,6 +33,8 @@ from nofuss.training.step import NonFiniteLoss
 
 FORMAT = 1
 """Raised when the same settings would give other results."""
+GRID_FORMAT = 2
+"""Of stored neighbours: data for a template; 1 was HTML."""
 CURVE_ITEMS = 6000
 """Test items that a curve is drawn from; the last epoch is scored on all."""
 BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
@@ -60,6 +61,8 @@ class Trial:
         del config["device"]  # where, not what
         asked = {"format": FORMAT, "data": source.fingerprint, "config": config}
         asked |= {"fold": self.fold, "record": self.record, "bare": self.bare}
+        if self.record == "neighbours":
+            asked["grid"] = GRID_FORMAT
         text = json.dumps(asked, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
@@ -225,14 +228,6 @@ def _without_labels(source: Source, trial: Trial, rows: Rows) -> tuple[Any, Trai
     return data, replace(config, batch=batch, epochs=1, per_class=0)
 
 
-def _grid(source: Source, vectors: Tensor, rows: Rows) -> str:
-    """Queries and their neighbours, pictures included, as a piece of the report."""
-    items = Items(source.pictures, rows)
-    found = neighbours(vectors.numpy(), seed=0)
-    chosen = choose_queries(found, items.labels, seed=0)
-    parts: list[Child] = [
-        [tag("h3", title), [hit_row(items, found, int(row)) for row in some]]
-        for title, some in chosen.items()
-        if len(some)
-    ]
-    return fragment(tag("div", parts))
+def _grid(source: Source, vectors: Tensor, rows: Rows) -> list[GridGroup]:
+    """Return queries and their neighbours, pictures included, as data for the report."""
+    return retrieval_grid(Items(source.pictures, rows), neighbours(vectors.numpy(), seed=0))

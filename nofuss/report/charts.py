@@ -1,18 +1,20 @@
-"""Lines over x for several methods: named where they end, told apart in grey by dash and mark.
+"""Lines over x for several methods: named where they end, distinct in grey by dash and mark.
 
-As the other figures, drawn by hand as SVG; colours and type come from report.css.
+Drawn as the other figures, and for the same reasons not by matplotlib: see figures.py.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from xml.etree.ElementTree import Element
 
-from nofuss.report.figures import COLOURS, short, svg, text, ticks
-from nofuss.report.html import tag
+from markupsafe import Markup
+
+from nofuss.report.figures import COLOURS, percent_labels, shorten, ticks
+from nofuss.report.svg import drawing, shape, text
 
 Point = tuple[float, float, float | None, float | None]
 """x, y, and the ends of y's interval where there is one."""
-Place = Callable[[float], float]
+Scale = Callable[[float], float]
 """From a value to pixels."""
 Line = tuple[str, Sequence[Point]]
 DASHES = (None, "7 3", "2 3", "9 3 2 3", "12 4", "5 2 1 2 1 2")
@@ -30,13 +32,14 @@ def line_chart(
     log: bool = False,
     levels: Sequence[tuple[str, float]] = (),
     styles: Sequence[int] | None = None,
-) -> Element:
-    """Curves with their intervals; `levels` are horizontal lines to stand beside.
+) -> Markup:
+    """Draw curves with their intervals; `levels` are named horizontal lines to compare with.
 
-    `styles` numbers colour, dash and mark, for a method to look the same in every figure.
+    `styles` gives each line the number of its colour, dash and mark, so that a method looks the
+    same in every figure.
     """
-    names = [short(name, 24) for name, _ in [*lines, *levels]]
-    stop = WIDTH - 26 - 6.4 * max(map(len, names))
+    names = [shorten(name, 24) for name, _ in [*lines, *levels]]
+    right = WIDTH - 26 - 6.4 * max(map(len, names))  # the names stand beyond
     xs = [p[0] for _, points in lines for p in points]
     ys = [v for _, points in lines for p in points for v in p[1:] if v is not None]
     ys += [level for _, level in levels]
@@ -46,92 +49,80 @@ def line_chart(
     low, high = low - pad, high + pad
     first, last = (math.log(min(xs)), math.log(max(xs))) if log else (min(xs), max(xs))
 
-    def across(x: float) -> float:
-        share = ((math.log(x) if log else x) - first) / (last - first or 1)
-        return LEFT + share * (stop - LEFT)
+    def x_of(x: float) -> float:
+        if first == last:  # a single x: in the middle
+            return (LEFT + right) / 2
+        share = ((math.log(x) if log else x) - first) / (last - first)
+        return LEFT + share * (right - LEFT)
 
-    def up(y: float) -> float:
+    def y_of(y: float) -> float:
         return HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     marks = [text(0, 13, title, class_="halo")]
-    marks += _axes(xs, y_ticks, across, up, x_label, percent=percent, log=log, right=stop)
-    ends: list[tuple[float, str, str]] = []
+    marks += _axes(xs, y_ticks, x_of, y_of, x_label, percent=percent, log=log, right=right)
+    ends: list[tuple[float, float, str, str]] = []  # x, y, name and colour of each line's end
     for name, level in levels:
-        y = up(level)
+        y = y_of(level)
         marks.append(
-            tag("line", x1=LEFT, x2=stop, y1=y, y2=y, class_="other", stroke_dasharray="1 3")
+            shape("line", x1=LEFT, x2=right, y1=y, y2=y, class_="other", stroke_dasharray="1 3")
         )
-        ends.append((y, name, "var(--soft)"))
-    for i, (name, points) in zip(styles or range(len(lines)), lines, strict=True):
-        colour = f"var(--c{i % COLOURS})"
-        marks += _line(points, across, up, colour, i)
-        ends.append((up(points[-1][1]), name, colour))
-    stops = [across(points[-1][0]) for _, points in lines]
-    starts = [stop] * len(levels) + stops
-    marks += _labels(ends, starts, stop + 18)
-    return svg(WIDTH, HEIGHT, title, marks)
+        ends.append((right, y, name, "var(--soft)"))
+    for style, (name, points) in zip(styles or range(len(lines)), lines, strict=True):
+        colour = f"var(--c{style % COLOURS})"
+        marks += _line(points, x_of, y_of, colour, style)
+        ends.append((x_of(points[-1][0]), y_of(points[-1][1]), name, colour))
+    marks += _labels(ends, right + 18)
+    return drawing(WIDTH, HEIGHT, title, marks)
 
 
 def _axes(
     xs: Sequence[float],
     y_ticks: Sequence[float],
-    across: Place,
-    up: Place,
+    x_of: Scale,
+    y_of: Scale,
     x_label: str,
     *,
     percent: bool,
     log: bool,
     right: float,
 ) -> list[Element]:
-    """Levels of y with their values, and ticks of x."""
+    """Draw levels of y with their values, and ticks of x."""
     marks = []
-    fine = percent and len(y_ticks) > 1 and y_ticks[1] - y_ticks[0] < 0.0099
-    for tick in y_ticks:
-        y = up(tick)
-        shown = f"{100 * tick:.{int(fine)}f}%" if percent else f"{tick:.3g}"
-        marks.append(tag("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
-        marks.append(text(LEFT - 8, y + 4, shown, anchor="end", class_="soft"))
+    labels = percent_labels(y_ticks) if percent else [f"{tick:.3g}" for tick in y_ticks]
+    for tick, label in zip(y_ticks, labels, strict=True):
+        y = y_of(tick)
+        marks.append(shape("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
+        marks.append(text(LEFT - 8, y + 4, label, anchor="end", class_="soft"))
     foot = HEIGHT - BOTTOM
-    places = sorted(set(xs)) if log else ticks(min(xs), max(xs), 5)
-    for x in places:
-        place = across(x)
-        marks.append(
-            tag(
-                "line",
-                x1=place,
-                x2=place,
-                y1=HEIGHT - BOTTOM,
-                y2=HEIGHT - BOTTOM + 4,
-                class_="grid",
-            )
-        )
-        marks.append(text(place, foot + 17, f"{x:,g}", anchor="middle", class_="soft"))
+    for tick in sorted(set(xs)) if log else ticks(min(xs), max(xs), 5):
+        x = x_of(tick)
+        marks.append(shape("line", x1=x, x2=x, y1=foot, y2=foot + 4, class_="grid"))
+        marks.append(text(x, foot + 17, f"{tick:,g}", anchor="middle", class_="soft"))
     marks.append(text((LEFT + right) / 2, HEIGHT - 6, x_label, anchor="middle", class_="soft"))
     return marks
 
 
 def _line(
-    points: Sequence[Point], across: Place, up: Place, colour: str, index: int
+    points: Sequence[Point], x_of: Scale, y_of: Scale, colour: str, style: int
 ) -> list[Element]:
-    """A curve with its marks, and thin bars for the intervals."""
+    """Draw a curve with its marks, and thin bars for the intervals."""
     marks = []
     for x, _, low, high in points:
         if low is not None and high is not None:
-            place = across(x)
-            bar = {"stroke": colour, "stroke_opacity": 0.45, "stroke_width": 1.2}
-            marks.append(tag("line", x1=place, x2=place, y1=up(low), y2=up(high), **bar))
-    path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y, *_ in points)
-    style = f"fill: none; stroke: {colour}; stroke-width: {2.4 if index == 0 else 1.7}"
-    dash = DASHES[index % len(DASHES)]
-    marks.append(tag("polyline", points=path, style=style, stroke_dasharray=dash))
-    marks += [_mark(index, across(x), up(y), colour) for x, y, *_ in points]
+            bar = {"x1": x_of(x), "x2": x_of(x), "y1": y_of(low), "y2": y_of(high)}
+            marks.append(shape("line", **bar, stroke=colour, stroke_opacity=0.45, stroke_width=1.2))
+    path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y, *_ in points)
+    css = f"fill: none; stroke: {colour}; stroke-width: {2.4 if style == 0 else 1.7}"
+    dash = DASHES[style % len(DASHES)]
+    marks.append(shape("polyline", points=path, style=css, stroke_dasharray=dash))
+    marks += [_mark(style, x_of(x), y_of(y), colour) for x, y, *_ in points]
     return marks
 
 
-def _mark(index: int, x: float, y: float, colour: str) -> Element:
-    """A shape of its own for each line."""
+def _mark(style: int, x: float, y: float, colour: str) -> Element:
+    """Draw a point: circle, square, triangle, diamond, cross or plus."""
     r = 3.2
-    shapes = (
+    paths = (
         None,
         f"M{x - r},{y - r}h{2 * r}v{2 * r}h{-2 * r}Z",
         f"M{x},{y - 1.3 * r}L{x + 1.2 * r},{y + r}L{x - 1.2 * r},{y + r}Z",
@@ -139,30 +130,28 @@ def _mark(index: int, x: float, y: float, colour: str) -> Element:
         f"M{x - r},{y - r}L{x + r},{y + r}M{x - r},{y + r}L{x + r},{y - r}",
         f"M{x - 1.3 * r},{y}h{2.6 * r}M{x},{y - 1.3 * r}v{2.6 * r}",
     )
-    shape = shapes[index % len(shapes)]
-    if shape is None:
-        return tag("circle", cx=x, cy=y, r=r, style=f"fill: {colour}")
-    style = f"fill: {colour}; stroke: {colour}; stroke-width: {1.5 if index > 3 else 0}"
-    return tag("path", d=shape, style=style)
+    path = paths[style % len(paths)]
+    if path is None:
+        return shape("circle", cx=x, cy=y, r=r, style=f"fill: {colour}")
+    css = f"fill: {colour}; stroke: {colour}; stroke-width: {1.5 if style > 3 else 0}"
+    return shape("path", d=path, style=css)
 
 
-def _labels(
-    ends: Sequence[tuple[float, str, str]], starts: Sequence[float], x: float
-) -> list[Element]:
-    """Names beside the ends of their lines, moved apart where they would touch, with a leader."""
-    order = sorted(range(len(ends)), key=lambda i: ends[i][0])
-    places: list[float] = []
+def _labels(ends: Sequence[tuple[float, float, str, str]], x: float) -> list[Element]:
+    """Write names beside the ends of their lines, spread where they would touch, with leaders."""
+    order = sorted(range(len(ends)), key=lambda i: ends[i][1])
+    heights: list[float] = []
     for i in order:
-        places.append(max(ends[i][0], places[-1] + LABEL if places else TOP))
-    below = places[-1] - (HEIGHT - BOTTOM) if places else 0
-    if below > 0:  # push back up from the bottom
-        places[-1] -= below
-        for k in range(len(places) - 2, -1, -1):
-            places[k] = min(places[k], places[k + 1] - LABEL)
+        heights.append(max(ends[i][1], heights[-1] + LABEL if heights else TOP))
+    excess = heights[-1] - (HEIGHT - BOTTOM) if heights else 0
+    if excess > 0:  # the last is below the axis: push it up, and those above it in turn
+        heights[-1] -= excess
+        for k in range(len(heights) - 2, -1, -1):
+            heights[k] = min(heights[k], heights[k + 1] - LABEL)
     marks = []
-    for i, y in zip(order, places, strict=True):
-        end, name, colour = ends[i]
-        leader = {"stroke": colour, "stroke_width": 0.8, "stroke_opacity": 0.6}
-        marks.append(tag("line", x1=starts[i] + 5, x2=x - 3, y1=end, y2=y, **leader))
-        marks.append(text(x, y + 4, short(name, 24), fill=colour, class_="name"))
+    for i, height in zip(order, heights, strict=True):
+        end_x, end_y, name, colour = ends[i]
+        leader = {"x1": end_x + 5, "x2": x - 3, "y1": end_y, "y2": height}
+        marks.append(shape("line", **leader, stroke=colour, stroke_width=0.8, stroke_opacity=0.6))
+        marks.append(text(x, height + 4, shorten(name, 24), fill=colour, class_="name"))
     return marks

@@ -1,4 +1,4 @@
-"""What neighbours tell about the data: confused classes, doubtful labels, copies."""
+"""What neighbours show about the data: confused classes, doubtful labels, copies."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +16,7 @@ BLOCK = 512
 
 
 class Neighbours(NamedTuple):
-    """The nearest items of each query, itself left out by index; all are positions in the set."""
+    """The nearest items of each query, without itself (by index); positions in the embeddings."""
 
     queries: Rows
     """(Q,)"""
@@ -27,19 +27,19 @@ class Neighbours(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """Two classes that are taken for each other."""
+    """Two classes whose items are nearest neighbours of each other."""
 
     first: int
     second: int
     queries: int
-    """Queries of either whose nearest neighbour is of the other."""
+    """How many queries of either class have their nearest neighbour in the other."""
     share: float
-    """Of the queries of both."""
+    """These queries as a share of all queries of both classes."""
     example: tuple[int, int]
     """The closest such pair, as positions."""
 
 
-class Doubt(NamedTuple):
+class DoubtfulLabel(NamedTuple):
     """An item whose neighbours agree on another class."""
 
     item: int
@@ -63,84 +63,87 @@ class Copy(NamedTuple):
 def neighbours(
     vectors: Floats, *, k: int = NEIGHBOURS, queries: int = 5000, seed: int = 0
 ) -> Neighbours:
-    """The k nearest of all items, or of `queries` drawn at random where there are more."""
+    """Find the k nearest neighbours of all items, or of `queries` random ones if there are more."""
     count = len(vectors)
     k = min(k, count - 1)
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[:queries]).astype(np.int64)
     x = torch.from_numpy(np.ascontiguousarray(vectors))
     items = np.empty((len(chosen), max(k, 0)), np.int64)
-    apart = np.empty((len(chosen), max(k, 0)), np.float32)
+    distances = np.empty((len(chosen), max(k, 0)), np.float32)
     for i in range(0, len(chosen) if k > 0 else 0, BLOCK):
         rows = torch.from_numpy(chosen[i : i + BLOCK])
         d2 = squared_distances(x[rows], x)
-        d2[torch.arange(len(rows)), rows] = torch.inf
+        d2[torch.arange(len(rows)), rows] = torch.inf  # a query is not its own neighbour
         near = d2.topk(k, largest=False)
-        items[i : i + BLOCK], apart[i : i + BLOCK] = near.indices, near.values.sqrt()
-    return Neighbours(chosen, items, apart)
+        items[i : i + BLOCK], distances[i : i + BLOCK] = near.indices, near.values.sqrt()
+    return Neighbours(chosen, items, distances)
 
 
-def confusions(found: Neighbours, labels: Rows, *, most: int = 10) -> list[Confusion]:
-    """The pairs of classes with the most nearest neighbours in each other."""
-    if not found.items.size:
+def confusions(nearest: Neighbours, labels: Rows, *, most: int = 10) -> list[Confusion]:
+    """Return the pairs of classes with the most nearest neighbours in each other."""
+    if not nearest.items.size:
         return []
-    own, other = labels[found.queries], labels[found.items[:, 0]]
-    wrong = np.flatnonzero(own != other)
-    pairs = np.sort(np.stack([own[wrong], other[wrong]], 1), axis=1)
-    kinds, which, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
-    queries = np.bincount(own, minlength=int(labels.max()) + 1)
+    query_labels, first_labels = labels[nearest.queries], labels[nearest.items[:, 0]]
+    wrong = np.flatnonzero(query_labels != first_labels)
+    # (a, b) and (b, a) are the same confusion.
+    pairs = np.sort(np.stack([query_labels[wrong], first_labels[wrong]], 1), axis=1)
+    kinds, kind_of, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+    queries = np.bincount(query_labels, minlength=int(labels.max()) + 1)
     result = []
     for i in np.lexsort((kinds[:, 1], kinds[:, 0], -counts))[:most]:
         a, b = map(int, kinds[i])
-        here = wrong[which.reshape(-1) == i]
-        best = here[found.distances[here, 0].argmin()]
-        example = int(found.queries[best]), int(found.items[best, 0])
+        rows = wrong[kind_of.reshape(-1) == i]
+        closest = rows[nearest.distances[rows, 0].argmin()]
+        example = int(nearest.queries[closest]), int(nearest.items[closest, 0])
         share = counts[i] / max(1, queries[a] + queries[b])
         result.append(Confusion(a, b, int(counts[i]), float(share), example))
     return result
 
 
-def doubtful_labels(found: Neighbours, labels: Rows, *, most: int = 200) -> list[Doubt]:
-    """Items with no neighbour of their own class, and most neighbours of one other.
+def doubtful_labels(nearest: Neighbours, labels: Rows, *, most: int = 200) -> list[DoubtfulLabel]:
+    """Return items without a neighbour of their own class and with most of one other class.
 
-    A class of one item or two proves nothing, and is left out. The surest come first.
+    Items of classes with one or two items are left out: they have too few possible neighbours.
+    The clearest come first.
     """
     sizes = np.bincount(labels)
     doubts = []
-    for query, items, apart in zip(*found, strict=True):
-        own, theirs = labels[query], labels[items]
-        if sizes[own] < 3 or not len(items) or (theirs == own).any():
+    for query, items, distances in zip(*nearest, strict=True):
+        label, their_labels = labels[query], labels[items]
+        if sizes[label] < 3 or not len(items) or (their_labels == label).any():
             continue
-        classes, votes = np.unique(theirs, return_counts=True)
+        classes, votes = np.unique(their_labels, return_counts=True)
         suggested, share = int(classes[votes.argmax()]), votes.max() / len(items)
-        # A small class can't fill all the places: its own size is what to compare with.
+        # A small class can't fill all the places, so its votes are compared with its size.
         if votes.max() < max(2, 0.7 * min(len(items), sizes[suggested])):
             continue
-        nearest = int(np.flatnonzero(theirs == suggested)[0])
+        closest = int(np.flatnonzero(their_labels == suggested)[0])
         doubts.append(
-            Doubt(
+            DoubtfulLabel(
                 int(query),
-                int(own),
+                int(label),
                 suggested,
                 float(share),
-                int(items[nearest]),
-                float(apart[nearest]),
+                int(items[closest]),
+                float(distances[closest]),
             )
         )
     return sorted(doubts, key=lambda d: (-d.votes, d.distance, d.item))[:most]
 
 
 def copies(
-    found: Neighbours,
+    nearest: Neighbours,
     *,
     same: Callable[[int, int], bool] | None = None,
     within: float = 0.1,
     most: int = 200,
 ) -> list[Copy]:
-    """Pairs of nearest neighbours at most `within` apart that `same` confirms, closest first."""
+    """Return pairs at most `within` apart that `same` confirms, closest first."""
     pairs: dict[tuple[int, int], float] = {}
-    for query, items, apart in zip(*found, strict=True):
-        for item, distance in zip(items[:3], apart[:3], strict=True):
+    for query, items, distances in zip(*nearest, strict=True):
+        for item, distance in zip(items[:3], distances[:3], strict=True):
             if distance <= within:
                 pairs[min(int(query), int(item)), max(int(query), int(item))] = float(distance)
-    near = sorted(pairs.items(), key=lambda pair: (pair[1], pair[0]))[: 5 * most]
-    return [Copy(a, b, d) for (a, b), d in near if same is None or same(a, b)][:most]
+    # `same` may decode both pictures, so only the closest pairs are given to it.
+    closest = sorted(pairs.items(), key=lambda pair: (pair[1], pair[0]))[: 5 * most]
+    return [Copy(a, b, d) for (a, b), d in closest if same is None or same(a, b)][:most]

@@ -1,7 +1,9 @@
-"""Rows of pictures: queries with their neighbours, and pairs worth a second look."""
+"""Pictures for the templates: queries with their neighbours, and pairs worth a second look.
 
-from collections.abc import Sequence
-from xml.etree.ElementTree import Element
+All of it is plain data (JSON), drawn by macros.html: a reproduction stores its grids in files.
+"""
+
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,19 +11,50 @@ from numpy.typing import NDArray
 from nofuss.data.collection import Collection
 from nofuss.data.thumbnail import encoded
 from nofuss.report.findings import Neighbours
-from nofuss.report.html import Child, tag
 from nofuss.report.thumbnails import SIDE, data_uri, has_pictures, picture
 
 Rows = NDArray[np.int64]
-Card = tuple[int, int, Child]
-"""Two positions, and the words beside their pictures."""
 SHOWN = 8
 ALIKE = 3.0
 """Mean difference of gray values (0…255) at 16 × 16 pixels, below which pictures are copies."""
 
 
+class Thumbnail(TypedDict):
+    """An item's picture, with its class in words for those who do not see it."""
+
+    src: str | None
+    """A data: address; None where the file can't be read any more."""
+    label: str
+    title: str
+    pixelated: bool
+    """Whether it is so small that its pixels are shown enlarged."""
+
+
+class Hit(TypedDict):
+    """A neighbour of a query."""
+
+    picture: Thumbnail
+    distance: float
+    right: bool
+    """Whether it is of the query's class."""
+
+
+class GridRow(TypedDict):
+    """A query and its neighbours, closest first."""
+
+    query: Thumbnail
+    hits: list[Hit]
+
+
+class GridGroup(TypedDict):
+    """Queries chosen for one reason, which is their title."""
+
+    title: str
+    rows: list[GridRow]
+
+
 class Items:
-    """The items that a report speaks of: positions in the embeddings → rows of the data."""
+    """The items that a report is about: positions in the embeddings → rows of the data."""
 
     def __init__(self, collection: Collection, rows: Rows) -> None:
         self.collection, self.rows = collection, rows
@@ -29,20 +62,20 @@ class Items:
         self.labels: Rows = np.full(len(rows), -1, np.int64) if labels is None else labels[rows]
 
     def name(self, position: int) -> str:
-        """What the item is called."""
+        """Return the item's name."""
         return self.collection.names[int(self.rows[position])]
 
     def file(self, position: int) -> str:
-        """The last part of its name."""
+        """Return the last part of the item's name."""
         return self.name(position).rpartition("/")[2]
 
     def label(self, position: int) -> str:
-        """The name of its class."""
+        """Return the name of the item's class; empty where it has none."""
         label = self.labels[position]
         return "" if label < 0 else self.collection.class_names[label]
 
     def look_alike(self, a: int, b: int) -> bool:
-        """Whether two pictures are the same but for scale and compression."""
+        """Return whether two pictures are the same but for scale and compression."""
         small = []
         for position in (a, b):
             image = picture(self.collection, int(self.rows[position]), side=64)
@@ -51,37 +84,38 @@ class Items:
             small.append(np.asarray(image.convert("L").resize((16, 16)), dtype=np.float32))
         return float(np.abs(small[0] - small[1]).mean()) < ALIKE
 
-    def image(self, position: int) -> Element:
-        """Its picture, with its class in words for those who do not see it."""
-        shown = picture(self.collection, int(self.rows[position]), side=SIDE)
-        if shown is None:
-            return tag("span", "no picture", class_="lost")
-        tiny = max(shown.size) <= 64
-        title = f"{self.label(position)} · {self.name(position)}"
-        return tag(
-            "img",
-            src=data_uri(*encoded(shown)),
-            alt=self.label(position),
-            title=title,
-            class_="pixel" if tiny else None,
+    def thumbnail(self, position: int) -> Thumbnail:
+        """Return the item's picture, encoded for the page."""
+        image = picture(self.collection, int(self.rows[position]), side=SIDE)
+        label = self.label(position)
+        return Thumbnail(
+            src=None if image is None else data_uri(*encoded(image)),
+            label=label,
+            title=f"{label} · {self.name(position)}",
+            pixelated=image is not None and max(image.size) <= 64,
         )
 
+    def thumbnails(self, *positions: int) -> list[Thumbnail]:
+        """Return the pictures of several items; none where the items are vectors."""
+        return [self.thumbnail(p) for p in positions] if has_pictures(self.collection) else []
 
-def choose_queries(found: Neighbours, labels: Rows, *, seed: int = 0) -> dict[str, Rows]:
-    """Rows of `found` to show: some at random, the best and the worst, of different classes."""
-    own = labels[found.queries]
-    right = labels[found.items[:, :SHOWN]] == own[:, None]  # (Q, K)
+
+def choose_queries(nearest: Neighbours, labels: Rows, *, seed: int = 0) -> dict[str, Rows]:
+    """Return rows of `nearest` to show: some at random, the best, the worst; one of a class."""
+    own = labels[nearest.queries]
+    right = labels[nearest.items[:, :SHOWN]] == own[:, None]  # (Q, K)
     positives = np.bincount(labels)[own] - 1
     order = np.random.default_rng(seed).permutation(len(own))
     order = order[positives[order] > 0]
-    # Early hits count more, out of those there could be; then close neighbours: the better good
-    # example, and the stranger bad one.
+    # Early hits count more, relative to the best score that the class's size allows. Equal scores
+    # are ordered by distance: close neighbours make the better good example, and the more
+    # surprising bad one.
     weight = 1 / np.arange(1, right.shape[1] + 1)
     possible = np.where(np.arange(right.shape[1]) < positives[:, None], weight, 0).sum(1)
-    worth = (right * weight).sum(1) / np.maximum(possible, 1e-9)
-    near = found.distances[:, :SHOWN].mean(1)
-    best = order[np.lexsort((near[order], -worth[order]))]
-    worst = order[np.lexsort((near[order], worth[order]))]
+    score = (right * weight).sum(1) / np.maximum(possible, 1e-9)
+    distance = nearest.distances[:, :SHOWN].mean(1)
+    best = order[np.lexsort((distance[order], -score[order]))]
+    worst = order[np.lexsort((distance[order], score[order]))]
     return {
         "Random queries": _distinct(order, own, 6),
         "Best": _distinct(best, own, 4),
@@ -89,48 +123,31 @@ def choose_queries(found: Neighbours, labels: Rows, *, seed: int = 0) -> dict[st
     }
 
 
-def hit_row(items: Items, found: Neighbours, row: int) -> Element:
-    """A query and its neighbours; right and wrong differ in sign and border, not only colour."""
-    query = int(found.queries[row])
-    cells = [
-        tag(
-            "li",
-            items.image(query),
-            tag("span", items.label(query), class_="name"),
-            class_="query",
-        )
+def retrieval_grid(items: Items, nearest: Neighbours, *, seed: int = 0) -> list[GridGroup]:
+    """Return the chosen queries with their neighbours, grouped by why they were chosen."""
+    chosen = choose_queries(nearest, items.labels, seed=seed)
+    return [
+        GridGroup(title=title, rows=[_grid_row(items, nearest, int(row)) for row in rows])
+        for title, rows in chosen.items()
+        if len(rows)
     ]
-    for item, distance in zip(found.items[row, :SHOWN], found.distances[row, :SHOWN], strict=True):
-        right = items.labels[item] == items.labels[query]
-        cells.append(
-            tag(
-                "li",
-                items.image(int(item)),
-                tag(
-                    "span",
-                    tag("b", "✓ " if right else "✗ "),
-                    items.label(int(item)),
-                    class_="name",
-                ),
-                f"{distance:.2f}",
-                class_="right" if right else "wrong",
-            )
+
+
+def _grid_row(items: Items, nearest: Neighbours, row: int) -> GridRow:
+    query = int(nearest.queries[row])
+    neighbours = zip(nearest.items[row, :SHOWN], nearest.distances[row, :SHOWN], strict=True)
+    hits = [
+        Hit(
+            picture=items.thumbnail(int(item)),
+            distance=float(distance),
+            right=bool(items.labels[item] == items.labels[query]),
         )
-    return tag("ol", *cells, class_="hit")
-
-
-def pair_cards(items: Items, pairs: Sequence[Card]) -> Element:
-    """Two items beside each other with what is to be said about them."""
-    cards = []
-    for first, second, words in pairs:
-        two = None
-        if has_pictures(items.collection):
-            two = tag("span", items.image(first), items.image(second), class_="two")
-        cards.append(tag("li", two, tag("span", words, class_="what")))
-    return tag("ul", cards, class_="cards")
+        for item, distance in neighbours
+    ]
+    return GridRow(query=items.thumbnail(query), hits=hits)
 
 
 def _distinct(order: Rows, labels: Rows, most: int) -> Rows:
-    """The first of `order`, one a class."""
+    """Return the first rows of `order`, one of each class."""
     _, first = np.unique(labels[order], return_index=True)
     return order[np.sort(first)][:most]

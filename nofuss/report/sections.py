@@ -1,62 +1,71 @@
-"""The report's sections on the run itself: scores, training, map, bounds, data, settings."""
+"""The report's sections on the run itself: scores, training, map, bounds, data, settings.
 
+Each function returns the values that the macro of the same name in report.html shows, or None
+where the run has nothing to show there.
+"""
+
+from collections.abc import Mapping
 from typing import Any
-from xml.etree.ElementTree import Element
 
 import numpy as np
 
 from nofuss.data.collection import Collection
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report import figures
-from nofuss.report import score_tables as tables
 from nofuss.report.charts import line_chart
-from nofuss.report.html import Child, tag
 from nofuss.report.projection import project
 from nofuss.run.choice import NOTHING, Choice
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
 
+Section = dict[str, Any]
 ON_MAP = 500
 """Items of each side on the map: t-SNE takes seconds then."""
+_SCORES = {"map@r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI", "ami": "AMI"}
+_SIDES = {"train": "trained on", "held_out": "held out", "test": "test"}
 
 
-def section(title: str, *content: Child) -> Element:
-    """A heading that can be linked to, and what is below it."""
-    return tag("section", tag("h2", title), content, id=title.lower().replace(" ", "-"))
-
-
-def soft(words: str) -> Element:
-    """A paragraph of explanation."""
-    return tag("p", words, class_="soft")
-
-
-def scores(found: dict[str, Any]) -> Element | None:
-    """The run beside what needed no training."""
-    if "recall@1" not in found:
+def scores(stored: dict[str, Any]) -> Section | None:
+    """Compare the run with what needs no training."""
+    if "recall@1" not in stored:
         return None
-    methods = {found.get("method", "this run"): found} | found.get("baselines", {})
-    chart = [
+    methods = {stored.get("method", "this run"): stored} | stored.get("baselines", {})
+    points = [
         (name, of["recall@1"], of.get("recall@1_interval"))
         for name, of in methods.items()
         if "recall@1" in of
     ]
-    caption = tag("figcaption", "Recall@1 with 95% intervals over classes")
-    return section(
-        "Scores on unseen classes",
-        tag(
-            "div",
-            tables.score_table(methods),
-            tag("figure", figures.score_chart(chart), caption),
-            class_="pair",
-        ),
-        soft(found.get("protocol", "")),
-    )
+    return {
+        "methods": list(methods),
+        "rows": _score_rows(methods),
+        "chart": figures.score_chart(points),
+        "protocol": stored.get("protocol", ""),
+    }
 
 
-def choice(found: dict[str, Any]) -> Element | None:
-    """What was kept, and how training went on held-out classes."""
-    if not found.get("scores"):
+def _score_rows(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each score with a cell for each method; the highest is marked as best."""
+    first = next(iter(methods.values()))
+    recalls = [k for k in first if k.startswith("recall@") and not k.endswith("_interval")]
+    rows = []
+    for key in [*recalls, *(k for k in _SCORES if k in first)]:
+        best = max(of[key] for of in methods.values() if of.get(key) is not None)
+        cells = [
+            {
+                "value": of.get(key),
+                "interval": of.get(f"{key}_interval"),
+                "best": of.get(key) == best,
+            }
+            for of in methods.values()
+        ]
+        rows.append({"name": _SCORES.get(key, key.replace("recall", "Recall")), "cells": cells})
+    return rows
+
+
+def choice(stored: dict[str, Any]) -> Section | None:
+    """Tell what was kept, and how training went on held-out classes."""
+    if not stored.get("scores"):
         return None
-    chosen = Choice.from_dict(found)
+    chosen = Choice.from_dict(stored)
     untrained = chosen.scores[NOTHING]
     charts = [
         line_chart(
@@ -68,20 +77,16 @@ def choice(found: dict[str, Any]) -> Element | None:
         for i, (name, label) in enumerate((("recall@1", "Recall@1"), ("map@r", "MAP@R")), start=1)
         if len(chosen.curve) > 1
     ]
-    words = (
-        f"Each of {chosen.classes:,} training classes was held out in one of {chosen.folds} folds; "
-        "its settings come from the other folds alone, and none of its models has seen it."
-    )
-    return section(
-        "Choice",
-        tag("p", chosen.reason()[0].upper() + chosen.reason()[1:] + "."),
-        tag("div", [tag("figure", chart) for chart in charts], class_="pair") if charts else None,
-        soft(words),
-    )
+    return {
+        "reason": chosen.reason(),
+        "charts": charts,
+        "classes": chosen.classes,
+        "folds": chosen.folds,
+    }
 
 
-def curves(metrics: list[dict[str, Any]]) -> Element | None:
-    """Loss and Recall@1 on held-out training classes, epoch by epoch."""
+def training(metrics: list[dict[str, Any]]) -> Section | None:
+    """Draw the loss and Recall@1 on held-out training classes, epoch by epoch."""
     charts = []
     losses = [row["loss"] for row in metrics if np.isfinite(row.get("loss", np.nan))]
     if losses:
@@ -90,15 +95,11 @@ def curves(metrics: list[dict[str, Any]]) -> Element | None:
     if recall:
         title = "Recall@1 on held-out training classes"
         charts.append(figures.curve(recall, title=title, percent=True))
-    if not charts:
-        return None
-    return section(
-        "Training", tag("div", [tag("figure", chart) for chart in charts], class_="pair")
-    )
+    return {"charts": charts} if charts else None
 
 
-def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> Element | None:
-    """Both sides on one plane, shown twice: training items with proxies, and test items."""
+def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> Section | None:
+    """Draw both sides on one plane, twice: training items with proxies, and test items."""
     labels = collection.labels
     chosen = [
         sample_by_class(
@@ -117,46 +118,41 @@ def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> 
     used = np.unique(kept.assignment[seen]) if len(kept.proxies) else np.empty(0, np.int64)
     vectors = [kept.sample[seen], kept.test[new], kept.proxies[used]]
     places = project(np.concatenate(vectors), seed=seed)
-    classes, star_classes = np.full(items, -1), np.full(len(used), -1)
+    classes, proxy_classes = np.full(items, -1), np.full(len(used), -1)
     if labels is not None:
         classes = labels[np.r_[kept.sample_rows[seen], kept.test_rows[new]]]
-        own = [classes[: len(seen)][kept.assignment[seen] == p][0] for p in used]
-        star_classes = np.array(own, dtype=np.int64)
-    left, names = np.arange(items) < len(seen), collection.class_names
+        # A proxy has the class of any item that is assigned to it.
+        first = [classes[: len(seen)][kept.assignment[seen] == p][0] for p in used]
+        proxy_classes = np.array(first, dtype=np.int64)
+    is_training, names = np.arange(items) < len(seen), collection.class_names
     panels = [
         figures.map_panel(
             places[:items],
-            left,
+            is_training,
             classes,
             names,
             title="Training classes and their proxies ★" if len(used) else "Training classes",
             stars=places[items:],
-            star_labels=star_classes,
+            star_labels=proxy_classes,
         )
     ]
     if len(new) and not kept.seen:
         title = "Test classes, never seen"
-        panels.append(figures.map_panel(places[:items], ~left, classes, names, title=title))
-    words = (
-        f"{items:,} items and {len(used):,} proxies by t-SNE: neighbours stay neighbours, "
-        "distances mean little. Both panels are the same map; some of the classes are named."
-    )
-    return section(
-        "Map", soft(words), tag("div", [tag("figure", panel) for panel in panels], class_="pair")
-    )
+        panels.append(figures.map_panel(places[:items], ~is_training, classes, names, title=title))
+    return {"panels": panels, "shown": items, "proxies": len(used)}
 
 
-def bounds(collection: Collection, kept: RunEmbeddings) -> Element | None:
-    """ε and the paper's inequalities on the training sample."""
+def bounds(collection: Collection, kept: RunEmbeddings) -> Section | None:
+    """Evaluate ε and the paper's inequalities on the training sample."""
     if not len(kept.proxies) or collection.labels is None:
         return None
     labels = collection.labels[kept.sample_rows]
     sizes = np.unique(labels, return_counts=True)[1]
     if len(sizes) < 2 or sizes.max() < 2:
         return None
-    # The propositions need N_x·N_p ≥ 1; ε itself does not depend on the norms.
+    # scale = 2·N_x·N_p; the propositions need N_x·N_p ≥ 1. ε itself does not depend on the norms.
     norm = 3.0 if kept.scale is None else max(1.0, float(np.sqrt(kept.scale / 2)))
-    found = proxy_bounds(
+    evaluated = proxy_bounds(
         kept.sample,
         labels,
         kept.proxies,
@@ -165,41 +161,28 @@ def bounds(collection: Collection, kept: RunEmbeddings) -> Element | None:
         norm_p=norm,
         max_triplets=200_000,
     )
-    epsilon = (
-        f"ε = max |x − p(x)|² is {found.epsilon:.3f} over {len(labels):,} training items of "
-        f"{len(sizes):,} classes; its mean is {found.epsilon_mean:.3f}, and 95% lie below "
-        f"{found.epsilon_95:.3f}."
-    )
-    words = (
-        "How well a loss over proxies bounds the loss over instances, on the unit sphere. The "
-        "constants are corrected: the paper prints 2√(2ε) for Proposition 4.1, where its proof "
-        "gives 2√ε, and 2√ε for Proposition 4.2, where it gives 4√ε."
-    )
-    return section("Bounds", tag("p", epsilon), tables.bound_table(found), soft(words))
+    return {"bounds": evaluated, "shown": len(labels), "classes": len(sizes)}
 
 
-def data(collection: Collection, described: dict[str, Any]) -> Element:
-    """What went in."""
-    sizes = None
-    if collection.labels is not None:
-        caption = tag("figcaption", "Classes by their number of items, all sides")
-        sizes = tag("figure", figures.class_sizes(np.bincount(collection.labels)), caption)
-    sides = tables.side_table(described.get("items", {}), described.get("classes", {}))
-    notes = [tag("p", note) for note in collection.notes]
-    return section(
-        "Data",
-        tag("p", described.get("description", "")),
-        tag("div", tag("div", sides, notes), sizes, class_="pair"),
-    )
+def data(collection: Collection, stored: dict[str, Any]) -> Section:
+    """Describe the data and its sides."""
+    labels, classes = collection.labels, stored.get("classes", {})
+    return {
+        "description": stored.get("description", ""),
+        "sides": [
+            {"name": _SIDES.get(side, side), "size": size, "classes": len(classes.get(side, ()))}
+            for side, size in stored.get("items", {}).items()
+        ],
+        "notes": collection.notes,
+        "class_sizes": None if labels is None else figures.class_sizes(np.bincount(labels)),
+    }
 
 
-def settings(config: dict[str, Any], environment: dict[str, Any]) -> Element:
-    """How to do it again."""
+def settings(config: dict[str, Any], environment: dict[str, Any]) -> Section:
+    """List what is needed to train the run again."""
     machine = {k: v for k, v in environment.items() if k not in ("command", "versions")}
-    return section(
-        "Settings",
-        tag("pre", tag("code", environment.get("command", ""))),
-        tables.settings(config),
-        tag("h3", "Environment"),
-        tables.settings(machine | environment.get("versions", {})),
-    )
+    return {
+        "command": environment.get("command", ""),
+        "config": config,
+        "environment": machine | environment.get("versions", {}),
+    }

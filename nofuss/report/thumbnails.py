@@ -1,4 +1,4 @@
-"""Small pictures of a collection's items, always encoded anew: no foreign byte is passed on."""
+"""Small pictures of a collection's items, always re-encoded: no byte of a file is copied."""
 
 import base64
 
@@ -10,16 +10,16 @@ from nofuss.data.decode import PictureError, decode
 from nofuss.data.thumbnail import shrunk
 
 SIDE = 112
-"""Longest side in the report; twice what is shown, for dense screens."""
+"""Longest side in pixels; more than the page shows, for dense screens."""
 
 
 def has_pictures(collection: Collection) -> bool:
-    """Whether there is anything to look at."""
+    """Return whether the items are pictures."""
     return collection.kind in ("pictures", "images")
 
 
 def picture(collection: Collection, row: int, *, side: int) -> Image.Image | None:
-    """The item at most `side` large; None where its file can't be read any more."""
+    """Return the item at most `side` pixels large; None where its file can't be read any more."""
     if collection.kind == "images" and collection.array is not None:
         image = Image.fromarray(np.ascontiguousarray(collection.array[row]))
     elif collection.decoded is not None:
@@ -35,5 +35,5 @@ def picture(collection: Collection, row: int, *, side: int) -> Image.Image | Non
 
 
 def data_uri(content: bytes, media: str) -> str:
-    """An encoded picture as a data: address."""
+    """Return an encoded picture as a data: address."""
     return f"data:{media};base64,{base64.b64encode(content).decode()}"

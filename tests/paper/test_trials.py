@@ -171,7 +171,9 @@ def test_whole_networks_are_trained(
     with Lab(tmp_path / "work") as lab:
         found = lab.run(source, [trial])[trial]
     assert found["steps"] == 3
-    assert "<img" in found["grid"]
+    pictures = [row["query"]["src"] for group in found["grid"] for row in group["rows"]]
+    assert pictures
+    assert all(src.startswith("data:image/") for src in pictures)
     assert not list((tmp_path / "work").glob("*.checkpoints"))
 
 

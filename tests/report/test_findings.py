@@ -17,10 +17,10 @@ def test_neighbours_are_those_of_a_slow_loop(count: int) -> None:
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     found = neighbours(x, k=4, queries=50)
     assert len(found.queries) == min(count, 50)
-    for query, items, apart in zip(*found, strict=True):
+    for query, items, distances in zip(*found, strict=True):
         slow = sorted((np.linalg.norm(x[i] - x[query]), i) for i in range(count) if i != query)
         assert items.tolist() == [i for _, i in slow[:4]]
-        np.testing.assert_allclose(apart, [d for d, _ in slow[:4]], atol=1e-3)
+        np.testing.assert_allclose(distances, [d for d, _ in slow[:4]], atol=1e-3)
 
 
 def test_one_item_has_no_neighbours() -> None:
@@ -50,7 +50,7 @@ def test_a_wrong_label_is_found() -> None:
     assert doubtful_labels(neighbours(x, k=3), np.array([0, 0, 0, 0, 1, 1, 1, 1])) == []
 
 
-def test_copies_are_told_once_and_confirmed() -> None:
+def test_copies_are_listed_once_and_confirmed() -> None:
     x = circle(0, 0, 90, 90.1, 180)
     found = neighbours(x, k=2)
     assert [(c.first, c.second) for c in copies(found)] == [(0, 1), (2, 3)]

@@ -11,8 +11,8 @@ import pytest
 
 from nofuss.commands import evaluate
 from nofuss.data import open_data
+from nofuss.files.atomic import read_json, write_json
 from nofuss.report import write_report
-from nofuss.report.html import document, tag
 from nofuss.report.projection import project
 from nofuss.run.embeddings import load_embeddings, without_sample
 from tests.browser import complaints, open_browser
@@ -124,6 +124,30 @@ def test_a_bare_run_has_a_report_too(picture_run: Path, tmp_path: Path) -> None:
     assert "Data" in page.text
 
 
+@pytest.mark.parametrize(
+    ("recall", "map_r", "verdict"),
+    [
+        ((0.1, 0.0, 0.2), (0.1, 0.05, 0.2), "paid off"),
+        ((-0.1, -0.2, 0.0), (0.0, 0.0, 0.0), "made it worse"),
+        ((0.1, -0.1, 0.2), (0.1, 0.05, 0.2), "made little difference"),
+        ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "made no difference"),
+    ],
+)
+def test_it_opens_with_what_learning_was_worth(
+    recall: tuple[float, ...],
+    map_r: tuple[float, ...],
+    verdict: str,
+    vector_run: Path,
+    tmp_path: Path,
+) -> None:
+    scores = read_json(vector_run / "scores.json")
+    gain = {"over": "untrained features", "recall@1": recall, "map@r": map_r}
+    write_json(tmp_path / "scores.json", scores | {"gain": gain})
+    collection = open_data(vector_run.parent / "data.npz")
+    page = Page(write_report(tmp_path, collection, without_sample("", 8)))
+    assert f"Learning {verdict}: Recall@1" in page.text
+
+
 def test_a_picture_that_vanished_is_left_out(picture_run: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(picture_run.parent / "data", data)
@@ -146,12 +170,6 @@ def test_it_opens_in_a_browser_without_a_complaint(picture_run: Path, tmp_path: 
         assert browser.execute_script(broken) == 0
         wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         assert browser.execute_script(wide)
-
-
-def test_trees_escape_whatever_they_hold() -> None:
-    tree = tag("p", "<&\udc80", tag("b", '"'), " tail", title='"<x>', hidden=None)
-    text = '<p title="&quot;<x&gt;">&lt;&amp;&#56448;<b>"</b> tail</p>'  # < is text in attributes
-    assert document(tree).decode() == f"<!doctype html>\n{text}\n"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 12, 60])

@@ -1,0 +1,95 @@
+"""`nofuss compare`: paired differences between runs, on the same items."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nofuss import train
+from nofuss.cli import main
+from nofuss.evaluate import paired_difference, per_query
+from nofuss.run.embeddings import load_embeddings
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of a trained head, two of untrained features, and one of another split."""
+    home = tmp_path_factory.mktemp("compare")
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(24), 8)
+    x = random.normal(size=(24, 10))[labels] + 0.4 * random.normal(size=(len(labels), 10))
+    noise = 6 * random.normal(size=(len(labels), 6))  # what whitening within classes takes away
+    split = np.where(labels < 12, "train", "test")
+    items = np.concatenate([x, noise], 1).astype(np.float32)
+    np.savez(home / "x.npz", vectors=items, labels=labels, split=split)
+    np.savez(home / "free.npz", vectors=items, labels=labels)
+    for seed in (0, 1):
+        train(home / "x.npz", out=home / f"trained-{seed}", seed=seed)
+        train(home / "x.npz", out=home / f"untrained-{seed}", seed=seed, untrained=True)
+    train(home / "free.npz", out=home / "other")
+    return home
+
+
+def compare(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["compare", *map(str, words)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_two_runs(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    runs = home / "untrained-0", home / "trained-0"
+    code, out, err = compare(capsys, *runs, "--json", "--figure", tmp_path / "gap.png")
+    assert code == 0, err
+    first, second = json.loads(out)["methods"]
+    assert "difference" not in first["recall@1"]
+    found = second["recall@1"]["difference"]
+    with np.load(home / "x.npz") as arrays:
+        labels = arrays["labels"][arrays["split"] == "test"]
+    one, two = (per_query(load_embeddings(run).test, labels).recall1 for run in runs)
+    expected = paired_difference(two, one, labels, 0)
+    assert (found["mean"], *found["over_classes"]) == pytest.approx(tuple(expected))
+    assert found["verdict"] == "above"
+    assert found["over_seeds"] is None
+    with Image.open(tmp_path / "gap.png") as picture:
+        assert picture.width > 500
+    code, out, _ = compare(capsys, *reversed(runs))
+    assert code == 0
+    assert "below" in out
+
+
+def test_seeds_are_one_method(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [home / f"{name}-{seed}" for name in ("untrained", "trained") for seed in (0, 1)]
+    code, out, err = compare(capsys, *runs, "--json")
+    assert code == 0, err
+    methods = json.loads(out)["methods"]
+    assert [len(method["runs"]) for method in methods] == [2, 2]
+    assert methods[1]["recall@1"]["difference"]["over_seeds"] is not None
+    assert "untrained False" in methods[1]["name"]
+
+
+def test_other_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (home / "other", home / "trained-0", "--data", home / "free.npz", "--json")
+    code, out, err = compare(capsys, *words)
+    assert code == 0, err
+    assert json.loads(out)["queries"] == 192
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["trained-0"], "give two or more"),
+        (["trained-0", "trained-1"], "differ in their seed alone"),
+        (["trained-0", "other"], "no test classes of its own; add --data DATA"),
+        (["trained-0", "nowhere"], "nowhere"),
+    ],
+)
+def test_refusals(
+    names: list[str], said: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = compare(capsys, *(home / name for name in names))
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
