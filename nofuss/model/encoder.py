@@ -65,14 +65,16 @@ class Encoder:
         *,
         workers: int = 0,
         progress: Callable[[int], None] | None = None,
+        unit: bool = True,
     ) -> Tensor:
-        """Return unit embeddings (N, dim) of all items of a collection, in order."""
+        """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
         accelerate_for(self.embedder.backbone, len(collection))
         embeddings = run_over(
             self.embedder, collection, self.preprocessing, workers=workers, progress=progress
         )
-        return _unit(embeddings)
+        _check_finite(embeddings)
+        return normalize(embeddings) if unit else embeddings
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None
@@ -86,14 +88,18 @@ class Encoder:
 
 
 def _unit(embeddings: Tensor) -> Tensor:
-    """Normalise embeddings; RunError if the model gives NaN or infinity."""
+    _check_finite(embeddings)
+    return normalize(embeddings)
+
+
+def _check_finite(embeddings: Tensor) -> None:
+    """Raise RunError if the model gives NaN or infinity."""
     num_bad = (~embeddings.isfinite().all(1)).sum()
     if num_bad:
         raise RunError(
             f"the model gives NaN or infinity for {int(num_bad):,} of {len(embeddings):,} items; "
             "its weights are damaged, or the items differ too much from the training data"
         )
-    return normalize(embeddings)
 
 
 def check_fits(collection: Collection, preprocessing: Preprocessing | None, width: int) -> None:
