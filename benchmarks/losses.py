@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from benchmarks.timing import Growth, Row, extra_mb, interleaved, keep_memory, optional
 from nofuss.losses.fast.fused import fused_proxy_anchor, fused_proxy_nca, fused_proxy_triplet
-from nofuss.losses.fast.walk import forget
+from nofuss.losses.fast.walk import release_workspaces
 from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet
@@ -242,7 +242,7 @@ def _steps(sizes: Sizes) -> Iterator[Row]:
 
 def _extra_mb(work: Work) -> float:
     """Return the memory of a first step, including what is kept for the next one."""
-    forget()
+    release_workspaces()
     return extra_mb(work)
 
 

@@ -1,1 +1,1 @@
-"""Several processes as one: who takes part, which device each has, sums over all, shards."""
+"""Several processes that work as one: rendezvous, devices, collectives, shards of the proxies."""

@@ -1,14 +1,15 @@
 """Collectives that gradients flow through, for one loss that several processes compute together.
 
-Each process holds some rows of the batch, and some of the proxies. All know the whole batch of
+Each process holds some rows of the batch and some of the proxies. All have the whole batch of
 embeddings x and compute the same loss L, each its part:
 
-    gather     own rows → whole batch     back: the own rows of ∂L/∂x
-    to_shards  whole batch → itself       back: the sum of everyone's part of ∂L/∂x
-    from_shards  own part → sum of parts  back: ∂L/∂sum as it is; it is the same everywhere
+                 forward                    backward
+    gather       own rows → whole batch     the own rows of ∂L/∂x
+    to_shards    whole batch → itself       the sum of all processes' parts of ∂L/∂x
+    from_shards  own part → sum of parts    ∂L/∂sum as it is, the same in every process
 
-There is one L, not one a process: adding the gradients of N equal losses up would make the
-proxies' N times too large.
+There is one L, not one a process: adding the gradients of N equal losses would make those of the
+proxies N times too large.
 """
 
 from typing import Any
@@ -20,10 +21,10 @@ from nofuss.distributed.processes import all_sum, gather_rows, share, world
 
 
 def gather(own: Tensor, count: int | None = None) -> Tensor:
-    """The whole batch (count, …) from everyone's rows (`share(count)` of it each).
+    """Return the whole batch (count, …) from all processes' rows, `share(count)` of it each.
 
-    Its gradient is N times that of the own rows: DistributedDataParallel, behind it, takes the
-    mean over N processes where the sum is wanted.
+    Its gradient is N times that of the own rows: DistributedDataParallel then takes the mean over
+    N processes, where the sum is needed.
     """
     if world() == 1:
         return own
@@ -40,19 +41,19 @@ def gather(own: Tensor, count: int | None = None) -> Tensor:
 
 
 def to_shards(x: Tensor) -> Tensor:
-    """The same x, for each process's own part of a loss."""
+    """Return x itself, for each process's part of a loss."""
     same: Tensor = _ToShards.apply(x)  # type: ignore[no-untyped-call]
     return same
 
 
 def from_shards(part: Tensor) -> Tensor:
-    """The sum of all processes' parts."""
+    """Return the sum of all processes' parts."""
     whole: Tensor = _FromShards.apply(part)  # type: ignore[no-untyped-call]
     return whole
 
 
 def _refuse_second_derivatives() -> None:
-    """Autograd is on in a backward only where its result is to be differentiated again."""
+    """Raise if autograd is on in a backward: its result is to be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "a loss over several processes can't be differentiated twice; compute it in one process"

@@ -1,4 +1,4 @@
-"""Where tensors live and are computed with: the CPU, or a GPU of this process's own."""
+"""The device that holds the tensors: the CPU, or one GPU a process."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ from nofuss.errors import UsageError
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """The device of a name as torch has them; "auto" is a GPU (CUDA, ROCm) if there is one.
+    """Return torch's device of a name; "auto" is a GPU (CUDA, ROCm) if there is one.
 
-    Under torchrun each process of a machine takes the GPU of its number.
+    Under torchrun each process of a machine takes the GPU with its local rank.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,40 +27,42 @@ def choose_device(name: str = "auto") -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch refuses them
         reason = str(error).splitlines()[0].rstrip(".")
-        raise UsageError(f"can't use --device {name}: {reason}; leave it out, or: cpu") from None
+        raise UsageError(f"can't use device {name}: {reason}; leave it out, or use cpu") from None
     return device
 
 
 def _own_device(device: torch.device) -> torch.device:
-    """What nccl and gloo can talk over: the CPU, or the GPU that no other process has."""
-    number, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    """Return the device of this process, one that nccl or gloo supports: the CPU or its GPU."""
+    number, available = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if device.type == "cpu":
         return device
     if device.type != "cuda" or device.index is not None:
-        raise UsageError(f"--device {device} is for one process; under torchrun: auto, cuda, cpu")
-    if number >= there > 0:
         raise UsageError(
-            f"process {number + 1} of this machine has no GPU of its own, there are {there}; "
-            "start fewer, or all with --device cpu"
+            f"device {device} is for one process; under torchrun choose from auto, cuda, cpu"
+        )
+    if number >= available > 0:
+        raise UsageError(
+            f"there is no GPU for process {number + 1} of this machine, which has {available}; "
+            "start fewer processes, or use device cpu for all"
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
 def describe_device(name: str = "auto") -> str:
-    """What a reader of the numbers would call it."""
+    """Return the device's name for people: the GPU's model, or "cpu"."""
     device = choose_device(name)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's parameters are; the CPU for one without any."""
+    """Return the device of a module's parameters; the CPU if it has none."""
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
 @contextmanager
 def own_random_numbers(device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Hands out what seeds the CPU's and the device's generators; they are put back after."""
+    """Yield a function that seeds the CPU's and the device's generators, then restore them."""
     generators = [torch.default_generator]
     if on_device := getattr(getattr(torch, device.type, None), "default_generators", None):
         generators.append(on_device[device.index or 0])

@@ -1,16 +1,16 @@
-"""A room of their own for the processes that torchrun has started just now.
+"""A fresh part of torchrun's store for the processes that it has just started.
 
-torchrun's store outlives its processes. Who came in place of a process that was lost must not find
-the addresses that the dead have left there, and there is no name that all have in common and no
-earlier attempt had: of several machines each counts its restarts by itself. So they agree on one.
+The store outlives the processes. After a restart they must not read the addresses that terminated
+processes have left in it, and no prefix is both known to all and new: each machine counts its
+restarts separately. So the processes agree on a random prefix, the room.
 
-    every other rank   hello/RANK ← a nonce of its own; waits for welcome/NONCE
-    rank 0             answers each new nonce: welcome/NONCE ← the room
-    every other rank   ROOM/NONCE ← it has come
-    rank 0             waits until all whose nonces stand there now have come
+    every other rank   sets hello/RANK to a nonce and waits for welcome/NONCE
+    rank 0             answers each new nonce: sets welcome/NONCE to the room
+    every other rank   sets ROOM/NONCE: it has arrived
+    rank 0             waits until the ranks of all current nonces have arrived
 
-What was left by the dead gets an answer too, which nobody reads, and who dies on the way and is
-started again says hello anew.
+A nonce left by a terminated process gets an answer too, which is never read; a process that
+terminates on the way and is started again sets a new nonce.
 """
 
 import time
@@ -23,11 +23,11 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-PAUSE = 0.02
+PAUSE = 0.02  # seconds between two looks at the store
 
 
 def own_room(store: "Store", rank: int, world: int, patience: float) -> "Store":
-    """The part of a store that those who meet now share with nobody; all call it."""
+    """Return a part of the store that only the current processes use; all of them call it."""
     name = _receive(store, world, patience) if rank == 0 else _ask(store, rank, patience)
     room: Store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
     return room
@@ -59,9 +59,9 @@ def _ask(store: "Store", rank: int, patience: float) -> str:
 
 
 def _wait(done: Callable[[], bool], patience: float) -> None:
-    """Not in the store's own way of waiting, which no signal ends."""
+    """Poll until done: the store's own way of waiting can't be interrupted by a signal."""
     end = time.monotonic() + patience
     while not done():
         if time.monotonic() > end:
-            raise RuntimeError(f"some have not come within {patience:g} s")
+            raise RuntimeError(f"some processes have not arrived within {patience:g} s")
         time.sleep(PAUSE)

@@ -1,8 +1,8 @@
-"""Several processes as one: who am I, what all know together, and who is missing.
+"""Several processes that work as one: ranks, collectives, and errors that name a missing process.
 
-torchrun starts the processes and tells each its rank; all then run the same program in step. Every
-collective of the library goes through here. A program that has not called `joined` is alone: then
-each function gives back what it was given, and nothing of torch.distributed is touched.
+torchrun starts the processes and gives each its rank; all then run the same program in step. Every
+collective of the library is in this file. A program that has not called `joined` is alone: then
+each function returns its input, and torch.distributed is not used.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from nofuss.distributed.meeting import own_room
-from nofuss.distributed.network import how_they_met, towards_the_others
+from nofuss.distributed.network import describe_meeting, interface_to_peers
 from nofuss.errors import DataError, NofussError, ProcessError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PATIENCE = 600.0
 """Seconds after which a process that does not answer counts as hung; $NOFUSS_TIMEOUT."""
 ROLL_CALL = 10.0
-"""Seconds that the others have to say that they are there, once somebody is missed."""
+"""Seconds in which processes must report that they are present, once one is missing."""
 
 
 @dataclass(frozen=True)
@@ -46,47 +46,47 @@ _group: _Group | None = None
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def restarted() -> bool:
-    """Whether torchrun started any of the processes in place of one that was lost."""
+    """Return whether torchrun has restarted any of the processes."""
     return any_true(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0)[0]
 
 
 def may_restart() -> bool:
-    """Whether torchrun was told to bring processes back (`--max-restarts`)."""
+    """Return whether torchrun may restart processes (`--max-restarts`)."""
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0
 
 
 def rank() -> int:
-    """Which process this is, from 0."""
+    """Return the number of this process, from 0."""
     return _group.rank if _group else 0
 
 
 def world() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return _group.world if _group else 1
 
 
 def first() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Return whether this process is rank 0, which writes files and prints."""
     return rank() == 0
 
 
 @contextmanager
 def joined() -> Iterator[str]:
-    """Meet the other processes of torchrun; hands out a line that says how, empty when alone."""
+    """Join the other processes of torchrun; yields a line that says how, empty when alone."""
     global _group
     if not under_torchrun():
         yield ""
         return
     patience = _patience()
-    if interface := towards_the_others():
+    if interface := interface_to_peers():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit, nccl = timedelta(seconds=patience), dist.is_nccl_available()
-    # nccl would leave word of a failure in torchrun's store, for the next attempt to end over.
+    # nccl would record a failure in torchrun's store, and the next attempt would stop over it.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     try:
         store, number, count = next(iter(rendezvous("env://", timeout=limit)))
@@ -100,11 +100,13 @@ def joined() -> Iterator[str]:
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ProcessError(f"rank {os.environ['RANK']} can't meet the others: {reason}") from error
+        raise ProcessError(
+            f"rank {os.environ['RANK']} can't reach the other processes: {reason}"
+        ) from error
     _group = _Group(number, count, store, patience)
     try:
         with _named_failures():
-            yield how_they_met()
+            yield describe_meeting()
     finally:
         _group = None
     dist.destroy_process_group()
@@ -123,7 +125,7 @@ def _patience() -> float:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """For work of one process amid the others: inside, there are no others."""
+    """Let one process work on its own: inside, collectives do nothing."""
     global _group
     kept, _group = _group, None
     try:
@@ -134,7 +136,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def in_turn() -> Iterator[None]:
-    """The first process of each machine goes ahead alone; what it leaves in a cache serves all."""
+    """Let the first process of each machine go first; the others then find its results cached."""
     if _group is None:
         yield
         return
@@ -142,7 +144,7 @@ def in_turn() -> Iterator[None]:
     counter = f"turn/{node}"
     turn = _group.store.add(f"{counter}/{local}", 1)
     done = f"{counter}/done/{turn}"
-    while local and not _group.store.check([done]):  # as long as it takes, and open to signals
+    while local and not _group.store.check([done]):  # no time limit, and signals interrupt it
         time.sleep(0.1)
     with alone():
         yield
@@ -151,13 +153,13 @@ def in_turn() -> Iterator[None]:
 
 
 def on_first(work: Callable[[], str]) -> str:
-    """What the work of the first process returns; where it fails, the others end with it."""
+    """Return what the work of the first process returns; if it fails, all processes end."""
     if _group is None:
         return work()
     if not first():
         code, _, text = exchange("")[0].partition(" ")
         if code != "0":
-            raise SystemExit(int(code))  # the first one says why
+            raise SystemExit(int(code))  # the first process prints the reason
         return text
     try:
         with alone():
@@ -170,35 +172,35 @@ def on_first(work: Callable[[], str]) -> str:
 
 
 def share(count: int) -> slice:
-    """The part of `count` things that is this process's own: neighbours, as even as can be."""
+    """Return this process's part of `count` items: neighbouring ones, as evenly as possible."""
     return slice(rank() * count // world(), (rank() + 1) * count // world())
 
 
 def all_sum(x: Tensor) -> Tensor:
-    """The sum of everyone's x, in place."""
+    """Sum x over all processes, in place."""
     if _group:
         dist.all_reduce(x)
     return x
 
 
 def all_max(x: Tensor) -> Tensor:
-    """The maximum of everyone's x, in place."""
+    """Take the maximum of x over all processes, in place."""
     if _group:
         dist.all_reduce(x, dist.ReduceOp.MAX)
     return x
 
 
 def all_min(x: Tensor) -> Tensor:
-    """The minimum of everyone's x, in place."""
+    """Take the minimum of x over all processes, in place."""
     if _group:
         dist.all_reduce(x, dist.ReduceOp.MIN)
     return x
 
 
 def gather_rows(own: Tensor, count: int) -> Tensor:
-    """The rows of all processes, (count, …), where each holds those of its `share`.
+    """Return the rows of all processes, (count, …), where each holds those of its `share`.
 
-    A sum with zeros: shares may differ in length, and the bits are those of the owner.
+    By a sum with zeros: shares may differ in length, and adding 0 changes no number.
     """
     if not _group:
         return own
@@ -208,7 +210,7 @@ def gather_rows(own: Tensor, count: int) -> Tensor:
 
 
 def merge_rows(x: Tensor, own: slice) -> Tensor:
-    """Rows of x from the process whose own they are, in place."""
+    """Fill x in place with each process's `own` rows."""
     if _group:
         x[: own.start] = 0
         x[own.stop :] = 0
@@ -217,14 +219,14 @@ def merge_rows(x: Tensor, own: slice) -> Tensor:
 
 
 def any_true(*flags: bool) -> tuple[bool, ...]:
-    """Which of the flags are up in any process."""
+    """Return which of the flags are true in any process."""
     if not _group:
         return flags
     return tuple(all_max(torch.tensor(flags, dtype=torch.uint8)).bool().tolist())
 
 
 def exchange(text: str) -> list[str]:
-    """The texts of all processes, by rank."""
+    """Return the texts of all processes, by rank."""
     if not _group:
         return [text]
     data = torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -237,18 +239,18 @@ def exchange(text: str) -> list[str]:
     return [bytes(row[:n].tolist()).decode() for row, n in zip(whole, lengths, strict=True)]
 
 
-def check_same(what: str, told: Callable[[], str]) -> None:
-    """Refuse to go on where the processes differ in something that must be the same."""
+def check_same(what: str, describe: Callable[[], str]) -> None:
+    """Raise if the processes differ in something that must be the same."""
     if not _group:
         return
-    seen = exchange(hashlib.sha256(told().encode(errors="backslashreplace")).hexdigest())
-    if other := [number for number, each in enumerate(seen) if each != seen[0]]:
-        raise DataError(f"rank {other[0]} sees other {what} than rank 0; give all the same")
+    digests = exchange(hashlib.sha256(describe().encode(errors="backslashreplace")).hexdigest())
+    if differing := [number for number, each in enumerate(digests) if each != digests[0]]:
+        raise DataError(f"rank {differing[0]} sees other {what} than rank 0; give all the same")
 
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """Turn a collective that failed into a line that says who was missed."""
+    """Turn a failed collective into one line that names the missing processes."""
     try:
         yield
     except RuntimeError as error:  # gloo's errors have no type of their own
@@ -259,20 +261,20 @@ def _named_failures() -> Iterator[None]:
 
 def _explain(error: RuntimeError) -> NoReturn:
     assert _group is not None
-    whole = "the last checkpoint is whole, --resume goes on from it"
+    cure = "the last checkpoint is complete; resume from it with --resume"
     reason = str(error).splitlines()[0]
     if not re.search("timed out|timing out|timeout", reason, re.IGNORECASE):
-        raise ProcessError(f"another process is gone ({reason}); {whole}") from error
+        raise ProcessError(f"another process has ended ({reason}); {cure}") from error
     missing = ", ".join(map(str, _roll_call(_group)))
     who = f"rank {missing} has" if missing else "a process had"
     raise ProcessError(
         f"{who} not answered for {_group.patience:g} s (of {_group.world} processes): it hangs, or "
-        f"the link to it is cut; {whole} (NOFUSS_TIMEOUT=seconds waits longer)"
+        f"the link to it is cut; {cure} (NOFUSS_TIMEOUT=seconds waits longer)"
     ) from error
 
 
 def _roll_call(group: _Group) -> list[int]:
-    """Who does not say within `ROLL_CALL` seconds that he is there."""
+    """Return the ranks that do not report within `ROLL_CALL` seconds that they are present."""
     present = {group.rank}
 
     def listen() -> None:
@@ -281,7 +283,7 @@ def _roll_call(group: _Group) -> list[int]:
             present.update(r for r in range(group.world) if group.store.check([f"here/{r}"]))
             time.sleep(0.2)
 
-    # In a thread of its own: where the store is beyond a cut link, asking it never ends.
+    # In a daemon thread: if the store is behind the cut link, a request to it never returns.
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     listener.join(ROLL_CALL)

@@ -12,9 +12,10 @@ Average = Literal["queries", "classes"]
 
 
 def average_of(scores: Tensor, labels: Array | None, average: Average = "queries") -> float:
-    """The mean of the queries' scores (N,), or the mean of their classes' means.
+    """Return the mean of the queries' scores (N,), or the mean of their classes' means.
 
-    NaN marks what is no query. Over queries large classes weigh more; over classes all weigh alike.
+    NaN marks items that are no query. Over queries, large classes weigh more; over classes, all
+    weigh the same.
     """
     if average == "queries":
         return float(scores.nanmean())
@@ -25,9 +26,9 @@ def average_of(scores: Tensor, labels: Array | None, average: Average = "queries
 
 
 def class_means(scores: Tensor, classes: Tensor) -> Tensor:
-    """The mean score of each class 0 … C − 1, NaN where none of its items is a query."""
+    """Return the mean score of each class 0 … C − 1, NaN where none of its items is a query."""
     is_query = ~scores.isnan().cpu()
-    own = classes[is_query]
+    of_queries = classes[is_query]
     count = int(classes.max()) + 1
-    sums = torch.bincount(own, scores.cpu()[is_query].double(), minlength=count)
-    return sums / torch.bincount(own, minlength=count)
+    sums = torch.bincount(of_queries, scores.cpu()[is_query].double(), minlength=count)
+    return sums / torch.bincount(of_queries, minlength=count)

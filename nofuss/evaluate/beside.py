@@ -16,13 +16,13 @@ KS = (1, 2, 4, 8)
 
 
 def scorable(labels: Any) -> bool:
-    """Whether retrieval can be scored: two classes or more, one of them with two items."""
+    """Return whether retrieval can be scored: two classes or more, one of them with two items."""
     sizes = np.unique(np.asarray(labels), return_counts=True)[1]
     return len(sizes) > 1 and int(sizes.max()) > 1
 
 
 def score_all(embeddings: dict[str, Tensor], labels: Any, *, seed: int) -> dict[str, Scores]:
-    """`evaluate` for each set of embeddings, on the same items."""
+    """Return the scores of each set of embeddings, on the same items."""
     y = np.asarray(labels)
     return {name: evaluate(x, y, ks=KS, seed=seed) for name, x in embeddings.items()}
 
@@ -30,7 +30,7 @@ def score_all(embeddings: dict[str, Tensor], labels: Any, *, seed: int) -> dict[
 def gain_over(
     name: str, ours: Sequence[PerQuery], theirs: Sequence[PerQuery], *, seed: int
 ) -> dict[str, Any]:
-    """What was gained over the method `name`, query by query, in every fold."""
+    """Return the gain over the method `name`, paired by query, over all folds."""
     ours_, theirs_ = _joined(ours), _joined(theirs)
     recall = paired_difference(ours_.recall, theirs_.recall, ours_.labels, seed)
     precision = paired_difference(ours_.map_at_r, theirs_.map_at_r, ours_.labels, seed)
@@ -44,19 +44,20 @@ def score_folds(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Scores of classes that were held out in turn, each searched within its own fold.
+    """Return scores of classes that were held out in turn, each searched within its fold.
 
-    Means over the folds, by queries (NMI and AMI: by items), beside the baselines'.
+    They are means over the folds, weighted by queries (NMI and AMI: by items), beside those of the
+    baselines.
     """
 
     def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
         pairs = zip(embeddings, labels, strict=True)
         return [evaluate(x, y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
 
-    ours, others = scored(kept), {name: scored(of) for name, of in baselines.items()}
+    ours, others = scored(kept), {name: scored(folds) for name, folds in baselines.items()}
     name, first = next(iter(others.items()))
     gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
-    columns = {name: _mean_of_folds(of, seed=seed) for name, of in others.items()}
+    columns = {name: _mean_of_folds(scores, seed=seed) for name, scores in others.items()}
     return _mean_of_folds(ours, seed=seed) | {
         "gain": gain,
         "baselines": columns,
@@ -65,7 +66,7 @@ def score_folds(
 
 
 def _joined(parts: Sequence[PerQuery]) -> QueryScores:
-    """Every query of every fold."""
+    """Return every query of every fold."""
     return QueryScores(
         torch.cat([part.recall1 for part in parts]),
         torch.cat([part.map_at_r for part in parts]),
@@ -74,12 +75,12 @@ def _joined(parts: Sequence[PerQuery]) -> QueryScores:
 
 
 def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    means: dict[str, Any] = {}
     for name, value in parts[0].as_dict().items():
         if isinstance(value, float):
             weights = [p.items if name in ("nmi", "ami") else p.queries for p in parts]
             values = [p.as_dict()[name] for p in parts]
-            found[name] = float(np.average(values, weights=weights))
+            means[name] = float(np.average(values, weights=weights))
     queries = _joined([part.per_query for part in parts])
     ends = class_intervals(
         {"recall@1": queries.recall, "map@r": queries.map_at_r},
@@ -87,11 +88,11 @@ def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
         seed=seed,
         resamples=1000,
     )
-    found |= {f"{name}_interval": list(interval) for name, interval in ends.items()}
+    means |= {f"{name}_interval": list(interval) for name, interval in ends.items()}
     for name in ("items", "classes", "queries"):
-        found[name] = sum(getattr(part, name) for part in parts)
+        means[name] = sum(getattr(part, name) for part in parts)
     protocol = (
         f"{len(parts)} folds of classes, each embedded by a model that learned from the others and "
         f"searched within itself; {PROTOCOL}"
     )
-    return found | {"seed": seed, "protocol": protocol}
+    return means | {"seed": seed, "protocol": protocol}

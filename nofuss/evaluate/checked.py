@@ -1,4 +1,4 @@
-"""What every score asks of its input: finite vectors, one label each, classes as 0 … C − 1."""
+"""Checks of every score's input: finite vectors, one label each, classes as 0 … C − 1."""
 
 import math
 
@@ -13,7 +13,7 @@ CHUNK = 2**22  # numbers that are held in float64 at once
 
 
 def vectors_of(embeddings: Array, *, name: str = "embeddings") -> Tensor:
-    """The embeddings as a detached (N, D) matrix, float32 unless they came as float64."""
+    """Return the embeddings as a detached (N, D) matrix, float32 unless they are float64."""
     x = as_tensor(embeddings).detach()
     if x.ndim != 2:
         raise ValueError(f"{name} have shape {tuple(x.shape)}; expected (N, D), one row an item")
@@ -30,12 +30,12 @@ def vectors_of(embeddings: Array, *, name: str = "embeddings") -> Tensor:
 
 
 def lengths_of(x: Tensor, *, name: str = "embeddings") -> Tensor:
-    """|x| of each row in float64, (N,); float32 of any size is fine, float64 beyond reason is not.
+    """Return |x| of each row in float64, (N,); refuse float64 beyond `LONGEST`.
 
-    A float32 square overflows from 1.8e19 and vanishes below 1e-23: here it can do neither.
+    A float32 square overflows from 1.8e19 and vanishes below 1e-23; in float64 it does neither.
     """
     norm = torch.cat([part.double().norm(dim=1) for part in _chunks(x)])
-    # A row that is not zero but whose squares are would be taken for a direction of length zero.
+    # A row that is not zero but whose squares vanish would pass for a vector of length zero.
     lost = ~norm.isfinite() | (norm > LONGEST) | ((norm < 1 / LONGEST) & x.any(1))
     if lost.any():
         largest = float(x[lost].abs().max())
@@ -67,14 +67,14 @@ def times_power_of_two(x: Tensor, exponent: int) -> Tensor:
 
 
 def classes_of(labels: Array, items: int, *, name: str = "labels") -> Tensor:
-    """One class number 0 … C − 1 an item, in the order of the sorted labels (numbers or names)."""
+    """Return class numbers 0 … C − 1 (N,), in the order of the sorted labels (numbers or names)."""
     return _numbered(_column(labels, items, name))
 
 
 def shared_classes(
     labels: Array, items: int, gallery_labels: Array, gallery_items: int
 ) -> tuple[Tensor, Tensor]:
-    """Class numbers of queries and gallery, numbered together."""
+    """Return class numbers of queries and gallery, numbered together."""
     query = _column(labels, items, "labels")
     gallery = _column(gallery_labels, gallery_items, "gallery_labels")
     numbers = _numbered(np.concatenate([query, gallery]))

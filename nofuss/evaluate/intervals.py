@@ -1,7 +1,7 @@
-"""Chance in scores: the bootstrap over classes, of one model's scores or of two models' difference.
+"""Intervals of scores: the bootstrap over classes, for one model or for the difference of two.
 
-Queries of one class are hits and misses together, so that classes are resampled whole; intervals
-over single queries would be too narrow.
+Queries of one class tend to hit or miss together, so whole classes are resampled; intervals over
+single queries would be too narrow.
 """
 
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from nofuss.geometry import Array, as_tensor
 def class_intervals(
     results: dict[str, Tensor], classes: Tensor, *, seed: int, resamples: int
 ) -> dict[str, tuple[float, float]]:
-    """95% percentile intervals of the mean results (Q,) when classes are drawn with repeats."""
+    """Return 95% percentile intervals of the mean results (Q,) over classes drawn with repeats."""
     if resamples < 0:
         raise ValueError(f"bootstrap is {resamples}; expected 0 (no intervals) or more")
     if resamples == 0:
         return {}
     _, group, sizes = torch.unique(classes, return_inverse=True, return_counts=True)
-    # A class's queries come and go together: its sums are all a resample needs.
+    # A class's queries are drawn together, so a resample only needs its sums.
     sums = torch.stack([torch.bincount(group, values) for values in results.values()], 1)
     generator = torch.Generator().manual_seed(seed)
     means = torch.empty(resamples, len(results), dtype=torch.float64)
@@ -44,10 +44,10 @@ class Difference(NamedTuple):
 def paired_difference(
     a: Array, b: Array, labels: Array, seed: int = 0, *, resamples: int = 2000
 ) -> Difference:
-    """Mean of a − b over queries, and its 95% interval when classes are drawn with repeats.
+    """Return the mean of a − b over queries, and its 95% interval over classes drawn with repeats.
 
     a and b are scores (Q,) of the same queries by two models, labels (Q,) their classes. Pairing
-    takes out what is common to both: that some classes are hard for every model.
+    removes what both have in common: some classes are hard for every model.
     """
     first, second = as_tensor(a).detach().cpu().double(), as_tensor(b).detach().cpu().double()
     if first.ndim != 1 or first.shape != second.shape or not len(first):
@@ -55,7 +55,7 @@ def paired_difference(
         raise ValueError(f"scores have shapes {shapes}; expected one score a query in both")
     gap = first - second
     if not gap.isfinite().all():
-        raise ValueError("scores hold NaN or infinity; give the scores of queries alone")
+        raise ValueError("scores hold NaN or infinity; pass the scores of queries only")
     if resamples < 1:
         raise ValueError(f"resamples is {resamples}; expected 1 or more")
     classes = classes_of(labels, len(gap))

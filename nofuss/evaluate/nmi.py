@@ -1,9 +1,9 @@
-"""NMI and AMI: how well k-means on the embeddings finds the classes again.
+"""NMI and AMI: how well k-means on the embeddings recovers the classes.
 
 NMI = 2·I(Ω, C) / (H(Ω) + H(C)). The paper's text says "harmonic"; its formula is this arithmetic
 mean, which is also what scikit-learn computes by default. How k-means is seeded and where it stops
-moves the score by several points: it is k-means++, Lloyd and Hartigan's exchanges (see kmeans.py),
-and the same seed gives the same score.
+changes the score by several points: here it is k-means++, Lloyd and Hartigan's exchanges (see
+kmeans.py), and the same seed gives the same score.
 """
 
 import torch
@@ -18,10 +18,10 @@ from nofuss.geometry import Array
 def nmi(
     embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
 ) -> float:
-    """NMI of the classes and a k-means with as many clusters as there are classes.
+    """Return the NMI of the classes and a k-means with as many clusters as there are classes.
 
-    `refine=False` clusters by Lloyd alone: several points lower where classes are small, and what
-    most published figures are.
+    `refine=False` clusters by Lloyd alone, as most published figures do: several points lower where
+    classes are small.
     """
     clusters = cluster(embeddings, labels, seed=seed, normalize=normalize, refine=refine)
     return normalized_mutual_information(clusters, labels)
@@ -30,7 +30,7 @@ def nmi(
 def ami(
     embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
 ) -> float:
-    """AMI (NMI less what chance gives) of the classes and the same k-means as in `nmi`."""
+    """Return the AMI (NMI corrected for chance) of the classes and the same k-means as in `nmi`."""
     clusters = cluster(embeddings, labels, seed=seed, normalize=normalize, refine=refine)
     return adjusted_mutual_information(clusters, labels)
 
@@ -38,14 +38,14 @@ def ami(
 def cluster(
     embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
 ) -> Tensor:
-    """The cluster of each item (N,), as many clusters as there are classes."""
+    """Return the cluster of each item (N,), with as many clusters as there are classes."""
     x = vectors_of(embeddings)
     k = int(classes_of(labels, len(x)).max()) + 1
     return kmeans(directions(x) if normalize else x, k, seed=seed, refine=refine)[1].cpu()
 
 
 def normalized_mutual_information(a: Array, b: Array) -> float:
-    """2·I(a, b) / (H(a) + H(b)) of two labelings, natural logarithm; 1 when both are constant."""
+    """Return 2·I(a, b) / (H(a) + H(b)) of two labelings; 1 if both are constant."""
     first, second = _two_labelings(a, b)
     width = int(second.max()) + 1
     pairs, counts = torch.unique(first * width + second, return_counts=True)
@@ -54,13 +54,13 @@ def normalized_mutual_information(a: Array, b: Array) -> float:
     if entropies == 0:
         return 1.0
     joint = counts.double() / len(first)
-    apart = size_a[pairs // width].double() * size_b[pairs % width] / len(first) ** 2
-    information = float((joint * (joint / apart).log()).sum())
+    independent = size_a[pairs // width].double() * size_b[pairs % width] / len(first) ** 2
+    information = float((joint * (joint / independent).log()).sum())
     return min(1.0, max(0.0, 2 * information / entropies))
 
 
 def adjusted_mutual_information(a: Array, b: Array) -> float:
-    """Mutual information above chance, over the mean entropy above chance (scikit-learn's)."""
+    """Return mutual information above chance over mean entropy above chance (scikit-learn's)."""
     first, second = _two_labelings(a, b)
     return float(adjusted_mutual_info_score(first.numpy(), second.numpy()))
 

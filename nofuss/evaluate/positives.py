@@ -1,9 +1,10 @@
 """The ranks of all positives of a strip of queries, exact as far as they matter.
 
-The positives' distances are few and computed in float64. Each item of another class then falls
-between two of them; the cumulated counts are the m(r) by which a positive's rank exceeds r. Up to a
-limit, an item matters only while it is closer than a positive whose rank can still be within it:
-after a few blocks that is nearly none, and a block costs its product and a maximum.
+The distances to the positives are few and computed in float64. Each item of another class then
+lies between two of them; the cumulated counts are the m(r) by which the rank of the r-th positive
+exceeds r. With a limit on ranks, an item matters only while it is closer than a positive whose rank
+can still be within the limit: after a few blocks that is hardly any item, and a block costs its
+product and a maximum.
 """
 
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ from nofuss.evaluate.task import DENSE, Retrieval, squared_distances
 
 
 def ranks_of_positives(task: Retrieval, rows: slice, limit: Tensor | None, block: int) -> Tensor:
-    """Ranks (b, R) of the positives in order of distance, float64, inf past a query's last.
+    """Return ranks (b, R) of the positives by distance, float64, inf past a query's last.
 
-    With a limit (b,), ranks above it are only known to be above it.
+    With a limit (b,), a rank above it is only known to be above it.
     """
     squared = _sorted_distances(task, rows)  # (b, R)
     strip = _Strip(task, rows, squared, limit)
     span = task.gallery_span(rows)
+    # A block as wide as the positives are many, so that its work outweighs the bookkeeping.
     for cols in _growing(len(task.right), max(block, squared.shape[1])):
         s = task.left[rows] @ task.right[cols].T
         if cols.start < span.stop and span.start < cols.stop:
@@ -32,7 +34,10 @@ def ranks_of_positives(task: Retrieval, rows: slice, limit: Tensor | None, block
 
 
 def _growing(stop: int, size: int) -> Iterator[slice]:
-    """Slices up to `stop` that double up to `size`: the first few items rule most others out."""
+    """Yield slices up to `stop` that double up to `size`.
+
+    Small ones first: a few items raise the similarity that later ones must reach to matter.
+    """
     start, step = 0, min(32, size)
     while start < stop:
         yield slice(start, min(start + step, stop))
@@ -40,7 +45,7 @@ def _growing(stop: int, size: int) -> Iterator[slice]:
 
 
 def _sorted_distances(task: Retrieval, rows: slice) -> Tensor:
-    """Squared distances of a strip's queries to the items of their class, rising, (b, R)."""
+    """Return squared distances of a strip's queries to the items of their class, rising, (b, R)."""
     span = task.gallery_span(rows)
     first = torch.searchsorted(task.gallery_classes, task.classes[rows])
     stop = torch.searchsorted(task.gallery_classes, task.classes[rows], right=True)
@@ -49,61 +54,67 @@ def _sorted_distances(task: Retrieval, rows: slice) -> Tensor:
     is_positive = (place < stop[:, None]) & (place != task.itself[rows, None])
     place = place.clamp_max_(len(task.right) - 1)
     x = task.queries.points(rows)
+    # Both sides are sorted by class, so the positives lie in one span of the gallery. Where each
+    # query needs a good part of it, all distances are cheaper than one difference a pair.
     if width > DENSE * (span.stop - span.start):
         place = (place - span.start).clamp_(0, span.stop - span.start - 1)
         squared = squared_distances(x, task.gallery.points(span)).gather(1, place)
     else:
         difference = task.gallery.points(place.view(-1)).view(len(x), width, -1).sub_(x[:, None])
         squared = difference.square_().sum(2)
-    squared.masked_fill_(~is_positive, torch.inf)
+    squared.masked_fill_(~is_positive, torch.inf)  # other classes, the query itself, padding
     return squared.sort(1).values[:, : max(1, int(task.positives[rows].max()))]
 
 
 class _Strip:
-    """Between which positives of each query the items seen so far lie."""
+    """Counts, for each query, how many of the items seen so far lie between which positives."""
 
     def __init__(self, task: Retrieval, rows: slice, squared: Tensor, limit: Tensor | None) -> None:
         self.task, self.rows = task, rows
         real = squared.isfinite()
         self.reach = task.reach(squared)  # rising, inf past a query's last
         low, high = task.band(self.reach.masked_fill(~real, 0.0), rows)
-        # Negative similarities rise as distances do, as a search wants them.
+        # Negated, similarities rise as distances do, as searchsorted needs them.
         self.low, self.high = ((-t).masked_fill_(~real, torch.inf) for t in (low, high))
         b, width = squared.shape
         self.counts = torch.zeros(b, width + 1, device=squared.device)  # of items from r − 1 to r
         r = torch.arange(1, width + 1, device=squared.device)
-        # The m(r) up to which r matters; none does past a query's last.
+        # Rank r + m(r) ≤ limit: the largest m(r) with which r matters. −1 past a query's last.
         self.most = None if limit is None else (limit[:, None] - r).masked_fill_(~real, -1)
         self.floor = self._floor(real.sum(1), slice(None))
 
     def add(self, s: Tensor, cols: slice) -> None:
-        """Sort a block's items, similarities (b, c), in between the positives."""
+        """Count a block's items, similarities (b, c), between the positives."""
+        # Most queries have no item near enough in a block: one maximum a row tells.
         some = (s.amax(1) >= self.floor).nonzero()[:, 0]
         if not len(some):
             return
         near, floor = s[some], self.floor[some, None]
         most = int((near >= floor).sum(1).max())
         at = torch.arange(near.shape[1], device=s.device).expand_as(near)
-        if 2 * most < near.shape[1]:
+        if 2 * most < near.shape[1]:  # few in every row: leave the others out
             near, at = near.topk(most, 1)
-        place = torch.searchsorted(self.high[some], -near)  # the first positive surely farther
+        # By float32 alone: the first positive that is surely at least as far as the item. Items
+        # below the floor are past all positives that matter.
+        place = torch.searchsorted(self.high[some], -near)
+        # The positive before may be so too, if the item is within its rounding: float64 decides.
         before = self.low[some].gather(1, (place - 1).clamp_min_(0))
         k, c = ((before >= -near) & (place > 0) & (near >= floor)).nonzero(as_tuple=True)
-        if len(k):  # the positive before may be farther too
+        if len(k):
             squared = self.task.pairs(some + self.rows.start, cols, k, at[k, c])
             place[k, c] = self._first_reaching(some[k], squared, place[k, c])
-        found = torch.zeros(len(some), self.counts.shape[1], device=s.device)
-        self.counts[some] += found.scatter_add_(1, place, torch.ones_like(near))
-        if self.most is not None:
+        added = torch.zeros(len(some), self.counts.shape[1], device=s.device)
+        self.counts[some] += added.scatter_add_(1, place, torch.ones_like(near))
+        if self.most is not None:  # m(r) + r rises with r, so those that matter are the first
             alive = (self.closer(some) <= self.most[some]).sum(1)
             self.floor[some] = self._floor(alive, some)
 
     def closer(self, rows: Tensor | slice = slice(None)) -> Tensor:
-        """m(r), (b, R), of the items seen so far."""
+        """Return m(r), (b, R), of the items seen so far."""
         return self.counts[rows].cumsum(1)[:, :-1]
 
     def _first_reaching(self, row: Tensor, squared: Tensor, place: Tensor) -> Tensor:
-        """The first positive, `place` (P,) or before, that reaches the squared distances (P,)."""
+        """Return the first positive, `place` (P,) or before, as far as the distances (P,)."""
         while True:
             back = (self.reach[row, (place - 1).clamp_min(0)] >= squared) & (place > 0)
             if not back.any():
@@ -111,6 +122,6 @@ class _Strip:
             place = place - back.long()
 
     def _floor(self, alive: Tensor, rows: Tensor | slice) -> Tensor:
-        """The similarity from which an item can matter: to the last positive that does."""
+        """Return the similarity from which an item can matter: to the last positive that does."""
         last = self.low[rows].gather(1, (alive - 1).clamp_min(0)[:, None])[:, 0]
         return torch.where(alive > 0, -last, torch.inf)

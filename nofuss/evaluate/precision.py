@@ -28,25 +28,25 @@ STRIP = 2**21  # ranks that are held at once
 
 
 class Precisions(NamedTuple):
-    """Scores of each query, (N,), in the caller's order; NaN for what is no query."""
+    """Scores of each query, (N,), in the caller's order; NaN for items that are no query."""
 
     map_at_r: Tensor
     r_precision: Tensor
     precision: dict[int, Tensor]  # by k
-    average: Tensor | None  # the average precision over all ranks, where it was asked for
+    average: Tensor | None  # the average precision over all ranks, with `all_ranks`
 
 
 def map_at_r(
     embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
 ) -> float:
-    """MAP@R: the mean over the queries of the average precision within the R nearest."""
+    """Return MAP@R: the mean over the queries of the average precision within the R nearest."""
     return average_of(precisions(embeddings, labels, **options).map_at_r, labels, average)
 
 
 def r_precision(
     embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
 ) -> float:
-    """Mean over the queries of the share of their class among the R nearest."""
+    """Return the mean over the queries of the share of their class among the R nearest."""
     return average_of(precisions(embeddings, labels, **options).r_precision, labels, average)
 
 
@@ -58,21 +58,21 @@ def precision_at_k(
     average: Average = "queries",
     **options: Unpack[Options],
 ) -> dict[int, float]:
-    """Mean over the queries of the share of their class among the k nearest, for every k at once.
+    """Return the mean over the queries of the share of their class among the k nearest, by k.
 
     A class with fewer than k other items can't reach 1.
     """
-    found = precisions(embeddings, labels, ks=ks, **options).precision
-    return {k: average_of(scores, labels, average) for k, scores in found.items()}
+    by_k = precisions(embeddings, labels, ks=ks, **options).precision
+    return {k: average_of(scores, labels, average) for k, scores in by_k.items()}
 
 
 def mean_average_precision(
     embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
 ) -> float:
-    """MAP: the mean over the queries of the average precision over all ranks."""
-    found = precisions(embeddings, labels, all_ranks=True, **options).average
-    assert found is not None
-    return average_of(found, labels, average)
+    """Return MAP: the mean over the queries of the average precision over all ranks."""
+    scores = precisions(embeddings, labels, all_ranks=True, **options).average
+    assert scores is not None
+    return average_of(scores, labels, average)
 
 
 def precisions(
@@ -84,7 +84,7 @@ def precisions(
     block: int = BLOCK,
     **options: Unpack[Options],
 ) -> Precisions:
-    """The scores of every query at once; queries, gallery and ties as in `recall_at_k`.
+    """Return the scores of every query; queries, gallery and ties are as in `recall_at_k`.
 
     `all_ranks` also counts the items before positives beyond the first R and the largest k, which
     takes several times as long.
@@ -99,12 +99,15 @@ def precisions(
         ranks = ranks_of_positives(task, rows, None if all_ranks else limit, block)  # (b, R)
         r = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
         hit = ranks <= total[rows, None]
-        share = (r / ranks).masked_fill_(r > total[rows, None], 0)
+        share = (r / ranks).masked_fill_(r > total[rows, None], 0)  # precision at each positive
         scores[0, rows] = (share * hit).sum(1)
         scores[1, rows] = hit.sum(1).double()
         scores[2, rows] = share.sum(1)
         for i, k in enumerate(ks, start=3):
+            # Times R, since all rows of `scores` are divided by R below.
             scores[i, rows] = (ranks <= k).sum(1).double() * total[rows] / k
     all_sum(scores)
-    at_r, found, average, *at_k = map(task.back, scores / total)  # 0 / 0 is NaN: no query
-    return Precisions(at_r, found, dict(zip(ks, at_k, strict=True)), average if all_ranks else None)
+    at_r, r_precisions, average, *at_k = map(task.back, scores / total)  # 0 / 0 is NaN: no query
+    return Precisions(
+        at_r, r_precisions, dict(zip(ks, at_k, strict=True)), average if all_ranks else None
+    )

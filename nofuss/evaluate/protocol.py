@@ -1,8 +1,8 @@
 """All scores of an embedding at once, with intervals: the protocol of the paper, stated.
 
 Recall@K and NMI as in the paper's section 5; MAP@R, R-precision and AMI beside them; MAP, MRR,
-precision@K and means over classes on request. Queries may have a gallery of their own, as in
-In-Shop retrieval.
+precision@K and means over classes on request. Queries may search a separate gallery, as in In-Shop
+retrieval.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ PROTOCOL = f"{QUERIES[False]}; {SCORES}"
 
 @dataclass(frozen=True)
 class Scores:
-    """What `evaluate` found; `as_dict()` is what `scores.json` holds."""
+    """The result of `evaluate`; `as_dict()` is what `scores.json` holds."""
 
     recall: dict[int, float]
     map_at_r: float
@@ -57,10 +57,10 @@ class Scores:
     protocol: str
     per_query: PerQuery = field(repr=False, compare=False)
     extended: dict[str, float] = field(default_factory=dict)
-    """`mrr`, `map`, `precision@K`, and `class_mean_…` of all, where they were asked for."""
+    """`mrr`, `map`, `precision@K`, and `class_mean_…` of all scores, if asked for."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat and ready for JSON: `recall@1`, `recall@1_interval` [low, high], `map@r` …"""
+        """Return a flat dict for JSON: `recall@1`, `recall@1_interval` [low, high], `map@r` …"""
         scores: dict[str, Any] = {f"recall@{k}": share for k, share in self.recall.items()}
         scores |= {"map@r": self.map_at_r, "r_precision": self.r_precision}
         scores |= {"nmi": self.nmi, "ami": self.ami} | self.extended
@@ -79,23 +79,23 @@ def evaluate(
     extended: bool = False,
     **options: Unpack[Options],
 ) -> Scores:
-    """Recall@K, MAP@R, R-precision, NMI and AMI of embeddings whose classes are known.
+    """Return Recall@K, MAP@R, R-precision, NMI and AMI of embeddings whose classes are known.
 
-    `gallery`, `gallery_labels` and `query_rows` as in `recall_at_k`; NMI and AMI are then of all
-    items, queries and gallery. `extended` adds MRR, precision@K, MAP over all ranks, which takes
-    several times as long, and the means of the classes' means.
+    `gallery`, `gallery_labels` and `query_rows` are as in `recall_at_k`; NMI and AMI are then of
+    all items, queries and gallery. `extended` adds MRR, precision@K, MAP over all ranks, which
+    takes several times as long, and the means of the classes' means.
 
     The intervals (95%, for the retrieval scores) resample the classes `bootstrap` times and average
-    the results that their queries had. They cover which classes happened to be in the test set; not
+    the results of their queries. They cover which classes happened to be in the test set, but not
     a gallery of other classes, another training run, or the seed of k-means (NMI and AMI have no
     interval). The same seed gives the same scores; `bootstrap=0` leaves the intervals out.
     """
     x, ks = vectors_of(embeddings), checked_ks(ks)
     classes = classes_of(labels, len(x))
     ranks = ranks_of_first_positive(x, labels, **options)
-    found = precisions(x, labels, ks=ks if extended else (), all_ranks=extended, **options)
+    precision = precisions(x, labels, ks=ks if extended else (), all_ranks=extended, **options)
     results = {f"recall@{k}": hits(ranks, k) for k in ks}
-    results |= {"map@r": found.map_at_r, "r_precision": found.r_precision}
+    results |= {"map@r": precision.map_at_r, "r_precision": precision.r_precision}
     means = {name: average_of(values, labels) for name, values in results.items()}
     is_query = (ranks > 0).cpu()
     intervals = class_intervals(
@@ -107,16 +107,16 @@ def evaluate(
     more: dict[str, float] = {}
     if extended:
         extra = {"mrr": reciprocal(ranks)} | {
-            f"precision@{k}": v for k, v in found.precision.items()
+            f"precision@{k}": v for k, v in precision.precision.items()
         }
-        if found.average is not None:
-            extra["map"] = found.average
+        if precision.average is not None:
+            extra["map"] = precision.average
         more = {name: average_of(values, labels) for name, values in extra.items()}
         for name, values in (results | extra).items():
             more[f"class_mean_{name}"] = float(class_means(values, classes).nanmean())
     items, item_classes = _all_items(x, labels, **options)
     clusters = cluster(items, item_classes, seed=seed, normalize=options.get("normalize", True))
-    apart = options.get("gallery") is not None
+    has_gallery = options.get("gallery") is not None
     return Scores(
         recall={k: means[f"recall@{k}"] for k in ks},
         map_at_r=means["map@r"],
@@ -128,14 +128,14 @@ def evaluate(
         queries=int(is_query.sum()),
         seed=seed,
         intervals=intervals,
-        protocol=f"{QUERIES[apart]}; {SCORES}",
-        per_query=of_queries(ranks, found.map_at_r, labels),
+        protocol=f"{QUERIES[has_gallery]}; {SCORES}",
+        per_query=of_queries(ranks, precision.map_at_r, labels),
         extended=more,
     )
 
 
 def _all_items(x: Tensor, labels: Array, **options: Unpack[Options]) -> tuple[Tensor, Tensor]:
-    """Queries and gallery as one set with its classes; a query that is in the gallery is once."""
+    """Return queries and gallery as one set with its classes; a query in both counts once."""
     gallery, gallery_labels = options.get("gallery"), options.get("gallery_labels")
     if gallery is None or gallery_labels is None:
         return x, classes_of(labels, len(x))

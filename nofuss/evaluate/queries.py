@@ -1,4 +1,4 @@
-"""Scores query by query: for paired comparisons of two models, and for looking at hard classes."""
+"""Scores of single queries, for paired comparisons of two models and for finding hard classes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,12 +23,12 @@ class QueryScores:
 
     @property
     def objective(self) -> Tensor:
-        """What is chosen by: the first neighbour counts as much as all of them."""
+        """Return what models are chosen by: the mean of Recall@1 and MAP@R."""
         return (self.recall + self.map_at_r) / 2
 
 
 class PerQuery(NamedTuple):
-    """Scores of each query, (Q,), in the caller's order; items alone in their class are none."""
+    """Scores of each query, (Q,), in the caller's order, without items alone in their class."""
 
     rows: Tensor  # the row of each query in the embeddings
     labels: NDArray[np.generic]  # its label, as given
@@ -37,10 +37,10 @@ class PerQuery(NamedTuple):
 
 
 def per_query(embeddings: Array, labels: Array, *, normalize: bool = True) -> PerQuery:
-    """Recall@1 and average precision at R of each query; their means are the scores of all.
+    """Return Recall@1 and average precision at R of each query; their means are the overall scores.
 
     The rows depend on the labels alone: two models' scores of the same items align, as
-    `paired_difference` wants them.
+    `paired_difference` needs them.
     """
     x = vectors_of(embeddings)
     ranks = ranks_of_first_positive(x, labels, normalize=normalize)

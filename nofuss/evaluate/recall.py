@@ -1,10 +1,10 @@
 """Recall@K and MRR from the rank of the first positive, counted over blocks of the similarities.
 
 Recall@K is the share of queries with an item of their class among the K nearest, MRR the mean of
-1 / rank. No list of neighbours is needed for either: find each query's best positive, then count
-the items of other classes that are at least as close. Without a separate gallery the matrix is
-symmetric, so half of its blocks serve both their sides. Memory is a few blocks, whatever N and K;
-ties count as wrong. Several processes take the strips of blocks in turns, and add their counts up.
+1 / rank. Neither needs a list of neighbours: find each query's nearest positive, then count the
+items of other classes that are at least as close. Without a separate gallery the matrix is
+symmetric, so half of its blocks serve both sides. Memory is a few blocks, whatever N and K; ties
+count as wrong. Several processes take the strips of blocks in turns and add their counts.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def recall_at_k(
     average: Average = "queries",
     **options: Unpack[Options],
 ) -> dict[int, float]:
-    """Share of queries with an item of their class among the K nearest, for every K at once.
+    """Return the share of queries with an item of their class among the K nearest, for every K.
 
     A query is left out of its own neighbours by index. An item whose class has no other item stays
     in the gallery and is no query. With `gallery` and `gallery_labels`, the embeddings are queries
@@ -43,7 +43,7 @@ def recall_at_k(
 def mean_reciprocal_rank(
     embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
 ) -> float:
-    """MRR: the mean over the queries of 1 / rank of the first item of their class."""
+    """Return MRR: the mean over the queries of 1 / rank of the first item of their class."""
     ranks = ranks_of_first_positive(embeddings, labels, **options)
     return average_of(reciprocal(ranks), labels, average)
 
@@ -51,34 +51,34 @@ def mean_reciprocal_rank(
 def recall_of_ranks(
     ranks: Tensor, ks: Sequence[int], labels: Array | None = None, average: Average = "queries"
 ) -> dict[int, float]:
-    """Recall@K from the ranks of the first positives, 0 marking what is no query."""
+    """Return Recall@K from the ranks of the first positives; 0 marks an item that is no query."""
     return {k: average_of(hits(ranks, k), labels, average) for k in checked_ks(ks)}
 
 
 def checked_ks(ks: Sequence[int]) -> list[int]:
-    """The K as whole numbers from 1 up."""
+    """Check the K: whole numbers from 1 up."""
     if not len(ks) or any(k != int(k) or k < 1 for k in ks):
         raise ValueError(f"ks are {list(ks)}; expected whole numbers from 1 up")
     return [int(k) for k in ks]
 
 
 def hits(ranks: Tensor, k: int) -> Tensor:
-    """1.0 for queries whose class is among their K nearest, NaN for what is no query."""
+    """Return 1.0 for queries whose class is among their K nearest, else 0.0; NaN for no query."""
     return (ranks <= k).double().masked_fill_(ranks == 0, torch.nan)
 
 
 def reciprocal(ranks: Tensor) -> Tensor:
-    """1 / rank, NaN for what is no query."""
+    """Return 1 / rank, NaN for items that are no query."""
     return (1 / ranks.double()).masked_fill_(ranks == 0, torch.nan)
 
 
 def ranks_of_first_positive(
     embeddings: Array, labels: Array, *, block: int = BLOCK, **options: Unpack[Options]
 ) -> Tensor:
-    """The smallest K that finds each query's class, (N,), from 1 up; 0 for what is no query.
+    """Return the smallest K that finds each query's class, (N,), from 1 up; 0 for no query.
 
-    One more than the items of other classes at least as close as the nearest item of the query's
-    own class.
+    It is one more than the number of items of other classes that are at least as close as the
+    nearest item of the query's class.
     """
     task = retrieval(embeddings, labels, **options)
     nearest = _nearest_positives(task, block)
@@ -87,7 +87,7 @@ def ranks_of_first_positive(
 
 
 def _nearest_positives(task: Retrieval, block: int) -> Tensor:
-    """The squared distance of each query to the nearest other item of its class, inf without."""
+    """Return squared distances to the nearest other item of the query's class; inf if none."""
     nearest = task.queries.scale.new_full((len(task.left),), torch.inf)
     for rows in islice(blocks(0, len(task.left), block), rank(), None, world()):
         span = task.gallery_span(rows)
@@ -96,7 +96,7 @@ def _nearest_positives(task: Retrieval, block: int) -> Tensor:
             s = task.left[rows] @ task.right[cols].T
             task.hide_others(s, rows, cols)
             best = torch.maximum(best, s.amax(1))
-            # What can be nearer than the best so far, since both may be off.
+            # Pairs that may be nearer than the best so far, since both similarities are rounded.
             low, high = task.band(task.distance(best.clamp_min(FARTHEST)), rows)
             i, j = _reaching(s, (best - 1.1 * (high - low)).clamp_min_(FARTHEST))
             squared = task.pairs(rows, cols, i, j)
@@ -105,9 +105,9 @@ def _nearest_positives(task: Retrieval, block: int) -> Tensor:
 
 
 def _reaching(s: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the similarities (b, c) that reach their row's threshold.
+    """Return rows and columns of the similarities (b, c) that reach their row's threshold.
 
-    Mostly one in a row: then the sum of the columns is the column, without a search.
+    Mostly one in a row: the sum of its column numbers is then the column, found by a product.
     """
     reached = torch.ge(s, low[:, None], out=torch.empty_like(s))
     columns = torch.arange(s.shape[1], device=s.device, dtype=s.dtype)
@@ -118,13 +118,13 @@ def _reaching(s: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Counter:
-    """For each query, how many items were at most as far as its nearest positive."""
+    """Counts, for each query, the items at most as far as its nearest positive."""
 
     def __init__(self, task: Retrieval, nearest: Tensor, block: int) -> None:
         self.task, self.reach = task, task.reach(nearest)
         is_query = task.positives > 0
         low, high = task.band(self.reach.masked_fill(~is_query, 0), slice(None))
-        # Nothing counts for what is no query.
+        # No similarity reaches inf: nothing is counted for items that are no query.
         self.low, self.high = (t.masked_fill_(~is_query, torch.inf) for t in (low, high))
         self.count = torch.zeros_like(low)
         self.near, self.compared = low.new_empty(2, block * block)  # fresh memory is slow
@@ -133,10 +133,10 @@ class _Counter:
         self.waiting: list[tuple[int, Tensor, slice]] = []
 
     def add(self, rows: slice, low: Tensor, cols: slice, s: Tensor) -> None:
-        """Take in a block of similarities; `low` is this counter's, of the rows.
+        """Add a block of similarities; `low` is this counter's, of the rows.
 
-        In most blocks few queries have an item near enough, and a maximum finds them. They wait to
-        be counted together, since on so few numbers a call costs more than its work.
+        In most blocks few queries have an item near enough, and a maximum finds them. They are
+        collected and counted together, since on so few numbers a call costs more than its work.
         """
         some = (s.amax(1) >= low).nonzero()[:, 0]
         count, width = len(some), s.shape[1]
@@ -151,7 +151,7 @@ class _Counter:
         self.filled += count
 
     def flush(self) -> None:
-        """Count what waits."""
+        """Count what has been collected."""
         if not self.filled:
             return
         size, shape = self.filled * self.width, (self.filled, self.width)
@@ -167,7 +167,7 @@ class _Counter:
         self.waiting, self.filled = [], 0
 
     def _decide(self, rows: Tensor, near: Tensor) -> None:
-        """Count those that float32 leaves open by their distance in float64."""
+        """Count the pairs that float32 leaves undecided by their distance in float64."""
         is_open = (near >= self.low[rows, None]) & (near < self.high[rows, None])
         first = 0
         for _, some, cols in self.waiting:
@@ -181,7 +181,7 @@ class _Counter:
 
 
 def _count_within(task: Retrieval, nearest: Tensor, block: int) -> Tensor:
-    """For each query, the items of other classes at most as far as its nearest positive, (N,)."""
+    """Return, (N,), how many items of other classes are at most as far as the nearest positive."""
     counter = _Counter(task, nearest, block)
     product = task.left.new_empty(block * block)  # reused: fresh memory is slow
     # Views made once: at this block size slicing anew would cost a tenth of the product.
@@ -196,7 +196,7 @@ def _count_within(task: Retrieval, nearest: Tensor, block: int) -> Tensor:
             if cols.start < span.stop and span.start < cols.stop:
                 task.hide_positives(s, rows, cols)
             counter.add(rows, low, cols, s)
-            if task.symmetric and i != j:
+            if task.symmetric and i != j:  # the block's mirror image, whose queries are the columns
                 counter.add(cols, strips[j][2], rows, s.T)
     counter.flush()
     return all_sum(counter.count)

@@ -4,8 +4,8 @@ What is counted is exact. Points are the vectors on the unit sphere, or as given
 distances in float64, as a sum of squared differences, decide. But a product in float32 is many
 times faster and decides nearly all pairs: `left @ right.T` is the cosine, or −|x − y|²/2 around the
 mean where the points lie so close together that their cosines would be much alike. `band` says
-between which similarities its rounding leaves a pair open; only such pairs are looked at again
-(`pairs`). Sorting by class puts every positive pair near the diagonal.
+between which similarities its rounding leaves a pair undecided; only the distances of such pairs
+are computed in float64 (`pairs`). Sorting by class puts every positive pair near the diagonal.
 
 Ties count as wrong in all scores: an item of another class at the distance of a positive ranks
 before it. Duplicates across classes are thus misses, a network that maps everything to one point
@@ -31,10 +31,10 @@ SINGLE, DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
 
 
 class Options(TypedDict, total=False):
-    """What all retrieval scores take beside embeddings and labels."""
+    """What all retrieval scores take besides embeddings and labels."""
 
     gallery: Array | None
-    """Vectors (M, D) to search in; without one the embeddings themselves are it."""
+    """Vectors (M, D) to search in; the embeddings themselves if not given."""
     gallery_labels: Array | None
     query_rows: Array | None
     """The row of each query in the gallery (−1: not in it), left out of its own search."""
@@ -49,7 +49,7 @@ class Side(NamedTuple):
     scale: Tensor  # (N, 1) float64
 
     def points(self, rows: slice | Tensor) -> Tensor:
-        """Some points in float64."""
+        """Return some points in float64: on the unit sphere, or as given."""
         return self.vectors[rows].double() / self.scale[rows]
 
 
@@ -71,16 +71,16 @@ class Retrieval(NamedTuple):
     symmetric: bool  # the queries are the gallery
 
     def reach(self, squared: Tensor) -> Tensor:
-        """The squared distances that count as equal to these, or less: rounding in float64."""
+        """Return the largest squared distances that count as equal to these, within rounding."""
         roundings = self.queries.vectors.shape[1] * DOUBLE.eps
         shift = roundings + 16 * DOUBLE.eps if self.normalize else 0.0  # of a point on the sphere
         return (squared.sqrt() + shift).square() * (1 + roundings)
 
     def band(self, squared: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """low, high: less similar than low is farther than `squared`, from high up it is not.
+        """Return low, high: below low a pair is farther than `squared`, from high up it is not.
 
-        Squared distances (b, …) of the queries in `rows`. A dot product of n terms in float32 is
-        off by less than n roundings of |x|·|y|, and for all but one in 10¹³ by less than 8·√n.
+        For squared distances (b, …) of the queries in `rows`. A dot product of n terms in float32
+        is off by less than n roundings of |x|·|y|, and for all but one in 10¹³ by less than 8·√n.
         """
         dim = self.queries.vectors.shape[1]
         roundings = (min(dim, 8 * sqrt(dim)) + 8) * SINGLE.eps / 2
@@ -96,12 +96,12 @@ class Retrieval(NamedTuple):
         return (similarity - width).float(), (similarity + width).float()
 
     def distance(self, similarity: Tensor) -> Tensor:
-        """The squared distance that a similarity stands for, up to the rounding of float32."""
+        """Return the squared distance of a similarity, up to the rounding of float32."""
         whole = 1.0 if self.lengths is None else 0.0
         return (whole - similarity.double()).clamp_min_(0) * 2 * self.unit**2
 
     def pairs(self, rows: slice | Tensor, cols: slice, i: Tensor, j: Tensor) -> Tensor:
-        """Squared distances in float64 of the pairs (i, j) of a block, (P,)."""
+        """Return squared distances in float64 of the pairs (i, j) of a block, (P,)."""
         x, y = self.queries.points(rows), self.gallery.points(cols)
         if len(i) > DENSE * len(x) * len(y):
             return squared_distances(x, y)[i, j]
@@ -109,18 +109,18 @@ class Retrieval(NamedTuple):
         return difference.square_().sum(1)
 
     def gallery_span(self, rows: slice) -> slice:
-        """Where the gallery holds the classes of some queries."""
+        """Return where the gallery holds the classes of some queries."""
         ends = self.classes[[rows.start, rows.stop - 1]]
         first = torch.searchsorted(self.gallery_classes, ends[0])
         stop = torch.searchsorted(self.gallery_classes, ends[1], right=True)
         return slice(int(first), int(stop))
 
     def hide_positives(self, similarity: Tensor, rows: slice, cols: slice) -> None:
-        """Lower a block's pairs of one class below any threshold."""
+        """Lower a block's similarities within a class below any threshold."""
         self._hide(similarity, torch.eq, rows, cols)
 
     def hide_others(self, similarity: Tensor, rows: slice, cols: slice) -> None:
-        """Lower a block's pairs of different classes, and each item beside itself."""
+        """Lower a block's similarities between classes, and of each item with itself."""
         self._hide(similarity, torch.ne, rows, cols)
         place = self.itself[rows]
         i = ((place >= cols.start) & (place < cols.stop)).nonzero()[:, 0]
@@ -135,7 +135,7 @@ class Retrieval(NamedTuple):
         similarity.sub_(hidden, alpha=SINGLE.max / 2)
 
     def back(self, values: Tensor) -> Tensor:
-        """Values of the queries in the caller's order."""
+        """Return values of the queries in the caller's order."""
         return torch.empty_like(values).index_copy_(0, self.order, values)
 
 
@@ -148,7 +148,7 @@ def retrieval(
     query_rows: Array | None = None,
     normalize: bool = True,
 ) -> Retrieval:
-    """Check the input and lay it out; queries without a positive stay in, with `positives` 0."""
+    """Check the input and lay it out; queries without a positive stay, with `positives` 0."""
     if (gallery is None) != (gallery_labels is None):
         raise ValueError("gallery and gallery_labels belong together; give both or neither")
     if gallery is None and query_rows is not None:
@@ -167,8 +167,8 @@ def retrieval(
     sizes = torch.bincount(gallery_classes, minlength=int(classes.max()) + 1)
     positives = sizes[classes] - (itself >= 0).long()
     if not positives.any():
-        cure = "no class has two items" if symmetric else "gallery and queries share no class"
-        raise ValueError(f"there is nothing to retrieve: {cure}")
+        reason = "no class has two items" if symmetric else "gallery and queries share no class"
+        raise ValueError(f"there is nothing to retrieve: {reason}")
     classes, order = classes.sort(stable=True)
     gallery_classes, gallery_order = gallery_classes.sort(stable=True)
     place = torch.empty_like(gallery_order)
@@ -195,12 +195,12 @@ def retrieval(
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` from start to stop."""
+    """Return slices of at most `size` from start to stop."""
     return (slice(i, min(i + size, stop)) for i in range(start, stop, size))
 
 
 def _rows_of_queries(rows: Array | None, classes: Tensor, gallery_classes: Tensor) -> Tensor:
-    """The checked `query_rows`; all −1 without."""
+    """Check and return `query_rows`; all −1 if not given."""
     if rows is None:
         return torch.full_like(classes, -1)
     itself = torch.as_tensor(rows).cpu()
@@ -211,9 +211,9 @@ def _rows_of_queries(rows: Array | None, classes: Tensor, gallery_classes: Tenso
     if itself.min() < -1 or itself.max() > last:
         ends = f"{int(itself.min())} to {int(itself.max())}"
         raise ValueError(f"query_rows are {ends}; expected rows of the gallery 0 to {last}, or -1")
-    other = (itself >= 0) & (gallery_classes[itself] != classes)
-    if other.any():
-        i = int(other.nonzero()[0, 0])
+    differs = (itself >= 0) & (gallery_classes[itself] != classes)
+    if differs.any():
+        i = int(differs.nonzero()[0, 0])
         raise ValueError(
             f"query_rows say that query {i} is row {int(itself[i])} of the gallery, but their "
             "labels differ; correct the labels or the rows"
@@ -226,14 +226,14 @@ def _side(x: Tensor, order: Tensor, *, normalize: bool) -> Side:
     if normalize:
         length = lengths_of(x)
         return Side(x, torch.where(length > 0, length, 1.0)[:, None])
-    lengths_of(x.view(1, -1))  # the sum of all squares within float64: so is every distance's
+    lengths_of(x.view(1, -1))  # if the sum of all squares is within float64, so is any distance
     return Side(x, torch.ones(len(x), 1, dtype=torch.float64, device=x.device))
 
 
 def _factors(
     queries: Side, gallery: Side, *, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, float]:
-    """left, right, the lengths of left and the distance that is 1 in them."""
+    """Return left, right, the lengths of left and the distance that is 1 in them."""
     n, m, rows = len(queries.vectors), len(gallery.vectors), 4096
     total = sum(gallery.points(j).sum(0) for j in blocks(0, m, rows))
     assert isinstance(total, Tensor)
@@ -245,8 +245,8 @@ def _factors(
             return left, left, None, 1.0
         right = torch.cat([gallery.points(j).float() for j in blocks(0, m, rows)])
         return left, right, None, 1.0
-    # Distances around the mean, in terms of the farthest: the squares can then neither overflow nor
-    # be large beside the differences.
+    # Points relative to their mean, in units of the farthest: squares then can't overflow, and are
+    # not large beside the differences, which would lose the digits that matter.
     sides = [queries] if gallery is queries else [queries, gallery]
     far = max(
         float((s.points(i) - center).norm(dim=1).max())
@@ -266,7 +266,7 @@ def _factors(
 
 
 def _distance_factors(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """a, b in float32 with aᵢ·bⱼ = −|xᵢ − xⱼ|²/2, and |x|."""
+    """Return a, b in float32 with aᵢ·bⱼ = −|xᵢ − xⱼ|²/2, and |x|."""
     half = x.square().sum(1, keepdim=True) / -2
     one = torch.ones_like(half)
     left, right = torch.cat([x, half, one], 1), torch.cat([x, one, half], 1)
@@ -274,5 +274,5 @@ def _distance_factors(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """All |xᵢ − yⱼ|² from differences: without the cancellation of |x|² + |y|² − 2 x·y."""
+    """Return all |xᵢ − yⱼ|² from differences, without the cancellation of |x|² + |y|² − 2 x·y."""
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()

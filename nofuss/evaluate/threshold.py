@@ -1,12 +1,12 @@
-"""From what distance on is there "nothing like this here"? Calibrated on held-out classes.
+"""The distance beyond which search answers "nothing like this", calibrated on held-out classes.
 
-A picture whose class is in the index has its nearest relative at some distance; one whose class
-is not has its nearest stranger at another. Both are measured on *training* classes that the
-model did not learn from, each item against all others. The threshold is the distance within
-which 95% of the nearest relatives lie: to say "nothing" wrongly is the mistake that hurts, so
-its rate is fixed; how many strangers are then told apart is measured and kept beside it.
-Where classes resemble each other (birds) that share is small, and more so in a large index:
-more strangers, so nearer ones.
+A picture whose class is in the index has its nearest relative (item of its class) at some distance;
+one whose class is not has its nearest stranger (item of another class) at another. Both are
+measured on *training* classes that the model did not learn from, each item against all others. The
+threshold is the distance within which 95% of the nearest relatives lie: a wrong "nothing" is the
+mistake that hurts, so its rate is fixed; the share of strangers that are then recognised is
+measured and kept with it. Where classes resemble each other (birds) that share is small, and
+smaller in a large index: more strangers, so nearer ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,23 @@ from nofuss.geometry import Array, as_tensor, normalize
 
 FOUND = 0.95
 ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
-"""A 95% point of fewer says nothing about other classes."""
+"""The 95% point of fewer items or classes says nothing about other classes."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Neighbours further than `distance` are not alike; with its two error rates."""
+    """The distance beyond which neighbours are not alike, with its two error rates."""
 
     distance: float
     denied: float
-    """Share of items whose class is there but whose nearest relative is further."""
+    """Share of items whose class is in the index but whose nearest relative is farther."""
     accepted: float
-    """Share of items that would have a neighbour within it although their class is not there."""
+    """Share of items with a neighbour within it although their class is not in the index."""
     items: int
     classes: int
 
     def as_extra(self) -> dict[str, Any]:
-        """What model.json keeps."""
+        """Return what model.json stores."""
         return {
             "threshold": self.distance,
             "threshold_errors": {"denied": self.denied, "accepted": self.accepted},
@@ -60,18 +60,18 @@ class Threshold:
         )
 
     def describe(self) -> str:
-        """One line for the user."""
+        """Return one line for the user."""
         return (
-            f'search says "nothing like this" beyond distance {self.distance:.3f}: on '
-            f"{self.classes:,} held-out training classes wrongly for {self.denied:.0%} of the "
-            f"items whose class is there, rightly for {1 - self.accepted:.0%} of the others"
+            f'search says "nothing like this" beyond distance {self.distance:.3f}; on '
+            f"{self.classes:,} held-out training classes that is wrong for {self.denied:.0%} of "
+            f"the items whose class is there, and right for {1 - self.accepted:.0%} of the others"
         )
 
 
 def calibrate(embeddings: Sequence[Array], labels: Sequence[Array]) -> Threshold | None:
-    """The threshold of held-out items, fold by fold; None where they are too few to tell.
+    """Return the threshold from held-out items of each fold; None where they are too few.
 
-    The items of a fold were embedded by one model, and are compared with each other alone.
+    The items of a fold were embedded by one model, and are compared only with each other.
     """
     ys = [torch.as_tensor(y) for y in labels]
     pairs = [
@@ -97,8 +97,9 @@ def calibrate(embeddings: Sequence[Array], labels: Sequence[Array]) -> Threshold
 
 @torch.no_grad()
 def nearest_by_class(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances of unit vectors (N, D) to the nearest of the same class, itself left out, and to
-    the nearest of another; inf where there is none.
+    """Return each unit vector's distance to the nearest of its class and of another, (N,) each.
+
+    An item is not its own neighbour; inf where there is none.
     """
     same, other = torch.full((len(x),), -torch.inf), torch.full((len(x),), -torch.inf)
     for start in range(0, len(x), 1024):

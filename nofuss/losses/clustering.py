@@ -12,11 +12,11 @@ time, then refined by swapping the medoid of a cluster with another of its membe
 
     "ascent"      a swap is scored by the whole objective, and kept if that rises
     "tf.contrib"  a swap is scored as in tf.contrib's `cluster_loss`, by the distances within its
-                  cluster, the clusters held as they were before the pass; the best is always
+                  cluster, with the clusters as they were before the pass; the best is always
                   taken, and the objective may fall
 
-Most public results are of the second; the first finds a higher objective more often than a lower
-one. The search runs without gradients; the two scores it ends with carry them.
+Most published results use the second; the first finds a higher objective more often than a lower
+one. The search runs without gradients; the two scores of its result have them.
 """
 
 import torch
@@ -55,7 +55,7 @@ def structured_clustering(
 def loss_augmented_medoids(
     d: Tensor, truth: Tensor, *, gamma: float, refinements: int, refinement: str = "ascent"
 ) -> Tensor:
-    """Rows of the medoids S, |S| = classes, found to maximise F(X,S) + γΔ(S,y*)."""
+    """Return rows of the medoids S, |S| = classes, searched to maximise F(X,S) + γΔ(S,y*)."""
     medoids = greedy_medoids(d, truth, gamma=gamma)
     return REFINEMENTS[refinement](d, medoids, truth, gamma, refinements)
 
@@ -70,7 +70,7 @@ def greedy_medoids(d: Tensor, truth: Tensor, *, gamma: float) -> Tensor:
     for size in range(k):  # every item is tried as the next medoid, all at once
         closer = (d < cost) | (items[:, None] == items)  # (B candidates, B items)
         guess = torch.where(closer, size, assigned)
-        guess[:, medoids] = torch.arange(size, device=d.device)  # these stay where they are
+        guess[:, medoids] = torch.arange(size, device=d.device)  # a medoid is its own cluster
         score = gamma * (1 - _nmi(guess, truth, k)) - torch.minimum(d, cost).sum(1)
         score[medoids] = -torch.inf
         best = score.argmax()
@@ -97,7 +97,7 @@ def ascend(d: Tensor, medoids: Tensor, truth: Tensor, gamma: float, passes: int)
 def swap_within_clusters(
     d: Tensor, medoids: Tensor, truth: Tensor, gamma: float, passes: int
 ) -> Tensor:
-    """Swap as tf.contrib's `cluster_loss` does."""
+    """Swap medoids with members of their clusters as tf.contrib's `cluster_loss` does."""
     for _ in range(passes):
         assigned = _assign(d, medoids[None])[:, 0]
         for cluster in range(len(medoids)):
@@ -113,7 +113,7 @@ REFINEMENTS = {"ascent": ascend, "tf.contrib": swap_within_clusters}
 
 
 def _swaps(medoids: Tensor, cluster: int, assigned: Tensor) -> Tensor:
-    """The medoids with each member of a cluster in its medoid's place, (members, K)."""
+    """Return the medoids with each member of a cluster in its medoid's place, (members, K)."""
     members = (assigned == cluster).nonzero().squeeze(1)
     tries = medoids.repeat(len(members), 1)
     tries[:, cluster] = members
@@ -121,30 +121,31 @@ def _swaps(medoids: Tensor, cluster: int, assigned: Tensor) -> Tensor:
 
 
 def _assign(d: Tensor, medoids: Tensor) -> Tensor:
-    """The closest medoid of each item, (B, J) for rows of medoids (J, K); a medoid is its own."""
+    """Return the closest medoid of each item, (B, J) for medoids (J, K); a medoid is its own."""
     assigned = d[:, medoids].argmin(2)
     own = torch.arange(medoids.shape[1], device=d.device).expand_as(medoids)
     return assigned.scatter(0, medoids.T, own.T)
 
 
 def _augmented_scores(d: Tensor, medoids: Tensor, truth: Tensor, gamma: float) -> Tensor:
-    """F(X,S) + γΔ(S,y*) for each row S of medoids (J, K)."""
+    """Return F(X,S) + γΔ(S,y*) for each row S of medoids (J, K)."""
     unlike = 1 - _nmi(_assign(d, medoids).T, truth, medoids.shape[1])
     return gamma * unlike - d[:, medoids].amin(2).sum(0)
 
 
 def _best_medoid_cost(d: Tensor, truth: Tensor) -> Tensor:
-    """−F̃(X, y*): over the classes, the summed distance to the class's best medoid."""
+    """Return −F̃(X, y*): the sum over classes of distances to the class's best medoid."""
     same = truth[:, None] == truth
-    cost = (d * same).sum(0)  # (B,): were this item the medoid of its class
+    cost = (d * same).sum(0)  # (B,): the cost of each item as the medoid of its class
     k = int(truth.max()) + 1
     best = torch.full((k,), torch.inf, dtype=d.dtype, device=d.device)
     return best.scatter_reduce(0, truth, cost, "amin").sum()
 
 
 def _nmi(guesses: Tensor, truth: Tensor, k: int) -> Tensor:
-    """NMI = 2I/(H + H) of each labelling (J, B) with the truth (B,), labels below k."""
+    """Return NMI = 2I/(H + H) of each labelling (J, B) with the truth (B,), labels below k."""
     j, b = guesses.shape
+    # One bincount fills all J contingency tables (k, k).
     row = torch.arange(j, device=truth.device)[:, None] * k
     cell = (row + guesses) * k + truth  # (J, B)
     table = torch.bincount(cell.flatten(), minlength=j * k * k).view(j, k, k).double() / b
@@ -161,8 +162,9 @@ class StructuredClustering(InstanceLoss):
 
     The sum over the batch is the paper's: the loss grows with the batch.
 
-    refinement: "ascent", or "tf.contrib" for the search of the code that others ran.
-    refinements: how many passes of it.
+    gamma: γ.
+    refinements: how many passes of swaps.
+    refinement: "ascent", or "tf.contrib" for the search of the public baseline code.
     """
 
     def __init__(

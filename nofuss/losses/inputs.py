@@ -1,4 +1,4 @@
-"""What every loss asks of its batch: one line of error instead of a silent zero or a NaN."""
+"""Checks of every loss's batch: one line of error instead of a silent zero or a NaN."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +12,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def full_precision(x: Tensor, *others: Tensor) -> Tensor:
-    """X in the widest precision of all, float32 at least: half and bfloat16 are only read."""
+    """Return x in the widest precision of all inputs, float32 at least."""
     dtype = x.dtype
     for other in others:
         if other.dtype != dtype:
@@ -23,13 +23,13 @@ def full_precision(x: Tensor, *others: Tensor) -> Tensor:
 
 
 def check_number(name: str, value: float, *, positive: bool = False) -> None:
-    """Refuse what is not a finite number from 0 up, or above 0."""
+    """Refuse a value that is not a finite number from 0 up, or above 0."""
     if not (value > 0 if positive else value >= 0) or value == math.inf:
         raise ValueError(f"{name} is {value}; expected {'above 0' if positive else 'from 0 up'}")
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """Full precision on the device of x; costs nothing where autocast is off, as it mostly is."""
+    """Return a context without autocast on the device of x; free where autocast is off."""
     device = x.device.type
     try:
         on = torch.is_autocast_enabled(device)
@@ -39,7 +39,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager[None]:
 
 
 def check_embeddings(x: Tensor, dim: int | None = None, *, name: str = "embeddings") -> None:
-    """(B, D) floating point with at least one row."""
+    """Refuse embeddings that are not (B, D) floating point with at least one row."""
     if x.ndim != 2 or not x.is_floating_point():
         raise ValueError(
             f"{name} are {tuple(x.shape)} {x.dtype}; expected (batch, dim) floating point"
@@ -53,7 +53,7 @@ def check_embeddings(x: Tensor, dim: int | None = None, *, name: str = "embeddin
 
 
 def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Tensor:
-    """(B,) whole numbers 0 … num_classes − 1, as an int64 tensor on the device of x."""
+    """Return labels (B,), whole numbers 0 … num_classes − 1, as int64 on the device of x."""
     labels = as_tensor(labels)
     if labels.ndim != 1 or len(labels) != len(x):
         raise ValueError(f"labels are {tuple(labels.shape)}; expected ({len(x)},), one a row")
@@ -67,7 +67,7 @@ def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Te
 
 
 def check_weights(weights: Array, x: Tensor) -> Tensor:
-    """(B,) numbers from 0 up, not all of them 0, on the device of x."""
+    """Return weights (B,), numbers from 0 up and not all 0, on the device of x."""
     weights = as_tensor(weights).to(x.device)
     if weights.shape != x.shape[:1] or weights.dtype == torch.bool or weights.is_complex():
         raise ValueError(
@@ -88,7 +88,7 @@ def _check_range(labels: Tensor, num_classes: int) -> None:
     except RuntimeError:
         if not is_traced():
             raise
-        return  # torch.vmap shows no values
+        return  # under torch.vmap there are no values to check
     if low < 0:
         raise ValueError(f"labels go down to {low}; renumber them with compact_labels()")
     if high >= num_classes:
@@ -99,7 +99,7 @@ def _check_range(labels: Tensor, num_classes: int) -> None:
 
 
 def _ends(labels: Tensor) -> tuple[int, int]:
-    """Least and largest; of few on the CPU in Python, where a call of torch takes longer."""
+    """Return the least and the largest; of few labels in Python, faster than a call of torch."""
     if len(labels) <= 64 and labels.device.type == "cpu":
         values = labels.tolist()
         return min(values), max(values)
@@ -108,14 +108,14 @@ def _ends(labels: Tensor) -> tuple[int, int]:
 
 
 def zero_with_graph(x: Tensor) -> Tensor:
-    """A zero whose backward gives zero gradients: a batch that has nothing to say."""
+    """Return a zero whose backward gives zero gradients, for a batch without pairs or triplets."""
     return (x * 0).sum()
 
 
 def one_or_nan(*inputs: Tensor) -> Tensor:
-    """1, or NaN where a number of an input is not finite: a factor for a loss that would hide it.
+    """Return 1, or NaN if an input holds a number that is not finite: a factor for the loss.
 
-    A comparison with NaN is false, so whatever is chosen by comparing (the closest proxy, the
-    hardest negative) may leave it out of a loss that then looks sound.
+    Comparisons with NaN are false, so a choice by comparing (the closest proxy, the hardest
+    negative) may leave it out, and the loss would look sound.
     """
     return torch.stack([(x.detach() * 0).sum() for x in inputs]).sum() + 1

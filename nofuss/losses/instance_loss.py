@@ -26,13 +26,13 @@ class Pairs(NamedTuple):
 
 
 class InstanceLoss(nn.Module, ABC):
-    """`criterion(embeddings (B, D), labels (B,)) → scalar`, pairs taken within the batch.
+    """`criterion(embeddings (B, D), labels (B,)) → scalar`, with pairs from the batch.
 
     A batch without a positive pair, or of one class only, gives zero with a graph.
     """
 
     takes_pairs: ClassVar[bool] = False
-    """Whether pairs can be given: found by a miner, or with references from elsewhere."""
+    """Whether pairs can be given: from a miner, or with separate references."""
 
     def forward(
         self,
@@ -42,11 +42,11 @@ class InstanceLoss(nn.Module, ABC):
         ref_emb: Tensor | None = None,
         ref_labels: Array | None = None,
     ) -> Tensor:
-        """The mean loss of the batch.
+        """Return the mean loss of the batch.
 
-        indices_tuple: what a miner of pytorch-metric-learning found: anchors, positives, anchors,
-            negatives, or anchors, positives, negatives.
-        ref_emb, ref_labels: (R, D) and (R,), among which positives and negatives are then taken.
+        indices_tuple: the result of a miner of pytorch-metric-learning: anchors, positives,
+            anchors, negatives, or anchors, positives, negatives.
+        ref_emb, ref_labels: (R, D) and (R,), from which positives and negatives are then taken.
         """
         check_embeddings(embeddings)
         labels = check_labels(labels, embeddings)
@@ -70,7 +70,7 @@ class InstanceLoss(nn.Module, ABC):
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor: ...
 
     def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
-        """Of anchors x (B, D) and references (R, D), where `takes_pairs`."""
+        """Return the loss of anchors x (B, D) and references (R, D), if `takes_pairs`."""
         raise NotImplementedError
 
     def _loss_of_mined(self, x: Tensor, ref: Tensor, indices_tuple: tuple[Tensor, ...]) -> Tensor:
@@ -83,7 +83,7 @@ class InstanceLoss(nn.Module, ABC):
     def _check_references(
         self, x: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Array | None
     ) -> tuple[Tensor, Tensor]:
-        """References (R, D), and which of them are of an anchor's class, itself not (B, R)."""
+        """Return references (R, D), and which are of an anchor's class but not itself (B, R)."""
         if ref_emb is None and ref_labels is None:
             return x, pair_masks(labels).positive
         if ref_emb is None or ref_labels is None:
@@ -99,14 +99,14 @@ class InstanceLoss(nn.Module, ABC):
 
 
 def pair_masks(labels: Tensor) -> Pairs:
-    """(B, B) masks of positive pairs (same label, not the same item) and of negative pairs."""
+    """Return (B, B) masks of positive pairs (same label, another item) and of negative pairs."""
     same = labels[:, None] == labels
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     return Pairs(same & ~itself, ~same)
 
 
 def mined_pairs(indices_tuple: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Mined pairs as they are; mined triplets (a, y, z) as pairs (a, y) and (a, z)."""
+    """Return mined pairs as they are, mined triplets (a, y, z) as pairs (a, y) and (a, z)."""
     if len(indices_tuple) == 3:
         a, y, z = indices_tuple
         return a, y, a, z

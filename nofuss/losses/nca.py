@@ -26,7 +26,7 @@ def nca(embeddings: Tensor, labels: Tensor, *, scale: float | None = 18.0) -> Te
 def nca_of_pairs(
     embeddings: Tensor, references: Tensor, pairs: Pairs, *, scale: float | None
 ) -> Tensor:
-    """The same of pairs (x, y) and Z among the references."""
+    """Return the same loss for pairs (x, y) and Z among the references."""
     positive, negative = pairs
     anchor, y = (positive & negative.any(1, keepdim=True)).nonzero(as_tuple=True)  # (T,)
     if len(anchor) == 0:

@@ -9,7 +9,7 @@ from nofuss.losses.instance_loss import InstanceLoss
 
 
 def first_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The first two items of every class that has two, as rows (anchors, positives)."""
+    """Return the first two items of every class that has two, as rows (anchors, positives)."""
     order = labels.argsort(stable=True)
     _, counts = torch.unique_consecutive(labels[order], return_counts=True)
     start = counts.cumsum(0) - counts

@@ -1,8 +1,8 @@
-"""The formulas of the losses over proxies, of logits (T, P): a row a triplet (x, p(y), p(Z)).
+"""The formulas of the losses over proxies, from logits (T, P): a row a triplet (x, p(y), p(Z)).
 
-Plain torch operations that autograd differentiates as often as asked. The fused forms compute
-the same in less time and memory, and come back here for second derivatives; `sharded.py` has
-the formulas for processes that each hold some of the columns.
+Plain torch operations that autograd differentiates any number of times. The fused forms compute
+the same in less time and memory, and use these for second derivatives; `sharded.py` has the
+formulas for processes that each hold some of the columns.
 """
 
 import math
@@ -23,7 +23,7 @@ def nca_of_logits(
     label_smoothing: float = 0.0,
     shard: Shard | None = None,
 ) -> Tensor:
-    """Log Σ_{z∈Z} exp(logit_z) − logit_y for each row, (T,).
+    """Return log Σ_{z∈Z} exp(logit_z) − logit_y for each row, (T,).
 
     label_smoothing: takes that share of the target from y and spreads it evenly over Z and y,
         as `torch.nn.functional.cross_entropy` does.
@@ -50,7 +50,7 @@ def nca_of_logits(
 def triplet_of_logits(
     logits: Tensor, triplets: ProxyTriplets, *, margin: float, shard: Shard | None = None
 ) -> Tensor:
-    """Mean over z∈Z of [logit_z + M − logit_y]₊ for each row, (T,); logits are −d."""
+    """Return the mean over z∈Z of [logit_z + M − logit_y]₊ for each row, (T,); logits are −d."""
     if shard is not None:
         return sharded_triplet(logits, triplets, shard, margin=margin)
     own = triplets.positive[:, None]  # (T, 1)
@@ -68,7 +68,7 @@ def anchor_of_cosines(
     margin: float,
     shard: Shard | None = None,
 ) -> Tensor:
-    """Proxy-Anchor of cosines (B, P), one number; P⁺ are the proxies with a positive in them."""
+    """Return Proxy-Anchor of cosines (B, P), a scalar; P⁺ are the proxies with a positive."""
     if shard is not None:
         return sharded_anchor(cosines, triplets, shard, scale=scale, margin=margin)
     columns = torch.arange(cosines.shape[1], device=cosines.device)

@@ -25,10 +25,27 @@ class ProxyAnchor(ProxyLoss):
     """Proxy-Anchor (Kim et al. 2020); scale is their α, margin their δ.
 
     A proxy must stand for the same labels all the time, so dynamic assignment is refused. The
-    batch is summed inside a logarithm, so embeddings have no losses of their own: there are no
-    weights, and no reduction but the mean over proxies.
+    batch is summed inside a logarithm, so a single embedding has no loss: there are no weights,
+    and no reduction but the mean over proxies.
 
-    The other options are those of `ProxyNCA`.
+    Example::
+
+        >>> criterion = nofuss.ProxyAnchor(num_classes=100, dim=64)
+        >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
+        >>> criterion(embeddings, labels).backward()
+
+    num_classes: labels are 0 … num_classes − 1.
+    dim: of the embeddings and the proxies.
+    scale: their α, the scale of the cosines.
+    margin: their δ.
+    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
+    assignment: "static", or an `Assignment` that is not dynamic.
+    reduction: "mean", the only one.
+    fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
+    seed: for the initial proxies and for which labels share one; None uses torch's global
+        generator.
+    proxies: initial proxies (num_proxies, dim), as in `ProxyNCA`; None draws random directions.
+    sharded: distribute the proxies over processes, as in `ProxyNCA`.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several")
@@ -46,10 +63,11 @@ class ProxyAnchor(ProxyLoss):
         reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
+        proxies: Tensor | None = None,
         sharded: bool = False,
     ) -> None:
         if scale is None:
-            raise ValueError("scale is None; ProxyAnchor is made of cosines, so it needs a number")
+            raise ValueError("scale is None; expected a number, as ProxyAnchor is made of cosines")
         super().__init__(
             num_classes,
             dim,
@@ -59,6 +77,7 @@ class ProxyAnchor(ProxyLoss):
             reduction=reduction,
             fused=fused,
             seed=seed,
+            proxies=proxies,
             sharded=sharded,
         )
         self.margin = margin

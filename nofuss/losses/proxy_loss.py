@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.distributed.collectives import to_shards
-from nofuss.distributed.shard import Shard, first_proxies, own_shard
+from nofuss.distributed.shard import Shard, copy_proxies, first_proxies, own_shard
 from nofuss.geometry import Array, is_traced, normalize, squared_distances
 from nofuss.losses.fast.fused import pays
 from nofuss.losses.inputs import (
@@ -36,7 +36,7 @@ from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_
 
 
 def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:
-    """−d(x, p) but for a constant, (B, D) × (P, D) → (B, P): scale·cos, or −|x − p|² if None."""
+    """Return −d(x, p) up to a constant, (B, D) × (P, D) → (B, P): scale·cos, or −|x − p|²."""
     x, p = full_precision(x, p), full_precision(p, x)
     if scale is None:
         return -squared_distances(x, p)
@@ -46,8 +46,8 @@ def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:
 class ProxyLoss(nn.Module, ABC):
     """`criterion(embeddings, labels)`, or `criterion(anchors, positives=…, negatives=…)`.
 
-    `proxies` is one parameter (num_proxies, dim), float32 whatever the input's precision;
-    give it to the optimizer with a rate of its own, often 100 times the backbone's. Options are
+    `proxies` is one parameter (num_proxies, dim), float32 whatever the input's precision; give it
+    to the optimizer with a separate rate, often 100 times that of the backbone. Options are
     described in `ProxyNCA`.
     """
 
@@ -55,13 +55,13 @@ class ProxyLoss(nn.Module, ABC):
     fusible: ClassVar[bool] = True
     """Whether there is a fused form."""
     fuses_few: ClassVar[bool] = False
-    """Whether the fused form pays for few proxies too."""
+    """Whether the fused form is faster for few proxies too."""
     needs_scale: ClassVar[bool] = True
-    """False where the scale only trades with the margin."""
+    """False if another scale is the same as another margin."""
     can_shard: ClassVar[bool] = True
     """Whether its proxies can be distributed over processes."""
     separable: ClassVar[bool] = True
-    """Whether an embedding has a loss of its own, that can be weighted or returned."""
+    """Whether each embedding has a loss that can be weighted or returned."""
 
     def __init__(
         self,
@@ -74,13 +74,14 @@ class ProxyLoss(nn.Module, ABC):
         reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
+        proxies: Tensor | None = None,
         sharded: bool = False,
     ) -> None:
         super().__init__()
         if num_classes < 2 or dim < 1:
             raise ValueError(
-                f"got num_classes={num_classes}, dim={dim}; proxies are told apart from other "
-                "classes' proxies, so there must be two classes or more, and dim from 1 up"
+                f"got num_classes={num_classes}, dim={dim}; expected two classes or more, since "
+                "negatives are of other classes, and dim from 1 up"
             )
         if not 0 < proxies_per_class < math.inf:
             raise ValueError(f"proxies_per_class is {proxies_per_class}; expected above 0")
@@ -109,7 +110,10 @@ class ProxyLoss(nn.Module, ABC):
             raise ValueError(f"{type(self).__name__} can't be sharded; leave sharded out")
         self.shard: Shard | None = own_shard(assignment.num_proxies) if sharded else None
         assignment.shard = self.shard
-        first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
+        if proxies is None:
+            first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
+        else:
+            first = copy_proxies(proxies, assignment.num_proxies, dim, self.shard)
         self.proxies = nn.Parameter(first)
 
     def forward(
@@ -124,9 +128,10 @@ class ProxyLoss(nn.Module, ABC):
         negatives: Tensor | None = None,
         weights: Array | None = None,
     ) -> Tensor:
-        """The loss over the batch's triplets (x, p(y), p(Z)), a mean unless `reduction` says so.
+        """Return the loss over the batch's triplets (x, p(y), p(Z)), reduced by `reduction`.
 
-        Labels (B,), or instead of them positives (B, D) and negatives (B, D) or (B, K, D).
+        labels: (B,); or, instead of them:
+        positives, negatives: (B, D), and (B, D) or (B, K, D).
         weights: (B,) of the embeddings; the mean is then Σ w·loss / Σ w.
         """
         if indices_tuple is not None:
@@ -149,7 +154,7 @@ class ProxyLoss(nn.Module, ABC):
             if positives is not None or negatives is not None:
                 raise ValueError("got labels and triplets; pass one of the two")
             labels = check_labels(labels, embeddings, self.num_classes)
-            proxies = self.proxies  # looked up once: over few, microseconds count
+            proxies = self.proxies  # looked up once: with few proxies microseconds count
             if self._fuses(embeddings, proxies, weights):
                 positive = self.assignment.of(embeddings, labels, proxies)
                 share = anchor_shares(weights, embeddings, self.reduction)
@@ -167,7 +172,10 @@ class ProxyLoss(nn.Module, ABC):
 
     @torch.no_grad()
     def assign(self, embeddings: Tensor, labels: Array | None = None) -> Tensor:
-        """p(x) for each embedding, as rows of `proxies`."""
+        """Return p(x) of each embedding, rows of `proxies`, as in training.
+
+        Pass raw embeddings: with free norms the closest proxy depends on their length.
+        """
         check_embeddings(embeddings, self.dim)
         if labels is not None:
             labels = check_labels(labels, embeddings, self.num_classes)
@@ -176,16 +184,16 @@ class ProxyLoss(nn.Module, ABC):
 
     @abstractmethod
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        """Of placed anchors x (T, D) and placed proxies p (P, D): (T,), or () if not separable."""
+        """Return losses (T,), or () if not separable, of placed anchors (T, D) and proxies."""
 
     def _fused_loss(
         self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
     ) -> Tensor:
-        """Of embeddings (B, D) and rows of the proxies (B,), Z every other proxy; see `Form`."""
+        """Return the loss of embeddings (B, D) with positives (B,) against all others: `Form`."""
         raise NotImplementedError
 
     def _fuses(self, x: Tensor, proxies: Tensor, weights: Tensor | None) -> bool:
-        """Whether this batch takes the fused form; it has no gradient by the weights."""
+        """Return whether this batch takes the fused form, which has no gradient by the weights."""
         if self.fused is False or (weights is not None and weights.requires_grad):
             return False
         return bool(self.fused) or self.fuses_few or pays(len(x), *proxies.shape)
@@ -198,7 +206,7 @@ class ProxyLoss(nn.Module, ABC):
         weights: Tensor | None,
         sound: Tensor | None,
     ) -> Tensor:
-        """The plain form times `sound`, NaN where what only chooses proxies is not finite."""
+        """Return the plain form times `sound`: NaN if what chooses proxies is not finite."""
         if len(triplets.positive) == 0:
             loss = no_losses(x, self.proxies, self.reduction)
         else:
@@ -209,12 +217,12 @@ class ProxyLoss(nn.Module, ABC):
         return loss if sound is None else loss * sound
 
     def _place(self, x: Tensor, *others: Tensor) -> Tensor:
-        """In full precision; as a direction, or as it is with free norms."""
+        """Return x in full precision: its direction, or x itself with free norms."""
         x = full_precision(x, *others, self.proxies)
         return x if self.scale is None else normalize(x)
 
     def _logits(self, x: Tensor, p: Tensor) -> Tensor:
-        """`proxy_logits` of what is already placed."""
+        """Return `proxy_logits` of placed embeddings and proxies."""
         return -squared_distances(x, p) if self.scale is None else self.scale * (x @ p.T)
 
     def _check_assignment(
@@ -222,8 +230,8 @@ class ProxyLoss(nn.Module, ABC):
     ) -> None:
         if assignment.name not in self.takes:
             raise ValueError(
-                f"{type(self).__name__} does not go with {assignment.name} assignment; "
-                f"it takes {', '.join(self.takes)}"
+                f"{type(self).__name__} does not take {assignment.name} assignment; "
+                f"choose from {', '.join(self.takes)}"
             )
         if assignment.num_classes not in (None, num_classes):
             raise ValueError(

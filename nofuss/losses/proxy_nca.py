@@ -35,6 +35,20 @@ def proxy_nca(
 class ProxyNCA(ProxyLoss):
     """Proxy-NCA: −log( exp(−d(x,p(y))) / Σ_{p(z)∈p(Z)} exp(−d(x,p(z))) ), Eq. 4 over proxies.
 
+    Example::
+
+        >>> criterion = nofuss.ProxyNCA(num_classes=100, dim=64)
+        >>> model = torch.nn.Linear(512, 64)
+        >>> optimizer = torch.optim.Adam(
+        ...     [
+        ...         {"params": model.parameters(), "lr": 1e-4},
+        ...         {"params": criterion.parameters(), "lr": 1e-2},  # proxies move faster
+        ...     ]
+        ... )
+        >>> features, labels = torch.randn(32, 512), torch.randint(100, (32,))
+        >>> criterion(model(features), labels).backward()
+        >>> optimizer.step()
+
     num_classes: labels are 0 … num_classes − 1.
     dim: of the embeddings and the proxies.
     scale: 2·N_x·N_p, the scale of the cosine; None leaves the norms free, as the paper trains.
@@ -43,16 +57,20 @@ class ProxyNCA(ProxyLoss):
     proxies_per_class: below 1 labels share proxies, above 1 a label has several.
     assignment: "static", "dynamic", or an `Assignment`. Without labels (bare triplets) use
         "dynamic"; num_classes × proxies_per_class is then just the number of proxies.
-    reduction: "mean", "sum", or "none" for each embedding's own loss (B,).
-    fused: one node in the graph instead of many, walking many proxies in chunks that stay in
-        cache; values and gradients are the plain form's. None fuses where it pays, True and False
-        always and never. With free norms, `reduction="none"`, or a Z that is not every other
-        proxy, the plain form is all there is; it also serves second derivatives and torch.func.
-    seed: of the first proxies and of which labels share one; None draws from torch's global
+    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
+    fused: compute the loss as one node of the graph instead of many, over chunks of proxies that
+        stay in cache; values and gradients are those of the plain form. True and False mean
+        always and never; None fuses where it is faster. Free norms, `reduction="none"` and a Z
+        that is not every other proxy have the plain form only, which also serves second
+        derivatives and torch.func.
+    seed: for the initial proxies and for which labels share one; None uses torch's global
         generator.
-    sharded: `proxies` are this process's rows alone, distributed over all processes
-        (`nofuss.distributed.processes.joined`). Every process passes the same, whole batch (see
-        `distributed/collectives.py`), and gets the loss of one process with all proxies.
+    proxies: initial proxies (num_proxies, dim), copied as float32; None draws random directions.
+        Row c is the proxy of label c; several proxies of a label are neighbouring rows.
+    sharded: distribute the proxies over processes (`nofuss.distributed.processes.joined`): the
+        parameter then holds the rows of this process only. Every process passes the same, whole
+        batch (see `distributed/collectives.py`), and all initial proxies if any; it gets the loss
+        that one process with all proxies would get.
     """
 
     fuses_few: ClassVar[bool] = True
@@ -68,6 +86,7 @@ class ProxyNCA(ProxyLoss):
         reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
+        proxies: Tensor | None = None,
         sharded: bool = False,
     ) -> None:
         super().__init__(
@@ -79,6 +98,7 @@ class ProxyNCA(ProxyLoss):
             reduction=reduction,
             fused=fused,
             seed=seed,
+            proxies=proxies,
             sharded=sharded,
         )
 
@@ -99,11 +119,27 @@ class ProxyNCAPlusPlus(ProxyLoss):
     """The softmax form with temperature T (Teh, DeVries, Taylor 2020, Proxy-NCA++).
 
     −log( exp(−d(x,p(y))/T) / Σ_{p∈{p(y)}∪p(Z)} exp(−d(x,p)/T) ), d = |x − p|² on the unit
-    sphere: logits 2·cos/T. The loss only; the pooling and sampling of that paper are elsewhere.
+    sphere: logits 2·cos/T. This is the loss only, without that paper's pooling and sampling.
 
+    Example::
+
+        >>> criterion = nofuss.ProxyNCAPlusPlus(num_classes=100, dim=64, temperature=0.1)
+        >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
+        >>> criterion(embeddings, labels).backward()
+
+    num_classes: labels are 0 … num_classes − 1.
+    dim: of the embeddings and the proxies.
+    temperature: T; 1/9 is norms of 3, scale 18 of `ProxyNCA`.
     label_smoothing: share of the target that is spread evenly over p(y) and p(Z), as in
         `torch.nn.CrossEntropyLoss`; above 0 it takes the plain form.
-    The other options are those of `ProxyNCA`.
+    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
+    assignment: "static", "dynamic" or an `Assignment`, as in `ProxyNCA`.
+    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
+    fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
+    seed: for the initial proxies and for which labels share one; None uses torch's global
+        generator.
+    proxies: initial proxies (num_proxies, dim), as in `ProxyNCA`; None draws random directions.
+    sharded: distribute the proxies over processes, as in `ProxyNCA`.
     """
 
     fuses_few: ClassVar[bool] = True
@@ -120,6 +156,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
         reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
+        proxies: Tensor | None = None,
         sharded: bool = False,
     ) -> None:
         check_number("temperature", temperature, positive=True)
@@ -137,6 +174,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
             reduction=reduction,
             fused=False if label_smoothing else fused,
             seed=seed,
+            proxies=proxies,
             sharded=sharded,
         )
         self.label_smoothing = label_smoothing
@@ -167,6 +205,6 @@ class ProxyNCAPlusPlus(ProxyLoss):
 
 
 def check_smoothing(label_smoothing: float) -> None:
-    """Refuse what is not a share."""
+    """Refuse a label smoothing that is not a share of the target."""
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing is {label_smoothing}; expected from 0 up, below 1")

@@ -26,12 +26,27 @@ def proxy_triplet(
 class ProxyTriplet(ProxyLoss):
     """Proxy-Triplet: [d(x,p(y)) + M − d(x,p(z))]₊, Eq. 3 over proxies, mean over all p(z).
 
-    Each triplet (x, p(y), p(Z)) is first a mean over its own p(Z), however many they are.
+    The loss of a triplet (x, p(y), p(Z)) is a mean over its p(Z), however many they are.
 
+    Example::
+
+        >>> criterion = nofuss.ProxyTriplet(num_classes=100, dim=64, margin=0.2)
+        >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
+        >>> criterion(embeddings, labels).backward()
+
+    num_classes: labels are 0 … num_classes − 1.
+    dim: of the embeddings and the proxies.
     scale: 2 is the unit sphere, N_x = N_p = 1, d in [0, 4]; a larger one only shrinks the
         margin, since the hinge is linear. None leaves the norms free.
     margin: M.
-    The other options are those of `ProxyNCA`.
+    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
+    assignment: "static", "dynamic" or an `Assignment`, as in `ProxyNCA`.
+    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
+    fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
+    seed: for the initial proxies and for which labels share one; None uses torch's global
+        generator.
+    proxies: initial proxies (num_proxies, dim), as in `ProxyNCA`; None draws random directions.
+    sharded: distribute the proxies over processes, as in `ProxyNCA`.
     """
 
     needs_scale: ClassVar[bool] = False
@@ -48,6 +63,7 @@ class ProxyTriplet(ProxyLoss):
         reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
+        proxies: Tensor | None = None,
         sharded: bool = False,
     ) -> None:
         super().__init__(
@@ -59,6 +75,7 @@ class ProxyTriplet(ProxyLoss):
             reduction=reduction,
             fused=fused,
             seed=seed,
+            proxies=proxies,
             sharded=sharded,
         )
         self.margin = margin

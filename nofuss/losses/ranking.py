@@ -1,4 +1,4 @@
-"""The ranking loss, Eq. 2: what all the others are surrogates of. For evaluation only."""
+"""The ranking loss, Eq. 2, of which all the others are surrogates. For evaluation only."""
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ def ranking(embeddings: Tensor, labels: Tensor, *, unit_norm: bool = True) -> Te
 class Ranking(InstanceLoss):
     """Eq. 2, the share of triplets in the wrong order; it has no gradient.
 
-    Embeddings are made unit vectors first, as everywhere here that neighbours are compared;
-    `unit_norm=False` takes distances between them as they are.
+    Embeddings are normalised first, as in every comparison of neighbours here; `unit_norm=False`
+    takes distances between them as they are.
     """
 
     def __init__(self, *, unit_norm: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""From the losses of triplets over proxies to what a criterion returns: mean, sum, or each."""
+"""From the losses of triplets over proxies to what a criterion returns: mean, sum, or none."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from nofuss.losses.inputs import zero_with_graph
 from nofuss.proxies.assignment import ProxyTriplets
 
 REDUCTIONS = ("mean", "sum", "none")
-NOT_SEPARABLE = "it sums over the batch inside a logarithm, so an embedding has no loss of its own"
+NOT_SEPARABLE = "it sums over the batch inside a logarithm, so a single embedding has no loss"
 
 
 def check_reduction(reduction: str, name: str, *, separable: bool) -> str:
-    """One of `REDUCTIONS`; only the mean where an embedding has no loss of its own."""
+    """Check the reduction: one of `REDUCTIONS`, only the mean if a single embedding has no loss."""
     if reduction not in REDUCTIONS:
         choices = ", ".join(map(repr, REDUCTIONS))
         raise ValueError(f"unknown reduction {reduction!r}; choose from {choices}")
@@ -21,7 +21,7 @@ def check_reduction(reduction: str, name: str, *, separable: bool) -> str:
 
 
 def anchor_shares(weights: Tensor | None, x: Tensor, reduction: str) -> Tensor | None:
-    """What each row of x counts in a sum that is the mean, or the sum; None: 1/B each."""
+    """Return the factor of each row of x in the mean or the sum; None: 1/B each."""
     if reduction == "sum":
         return x.new_ones(len(x)) if weights is None else weights
     return None if weights is None else weights / weights.sum()
@@ -30,11 +30,11 @@ def anchor_shares(weights: Tensor | None, x: Tensor, reduction: str) -> Tensor |
 def reduce_losses(
     losses: Tensor, triplets: ProxyTriplets, weights: Tensor | None, batch: int, reduction: str
 ) -> Tensor:
-    """Losses of triplets (T,), weighted by their anchors: their mean, or one for each anchor.
+    """Reduce losses of triplets (T,), weighted by their anchors, to a scalar or to one an anchor.
 
-    "none" gives each of the `batch` embeddings the mean over its own triplets times its weight,
-    0 where it has none; "sum" is the sum of that. The mean is over triplets, all of one weight
-    unless `weights` say otherwise: an anchor with more positives counts more.
+    "none" gives each of the `batch` embeddings the mean over its triplets times its weight, 0 if
+    it has none; "sum" is the sum of that. The mean is over triplets, equally weighted without
+    `weights`: an anchor with more positives counts more.
     """
     anchor, counted = triplets.anchor, triplets.counted
     weights = None if weights is None else weights.to(losses.dtype)
@@ -51,13 +51,13 @@ def reduce_losses(
         return (losses * each).sum() / _nonzero(each.sum())
     zeros = losses.new_zeros(batch)
     count = _nonzero(zeros.index_add(0, anchor, each))
-    own = zeros.index_add(0, anchor, losses * each) / count
-    own = own if weights is None else own * weights
-    return own if reduction == "none" else own.sum()
+    of_anchors = zeros.index_add(0, anchor, losses * each) / count
+    of_anchors = of_anchors if weights is None else of_anchors * weights
+    return of_anchors if reduction == "none" else of_anchors.sum()
 
 
 def no_losses(x: Tensor, proxies: Tensor, reduction: str) -> Tensor:
-    """What a batch without triplets gives: zero, with a graph."""
+    """Return the loss of a batch without triplets: zero, with a graph."""
     zero = zero_with_graph(x) + zero_with_graph(proxies)
     return zero.expand(len(x)) if reduction == "none" else zero
 

@@ -1,7 +1,7 @@
 """Triplet loss with semi-hard mining in the batch (Schroff et al. 2015): a baseline of the paper.
 
-The rule is the one of the baselines' common code: for each positive pair the closest negative
-that is farther than the positive; where there is none, the farthest negative of all.
+The rule is that of the baselines' public code: for each positive pair the closest negative that is
+farther than the positive; if there is none, the farthest negative of all.
 """
 
 import math
@@ -22,7 +22,7 @@ def semi_hard_triplet(embeddings: Tensor, labels: Tensor, *, margin: float = 0.2
 def semi_hard_of_pairs(
     embeddings: Tensor, references: Tensor, pairs: Pairs, *, margin: float
 ) -> Tensor:
-    """The same of pairs (x, y) with a negative among the references."""
+    """Return the same loss for pairs (x, y) with a negative among the references."""
     positive, negative = pairs
     anchor, y = (positive & negative.any(1, keepdim=True)).nonzero(as_tuple=True)  # (T,)
     if len(anchor) == 0:

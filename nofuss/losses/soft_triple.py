@@ -30,13 +30,13 @@ def soft_triple(
 ) -> Tensor:
     """Softmax over classes of λ(S_c − δ[c=y]), S_c = Σ_k softmax_k(s_k/γ)·s_k, centers (C, K, D).
 
-    τ weighs half the mean distance between centers of a class, which merges those not needed. It
-    is part of the loss of each embedding, (B,).
+    τ weighs half the mean distance between centers of a class, which merges centers that are not
+    needed. It is part of the loss of each embedding, (B,).
     """
     c, k, _ = centers.shape
     relaxed = relaxed_similarity(embeddings, centers, gamma=gamma)  # (B, C)
-    own = (labels[:, None] == torch.arange(c, device=labels.device)).to(relaxed)
-    logits = scale * (relaxed - margin * own)
+    one_hot = (labels[:, None] == torch.arange(c, device=labels.device)).to(relaxed)
+    logits = scale * (relaxed - margin * one_hot)
     losses = nca_of_logits(
         logits, ProxyTriplets(labels), include_positive=True, label_smoothing=label_smoothing
     )
@@ -48,7 +48,7 @@ def soft_triple(
 
 
 def relaxed_similarity(embeddings: Tensor, centers: Tensor, *, gamma: float) -> Tensor:
-    """S_c = Σ_k softmax_k(s_k/γ)·s_k of the cosines s to centers (C, K, D): (B, C)."""
+    """Return S_c = Σ_k softmax_k(s_k/γ)·s_k of the cosines s to centers (C, K, D): (B, C)."""
     s = torch.einsum("bd,ckd->bck", normalize(embeddings), normalize(centers))
     return (F.softmax(s / gamma, dim=2) * s).sum(2)
 
@@ -56,9 +56,24 @@ def relaxed_similarity(embeddings: Tensor, centers: Tensor, *, gamma: float) -> 
 class SoftTriple(ProxyLoss):
     """SoftTriple (Qian et al. 2019); scale is their λ, margin their δ, proxies their centers.
 
+    Example::
+
+        >>> criterion = nofuss.SoftTriple(num_classes=100, dim=64, proxies_per_class=5)
+        >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
+        >>> criterion(embeddings, labels).backward()
+
+    num_classes: labels are 0 … num_classes − 1.
+    dim: of the embeddings and the centers.
     proxies_per_class: centers of each class, a whole number.
-    scale, gamma, margin, tau: their λ, γ, δ, τ.
-    label_smoothing, reduction, seed: as in `ProxyNCAPlusPlus`.
+    scale: their λ, the scale of the similarities in the softmax over classes.
+    gamma: their γ, the temperature of the softmax over the centers of a class.
+    margin: their δ, subtracted from the similarity to the own class.
+    tau: their τ, the weight of the term that merges centers; 0 leaves it out.
+    label_smoothing: share of the target that is spread evenly over all classes.
+    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
+    seed: for the initial centers; None uses torch's global generator.
+    proxies: initial centers (num_classes · proxies_per_class, dim), those of a class in
+        neighbouring rows; copied, as float32. None draws random directions.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
@@ -78,13 +93,14 @@ class SoftTriple(ProxyLoss):
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         seed: int | None = None,
+        proxies: Tensor | None = None,
     ) -> None:
         if scale is None:
-            raise ValueError("scale is None; SoftTriple is made of cosines, so it needs a number")
+            raise ValueError("scale is None; expected a number, as SoftTriple is made of cosines")
         if proxies_per_class != int(proxies_per_class) or proxies_per_class < 1:
             raise ValueError(
-                f"proxies_per_class is {proxies_per_class}; SoftTriple wants a whole number, as "
-                "every class has the same number of centers"
+                f"proxies_per_class is {proxies_per_class}; SoftTriple needs a whole number from 1 "
+                "up, as every class has the same number of centers"
             )
         check_number("gamma", gamma, positive=True)
         check_number("tau", tau)
@@ -96,6 +112,7 @@ class SoftTriple(ProxyLoss):
             scale=scale,
             reduction=reduction,
             seed=seed,
+            proxies=proxies,
         )
         self.gamma = gamma
         self.margin = margin
@@ -116,7 +133,7 @@ class SoftTriple(ProxyLoss):
         )
 
     def _logits(self, x: Tensor, p: Tensor) -> Tensor:
-        """λ·S_c of every class, (B, C), without the margin."""
+        """Return λ·S_c of every class, (B, C), without the margin."""
         assert self.scale is not None
         return self.scale * relaxed_similarity(x, self._centers(p), gamma=self.gamma)
 

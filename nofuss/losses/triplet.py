@@ -20,7 +20,7 @@ def triplet(
 def triplet_of_pairs(
     embeddings: Tensor, references: Tensor, pairs: Pairs, *, margin: float, unit_norm: bool
 ) -> Tensor:
-    """The same of every pair (x, y) with every pair (x, z), y and z among the references."""
+    """Return the same loss for every (x, y) with every (x, z), y and z among the references."""
     x, ref = embeddings, references
     if unit_norm:
         x, ref = normalize(x), normalize(ref)
@@ -35,13 +35,13 @@ def triplet_of_pairs(
 
 
 def triplets_of_pairs(a: Tensor, y: Tensor, b: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-    """Mined pairs (a, y) and (b, z) joined where they share the anchor: rows of (a, y, z)."""
+    """Join mined pairs (a, y) and (b, z) that share the anchor into triplets (a, y, z)."""
     pair, other = (a[:, None] == b).nonzero(as_tuple=True)
     return a[pair], y[pair], z[other]
 
 
 class Triplet(InstanceLoss):
-    """Eq. 3 over all triplets of the batch, or over the triplets (or pairs) that a miner hands in.
+    """Eq. 3 over all triplets of the batch, or over the triplets (or pairs) of a miner.
 
     `unit_norm=False` takes distances between the embeddings as they are.
     """

@@ -201,7 +201,7 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     if config.start == "pca":
         features = backbone_features(embedder, pictures, preprocessing)
     with console.progress("decoding pictures once", len(pictures)) as progress:
-        decoded = decode_ahead(pictures, preprocessing, progress=lambda done, _: progress(done))
+        decoded = decode_ahead(pictures, preprocessing, progress=progress)
     return decoded, features
 
 

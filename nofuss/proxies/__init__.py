@@ -1,4 +1,4 @@
-"""Proxies: which one stands for whom, how many triplets they save, how well they bound."""
+"""Proxies: assignment to items, how many triplets they save, how tightly they bound the loss."""
 
 from nofuss.proxies.assignment import Assignment, Dynamic, Fractional, Several, Static
 from nofuss.proxies.bounds import Bound, Bounds, proxy_bounds

@@ -1,13 +1,13 @@
-"""Which proxy stands for whom: p(x), Eq. 5 and "Proxy Assignment" (Section 4.1) of the paper.
+"""The proxy p(x) of each item x: Eq. 5 and "Proxy Assignment" (Section 4.1) of the paper.
 
 An assignment turns a batch into triplets over proxies (x, p(y), p(Z)):
 
     Static       one proxy a label, p(x) = p_c(x); no sampling at all
-    Fractional   fewer proxies than labels; labels are dealt to proxies at random, once
-    Several      more proxies than labels; p(x) is the closest of the label's own
-    Dynamic      proxies belong to nobody; p(x) is the closest proxy now (Eq. 5)
+    Fractional   fewer proxies than labels; each label gets a random proxy, once
+    Several      more proxies than labels; p(x) is the closest proxy of the label
+    Dynamic      proxies belong to no label; p(x) is the closest of all at the moment (Eq. 5)
 
-In all of them Z never contains p(y): a negative that shares the positive's proxy would ask
+In all of them p(Z) never contains p(y): a negative that shares the positive's proxy would ask
 for d(x, p) < d(x, p), which carries no signal, so it is left out of the denominator.
 """
 
@@ -30,42 +30,42 @@ class ProxyTriplets(NamedTuple):
     positive: Tensor
     """(T,) row of p(y) among the proxies."""
     negative: Tensor | None = None
-    """(T, P) True where a proxy (of the own rows) is in p(Z). None: every proxy but p(y)."""
+    """(T, P) True where a proxy (of this process's rows) is in p(Z). None: every one but p(y)."""
     anchor: Tensor | None = None
     """(T,) row of x in the batch. None: triplet t belongs to row t."""
     counted: Tensor | None = None
-    """(T,) False for rows that only fill up a fixed shape. None: all count."""
+    """(T,) False for rows that only pad a fixed shape. None: all count."""
 
 
 class Assignment(nn.Module, ABC):
-    """p(x) for a batch; buffers travel with the loss's state_dict."""
+    """Assigns p(x) to a batch; its buffers are part of the loss's state_dict."""
 
     name: str
     by_label: ClassVar[bool] = False
-    """p(x) depends on the label alone, and Z is every other proxy."""
+    """Whether p(x) depends on the label alone, and p(Z) is every other proxy."""
     num_proxies: int
     num_classes: int | None = None
-    """Labels are below this; None where proxies belong to no label."""
+    """Labels are below it; None where proxies belong to no label."""
     shard: Shard | None = None
-    """Which rows the `proxies` handed in are, where other processes hold the others."""
+    """Which rows the given `proxies` are, where other processes hold the rest."""
 
     @abstractmethod
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
-        """p(x) for each row of x: (N,) rows of `proxies`."""
+        """Return p(x) for each row of x: (N,) rows of `proxies`."""
 
     @abstractmethod
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """Triplets over proxies from a labelled batch."""
+        """Return triplets over proxies from a labelled batch."""
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """Triplets over proxies from instances: y (B, D) positives, z (B, K, D) negatives."""
+        """Return triplets over proxies from positives y (B, D) and negatives z (B, K, D)."""
         raise ValueError(
             f"{self.name} assignment finds a proxy by its label; bare triplets have none: "
             "pass assignment='dynamic'"
         )
 
     def _nearest(self, distances: Tensor) -> Tensor:
-        """The row of the least distance, (N, P) → (N,)."""
+        """Return the row of the least distance, (N, P) → (N,)."""
         return distances.argmin(1) if self.shard is None else self.shard.nearest(distances)
 
     @property
@@ -73,7 +73,7 @@ class Assignment(nn.Module, ABC):
         return slice(0, self.num_proxies) if self.shard is None else self.shard.rows
 
     def _is(self, row: Tensor) -> Tensor:
-        """Which of the own rows it is, (…) → (…, own rows)."""
+        """Return a one-hot mask of the row among this process's rows, (…) → (…, own rows)."""
         return row[..., None] == torch.arange(self._rows.start, self._rows.stop).to(row)
 
 
@@ -88,19 +88,19 @@ class Static(Assignment):
         self.num_classes = self.num_proxies = num_classes
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
-        """The label itself."""
+        """Return the label itself."""
         return _required(labels, self.name)
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """(x, p_c(x), all others)."""
+        """Return (x, p_c(x), all others)."""
         return ProxyTriplets(positive=labels)
 
 
 class Fractional(Assignment):
-    """Fewer proxies than labels (Section 6.5): labels are dealt to proxies at random, once.
+    """Fewer proxies than labels (Section 6.5): labels are distributed over proxies at random, once.
 
-    The deal is even: every proxy gets ⌊C/P⌋ or ⌈C/P⌉ labels. Z is every proxy but the
-    positive's own; labels that share the anchor's proxy are thus no negatives of it.
+    Evenly: every proxy gets ⌊C/P⌋ or ⌈C/P⌉ labels. p(Z) is every proxy but p(y), so labels that
+    share the anchor's proxy are no negatives of it.
     """
 
     name = "fractional"
@@ -112,22 +112,22 @@ class Fractional(Assignment):
     ) -> None:
         super().__init__()
         self.num_classes, self.num_proxies = num_classes, num_proxies
-        deal = torch.randperm(num_classes, generator=generator) % num_proxies
-        self.register_buffer("proxy_of_label", deal)
+        proxy_of_label = torch.randperm(num_classes, generator=generator) % num_proxies
+        self.register_buffer("proxy_of_label", proxy_of_label)
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
-        """The proxy that the label was dealt to."""
+        """Return the label's proxy."""
         return self.proxy_of_label[_required(labels, self.name)]
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """(x, the label's proxy, all others)."""
+        """Return (x, the label's proxy, all others)."""
         return ProxyTriplets(positive=self.of(x, labels, proxies))
 
 
 class Several(Assignment):
     """More proxies than labels: each label owns ⌊P/C⌋ or ⌈P/C⌉ neighbouring rows.
 
-    p(x) is the closest of the label's own (Eq. 5 within the label); Z is every proxy of
+    p(x) is the closest proxy of the label (Eq. 5 within the label); p(Z) is every proxy of
     another label. A label's other proxies are neither positive nor negative.
     """
 
@@ -141,13 +141,14 @@ class Several(Assignment):
         self.register_buffer("label_of_proxy", owner)
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
-        """The closest proxy of the label's own."""
-        own = _required(labels, self.name)[:, None] == self.label_of_proxy[self._rows]  # (N, P)
+        """Return the closest proxy of the label."""
+        labels = _required(labels, self.name)
+        is_own = labels[:, None] == self.label_of_proxy[self._rows]  # (N, P)
         with torch.no_grad():
-            return self._nearest(squared_distances(x, proxies).masked_fill(~own, math.inf))
+            return self._nearest(squared_distances(x, proxies).masked_fill(~is_own, math.inf))
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """(x, the closest of the label's proxies, all proxies of other labels)."""
+        """Return (x, the closest of the label's proxies, all proxies of other labels)."""
         return ProxyTriplets(
             positive=self.of(x, labels, proxies),
             negative=labels[:, None] != self.label_of_proxy[self._rows],
@@ -155,17 +156,17 @@ class Several(Assignment):
 
 
 class Dynamic(Assignment):
-    """p(x) is the closest proxy now (Eq. 5); proxies belong to no label.
+    """p(x) is the closest proxy at the moment (Eq. 5); proxies belong to no label.
 
     From labels, an anchor's positives y are the *other* items of its label in the batch and
     its negatives the items of other labels; each (x, y) is one triplet with
-    Z = {p(z)} \\ {p(y)}, each proxy counted once. From bare triplets the same, with y and Z
+    p(Z) = {p(z)} \\ {p(y)}, each proxy counted once. From bare triplets the same, with y and Z
     as given. Instances y, z only choose proxies: gradients reach x and the chosen proxies.
-    A triplet whose Z is empty is left out; when all are, the loss is zero (with a graph).
+    A triplet whose p(Z) is empty is left out; if all are, the loss is zero (with a graph).
 
     Proxies that are never the closest get no gradient and stay behind; in the worst case all
-    points share one proxy and nothing is learned. `share_in_use` reports it, and a warning says
-    it once. torch.func, which shows no values, does not count.
+    points share one proxy and nothing is learned. `share_in_use` reports it, and one warning is
+    given. Under torch.func, which shows no values, use is not counted.
     """
 
     name = "dynamic"
@@ -180,29 +181,30 @@ class Dynamic(Assignment):
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
-        """The closest proxy, Eq. 5."""
+        """Return the closest proxy, Eq. 5."""
         with torch.no_grad():
             return self._nearest(squared_distances(x, proxies))
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """(x, p(y), p(Z)) for every positive pair (x, y) of the batch."""
+        """Return (x, p(y), p(Z)) for every positive pair (x, y) of the batch."""
         chosen = self.of(x, None, proxies)  # (B,)
         self._count(chosen)
         same = labels[:, None] == labels
         pairs = same & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
         counted = None
-        if is_traced():  # shapes can't depend on values: all B² pairs, some of them not counted
+        if is_traced():  # shapes can't depend on values: all B² pairs, of which some don't count
             rows = torch.arange(len(x), device=x.device)
             anchor, other = rows.repeat_interleave(len(x)), rows.repeat(len(x))
             counted = pairs.flatten()
         else:
             anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
         holds = self._is(chosen).to(x.dtype)  # (B, P)
-        of_others = ((~same).to(x.dtype) @ holds) > 0  # (B, P): proxies of x's negatives
+        # (B, P), the proxies of x's negatives: a product, where a mask would be (B, B, P).
+        of_others = ((~same).to(x.dtype) @ holds) > 0
         return self._without_empty(chosen[other], of_others[anchor], anchor, counted)
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """(x, p(y), p(Z)) with y and Z as given, one triplet a row."""
+        """Return (x, p(y), p(Z)) with y and Z as given, one triplet a row."""
         positive = self.of(y, None, proxies)  # (B,)
         chosen = self.of(z.flatten(0, 1), None, proxies).view(z.shape[:2])  # (B, K)
         self._count(torch.cat([positive, chosen.flatten()]))
@@ -213,19 +215,19 @@ class Dynamic(Assignment):
     def _without_empty(
         self, positive: Tensor, negative: Tensor, anchor: Tensor, counted: Tensor | None = None
     ) -> ProxyTriplets:
-        """Take p(y) out of p(Z), then drop triplets with no negative left."""
+        """Remove p(y) from p(Z), then triplets with no negative left."""
         negative = negative & ~self._is(positive)
         is_useful = negative.any(1)
         if is_traced():
             counted = is_useful if counted is None else counted & is_useful
-            # Any negatives will do where the loss is not counted, if only it is finite.
+            # Where a triplet does not count, every proxy is a negative: any that keep it finite.
             return ProxyTriplets(positive, negative | ~counted[:, None], anchor, counted)
-        if self.shard is not None:
+        if self.shard is not None:  # a negative may be among another process's rows
             is_useful = all_max(is_useful.byte()).bool()
         return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])
 
     def share_in_use(self, window: int = 100) -> float:
-        """Share of the proxies that were chosen within the last `window` training batches."""
+        """Return the share of proxies that were chosen in the last `window` training batches."""
         seen = min(window, int(self.batches))
         return float((self.idle < seen).float().mean())
 
@@ -257,7 +259,7 @@ def build_assignment(
     *,
     generator: torch.Generator | None = None,
 ) -> Assignment:
-    """The assignment of a name and a ratio: "static" is fractional below 1, several above."""
+    """Return the assignment of a name; "static" is fractional below 1 a class, several above."""
     num_proxies = max(1, round(num_classes * proxies_per_class))
     if name == "dynamic":
         return Dynamic(num_proxies)
@@ -272,5 +274,5 @@ def build_assignment(
 
 def _required(labels: Tensor | None, name: str) -> Tensor:
     if labels is None:
-        raise ValueError(f"{name} assignment needs labels; got none")
+        raise ValueError(f"got no labels; {name} assignment needs them: pass labels")
     return labels

@@ -1,8 +1,8 @@
-"""How well proxies bound the loss over instances: ε, the ranking bound, Propositions 4.1, 4.2.
+"""How tightly proxies bound the loss over instances: ε, the ranking bound, Propositions 4.1, 4.2.
 
-All on the unit sphere, where the paper states them, with ε over the assignment really used
-(static assignment is not the argmin of Eq. 5). Two constants of the paper are not what its proofs
-give, one of them false (4.2); they are corrected by default, `printed=True` gives the printed ones:
+All on the unit sphere, where the paper states them, with ε over the assignment in use (static
+assignment is not the argmin of Eq. 5). Two constants of the paper are not what its proofs give, and
+one of them is false (4.2); they are corrected by default, `printed=True` gives the printed ones:
 
                  d                printed     corrected   why
     ranking      |x − y|          2ε          2ε          triangle inequality: not for squares
@@ -10,8 +10,9 @@ give, one of them false (4.2); they are corrected by default, `printed=True` giv
     Prop. 4.2    |x − y|²         2√ε         4√ε         the proof doubles two bounds of √ε
 
 √ε is max |x̂ − p̂(x)|, so ε = max |x̂ − p̂(x)|² as in Eq. 6. The printed 4.1 holds too, loosely: with
-ε in the ½|x − y|² of that proposition it is the 2√ε here. It also needs N_x·N_p > 1. A violation
-is counted beyond the rounding error.
+ε in the ½|x − y|² of that proposition it is the 2√ε here. Both propositions need N_x·N_p ≥ 1, the
+exponent 1/α of Hölder's inequality; at 1 they compare loss with loss directly. A violation is
+counted beyond the rounding error.
 """
 
 import math
@@ -40,7 +41,7 @@ class Bound:
     violations: float
     """Share of triplets with left > right."""
     triplets: int
-    """How many triplets (x, y, z), or (x, y, Z) for Proposition 4.1, were looked at."""
+    """How many triplets (x, y, z), or (x, y, Z) for Proposition 4.1, were evaluated."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Bounds:
     epsilon_mean: float
     epsilon_95: float
     epsilon: float
-    """max over the points, Eq. 6."""
+    """The maximum over the points, Eq. 6."""
     ranking: Bound
     """|{d(x,y) − d(x,z)} − {d(x,p(y)) − d(x,p(z))}| ≤ 2 max d(x,p(x)), d = |x − y|."""
     expected_ranking: Bound
@@ -74,15 +75,18 @@ def proxy_bounds(
     max_triplets: int = 1_000_000,
     seed: int = 0,
 ) -> Bounds:
-    """ε and both sides of each bound; assignment (N,) gives the row of p(x) for each point.
+    """Return ε and both sides of each bound; assignment (N,) is the row of p(x) for each point.
 
     Points and proxies are put on spheres of radius norm_x and norm_p (scale = 2·norm_x·norm_p
-    of the losses). All triplets where they (padded to one number of negatives a pair) are at most
-    `max_triplets`; otherwise a sample drawn from `seed`, every triplet as likely.
+    of the losses). All triplets are used if they (padded to the same number of negatives a pair)
+    are at most `max_triplets`; otherwise a sample drawn from `seed`, each triplet equally likely.
     """
     alpha = 1 / (norm_x * norm_p)
-    if alpha >= 1:
-        raise ValueError(f"norm_x × norm_p is {1 / alpha:g}; Proposition 4.1 needs more than 1")
+    if alpha > 1:
+        raise ValueError(
+            f"norm_x × norm_p is {norm_x * norm_p:g}; expected 1 or more, as in Propositions 4.1 "
+            "and 4.2: raise the norms"
+        )
     x, p, c, own = (as_tensor(given).cpu() for given in (embeddings, proxies, labels, assignment))
     _check(x, p, c, own)
     x, p = normalize(x.double()), normalize(p.double())
@@ -97,19 +101,23 @@ def proxy_bounds(
 
     # |a − b|² = 2 − 2 a·b on the sphere.
     d_y, d_z, e_y, e_z = ((2 - 2 * s).clamp_min(0) for s in (s_y, s_z, t_y, t_z))
-    apart = (d_y.sqrt()[:, None] - d_z.sqrt())[counted]
-    apart_p = (e_y.sqrt()[:, None] - e_z.sqrt())[counted]
-    unsure = apart_p.abs() <= 2 * root + ROUNDING
-    expected = (apart > 0).double(), (apart_p > 0).double() + unsure
+    # The ranking bound is about distances: the triangle inequality does not hold for squares.
+    gap = (d_y.sqrt()[:, None] - d_z.sqrt())[counted]
+    gap_p = (e_y.sqrt()[:, None] - e_z.sqrt())[counted]
+    # H over instances may differ from H over proxies only where the latter's gap is within 2√ε.
+    unsure = gap_p.abs() <= 2 * root + ROUNDING
+    expected = (gap > 0).double(), (gap_p > 0).double() + unsure
 
-    weigh = torch.where(counted, 0.0, -math.inf)
+    # −d and scale·cos differ by a constant, which cancels between numerator and denominator.
+    weigh = torch.where(counted, 0.0, -math.inf)  # exp(−∞) = 0: padding does not count
     size = counted.sum(1).double().log()  # log |Z|
     scaled = 1 / alpha
     nca_left = (s_z + weigh).logsumexp(1) - s_y
     nca_proxy = (scaled * t_z + weigh).logsumexp(1) - scaled * t_y
     loose_41 = 2 * math.sqrt(2) * root if printed else 2 * root
     loose_42 = 2 * root if printed else 4 * root
-    # d over proxies of norms N_x, N_p differs from the unit one by the factor N_x·N_p = 1/α.
+    # A difference of distances over proxies of norms N_x, N_p is N_x·N_p = 1/α times the unit one:
+    # the norms themselves cancel.
     triplet_left = (d_y[:, None] - d_z + margin).clamp_min(0)[counted]
     triplet_proxy = (scaled * (e_y[:, None] - e_z) + margin).clamp_min(0)[counted]
 
@@ -117,19 +125,19 @@ def proxy_bounds(
         epsilon_mean=float(epsilon.mean()),
         epsilon_95=float(epsilon.quantile(0.95)),
         epsilon=float(epsilon.max()),
-        ranking=_bound((apart - apart_p).abs(), (2 * root).expand_as(apart)),
-        expected_ranking=_bound(expected[0].mean()[None], expected[1].mean()[None], len(apart)),
+        ranking=_bound((gap - gap_p).abs(), (2 * root).expand_as(gap)),
+        expected_ranking=_bound(expected[0].mean()[None], expected[1].mean()[None], len(gap)),
         nca=_bound(nca_left, alpha * nca_proxy + (1 - alpha) * size + loose_41),
         triplet=_bound(triplet_left, alpha * triplet_proxy + (1 - alpha) * margin + loose_42),
     )
 
 
 def _check(x: Tensor, p: Tensor, labels: Tensor, assignment: Tensor) -> None:
-    """Refuse what would make a bound that means nothing: NaN violates none."""
+    """Refuse input for which a bound would mean nothing: NaN violates none."""
     if not len(x) == len(labels) == len(assignment):
         raise ValueError(
             f"got {len(x)} embeddings, {len(labels)} labels, {len(assignment)} assignments; "
-            "expected as many"
+            "expected as many of each"
         )
     for name, values in (("embeddings", x), ("proxies", p)):
         if not values.isfinite().all():
@@ -154,36 +162,37 @@ def _bound(left: Tensor, right: Tensor, triplets: int | None = None) -> Bound:
 
 
 def _dots(x: Tensor, points: Tensor, rows: Tensor) -> Tensor:
-    """xₐ · points[rows[a, k]]: (A, K), holding the points of a few anchors at a time."""
-    rows = rows.clamp_min(0)
-    few = (slice(i, i + 64) for i in range(0, len(x), 64))
-    return torch.cat([torch.einsum("ad,akd->ak", x[s], points[rows[s]]) for s in few])
+    """Return xₐ · points[rows[a, k]], (A, K); gathers the points of a few anchors at a time."""
+    rows = rows.clamp_min(0)  # padding: any row, as it is masked later
+    parts = (slice(i, i + 64) for i in range(0, len(x), 64))
+    return torch.cat([torch.einsum("ad,akd->ak", x[s], points[rows[s]]) for s in parts])
 
 
 def _triplets(labels: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs (x, y) of a class and, a row each, negatives Z (padded with −1 where fewer)."""
+    """Return pairs (x, y) of a class, (A,) each, and their negatives Z (A, K), padded with −1."""
     n = len(labels)
     _, label, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     triplets = int((sizes * (sizes - 1) * (n - sizes)).sum())
     if triplets == 0:
         raise ValueError("no triplet: expected two classes or more, one of them with two items")
-    width = n - int(sizes[sizes > 1].min())
+    width = n - int(sizes[sizes > 1].min())  # the most negatives that any pair has
     if int((sizes * (sizes - 1)).sum()) * width <= most:
         rows = (sizes > 1)[label].nonzero()  # (R, 1): the points that have a positive
         same = label[rows] == label  # (R, N)
         row, y = (same & (rows != torch.arange(n))).nonzero(as_tuple=True)
         anchor = rows[row, 0]
-        # Negatives first in each row, in order; the rest is padding.
+        # A stable sort of False before True puts negatives first, in order; the rest is padding.
         order = same.to(torch.int8).argsort(dim=1, stable=True)[:, :width]
         z = torch.where(same.gather(1, order), -1, order)[row]
         useful = (z >= 0).any(1)
         return anchor[useful], y[useful], z[useful]
     generator = torch.Generator().manual_seed(seed)
+    # Pairs with many negatives each: Proposition 4.1 is about a set Z. As many as every pair has.
     width = min(1000, n - int(sizes.max()))
     pairs = max(1, most // width)
     by_class = label.argsort(stable=True)
     start = sizes.cumsum(0) - sizes
-    # A point is drawn as often as it is the anchor of a triplet.
+    # An anchor is drawn in proportion to the number of its triplets, by their cumulative sum.
     ends = ((sizes - 1) * (n - sizes))[label].cumsum(0)
     anchor = torch.searchsorted(
         ends, torch.randint(triplets, (pairs,), generator=generator), right=True
@@ -191,8 +200,9 @@ def _triplets(labels: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor, Ten
     size = sizes[label[anchor]]
     place = torch.empty_like(by_class).scatter_(0, by_class, torch.arange(n)) - start[label]
     step = 1 + (torch.rand(pairs, generator=generator) * (size - 1)).long().clamp_max(size - 2)
-    y = by_class[start[label[anchor]] + (place[anchor] + step) % size]  # any but x itself
-    # In the order by class, x's own class is one run: draw from what is outside of it.
+    # y: a step from 1 to size − 1 around the class reaches each of its points but x itself.
+    y = by_class[start[label[anchor]] + (place[anchor] + step) % size]
+    # z: in the order by class, x's class is one run; draw from the ring outside of it.
     outside = torch.rand(pairs, width, generator=generator) * (n - size)[:, None]
     z = (start[label[anchor]] + size)[:, None] + outside.long().clamp_max((n - size)[:, None] - 1)
     return anchor, y, by_class[z % n]

@@ -6,7 +6,7 @@ from nofuss.geometry import Array, as_tensor
 
 
 def count_triplets(labels: Array, *, ordered: bool = True) -> int:
-    """Triplets (x, y, z) with c(x) = c(y) ≠ c(z): n²(n−k)(k−1)/k² for k classes of equal size.
+    """Count triplets (x, y, z) with c(x) = c(y) ≠ c(z): n²(n−k)(k−1)/k² for k equal classes.
 
     `ordered=False` counts {x, y} once: Figure 2's two classes of four points give its 48.
     """
@@ -16,7 +16,7 @@ def count_triplets(labels: Array, *, ordered: bool = True) -> int:
 
 
 def count_proxy_triplets(labels: Array, proxies_per_class: int = 1) -> int:
-    """Triplets (x, p(y), p(z)) over proxies: each anchor's own proxies times all others'.
+    """Count triplets (x, p(y), p(z)) over proxies: each anchor's own proxies times all others'.
 
     Figure 2's two classes of four points, one proxy each, give its 8.
     """

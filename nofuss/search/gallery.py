@@ -5,7 +5,6 @@ otherwise, or if it had just been written when it was last read, its content is 
 an array is named by its file and row, and compared by content. Nothing is written into the data.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -28,7 +27,8 @@ from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.transforms import middle
 from nofuss.distributed import processes
 from nofuss.errors import DataError
-from nofuss.files.atomic import open_regular, sha256
+from nofuss.files.atomic import digest, sha256
+from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder
 from nofuss.search.index import Index, Label
 
@@ -270,7 +270,7 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
                 f"{collection.name} can't be indexed: its items have no names; use arrays"
             )
         content = collection.array[item].tobytes()
-        return Version(len(content), 0, hashlib.blake2b(content, digest_size=16).hexdigest())
+        return Version(len(content), 0, digest_of([content]))
     path = collection.paths[item]
     status = path.stat()
     size, mtime_ns = status.st_size, status.st_mtime_ns
@@ -278,6 +278,4 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:
         mtime_ns = 0  # never equal, so that the content is compared the next time
-    with open_regular(path, limit=MAX_FILE) as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    return Version(size, mtime_ns, digest)
+    return Version(size, mtime_ns, digest(path, limit=MAX_FILE))

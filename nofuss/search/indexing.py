@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +112,7 @@ def _update(
     todo = plan(index, collection, data)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
-    bar = console.progress("embedding", total) if total else nullcontext()
-    with bar as progress:
+    with console.progress("embedding", total, quiet=not total) as progress:
         changes = update(
             index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
         )

@@ -80,7 +80,7 @@ def _train_locked(
     if config.force and not config.resume:
         raise UsageError("--force is for resuming a run; add --resume, or leave it out")
     if config.resume:
-        config = resume_run(config, told=given, restarted=processes.restarted())
+        config = resume_run(config, explicit=given, restarted=processes.restarted())
         assert config.out is not None
         lock.take(config.out)
     with processes.in_turn():
@@ -192,18 +192,21 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     shown = np.arange(len(job.collection)) if folded else job.sides.test
     rows = np.r_[shown, job.learned[few]]
     if job.fixed:
-        found = normalize(through_head(job.embedder, job.for_head(rows)))
+        raw = through_head(job.embedder, job.for_head(rows))
     else:
         encoder = Encoder(job.embedder, job.preprocessing)
         with console.progress("embedding", len(rows)) as progress:
-            found = encoder.embed_collection(job.collection.subset(rows), progress=progress)
-    test, sample = found[: len(shown)], found[len(shown) :]
+            items = job.collection.subset(rows)
+            raw = encoder.embed_collection(items, progress=progress, unit=False)
+    unit = normalize(raw)
+    test, sample = unit[: len(shown)], unit[len(shown) :]
     proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
     if isinstance(job.criterion, ProxyLoss):
         job.criterion.cpu()  # training is over
         proxies = normalize(job.criterion.proxies.detach())
         own = None if labels is None else torch.from_numpy(labels[few])
-        assignment = job.criterion.assignment.of(sample, own, proxies)
+        # As in training: with free norms the closest proxy is that of the raw vectors.
+        assignment = job.criterion.assign(raw[len(shown) :], own)
         if job.criterion.shard is not None:  # no process holds them all: those of the sample
             chosen, assignment = torch.unique(assignment, return_inverse=True)
             proxies = job.criterion.shard.take(proxies, chosen)

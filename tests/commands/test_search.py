@@ -236,7 +236,7 @@ def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> Non
         (["search", "RUN", "missing.jpg", "-k", "0"], "-k is 0"),
         (["search", "RUN", "a.jpg", "--show", "grid.jpg"], "does not end in .png"),
         (["index", "RUN", "nowhere"], "nowhere does not exist"),
-        (["search", "nowhere", "a.jpg"], "nowhere is no run directory"),
+        (["search", "nowhere", "a.jpg"], "nowhere is not a run directory"),
     ],
 )
 def test_mistakes_are_one_line(

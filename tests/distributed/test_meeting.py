@@ -35,9 +35,15 @@ def test_each_attempt_has_a_room_of_its_own(world: int) -> None:
 
 def test_those_who_never_met_leave_nothing_that_misleads() -> None:
     store = dist.HashStore()
-    assert meet(store, [1, 2], 3, 0.1) == ["some have not come within 0.1 s"] * 2  # no rank 0
-    assert meet(store, [0, 2], 3, 0.3)[0] == "some have not come within 0.3 s"  # no rank 1
-    assert meet(store, [0, 1], 3, 0.3)[0] == "some have not come within 0.3 s"  # no rank 2
+    assert (
+        meet(store, [1, 2], 3, 0.1) == ["some processes have not arrived within 0.1 s"] * 2
+    )  # no rank 0
+    assert (
+        meet(store, [0, 2], 3, 0.3)[0] == "some processes have not arrived within 0.3 s"
+    )  # no rank 1
+    assert (
+        meet(store, [0, 1], 3, 0.3)[0] == "some processes have not arrived within 0.3 s"
+    )  # no rank 2
     assert meet(store, [2, 1, 0], 3, 20) == [b"1"] * 3
 
 

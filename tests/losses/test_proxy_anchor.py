@@ -44,7 +44,7 @@ def test_same_as_the_other_library(batch: tuple[Tensor, Tensor]) -> None:
 
 
 def test_refuses_dynamic_assignment_and_free_norms() -> None:
-    with pytest.raises(ValueError, match="does not go with dynamic assignment"):
+    with pytest.raises(ValueError, match="does not take dynamic assignment"):
         ProxyAnchor(4, 5, assignment="dynamic")
-    with pytest.raises(ValueError, match="needs a number"):
+    with pytest.raises(ValueError, match="expected a number"):
         ProxyAnchor(4, 5, scale=None)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The shell of losses over proxies: options, refusals, precision, state."""
 
+import doctest
 import inspect
 import math
 import pydoc
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import nofuss
 from nofuss.losses import PROXY_LOSSES
 from nofuss.losses.proxy_loss import proxy_logits
 from nofuss.losses.proxy_nca import ProxyNCA
@@ -83,7 +85,7 @@ def test_what_goes_with_what() -> None:
             if assignment.name in loss.takes:
                 loss(4, 5, assignment=assignment)
             else:
-                with pytest.raises(ValueError, match=f"does not go with {assignment.name}"):
+                with pytest.raises(ValueError, match=f"does not take {assignment.name}"):
                     loss(4, 5, assignment=assignment)
 
 
@@ -189,6 +191,59 @@ def test_help_shows_the_options(name: str) -> None:
     assert "**options" not in text
     for option in inspect.signature(PROXY_LOSSES[name]).parameters:
         assert option in text
-    described = inspect.getdoc(PROXY_LOSSES["proxy-nca"]) or ""
-    for option in inspect.signature(PROXY_LOSSES["proxy-nca"]).parameters:
+    described = inspect.getdoc(PROXY_LOSSES[name]) or ""
+    for option, parameter in inspect.signature(PROXY_LOSSES[name]).parameters.items():
         assert f"\n{option}: " in described
+        if parameter.default is not parameter.empty:
+            assert f"= {parameter.default!r}" in text
+
+
+@pytest.mark.parametrize("name", PROXY_LOSSES)
+def test_the_example_of_the_help_runs(name: str) -> None:
+    names = {"nofuss": nofuss, "torch": torch}
+    (example,) = doctest.DocTestFinder(recurse=False).find(PROXY_LOSSES[name], globs=names)
+    assert example.examples
+    failed, _ = doctest.DocTestRunner().run(example)
+    assert failed == 0
+
+
+@pytest.mark.parametrize("name", PROXY_LOSSES)
+def test_given_proxies_are_copied(name: str, batch: tuple[Tensor, Tensor]) -> None:
+    x, labels = batch
+    loss = PROXY_LOSSES[name]
+    drawn = loss(4, x.shape[1], seed=3)
+    given = drawn.proxies.detach().double().requires_grad_()
+    criterion = loss(4, x.shape[1], proxies=given)
+    assert criterion.proxies.dtype is torch.float32
+    assert torch.equal(criterion.proxies, drawn.proxies)
+    assert torch.equal(criterion(x, labels), drawn(x, labels))
+    criterion(x, labels).backward()
+    assert given.grad is None
+    with torch.no_grad():
+        criterion.proxies.zero_()
+    assert torch.equal(given, drawn.proxies.double())
+
+
+def test_given_proxies_leave_the_deal_to_the_seed() -> None:
+    drawn = ProxyNCA(20, 3, proxies_per_class=0.5, seed=1)
+    state = torch.get_rng_state()
+    given = ProxyNCA(20, 3, proxies_per_class=0.5, seed=1, proxies=torch.eye(10, 3))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert isinstance(drawn.assignment, Fractional)
+    assert isinstance(given.assignment, Fractional)
+    assert torch.equal(given.assignment.proxy_of_label, drawn.assignment.proxy_of_label)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "message"),
+    [
+        (torch.zeros(3, 5), r"\(3, 5\) torch.float32; expected \(4, 5\) floating point: pass one"),
+        (torch.zeros(4, 6), r"expected \(4, 5\)"),
+        (torch.zeros(20), r"expected \(4, 5\)"),
+        (torch.zeros(4, 5, dtype=torch.int64), "torch.int64; expected"),
+        (torch.full((4, 5), math.nan), "proxies hold NaN or infinity"),
+    ],
+)
+def test_given_proxies_that_do_not_fit(proxies: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ProxyNCA(4, 5, proxies=proxies)

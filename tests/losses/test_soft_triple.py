@@ -55,5 +55,5 @@ def test_same_as_the_other_library(batch: tuple[Tensor, Tensor], centers: int) -
 def test_refuses_uneven_centers_and_free_norms() -> None:
     with pytest.raises(ValueError, match="whole number"):
         SoftTriple(4, 5, proxies_per_class=2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="needs a number"):
+    with pytest.raises(ValueError, match="expected a number"):
         SoftTriple(4, 5, scale=None)  # type: ignore[arg-type]

@@ -196,7 +196,7 @@ def test_proxies_in_use_do_not_warn() -> None:
 
 def test_labels_are_asked_for_where_needed() -> None:
     for assignment in (Static(4), Fractional(4, 2), Several(4, 8)):
-        with pytest.raises(ValueError, match="needs labels"):
+        with pytest.raises(ValueError, match="got no labels"):
             assignment.of(numbers(3, 2), None, numbers(4, 2))
 
 

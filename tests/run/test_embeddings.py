@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from nofuss.data.usable import open_usable
 from nofuss.errors import RunError
@@ -16,6 +17,8 @@ from nofuss.run.embeddings import (
     sample_by_class,
     without_sample,
 )
+from nofuss.training.checkpoint import load_checkpoint
+from tests.tiny_run import train_pictures
 
 
 def test_they_are_the_models(picture_run: Path) -> None:
@@ -31,6 +34,22 @@ def test_they_are_the_models(picture_run: Path) -> None:
     classes = np.unique(collection.labels[kept.sample_rows], return_inverse=True)[1]
     assert kept.assignment.tolist() == classes.tolist()  # static: a proxy is its class
     np.testing.assert_allclose(np.linalg.norm(kept.proxies, axis=1), 1, atol=1e-5)
+
+
+def test_free_norms_assign_as_training_does(tmp_path: Path) -> None:
+    """p(x) is the closest proxy of x as it is: the closest direction is often another one."""
+    options = {"assignment": "dynamic", "proxies_per_class": 2.0, "free_norms": True}
+    run = train_pictures(tmp_path, epochs=2, proxy_rate=0.5, start="random", **options)
+    kept, checkpoint = load_embeddings(run), load_checkpoint(run / "checkpoints", say=print)
+    assert kept is not None
+    assert checkpoint is not None
+    proxies = checkpoint.tensors["criterion.proxies"]
+    collection, _ = open_usable(tmp_path / "data")
+    raw = load(run).embed_collection(collection.subset(kept.sample_rows), unit=False)
+    closest = torch.cdist(raw, proxies).argmin(1)
+    assert kept.assignment.tolist() == closest.tolist()
+    by_direction = (kept.sample @ kept.proxies.T).argmax(1)
+    assert kept.assignment.tolist() != by_direction.tolist()
 
 
 def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
@@ -93,9 +112,9 @@ def some(**changes: object) -> RunEmbeddings:
         ({"test_rows": np.array([0])}, r"expected int64 \(2,\)"),
         ({"sample_rows": np.array([0, -1, 2])}, "sample_rows is int64"),
         ({"sample_rows": np.array([0.0, 1, 2])}, "sample_rows is float64"),
-        ({"assignment": np.array([0, 1, 2])}, "assignment names proxies that are not there"),
+        ({"assignment": np.array([0, 1, 2])}, "assignment names proxies that do not exist"),
         ({"scale": float("nan")}, "its scale is nan"),
-        ({"fingerprint": 7}, "its fingerprint is no word"),
+        ({"fingerprint": 7}, "its fingerprint is not a string"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(

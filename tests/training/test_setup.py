@@ -116,7 +116,7 @@ def test_the_seed_decides_the_first_proxies() -> None:
         ({"loss": "nca", "proxies_per_class": 2.0}, "--proxies-per-class is for losses over"),
         ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
         ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
-        ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not go with dynamic"),
+        ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not take dynamic"),
         ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
     ],
 )

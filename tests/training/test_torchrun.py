@@ -60,7 +60,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two processes that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole")
     said = run_to_the_end(torchrun(2, PROGRAM, *train_command(data, folder / "run")), folder)
-    assert said.count("2 processes here, over loopback") == 1
+    assert said.count("2 processes on this machine, over loopback") == 1
     assert "asks for no password" in said
     assert said.count("run directory") == 1  # one of them speaks
     assert list((folder / "run" / "checkpoints" / "step-270").glob("shard-*"))

@@ -1,1 +1,1 @@
-"""The losses over proxies for many proxies: the same values, without a (B, P) matrix."""
+"""Fused forms of the losses over proxies: the same values without autograd's (B, P) matrices."""

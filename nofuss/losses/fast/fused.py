@@ -1,10 +1,10 @@
 """Losses over proxies as one node of the graph, their gradients computed together with them.
 
-Values and gradients equal the plain form's, on any device. Where more is asked than a first
-derivative, the plain form takes over: `backward` with `create_graph=True` differentiates it, and
-`torch.func` (`grad`, `vmap`, `jvp`, `hessian`) sees nothing else. `torch.compile` finds the walks
-over many proxies as the operator `nofuss::fused_loss`, and the plain form of few. Free norms
-(−|x − p|²) have no fused form.
+Values and gradients equal those of the plain form, on any device. For more than a first derivative
+the plain form takes over: `backward` with `create_graph=True` differentiates it, and `torch.func`
+(`grad`, `vmap`, `jvp`, `hessian`) always uses it. Under `torch.compile` the walks over many proxies
+are the operator `nofuss::fused_loss`, and few proxies take the plain form. Free norms (−|x − p|²)
+have no fused form.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from nofuss.geometry import normalize
 from nofuss.losses.fast.margin import WalkedAnchor, WalkedTriplet
 from nofuss.losses.fast.nca import WalkedNCA
 from nofuss.losses.fast.operator import traced_loss
-from nofuss.losses.fast.small import SmallNCA, few
+from nofuss.losses.fast.small import SmallNCA, small_is_faster
 from nofuss.losses.fast.walk import Form
 from nofuss.losses.inputs import full_precision, without_autocast
 
 
 def pays(batch: int, num_proxies: int, dim: int) -> bool:
-    """Whether the fused form is faster than the plain one: from 500 proxies and 2¹⁷ numbers on.
+    """Return whether the fused form is faster: from 500 proxies and 2¹⁷ numbers on.
 
     Measured, forward + backward, for batches of 8 to 512 in 64 and 512 dimensions: the two meet
     near 2,000 proxies for (8, 64), 1,000 for (32, 64), 400 for (32, 512) and (512, 64). The
@@ -47,12 +47,12 @@ def fused_proxy_nca(
 
     embeddings: (B, D); positive: (B,) rows of `proxies`.
     include_positive: False is the paper; True is the softmax form common elsewhere.
-    share: (B,) what each anchor counts, instead of 1/B.
-    keep: whether a walk holds its exponentials: see `WalkedNCA`.
-    shard: which rows `proxies` are, where each process holds some; all then have the same loss,
-        each the gradient of its rows and its part of the gradient by x: see `to_shards`.
+    share: (B,) the weight of each anchor, instead of 1/B.
+    keep: whether a walk keeps its exponentials: see `WalkedNCA`.
+    shard: which rows `proxies` are, where each process holds some; all processes then return the
+        same loss, the gradient of their rows and their part of the gradient by x: see `to_shards`.
     """
-    if shard is None and keep is None and few(len(embeddings), len(proxies)):
+    if shard is None and keep is None and small_is_faster(len(embeddings), len(proxies)):
         form: Form = SmallNCA(scale, include_positive)
         return fused_loss(form, embeddings, positive, proxies, share)
     x = _scaled(embeddings, proxies, scale)
@@ -106,7 +106,7 @@ def fused_loss(
     share: Tensor | None = None,
     shard: Shard | None = None,
 ) -> Tensor:
-    """The loss of a form, by the way that can be differentiated as it will be."""
+    """Return the loss of a form, in the way that the kind of differentiation allows."""
     x, proxies = full_precision(x, proxies), full_precision(proxies, x)
     share = None if share is None else share.to(x.dtype)
     if torch.compiler.is_compiling():
@@ -134,7 +134,7 @@ class _Fused(torch.autograd.Function):
         shard: Shard | None,
         with_gradients: bool,
     ) -> Tensor:
-        """The loss; its gradients wait."""
+        """Compute the loss and its gradients; `backward` only hands them out."""
         needs = (
             with_gradients and ctx.needs_input_grad[1],
             with_gradients and ctx.needs_input_grad[3],
@@ -146,7 +146,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients, given away: one that is still held here would be copied by autograd."""
+        """Return the gradients, and drop them: autograd copies one that is still referenced."""
         x, positive, proxies, share = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             if ctx.shard is not None:
@@ -156,11 +156,11 @@ class _Fused(torch.autograd.Function):
             dx, dp = ctx.form.plain_gradients(x, positive, proxies, share, grad)
             return None, dx, None, dp, None, None, None
         gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # again, with retain_graph
+        if gradients is None:  # a second backward, after retain_graph=True
             gradients = ctx.form.compute(x, positive, proxies, share, ctx.shard, ctx.needs)[1:]
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # is_grads_batched=True
             dx, dp = (None if each is None else each * grad for each in gradients)
-        elif grad.item() == 1:  # a plain backward(): a pass over the proxies is saved
+        elif grad.item() == 1:  # a plain backward() saves a pass over the proxies
             dx, dp = gradients
         else:
             dx, dp = (None if each is None else each.mul_(grad) for each in gradients)
@@ -168,7 +168,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        """Not there: torch.func.jvp is, and the plain form has both."""
+        """Refuse forward mode on dual tensors; `torch.func.jvp` uses the plain form."""
         raise RuntimeError(
             "fused losses have no forward-mode derivative; use torch.func.jvp, or fused=False"
         )

@@ -1,8 +1,9 @@
 """Proxy-Triplet and Proxy-Anchor over many proxies, on the walk of the fused Proxy-NCA.
 
-The weight of a cell (proxy, anchor) is known as soon as its chunk is, so one walk gives loss and
-gradients: three matrix products, and O(chunk) memory beside the gradients themselves. Sums over
-chunks are in double: there may be thousands of them.
+Proxy-NCA weighs a cell (proxy, anchor) by 1/Z, which is known only after all chunks. Here the
+weight depends on the chunk alone, so one walk gives loss and gradients: three matrix products, and
+O(chunk) memory beside the gradients themselves. Sums over chunks are in double, as there may be
+thousands of them.
 """
 
 import math
@@ -14,7 +15,7 @@ from torch import Tensor
 from nofuss.distributed.processes import all_sum
 from nofuss.distributed.shard import Shard
 from nofuss.geometry import normalize
-from nofuss.losses.fast.walk import Computed, Form, Walk, reduce
+from nofuss.losses.fast.walk import Computed, Form, Walk, reduce, shares_or_mean
 from nofuss.losses.of_logits import anchor_of_cosines, triplet_of_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
@@ -26,7 +27,7 @@ class WalkedTriplet(Form):
     margin: float
 
     def plain(self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None) -> Tensor:
-        """The same of one matrix of logits."""
+        """Return the same loss from one matrix of logits."""
         logits = x @ normalize(proxies).T
         return reduce(triplet_of_logits(logits, ProxyTriplets(positive), margin=self.margin), share)
 
@@ -39,31 +40,28 @@ class WalkedTriplet(Form):
         shard: Shard | None,
         needs: tuple[bool, bool],
     ) -> Computed:
-        """A cell weighs its anchor's share where its hinge is open."""
+        """Walk once; a cell weighs its anchor's share where its hinge is open, above 0."""
         num_proxies = shard.total if shard else len(proxies)
         if num_proxies == 1:
             raise ValueError("got one proxy; a positive and a negative need two")
         walk = Walk(x, positive, proxies, shard)
         p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
-        lead = self.margin - _whole((x * p_y).sum(1), shard)
-        each = x.new_full((len(x),), 1 / len(x)) if share is None else share
-        each = each / (num_proxies - 1)
-        total, open_, dx, dp = self._walk(walk, x, lead, each, needs)
-        if not walk.ordinary():
-            walk.rescale()
-            total, open_, dx, dp = self._walk(walk, x, lead, each, needs)
-        loss = (_whole(total, shard) @ each.double()).to(x.dtype)
+        lead = self.margin - _over_shards((x * p_y).sum(1), shard)  # M − x·p̂(y)
+        shares = shares_or_mean(share, x) / (num_proxies - 1)
+        total, open_, dx, dp = walk.first(lambda: self._walk(walk, x, lead, shares, needs))
+        loss = (_over_shards(total, shard) @ shares.double()).to(x.dtype)
         if any(needs):
-            open_ = _whole(open_, shard)
-            dx.sub_(p_y * open_[:, None]).mul_(each[:, None])
+            # The positive is in every hinge: it is pulled once for each that is open.
+            open_ = _over_shards(open_, shard)
+            dx.sub_(p_y * open_[:, None]).mul_(shares[:, None])
         if dp is not None:
-            walk.pull_back_positives_(x * (open_ * each)[:, None], dp)
+            walk.pull_back_positives_(x * (open_ * shares)[:, None], dp)
         return Computed(loss, dx.to(x.dtype) if needs[0] else None, walk.unscaled(dp))
 
     def _walk(
         self, walk: Walk, x: Tensor, lead: Tensor, share: Tensor, needs: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Each anchor's sum over hinges, how many are open, Σ p̂ of those, and by the proxies."""
+        """Return each anchor's sum over hinges, how many are open, Σ p̂ of those, and ∂/∂proxies."""
         e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         open_, weighted = x.new_zeros(len(x)), x * share[:, None]
@@ -73,10 +71,12 @@ class WalkedTriplet(Form):
             walk.find_norms(chunk)
             s = walk.logits(chunk, x, out=e).add_(lead).clamp_min_(0)  # (chunk, B)
             if own:
-                s[own] = 0
+                s[own] = 0  # the positive is no negative of its anchor
             total += s.sum(0)
             if any(needs):
-                open_.addmv_(s.sign_().T, ones[: len(s)])  # whole numbers: exact
+                # The derivative of a hinge is 1 where it is open: its sign. Counts are whole
+                # numbers, exact in float32 up to 2²⁴.
+                open_.addmv_(s.sign_().T, ones[: len(s)])
                 m = walk.weigh_(chunk, s)
                 walk.add_products_(dx, s, m)
             if dp is not None:
@@ -95,7 +95,7 @@ class WalkedAnchor(Form):
     margin: float
 
     def plain(self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None) -> Tensor:
-        """The same of one matrix of logits."""
+        """Return the same loss from one matrix of logits."""
         assert share is None
         logits = x @ normalize(proxies).T
         return anchor_of_cosines(logits, ProxyTriplets(positive), scale=1.0, margin=self.margin)
@@ -109,19 +109,14 @@ class WalkedAnchor(Form):
         shard: Shard | None,
         needs: tuple[bool, bool],
     ) -> Computed:
-        """The negatives of a proxy are one row; its positives need B numbers in all."""
+        """Walk once for the negatives, a row each proxy; all positives are only B numbers."""
         assert share is None
-        walk, num_proxies = (
-            Walk(x, positive, proxies, shard),
-            shard.total if shard else len(proxies),
-        )
+        walk = Walk(x, positive, proxies, shard)
+        num_proxies = shard.total if shard else len(proxies)
         p_y = walk.only_here(normalize(proxies[walk.row]))  # (B, D)
-        pull, inside = _pull(self.margin - _whole((x * p_y).sum(1), shard), positive)
-        push, dx, dp = self._walk(walk, x, num_proxies, needs)
-        if not walk.ordinary():
-            walk.rescale()
-            push, dx, dp = self._walk(walk, x, num_proxies, needs)
-        loss = (pull + _whole(push, shard) / num_proxies).to(x.dtype)
+        pull, inside = _pull(self.margin - _over_shards((x * p_y).sum(1), shard), positive)
+        push, dx, dp = walk.first(lambda: self._walk(walk, x, num_proxies, needs))
+        loss = (pull + _over_shards(push, shard) / num_proxies).to(x.dtype)
         if needs[0]:
             dx.sub_(p_y * inside[:, None])
         if dp is not None:
@@ -131,7 +126,7 @@ class WalkedAnchor(Form):
     def _walk(
         self, walk: Walk, x: Tensor, num_proxies: int, needs: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The sum over own proxies of log(1 + Σ), and its gradients over `num_proxies`."""
+        """Return Σ log(1 + Σ exp) over this process's proxies, and its gradients / num_proxies."""
         push = torch.zeros((), dtype=torch.float64, device=x.device)
         e, dx = x.new_empty(walk.rows, len(x)), torch.zeros_like(x).double()
         dp = torch.empty_like(walk.proxies) if needs[1] else None
@@ -140,11 +135,13 @@ class WalkedAnchor(Form):
             s = walk.logits(chunk, x, out=e).add_(self.margin)  # (chunk, B)
             if own:
                 s[own] = -math.inf
-            top = s.amax(1).clamp_min_(0)  # 1 = exp(0) is in the sum too
-            outside = s.sub_(top[:, None]).exp_().sum(1)
-            whole = outside + (-top).exp_()
+            # log(1 + Σ exp s) as a log-sum-exp: the 1 is exp(0), so 0 counts for the maximum too.
+            top = s.amax(1).clamp_min_(0)
+            exponentials = s.sub_(top[:, None]).exp_().sum(1)
+            whole = exponentials + (-top).exp_()
             push += (whole.log() + top).sum()
             if any(needs):
+                # Unlike in Proxy-NCA the normaliser belongs to the proxy: a weight of its row.
                 weight = 1 / (whole * num_proxies)
                 m = walk.weigh_(chunk, s, weight)
                 walk.add_products_(dx, s, m)
@@ -153,13 +150,14 @@ class WalkedAnchor(Form):
         return push, dx, dp
 
 
-def _whole(part: Tensor, shard: Shard | None) -> Tensor:
-    """The sum over the shards."""
+def _over_shards(part: Tensor, shard: Shard | None) -> Tensor:
+    """Return the sum of all processes' parts."""
     return part if shard is None else all_sum(part)
 
 
 def _pull(t: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """mean_{p∈P⁺} log(1 + Σ_{b∈X⁺} exp t_b), and its derivative by t."""
+    """Return mean_{p∈P⁺} log(1 + Σ_{b∈X⁺} exp t_b), and its derivative by t."""
+    # Anchors grouped by their positive: P⁺ has B proxies at most, however many there are in all.
     used, of_used = torch.unique(positive, return_inverse=True)
     top = t.new_zeros(len(used)).scatter_reduce_(0, of_used, t, "amax")
     e = (t - top[of_used]).exp()

@@ -1,6 +1,6 @@
 """The walks over many proxies as an operator that torch.compile keeps whole.
 
-A walk branches on values and holds workspaces, which can't be traced; as a registered operator it
+A walk branches on values and reuses workspaces, which can't be traced; as a registered operator it
 is one node of the compiled graph, as fast as without compiling. Over few proxies the compiler
 does well with the plain form.
 """
@@ -18,7 +18,7 @@ from nofuss.losses.fast.walk import Form
 def traced_loss(
     form: Form, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
 ) -> Tensor:
-    """The loss as torch.compile sees it."""
+    """Return the loss as torch.compile sees it."""
     name, margin = _name(form)
     if name == "":
         return form.plain(x, positive, proxies, share)
@@ -29,7 +29,7 @@ def traced_loss(
 
 
 def _name(form: Form) -> tuple[str, float]:
-    """A walked form in types that an operator takes."""
+    """Return a walked form in types that an operator takes; no name for another form."""
     match form:
         case WalkedNCA():
             return "softmax" if form.include_positive else "nca", 0.0
@@ -60,7 +60,7 @@ def _operator(
     needs_x: bool,
     needs_proxies: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss and its gradients, empty where they are not needed."""
+    """Return the loss and its gradients, empty where they are not needed."""
     needs = needs_x, needs_proxies
     loss, dx, dp = _form(form, margin).compute(x, positive, proxies, share, None, needs)
     return loss, x.new_empty(0) if dx is None else dx, x.new_empty(0) if dp is None else dp

@@ -1,7 +1,7 @@
-"""Proxy-NCA over few proxies: the same arithmetic as the plain form, one node in the graph.
+"""Proxy-NCA over few proxies: the same arithmetic as the plain form, as one node of the graph.
 
 At a hundred proxies a step is all overhead, a dozen microseconds an operation and twice that for
-its gradient. Writing the gradient down by hand leaves a third of the operations.
+its gradient. A gradient written by hand needs a third of the operations.
 """
 
 import math
@@ -17,12 +17,12 @@ from nofuss.losses.of_logits import nca_of_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
 
-def few(batch: int, num_proxies: int) -> bool:
-    """Whether this form is faster than the walk in chunks: below 6,000 proxies.
+def small_is_faster(batch: int, num_proxies: int) -> bool:
+    """Return whether this form is faster than the walk in chunks: below 6,000 proxies.
 
     Measured, forward + backward, for batches of 8 to 512 in 64 and 512 dimensions: the two meet
     between 4,000 and 8,000 proxies whatever the rest; at 1,000 the walk takes 1.2 to 2.2 times as
-    long. The second condition is for memory: (B, P) is held twice.
+    long. The second condition bounds memory: (B, P) is held twice.
     """
     return num_proxies < 6000 and batch * num_proxies <= 2**22
 
@@ -35,7 +35,7 @@ class SmallNCA(Form):
     include_positive: bool = False
 
     def plain(self, x: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None) -> Tensor:
-        """The same of one matrix of logits."""
+        """Return the same loss from one matrix of logits."""
         logits = self.scale * (normalize(x) @ normalize(proxies).T)
         triplets = ProxyTriplets(positive)
         losses = nca_of_logits(logits, triplets, include_positive=self.include_positive)
@@ -50,7 +50,7 @@ class SmallNCA(Form):
         shard: Shard | None,
         needs: tuple[bool, bool],
     ) -> Computed:
-        """Three products; the gradients freed of their part along what has no norm."""
+        """Compute three products; gradients lose their part along vectors whose norm is free."""
         assert shard is None
         lengths = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         norms = torch.linalg.vector_norm(proxies, dim=1, keepdim=True)
@@ -68,18 +68,22 @@ class SmallNCA(Form):
         share: Tensor | None,
         needs: tuple[bool, bool],
     ) -> Computed:
-        """Of directions x (B, D) and p (P, D), and the lengths they had."""
+        """Compute from directions x (B, D) and p (P, D), and the lengths they had."""
+        # beta=0: `lengths` only fills the place of a summand and is never read.
         logits = torch.addmm(lengths, x, p.t(), beta=0, alpha=self.scale)  # (B, P)
         own = positive.unsqueeze(1)
         own_logits = logits.gather(1, own)
         if not self.include_positive:
             logits.scatter_(1, own, -math.inf)
         shares = logits.softmax(1)
-        # A row's largest share is that of its largest logit: together, the log of the sum.
+        # max share = exp(max logit) / Σ exp, so log Σ exp = max logit − log max share: softmax has
+        # summed the exponentials already.
         losses = logits.amax(1, True).sub_(shares.amax(1, True).log_()).sub_(own_logits)
         loss = losses.mean() if share is None else losses.squeeze(1) @ share
         if not any(needs):
             return Computed(loss, None, None)
+        # From here on the derivative by the logits: softmax − 1 at the positive, or −1 alone where
+        # the positive is not in the denominator.
         if self.include_positive:
             shares.scatter_add_(1, own, shares.new_full(own.shape, -1))
         else:
@@ -88,6 +92,7 @@ class SmallNCA(Form):
         dx = dp = None
         if needs[0]:
             dx = torch.mm(shares, p)
+            # Through the norm: only the part across x remains, divided by |x|.
             dx.addcmul_(x, (dx * x).sum(1, keepdim=True), value=-1).div_(lengths)
         if needs[1]:
             dp = torch.mm(shares.t(), x)
@@ -102,7 +107,7 @@ class SmallNCA(Form):
         share: Tensor | None,
         needs: tuple[bool, bool],
     ) -> Computed:
-        """Of vectors whose norms can't be computed as they are, zero among them."""
+        """Compute from vectors whose norms overflow or vanish as they are, zero among them."""
         pairs = []
         for vectors in (x, proxies):
             top = largest_entries(vectors)

@@ -14,7 +14,7 @@ from nofuss.losses.fast import nca as fused_nca
 from nofuss.losses.fast import walk as fused_walk
 from nofuss.losses.fast.fused import fused_loss, fused_proxy_anchor, fused_proxy_nca, pays
 from nofuss.losses.fast.nca import WalkedNCA
-from nofuss.losses.fast.small import few
+from nofuss.losses.fast.small import small_is_faster
 
 
 def slow_nca(x: Tensor, positive: Tensor, p: Tensor, scale: float, softmax: bool) -> float:
@@ -134,7 +134,7 @@ def test_steps_that_share_kept_memory_do_not_disturb_each_other() -> None:
 
 def test_memory_left_by_inference_mode_is_not_trained_with() -> None:
     x, positive, p = batch(6, 5, 11, dtype=torch.float32)
-    fused_walk.forget()
+    fused_walk.release_workspaces()
     with torch.inference_mode():
         walked_nca(x, positive, p, scale=9.0)
     loss = walked_nca(x, positive, p.requires_grad_(), scale=9.0)
@@ -251,9 +251,9 @@ def test_pays_at_many_proxies_only() -> None:
     assert not pays(32, 100, 64)
     assert not pays(512, 100, 512)
     assert pays(32, 11_318, 64)
-    assert few(32, 4000)
-    assert not few(32, 11_318)
-    assert not few(100_000, 100)  # (B, P) twice would be 80 MB
+    assert small_is_faster(32, 4000)
+    assert not small_is_faster(32, 11_318)
+    assert not small_is_faster(100_000, 100)  # (B, P) twice would be 80 MB
 
 
 @pytest.mark.parametrize("loss", [walked_nca, partial(fused_proxy_anchor, margin=0.1)])

@@ -1,0 +1,100 @@
+"""The largest entry of each row of left @ right.T and its column, without holding the product.
+
+K-means scores vectors against centroids in this way. Products are computed in blocks that stay in
+a core's cache; after some columns have changed, only what may have changed with them is computed.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from nofuss.distributed.processes import merge_rows, share
+from nofuss.evaluate.task import blocks
+
+BLOCK = 384  # rows and columns of one product, which then stays in a core's cache
+SPREAD = 2**24  # entries from which on several processes share the work
+
+
+def row_maxima(
+    left: Tensor, right: Tensor, *, exclude: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the maximum of each row of left @ right.T and its column, never its `exclude`."""
+    score = left.new_full((len(left),), -torch.inf)
+    index = torch.zeros(len(left), dtype=torch.int64, device=left.device)
+    _improve(left, right, torch.arange(len(right), device=left.device), score, index, exclude)
+    return score, index
+
+
+def update_maxima(
+    left: Tensor,
+    right: Tensor,
+    changed: Tensor,
+    stale: Tensor,
+    score: Tensor,
+    index: Tensor,
+    exclude: Tensor | None = None,
+) -> None:
+    """Update score and index in place after the columns `changed` have changed.
+
+    All rows are compared with these columns; only the rows `stale`, whose score had to be lowered,
+    are compared with the other columns too.
+    """
+    _improve(left, right, changed.nonzero()[:, 0], score, index, exclude)
+    rows, same = stale.nonzero()[:, 0], (~changed).nonzero()[:, 0]
+    best, at = score[rows], index[rows]
+    _improve(left[rows], right, same, best, at, None if exclude is None else exclude[rows])
+    score[rows], index[rows] = best, at
+
+
+def _improve(
+    left: Tensor,
+    right: Tensor,
+    columns: Tensor,
+    score: Tensor,
+    index: Tensor,
+    exclude: Tensor | None,
+) -> None:
+    """Replace score and index, in place, where left @ right[columns].T is higher."""
+    if exclude is not None:  # from columns of `right` to places among `columns`, −1 if not there
+        place = torch.full((len(right),), -1, device=columns.device)
+        place[columns] = torch.arange(len(columns), device=columns.device)
+        exclude = place[exclude]
+    right = right[columns]
+    buffer = left.new_empty(BLOCK * BLOCK)
+    parts = [right[j].T for j in blocks(0, len(right), BLOCK)]
+    strips = list(blocks(0, len(left), BLOCK))
+    # Several processes score a part of the rows each, unless the work is not worth a message.
+    spread = len(left) * len(right) >= SPREAD
+    own = share(len(strips)) if spread else slice(len(strips))
+    for rows in strips[own]:
+        x, top, at = left[rows], score[rows], index[rows]
+        hidden = None if exclude is None else _cells(exclude[rows], len(right))
+        for j, y in enumerate(parts):
+            product = buffer[: len(x) * y.shape[1]]
+            s = torch.mm(x, y, out=product.view(len(x), -1))
+            if hidden is not None:
+                product.index_fill_(0, hidden[j], -torch.inf)
+            # The index costs more than the maximum: look for it only where it changes.
+            highest = s.amax(1)
+            better = (highest > top).nonzero()[:, 0]
+            top[better] = highest[better]
+            at[better] = columns[s[better].argmax(1) + j * BLOCK]
+    if spread:
+        rows = slice(own.start * BLOCK, own.stop * BLOCK)
+        merge_rows(score, rows)
+        merge_rows(index, rows)
+
+
+def _cells(column: Tensor, width: int) -> list[Tensor]:
+    """Return, for each block of a strip, the flat positions of the rows' given columns.
+
+    One position a row is filled, without a mask over the whole block.
+    """
+    order = column.argsort()
+    column = column[order]
+    start = column // BLOCK * BLOCK
+    cell = order * (width - start).clamp_max(BLOCK) + column - start  # the last block is narrower
+    ends = torch.arange(0, width + BLOCK, BLOCK, device=column.device)
+    bounds = torch.searchsorted(column, ends).tolist()  # −1, no column, lies before the first
+    return [cell[i:j] for i, j in pairwise(bounds)]
