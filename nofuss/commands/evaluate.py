@@ -54,13 +54,10 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        data: Other data; all of it is used. In a CSV whose split column says query and gallery, the
-            queries search the gallery.
-        gallery: Data to search in; DATA are then queries only. A picture of DATA that is also in
-            the gallery is left out of its own search.
+        data: Other data, all of it; a CSV may mark its rows as query and gallery.
+        gallery: Data to search in; DATA are then queries only, and none finds itself.
         k: The K of Recall@K; on the run's own test classes 1, 2, 4 and 8 are added.
-        extended: Also print MAP over all ranks, MRR, precision@K, and the mean over classes of
-            every score.
+        extended: Also print MAP over all ranks, MRR, precision@K, and all scores averaged by class.
         seed: Seed for k-means and the bootstrap.
         json: Print the scores as JSON instead of a table.
         device: Where to compute, as for `nofuss train`.

@@ -27,8 +27,7 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        data: Pictures or vectors in any layout that `nofuss train` reads, of any classes; pictures
-            outside class folders have no label.
+        data: Any layout that `nofuss train` reads; pictures outside class folders have no label.
         remove: Remove the items of DIR from the index instead.
         kind: approximate is for many millions of items and needs faiss.
         device: Where to compute, as for `nofuss train`.

@@ -30,14 +30,12 @@ def main(
     """Reproduce the paper's tables and figures, and put its numbers beside ours.
 
     Args:
-        names: cub, cars, products, characters (tables); convergence, fractional, dynamic,
-            batch-size, bounds, retrieval (figures).
-        data: The official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the
-            folder that holds them.
-        budget: minutes trains a head on fixed features, or a small convnet on characters; hours
-            fine-tunes; paper uses the paper's setting.
-        out: Where report.html, results.json and the finished trainings (work/) go; an interrupted
-            command resumes from them.
+        names: Tables: cub, cars, products, characters.
+            Figures: convergence, fractional, dynamic, batch-size, bounds, retrieval.
+        data: The folder of CUB-200-2011, Cars196 or Stanford Online Products, or one that holds them.
+        budget: minutes trains a head on fixed features, or a small convnet on characters;
+            hours fine-tunes; paper uses the paper's setting.
+        out: For report.html, results.json and finished trainings, which are not run again.
         seeds: Number of trainings of each method, a seed each.
         weights: With --budget paper: a public BN-Inception file to start from, as the paper did.
         device: Where to compute, as for `nofuss train`.

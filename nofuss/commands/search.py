@@ -26,7 +26,9 @@ METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
 
 def main(
     run: RunPath,
-    pictures: Annotated[tuple[Path, ...], Positional, arg(metavar="PICTURE")],
+    pictures: Annotated[
+        tuple[Path, ...], Positional, arg(metavar="PICTURE", help_behavior_hint="(required)")
+    ],
     *,
     k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10,
     json: bool = False,
@@ -42,8 +44,7 @@ def main(
         pictures: One or more pictures (or an .npz of vectors, for a run on vectors).
         k: Number of neighbours.
         json: Print the results as JSON.
-        show: Also draw the results to this file, a row a query, the query on the left. Never
-            overwritten.
+        show: Also draw the results, a row a query, the query on the left; never overwritten.
     """
     if not pictures:
         raise UsageError("no picture to search for; give one or more pictures")
