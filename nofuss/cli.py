@@ -23,17 +23,17 @@ if sys.platform != "win32":
 
 
 COMMANDS = {
-    "train": "Learn a distance from labelled data and try it on classes never seen.",
+    "train": "Learn a distance from labelled data and score it on classes not seen in training.",
     "evaluate": "Score a run: Recall@K, MAP@R, NMI on classes it has not seen.",
     "embed": "Embed data with a run's model and write vectors, names and labels to a file.",
-    "demo": "Train on half of the built-in characters, then find the other half.",
-    "serve": "Open a page to search in.",
-    "index": "Embed a folder for search; only what changed is embedded again.",
-    "search": "Find what is most like a picture, in the run's index.",
+    "demo": "Train on half of the built-in characters, then search among the other half.",
+    "serve": "Open a page to search in the run's index or its test items.",
+    "index": "Embed a folder for search: add it to the run's index, or update what changed.",
+    "search": "Find what is most like a picture: in the run's index or its test items.",
     "doctor": "Look for what is wrong with data: unreadable files, copies, doubtful labels.",
-    "export": "Write a run's model in a format for elsewhere, checked against the original.",
+    "export": "Write a run's model as an ONNX file, checked against the original.",
     "compare": "Compare runs on the same items, with intervals.",
-    "reproduce": "Run the paper's tables and figures again, and put its numbers beside ours.",
+    "reproduce": "Reproduce the paper's tables and figures, and put its numbers beside ours.",
 }
 IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index"}
 

@@ -4,13 +4,13 @@
     ├── UsageError            exit 2   an option or a name that does not exist or fit
     ├── DataError             exit 2   data that can't be read or used as asked
     ├── RunError              exit 2   a run directory that can't be opened or overwritten
-    ├── TrainingError         exit 1   training that went wrong while running
-    └── ProcessError          exit 1   another process that is gone, hangs or can't be reached
+    ├── TrainingError         exit 1   training that failed while it was running
+    └── ProcessError          exit 1   another process that ended, hangs or can't be reached
 
 The library's pure functions raise plain `ValueError` for a caller's mistake;
 `UsageError` and `DataError` are `ValueError`s too, so one `except` serves both.
-A message is one line: what was got, what was expected, what to do about it. It may hold names of
-files, classes and tensors as they are: `visible` makes them harmless where they are shown.
+A message is one line: got, expected, and what to do. It may contain names of files, classes and
+tensors as they are: `visible` escapes them where they are shown.
 """
 
 import os
@@ -45,15 +45,15 @@ class RunError(NofussError):
 
 
 class TrainingError(NofussError):
-    """Training that went wrong while running."""
+    """Training failed while it was running."""
 
 
 class ProcessError(NofussError):
-    """Another process, of those that work together, is gone, hangs or can't be reached."""
+    """Another process of the same training ended, hangs or can't be reached."""
 
 
 def visible(text: str) -> str:
-    """The text with every character written out that a terminal would act on, or not show."""
+    """Return the text with every character escaped that a terminal would act on, or not show."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -65,7 +65,7 @@ def in_python(message: str) -> str:
 
 
 def command(*words: object) -> str:
-    """A command line to be pasted into a shell, where every word stays one, whatever it holds."""
+    """Return a command line to paste into a shell; every word is quoted where needed."""
     return " ".join(map(_quoted, words))
 
 
@@ -81,7 +81,7 @@ def _quoted(word: object) -> str:
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a name that is not among the choices; suggests the nearest."""
+    """Return the error for a name that is not among the choices; it suggests the nearest."""
     known = sorted(choices)
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -148,7 +148,7 @@ def read_all(run: Path) -> None:
         lambda: open_run(run),
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_embeddings(run),
-        lambda: open_index(open_run(run), nofuss.load(run), quiet=True).search(torch.eye(8), 3),
+        lambda: open_index(open_run(run), nofuss.load(run)).search(torch.eye(8), 3),
         lambda: load_checkpoint(run / "checkpoints", say=said.append),
         lambda: write_card(open_run(run)),
     ):

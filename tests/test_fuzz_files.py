@@ -46,7 +46,7 @@ def test_locks(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
     said = complaint(lambda: take(tmp_path))
     if said:
-        assert "is no file that nofuss made" in said
+        assert "was not made by nofuss" in said
         assert (tmp_path / LOCK).read_bytes() == content
     else:
         assert not (tmp_path / LOCK).exists()

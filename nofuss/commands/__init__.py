@@ -1,7 +1,7 @@
-"""One file a command: its flags and what it does. Read them and you know the product.
+"""The commands of `nofuss`, one file each: read them to know what the product does.
 
-Each has a function `main`, whose arguments are the flags and whose docstring is the help; `cli.py`
-imports the one that is asked for.
+Each file has a function `main`, whose arguments are the flags and whose docstring is the help.
+`cli.py` imports only the file of the command that is called.
 """
 
 from pathlib import Path

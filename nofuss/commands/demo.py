@@ -24,18 +24,18 @@ def main(
     epochs: int = 15,
     seed: int = 0,
 ) -> None:
-    """Train on half of the built-in characters, then find the other half. Three minutes.
+    """Train on half of the built-in characters, then search among the other half. Three minutes.
 
     Args:
         out: The run directory.
-        epochs: How often the training characters are seen.
+        epochs: Passes over the training characters.
         seed: Seed for the split, the order, the augmentation and the initial weights.
     """
     console.say(
         "The built-in set: characters in the typefaces of matplotlib; a class is a character."
     )
     console.say(
-        "Half of the characters are for training. The other half is never seen until the end."
+        "Half of the characters are for training. The other half is not seen until the end."
     )
     path = train(TrainConfig(out=out, epochs=epochs, seed=seed))
     if processes.first():
@@ -45,12 +45,12 @@ def main(
 
 def _show_what_it_learned(path: Path, *, seed: int) -> None:
     _show_a_search(path, seed=seed)
-    console.say(f"Everything is in {path}. Your own pictures: nofuss train FOLDER")
+    console.say(f"Everything is in {path}. To train on your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
 
 
 def _show_a_search(run: Path, *, seed: int) -> None:
-    """The neighbours of a few characters that training has not seen."""
+    """Print the neighbours of a few characters that training has not seen."""
     kept, characters = load_embeddings(run), open_data(None)
     assert kept is not None
     assert characters.labels is not None
@@ -58,9 +58,7 @@ def _show_a_search(run: Path, *, seed: int) -> None:
     index = Index.build(kept.test, names=[str(i) for i in range(len(labels))], labels=labels)
     queries = np.random.default_rng(seed).choice(len(labels), 5, replace=False)
     _, rows = index.search(kept.test[queries], 9)
-    console.say(
-        f"a search among {len(labels):,} pictures of unseen characters, one in each typeface:"
-    )
-    for query, found in zip(queries, rows.tolist(), strict=True):
-        others = " ".join(labels[row] for row in found if row != query)
+    console.say(f"a search among {len(labels):,} pictures of unseen characters in many typefaces:")
+    for query, nearest in zip(queries, rows.tolist(), strict=True):
+        others = " ".join(labels[row] for row in nearest if row != query)
         console.say(f"  {labels[query]}  →  {others}")

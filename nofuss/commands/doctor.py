@@ -1,14 +1,11 @@
-"""`nofuss doctor`: what is in the data, what is wrong with it, and what to run next. Reads only."""
+"""`nofuss doctor`: what the data contain, what is wrong with them, and what to run next."""
 
-import hashlib
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +14,12 @@ from torch import Tensor
 from tyro.conf import Positional, arg
 
 from nofuss.data import open_data, scan_pictures
+from nofuss.data.arrays import check_vectors, is_finite
 from nofuss.data.collection import Collection
-from nofuss.data.cost import MAX_FILE
 from nofuss.data.decode import PictureError, decode
-from nofuss.data.duplicates import Look, look_at, near_duplicates
+from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates, row_digests
 from nofuss.data.scan import CONFLICT, DUPLICATE
-from nofuss.errors import command
-from nofuss.files.atomic import open_regular
+from nofuss.errors import DataError, command
 from nofuss.model.encoder import load
 from nofuss.report import findings
 from nofuss.terminal import console
@@ -34,7 +30,7 @@ _BAR = 40
 
 @dataclass(frozen=True)
 class Group:
-    """Items that are copies of each other, or look it."""
+    """Items that are copies of each other, or look the same."""
 
     items: list[str]
     classes: list[str]
@@ -68,7 +64,7 @@ class Diagnosis:
     duplicates: list[Group] = field(default_factory=list)
     near_duplicates: list[Group] = field(default_factory=list)
     doubtful_labels: list[Doubt] | None = None
-    """None: no run was given, so nobody was asked."""
+    """None if no run was given."""
     suggestion: str = ""
 
 
@@ -78,76 +74,93 @@ def main(
     run: Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")] = None,
     json: bool = False,
 ) -> None:
-    """Look for what is wrong with data: unreadable files, copies, doubtful labels. Reads only.
+    """Find problems in data: unreadable files, copies, doubtful labels. Changes nothing.
 
     Args:
         data: Any layout that `nofuss train` reads.
-        run: A run directory: its model finds labels that their neighbours contradict.
+        run: A run directory, whose model finds labels that the nearest neighbours contradict.
         json: Print everything that was found as JSON.
     """
-    collection = open_data(data)
+    collection = open_data(data, check_values=False)  # bad rows are listed, not refused
     if not json:
         console.say(collection.describe())
-    found = diagnose(collection, data=data, run=run, quiet=json)
+    diagnosis = diagnose(collection, data=data, run=run, quiet=json)
     if json:
-        console.answer(asdict(found))
+        console.answer(asdict(diagnosis))
     else:
-        _tell(found)
+        _print(diagnosis)
 
 
 def diagnose(
     collection: Collection, *, data: Path, run: Path | None = None, quiet: bool = False
 ) -> Diagnosis:
-    """Count, scan, compare all with all, and (with a run) ask the neighbours."""
-    found = Diagnosis(collection.describe(), len(collection), collection.num_classes)
-    found.notes += collection.notes
+    """Count items, scan files, find copies, and (with a run) compare labels with neighbours."""
+    diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
+    diagnosis.notes += collection.notes
     if collection.labels is not None:
         sizes = np.bincount(collection.labels, minlength=collection.num_classes)
-        found.per_class = {
+        diagnosis.per_class = {
             "min": float(sizes.min()),
             "median": float(np.median(sizes)),
             "max": float(sizes.max()),
         }
-        found.histogram = histogram(sizes)
+        diagnosis.histogram = histogram(sizes)
         if single := int((sizes == 1).sum()):
-            found.notes.append(f"{single:,} classes have one item: nothing can be found for it")
+            diagnosis.notes.append(f"{single:,} classes have one item, which has no match to find")
     usable = np.arange(len(collection))
     if collection.kind == "pictures":
-        with _bar("looking at files", len(collection), quiet) as progress:
-            report = scan_pictures(collection, progress=lambda done, _: progress and progress(done))
-        bad = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
-        found.unusable = [{"item": p.name, "reason": p.reason, "detail": p.detail} for p in bad]
-        usable = report.readable
-        copies = _copied_files(collection.paths, usable)
-    elif collection.array is not None:
-        finite = np.isfinite(collection.array.reshape(len(collection), -1)).all(1)
-        found.unusable = [
-            {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
-            for i in np.flatnonzero(~finite)
+        with console.progress("looking at files", len(collection), quiet=quiet) as progress:
+            report = scan_pictures(collection, progress=progress)
+        unreadable = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
+        diagnosis.unusable = [
+            {"item": p.name, "reason": p.reason, "detail": p.detail} for p in unreadable
         ]
-        usable = np.flatnonzero(finite)
-        copies = _copied_rows(collection.array)
+        usable = report.readable
+        copies = [list(rows) for rows in report.copies]
+    elif collection.array is not None:
+        if collection.kind == "vectors":
+            usable = _check_rows(collection, diagnosis)
+        digests = row_digests(collection.array[i] for i in usable)
+        copies = [usable[rows].tolist() for rows in exact_copies(digests)]
     else:
         copies = []
-    found.duplicates = [_group(collection, rows) for rows in copies]
+    diagnosis.duplicates = [_group(collection, rows) for rows in copies]
     if collection.kind in ("pictures", "images"):
         groups = _look_alikes(collection, usable, quiet=quiet)
         exact = {frozenset(rows) for rows in copies}
-        found.near_duplicates = [
+        diagnosis.near_duplicates = [
             _group(collection, rows) for rows in groups if frozenset(rows) not in exact
         ]
     if run is not None and collection.labels is not None:
         subset = collection.subset(usable)
         encoder = load(run)
-        with _bar("embedding", len(subset), quiet) as progress:
+        with console.progress("embedding", len(subset), quiet=quiet) as progress:
             vectors = encoder.embed_collection(subset, progress=progress)
-        found.doubtful_labels = doubtful_labels(vectors, subset)
-    found.suggestion = suggest(collection, data)
-    return found
+        diagnosis.doubtful_labels = doubtful_labels(vectors, subset)
+    diagnosis.suggestion = suggest(collection, data)
+    if collection.kind == "vectors" and len(usable) < len(collection):  # training refuses them
+        cure = "drop or fix the rows that can't be used"
+        diagnosis.suggestion = f"{cure}, then {diagnosis.suggestion}"
+    return diagnosis
+
+
+def _check_rows(collection: Collection, diagnosis: Diagnosis) -> NDArray[np.int64]:
+    """Return the rows of finite vectors; note the others, and values that training refuses."""
+    assert collection.array is not None
+    finite = is_finite(collection.array)
+    diagnosis.unusable = [
+        {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
+        for i in np.flatnonzero(~finite)
+    ]
+    try:
+        check_vectors(collection.array[finite], name=collection.name)
+    except DataError as error:
+        diagnosis.notes.append(str(error))
+    return np.flatnonzero(finite)
 
 
 def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
-    """How many classes have 1, 2–3, 4–7, … items, from the first step in use to the last."""
+    """Count the classes with 1, 2–3, 4–7, … items, from the smallest step in use to the largest."""
     steps = np.floor(np.log2(np.maximum(sizes, 1))).astype(int)
     return [
         (str(2**s) if s == 0 else f"{2**s:,}–{2 ** (s + 1) - 1:,}", int((steps == s).sum()))
@@ -156,32 +169,32 @@ def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
 
 
 def doubtful_labels(vectors: Tensor, collection: Collection) -> list[Doubt]:
-    """Items that the report of a run would doubt too, of all items; the clearest first."""
+    """Return the labels that a run's report would doubt, over all items; the clearest first."""
     assert collection.labels is not None
-    found = findings.neighbours(vectors.numpy(), queries=len(vectors))
+    neighbours = findings.neighbours(vectors.numpy(), queries=len(vectors))
     names = collection.class_names
     return [
         Doubt(collection.names[d.item], names[d.label], names[d.suggested], d.votes)
-        for d in findings.doubtful_labels(found, collection.labels, most=len(vectors))
+        for d in findings.doubtful_labels(neighbours, collection.labels, most=len(vectors))
     ]
 
 
 def suggest(collection: Collection, data: Path) -> str:
-    """The command to run next."""
+    """Return the command to run next."""
     train = command("nofuss", "train", data)
     if collection.labels is None:
         return train
     if int((np.bincount(collection.labels) > 1).sum()) < 2:
-        return "add pictures: two classes with two items each are the least to learn from"
+        return "add pictures: training needs at least two classes with two items each"
     if collection.split is None and collection.num_classes < 4:
-        return f"{train} --test-share 0"  # too few classes to keep any for the scores
+        return f"{train} --test-share 0"  # too few classes to reserve some for testing
     return train
 
 
 def _look_alikes(
     collection: Collection, usable: NDArray[np.int64], *, quiet: bool
 ) -> list[list[int]]:
-    """Groups of items that look the same; unreadable ones are left out."""
+    """Return groups of items that look the same, without unreadable ones."""
 
     def look(i: int) -> Look | None:
         try:
@@ -193,41 +206,19 @@ def _look_alikes(
 
     looks: dict[int, Look] = {}
     with (
-        _bar("comparing pictures", len(usable), quiet) as progress,
+        console.progress("comparing pictures", len(usable), quiet=quiet) as progress,
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
         for i, seen in zip(usable.tolist(), pool.map(look, usable.tolist()), strict=True):
             if seen is not None:
                 looks[i] = seen
-            if progress:
-                progress(len(looks))
+            progress(len(looks))
     if not looks:
         return []
     rows = list(looks)
     bits = np.stack([looks[i][0] for i in rows])
     thumbnails = np.stack([looks[i][1] for i in rows])
     return [[rows[i] for i in group] for group in near_duplicates(bits, thumbnails)]
-
-
-def _copied_files(paths: Sequence[Path], usable: NDArray[np.int64]) -> list[list[int]]:
-    """Groups of files with the same bytes; only files of one size are read."""
-    by_size: defaultdict[int, list[int]] = defaultdict(list)
-    by_content: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
-    for i in usable.tolist():
-        by_size[paths[i].stat().st_size].append(i)
-    for size, rows in by_size.items():
-        for i in rows if len(rows) > 1 else ():
-            with open_regular(paths[i], limit=MAX_FILE) as file:
-                by_content[size, hashlib.file_digest(file, "sha256").digest()].append(i)
-    return sorted(rows for rows in by_content.values() if len(rows) > 1)
-
-
-def _copied_rows(array: NDArray[Any]) -> list[list[int]]:
-    """Groups of rows with the same content."""
-    groups: defaultdict[bytes, list[int]] = defaultdict(list)
-    for i, row in enumerate(array):
-        groups[row.tobytes()].append(i)
-    return [rows for rows in groups.values() if len(rows) > 1]
 
 
 def _group(collection: Collection, rows: Sequence[int]) -> Group:
@@ -237,40 +228,39 @@ def _group(collection: Collection, rows: Sequence[int]) -> Group:
     return Group([collection.names[i] for i in rows], classes)
 
 
-def _bar(label: str, total: int, quiet: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if quiet else console.progress(label, total)
-
-
-def _tell(found: Diagnosis) -> None:
-    """What a person wants to know, most of it in a line each."""
-    if found.per_class:
-        low, middle, high = (found.per_class[name] for name in ("min", "median", "max"))
+def _print(diagnosis: Diagnosis) -> None:
+    """Print the findings, most of them in one line each."""
+    if diagnosis.per_class:
+        low, middle, high = (diagnosis.per_class[name] for name in ("min", "median", "max"))
         console.say(f"items a class: {low:,.0f} to {high:,.0f}, median {middle:,.1f}")
-        most = max(count for _, count in found.histogram)
-        width = max(len(step) for step, _ in found.histogram)
-        for step, count in found.histogram:
+        most = max(count for _, count in diagnosis.histogram)
+        width = max(len(step) for step, _ in diagnosis.histogram)
+        for step, count in diagnosis.histogram:
             bar = "█" * -(-_BAR * count // most)
             console.say(f"  {step:>{width}} items  {bar} {count:,} classes")
-    for note in found.notes:
+    for note in diagnosis.notes:
         console.warn(note)
     unusable = [
         f"{u['item']}: {u['reason']}" + (f" ({u['detail']})" if u["detail"] else "")
-        for u in found.unusable
+        for u in diagnosis.unusable
     ]
     _list("can't be used", unusable)
-    for kind, groups in (("copies", found.duplicates), ("look alike", found.near_duplicates)):
-        torn = [g for g in groups if len(g.classes) > 1]
-        _list(f"{kind}, but labelled differently", [_line(g) for g in torn])
+    for kind, groups in (
+        ("copies", diagnosis.duplicates),
+        ("look alike", diagnosis.near_duplicates),
+    ):
+        conflicts = [g for g in groups if len(g.classes) > 1]
+        _list(f"{kind}, but labelled differently", [_line(g) for g in conflicts])
         _list(f"{kind}, of one class", [_line(g) for g in groups if len(g.classes) <= 1])
-    if found.doubtful_labels is not None:
+    if diagnosis.doubtful_labels is not None:
         _list(
             f"doubtful labels: the {findings.NEIGHBOURS} nearest neighbours say otherwise",
             [
                 f"{d.item}: {d.label}, neighbours say {d.neighbours_say} ({d.share:.0%})"
-                for d in found.doubtful_labels
+                for d in diagnosis.doubtful_labels
             ],
         )
-    console.say(f"next: {found.suggestion}")
+    console.say(f"next: {diagnosis.suggestion}")
 
 
 def _list(title: str, lines: Sequence[str]) -> None:
@@ -284,5 +274,5 @@ def _list(title: str, lines: Sequence[str]) -> None:
 
 
 def _line(group: Group) -> str:
-    shown = " = ".join(group.items[:4]) + (" = …" if len(group.items) > 4 else "")
-    return f"{shown} ({', '.join(group.classes)})" if len(group.classes) > 1 else shown
+    names = " = ".join(group.items[:4]) + (" = …" if len(group.items) > 4 else "")
+    return f"{names} ({', '.join(group.classes)})" if len(group.classes) > 1 else names

@@ -1,4 +1,4 @@
-"""`nofuss embed`: vectors, names and labels to a file."""
+"""`nofuss embed`: write vectors, names and labels to a file."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def main(
     if out.exists():
         raise UsageError(f"{out} exists and is never overwritten; give another --out")
     if not out.parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent} for --out {out.name}; make it first")
+        raise UsageError(f"--out {out}: the folder {out.parent} does not exist; create it first")
     encoder = load(run, device=device)
     with processes.in_turn():
         collection, _ = open_usable(any_pictures(data))
@@ -53,7 +53,7 @@ def main(
 
 
 def write_embeddings(out: Path, vectors: Tensor, collection: Collection) -> None:
-    """Vectors, labels and names; class names as a second array (.npz) or metadata."""
+    """Write vectors, labels and names; class names are an array (.npz) or metadata."""
     arrays: dict[str, Any] = {"vectors": vectors.numpy()}
     if collection.labels is not None:
         arrays["labels"] = collection.labels

@@ -1,4 +1,4 @@
-"""`nofuss export`: the model as an ONNX file, checked against the original."""
+"""`nofuss export`: write the model as an ONNX file, checked against the original."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from nofuss.terminal import console
 
 
 def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> None:
-    """Write a run's model in a format for elsewhere, checked against the original.
+    """Write a run's model as an ONNX file, checked against the original.
 
     Args:
         run: A run directory of `nofuss train`.
@@ -39,8 +39,8 @@ def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> No
     difference = largest_difference(encoder, inputs, content, runtime)
     if not difference <= LARGEST_DIFFERENCE:
         raise TrainingError(
-            f"the exported model differs from the original by {difference:.2g}; nothing was "
-            "written; please report it"
+            f"the exported model differs from the original by {difference:.2g}, expected at most "
+            f"{LARGEST_DIFFERENCE:g}; nothing was written; please report this"
         )
     write_file(onnx, content)
     console.say(

@@ -17,18 +17,20 @@ def main(
     remove: bool = False,
     kind: Annotated[
         Literal["exact", "approximate"] | None,
-        arg(help_behavior_hint="(default: as it is; exact at first)"),
+        arg(help_behavior_hint="(default: unchanged; a new index is exact)"),
     ] = None,
     device: DeviceName = "auto",
 ) -> None:
-    """Embed a folder for search; only what changed is embedded again. Other folders stay in.
+    """Embed a folder for search: add it to the run's index, or update what changed in it.
+
+    Items of other folders stay in the index.
 
     Args:
         run: A run directory of `nofuss train`.
         data: Pictures or vectors in any layout that `nofuss train` reads, of any classes; pictures
             outside class folders have no label.
-        remove: Take the pictures of DIR out of the index instead.
-        kind: approximate is for many millions and needs faiss.
+        remove: Remove the items of DIR from the index instead.
+        kind: approximate is for many millions of items and needs faiss.
         device: Where to compute, as for `nofuss train`.
     """
     from nofuss.search.indexing import index_run  # here, so that --help does not load torch

@@ -1,4 +1,4 @@
-"""`nofuss reproduce`: the paper's tables and figures, run again."""
+"""`nofuss reproduce`: run the paper's experiments and compare the numbers."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ def main(
     names: Annotated[
         tuple[str, ...],
         Positional,
-        arg(metavar="NAME", help_behavior_hint="(default: all that the data allow)"),
+        arg(metavar="NAME", help_behavior_hint="(default: all for which there are data)"),
     ] = (),
     *,
     data: Annotated[
@@ -27,18 +27,18 @@ def main(
     weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     device: DeviceName = "auto",
 ) -> None:
-    """Run the paper's tables and figures again, and put its numbers beside ours.
+    """Reproduce the paper's tables and figures, and put its numbers beside ours.
 
     Args:
         names: cub, cars, products, characters (tables); convergence, fractional, dynamic,
             batch-size, bounds, retrieval (figures).
         data: The official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the
             folder that holds them.
-        budget: minutes: a head on fixed features, or a small convnet on characters. hours:
-            fine-tuning. paper: the paper's own setting.
+        budget: minutes trains a head on fixed features, or a small convnet on characters; hours
+            fine-tunes; paper uses the paper's setting.
         out: Where report.html, results.json and the finished trainings (work/) go; an interrupted
             command resumes from them.
-        seeds: Trainings of each method.
+        seeds: Number of trainings of each method, a seed each.
         weights: With --budget paper: a public BN-Inception file to start from, as the paper did.
         device: Where to compute, as for `nofuss train`.
     """

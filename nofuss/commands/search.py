@@ -1,4 +1,4 @@
-"""`nofuss search`: find what is most like a picture, in the run's index."""
+"""`nofuss search`: find what is most like a picture, in the run's index or its test items."""
 
 import io
 from collections.abc import Sequence
@@ -12,14 +12,13 @@ from tyro.conf import Positional, arg
 from nofuss.commands import RunPath
 from nofuss.data import open_data
 from nofuss.data.collection import printable
-from nofuss.errors import DataError, UsageError, command
+from nofuss.errors import DataError, UsageError
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
-from nofuss.search.gallery import Pictures
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
-from nofuss.search.indexing import open_index
+from nofuss.search.searchable import Pictures, open_searchable
 from nofuss.terminal import console
 
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
@@ -33,17 +32,21 @@ def main(
     json: bool = False,
     show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
 ) -> None:
-    """Find what is most like a picture, in the run's index.
+    """Find what is most like a picture: in the run's index, or without one in its test items.
+
+    Like `nofuss serve`. Test items are those of the classes kept out of training; where there are
+    none, all items of the run's data. `nofuss index RUN DIR` makes an index.
 
     Args:
         run: A run directory of `nofuss train`.
-        pictures: One or more pictures (an .npz of vectors, if the run is about vectors).
-        k: How many neighbours.
+        pictures: One or more pictures (or an .npz of vectors, for a run on vectors).
+        k: Number of neighbours.
         json: Print the results as JSON.
-        show: Also draw them: a row a query, itself on the left. Never overwritten.
+        show: Also draw the results to this file, a row a query, the query on the left. Never
+            overwritten.
     """
     if not pictures:
-        raise UsageError("search for what? give one or more pictures")
+        raise UsageError("no picture to search for; give one or more pictures")
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
     if show is not None and (show.suffix.lower() != ".png" or show.exists()):
@@ -51,11 +54,8 @@ def main(
         raise UsageError(f"--show {show} {reason}; give another name")
     opened, encoder = open_run(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
-    index = open_index(opened, encoder, quiet=json)
-    if not len(index):
-        raise DataError(
-            f"{opened.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run)} DIR"
-        )
+    searchable = open_searchable(opened, encoder, say=_be_silent if json else console.say)
+    index = searchable.index
     distances, rows = index.search(vectors, k)
     threshold = encoder.extra.get("threshold")
     results = [
@@ -69,9 +69,9 @@ def main(
         for result in results:
             _print(result, threshold)
         if threshold is None:
-            console.say("no threshold for what is alike: too few classes were held out in training")
+            console.say("no threshold is known: training held out too few classes to find one")
     if show is not None:
-        _write_grid(show, results)
+        _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not json:
             console.say(f"results as a picture: {show}")
 
@@ -84,7 +84,7 @@ def answer(
     *,
     threshold: float | None,
 ) -> dict[str, Any]:
-    """One query's neighbours, ready for JSON; `found` is None where no threshold is known."""
+    """Return a query's neighbours, ready for JSON; `found` is None without a threshold."""
     neighbours = [
         {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
         for distance, row in zip(distances, rows, strict=True)
@@ -96,7 +96,7 @@ def answer(
 
 
 def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
-    """Pictures; or every row of files of arrays. All are read before anything is answered."""
+    """Embed pictures, and every row of files of arrays, before anything is printed."""
     names, vectors = list[str](), list[Tensor]()
     for query in queries:
         if query.suffix.lower() in (".npz", ".safetensors"):
@@ -112,7 +112,7 @@ def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str]
 
 
 def _print(result: dict[str, Any], threshold: float | None) -> None:
-    """A heading and a line a neighbour."""
+    """Print a heading and a line a neighbour."""
     console.say(printable(result["query"]))
     if result["found"] is False:
         console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
@@ -123,8 +123,11 @@ def _print(result: dict[str, Any], threshold: float | None) -> None:
         )
 
 
-def _write_grid(file: Path, results: Sequence[dict[str, Any]]) -> None:
-    pictures = Pictures()
+def _be_silent(_: str) -> None:
+    """Say nothing: the output is JSON."""
+
+
+def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Pictures) -> None:
     rows: list[list[Cell]] = []
     for result in results:
         query = result["query"]

@@ -1,4 +1,4 @@
-"""`nofuss serve`: the page to search in."""
+"""`nofuss serve`: a page to search in."""
 
 from nofuss.commands import RunPath
 
@@ -6,13 +6,16 @@ from nofuss.commands import RunPath
 def main(
     run: RunPath, *, port: int = 8000, host: str = "127.0.0.1", no_token: bool = False
 ) -> None:
-    """Open a page to search in: the run's index, or its test classes where it has none.
+    """Open a page to search: in the run's index, or without one in its test items.
+
+    Like `nofuss search`. Test items are those of the classes kept out of training; where there are
+    none, all items of the run's data. `nofuss index RUN DIR` makes an index.
 
     Args:
         run: A run directory of `nofuss train`.
-        port: Where to listen; 0 takes any free port.
-        host: The address to listen on; the default is reached from this machine only.
-        no_token: Let everyone on this machine in, without the token in the address.
+        port: The port to listen on; 0 takes any free one.
+        host: The address to listen on; the default can be reached from this machine only.
+        no_token: Let every user of this machine in, without the token in the address.
     """
     from nofuss.search.server import serve  # here, so that --help does not load torch
 

@@ -10,7 +10,7 @@ from nofuss.config import TrainConfig
 def main(
     config: Annotated[TrainConfig, arg(name="")], *, given: Suppress[frozenset[str]] = frozenset()
 ) -> None:
-    """Learn a distance from labelled data and try it on classes never seen."""
+    """Learn a distance from labelled data and score it on classes not seen in training."""
     from nofuss.training.pipeline import train  # here, so that --help does not load torch
 
     train(config, given=given)

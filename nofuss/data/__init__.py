@@ -4,7 +4,7 @@ detect → folder | manifest | triplets | vectors | benchmarks | glyphs → Coll
 Collection → scan (what can't be used) → split → pictures (decoded once)
 sampling (which items) → loader (decode, transforms) → Batch(inputs, labels, indices)
 
-Names are imported when first used: a process that only decodes pictures does without torch.
+Names are imported when first used, so that a process that only decodes pictures needs no torch.
 """
 
 from importlib import import_module

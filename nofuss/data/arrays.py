@@ -7,7 +7,7 @@
     is_evaluation_class                                         (C,) of bool, optional
     triplets                                                    (T, 3) of rows, instead of labels
 
-Nothing here is unpickled.
+Pickled objects are refused.
 """
 
 import zipfile
@@ -25,33 +25,41 @@ from nofuss.files.atomic import check_regular, memory
 ITEMS = ("vectors", "embeddings", "features", "X", "x", "images", "data")
 LABELS = ("labels", "y", "targets")
 LARGEST = 1e15
-"""Of a vector's entries: sums of millions of their squares, and of squares times 16, are finite."""
+"""Largest entry of a vector: millions of squares of it, times 16, still add up in float32."""
 NAMES = ("classes", "class_names")
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def open_arrays(path: Path) -> Collection:
-    """The items and labels in an `.npz` or `.safetensors` file."""
+def open_arrays(path: Path, *, check_values: bool = True) -> Collection:
+    """Read the items and labels of an `.npz` or `.safetensors` file.
+
+    check_values: refuse vectors that training can't use; `nofuss doctor` lists them instead.
+    """
     name = printable(path.name)
     try:
         arrays = _load(path)
     except MemoryError as error:
         raise DataError(f"{name} does not fit into memory") from error
-    except Exception as error:  # zip, zlib, numpy and safetensors each raise their own kinds
+    except Exception as error:  # zip, zlib, numpy and safetensors raise many types
         reason = printable(" ".join(str(error).split())) or type(error).__name__
         raise DataError(f"{name} can't be read: {reason}") from error
-    return from_arrays(arrays, name=path.stem, layout=f"arrays in {name}")
+    layout = f"arrays in {name}"
+    return from_arrays(arrays, name=path.stem, layout=layout, check_values=check_values)
 
 
-def from_arrays(arrays: Arrays, *, name: str, layout: str = "arrays") -> Collection:
-    """A collection of the arrays, found by their names."""
+def from_arrays(
+    arrays: Arrays, *, name: str, layout: str = "arrays", check_values: bool = True
+) -> Collection:
+    """Return the collection of the arrays, which are found by their names."""
     key = _first(arrays, ITEMS)
     if key is None:
         raise DataError(
             f"{name} holds {', '.join(arrays) or 'nothing'}; expected one of {', '.join(ITEMS)}"
         )
     items = _as_items(arrays[key], key)
+    if check_values and items.ndim == 2:
+        check_vectors(items, name=key)
     labels_key = _first(arrays, LABELS)
     triplets = _as_triplets(arrays["triplets"], len(items)) if "triplets" in arrays else None
     if labels_key is None:
@@ -67,14 +75,14 @@ def from_arrays(arrays: Arrays, *, name: str, layout: str = "arrays") -> Collect
     notes: tuple[str, ...] = ()
     if raw.dtype.kind in "iu" and (values[0] < 0 or values[-1] >= len(values)):
         notes = (f"labels {values[0]}…{values[-1]} renumbered to 0…{len(values) - 1}",)
-    named = _first(arrays, NAMES)
+    names_key = _first(arrays, NAMES)
     return Collection(
         name=name,
         layout=layout,
         kind="vectors" if items.ndim == 2 else "images",
         array=items,
         labels=labels,
-        class_names=_class_names(values, None if named is None else arrays[named]),
+        class_names=_class_names(values, None if names_key is None else arrays[names_key]),
         split=_split(arrays, raw),
         triplets=triplets,
         notes=notes,
@@ -102,25 +110,33 @@ def _first(arrays: Arrays, names: Iterable[str]) -> str | None:
     return next((name for name in names if name in arrays), None)
 
 
+def check_vectors(vectors: NDArray[np.float32], *, name: str) -> None:
+    """Refuse vectors (N, D) with NaN, infinity, or values whose squares float32 can't hold."""
+    bad_rows = np.flatnonzero(~is_finite(vectors))
+    if len(bad_rows):
+        rows = first_five([str(row) for row in bad_rows]).replace(";", ",")
+        raise DataError(f"{name} has NaN or infinite values in rows {rows}; drop or fix them")
+    largest = float(np.abs(vectors).max(initial=0))
+    if largest > LARGEST or 0 < largest < 1 / LARGEST:
+        raise DataError(
+            f"{name} reaches {largest:.0e}; the squares of such values are beyond float32: "
+            f"divide them by {largest:.0e}"
+        )
+
+
+def is_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return for each row (N, D) whether all of its values are finite."""
+    return np.asarray(np.isfinite(vectors).all(axis=1))
+
+
 def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
-    """Vectors as float32 (N, D); pictures as uint8 (N, H, W) or (N, H, W, 3)."""
+    """Return vectors as float32 (N, D), pictures as uint8 (N, H, W) or (N, H, W, 3)."""
     got = f"{key} is {items.dtype} of shape {items.shape}"
     if not items.size:
         raise DataError(f"{got}: empty")
     if items.ndim == 2 and items.dtype.kind in "fiu":
-        with np.errstate(over="ignore"):  # becomes infinite, and is refused below
-            vectors = items.astype(np.float32)
-        bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-        if len(bad):
-            rows = first_five([str(row) for row in bad]).replace(";", ",")
-            raise DataError(f"{key} has NaN or infinite values in rows {rows}; drop or mend them")
-        largest = float(np.abs(vectors).max())
-        if largest > LARGEST or 0 < largest < 1 / LARGEST:
-            raise DataError(
-                f"{key} reaches {largest:.0e}; the squares of such values are beyond float32: "
-                f"divide them by {largest:.0e}"
-            )
-        return vectors
+        with np.errstate(over="ignore"):  # becomes infinite, and is refused by check_vectors
+            return items.astype(np.float32)
     if items.dtype == np.uint8 and items.ndim == 4:
         if items.shape[1] in (1, 3) and items.shape[3] not in (1, 3):
             items = np.ascontiguousarray(items.transpose(0, 2, 3, 1))
@@ -134,12 +150,12 @@ def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
 def _as_labels(labels: NDArray[Any], key: str, count: int) -> NDArray[Any]:
     got = f"{key} is {labels.dtype} of shape {labels.shape}"
     if labels.size != count or labels.ndim > 2 or max(labels.shape, default=0) != count:
-        raise DataError(f"{got} for {count:,} items; expected one label an item")
+        raise DataError(f"{got} for {count:,} items; expected one label per item")
     labels = labels.reshape(-1)
     if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all():
-        exact = 2.0 ** (1 + np.finfo(labels.dtype).nmant)  # beyond, neighbours are one number
+        exact = 2.0 ** (1 + np.finfo(labels.dtype).nmant)  # larger whole numbers share a float
         if np.abs(labels).max() > min(exact, 2.0**62):
-            raise DataError(f"{key} has numbers that {labels.dtype} can't tell apart; give int64")
+            raise DataError(f"{key} has numbers that {labels.dtype} can't distinguish; give int64")
         labels = labels.astype(np.int64)
     if labels.dtype.kind == "u":  # a label of 2⁶³ and more has no int64
         return labels if labels.max() > np.iinfo(np.int64).max else labels.astype(np.int64)
@@ -151,7 +167,7 @@ def _as_labels(labels: NDArray[Any], key: str, count: int) -> NDArray[Any]:
 
 
 def _class_names(values: NDArray[Any], names: NDArray[Any] | None) -> tuple[str, ...]:
-    """Names by label; the label itself where the list of names does not fit."""
+    """Return names by label; the label itself where the list of names does not fit."""
     fits = names is not None and names.ndim == 1 and values.dtype.kind in "iu"
     if names is not None and fits and values[0] >= 0 and values[-1] < len(names):
         return tuple(str(names[v]) for v in values)
@@ -162,13 +178,15 @@ def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
     if "split" in arrays:
         split = np.char.lower(arrays["split"].astype(str))
         if split.shape != labels.shape or not np.isin(split, (TRAIN, TEST)).all():
-            raise DataError("split has other entries than one train or test an item")
+            raise DataError("split has other entries than train or test, one per item")
         return split
     if "is_evaluation_class" in arrays:
         held_out = arrays["is_evaluation_class"]
         numbers = labels.dtype.kind in "iu" and held_out.ndim == 1 and held_out.dtype == bool
         if not numbers or labels.min() < 0 or labels.max() >= len(held_out):
-            raise DataError("is_evaluation_class does not fit the labels; expected a bool a class")
+            raise DataError(
+                "is_evaluation_class does not fit the labels; expected one bool per class"
+            )
         return np.where(held_out[labels], TEST, TRAIN)
     return None
 
@@ -177,7 +195,9 @@ def _as_triplets(triplets: NDArray[Any], count: int) -> NDArray[np.int64]:
     if triplets.ndim != 2 or triplets.shape[1] != 3 or triplets.dtype.kind not in "iu":
         raise DataError(f"triplets has shape {triplets.shape}; expected (T, 3) whole numbers")
     if not len(triplets):
-        raise DataError("triplets is empty, so nothing says what is alike; expected (T, 3) rows")
+        raise DataError(
+            "triplets is empty, so there is nothing to learn from; expected (T, 3) rows"
+        )
     outside = np.flatnonzero(((triplets < 0) | (triplets >= count)).any(axis=1))
     if len(outside):
         rows = first_five([str(row) for row in outside]).replace(";", ",")

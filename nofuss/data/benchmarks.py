@@ -5,8 +5,8 @@
                               cars_train_annos.mat, cars_test_annos_withlabels.mat
     Stanford Online Products  Ebay_train.txt, Ebay_test.txt                   as those two files say
 
-The splits are by class (zero-shot): CUB's own train_test_split.txt and Cars196's own test
-flag split *images* of the same classes, and are not used.
+The splits are by class (zero-shot): train_test_split.txt of CUB and the test flag of Cars196
+split *images* of the same classes, and are not used.
 """
 
 import os
@@ -21,11 +21,11 @@ from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, read_regular
 
 LARGEST_MAT = 2**26
-"""Bytes of a file of annotations; those of Cars196 have less than one megabyte."""
+"""Largest size of an annotation file in bytes; those of Cars196 have less than one megabyte."""
 
 
 def layout_of(folder: Path) -> Callable[[Path], Collection] | None:
-    """The reader for an official layout, or None where there is none."""
+    """Return the reader for an official layout, or None if the folder has none."""
     if (folder / "images.txt").is_file() and (folder / "image_class_labels.txt").is_file():
         return open_cub
     if _cars_annotations(folder):
@@ -36,7 +36,7 @@ def layout_of(folder: Path) -> Callable[[Path], Collection] | None:
 
 
 def open_cub(folder: Path) -> Collection:
-    """CUB-200-2011: images.txt "id path", image_class_labels.txt "id class", classes.txt."""
+    """Open CUB-200-2011: images.txt "id path", image_class_labels.txt "id class", classes.txt."""
     path_of = dict(_lines(folder / "images.txt", (int, str)))
     class_of = dict(_lines(folder / "image_class_labels.txt", (int, int)))
     names: dict[int, str] = {}
@@ -56,7 +56,7 @@ def open_cub(folder: Path) -> Collection:
 
 
 def open_cars(folder: Path) -> Collection:
-    """Cars196: the annotations of all images in one .mat file, or in the devkit's two."""
+    """Open Cars196: annotations of all images in one .mat file, or in the devkit's two."""
     paths: list[Path] = []
     classes: list[int] = []
     names: dict[int, str] = {}
@@ -88,7 +88,7 @@ def open_cars(folder: Path) -> Collection:
 
 
 def open_products(folder: Path) -> Collection:
-    """Stanford Online Products: "image_id class_id super_class_id path", a file a side."""
+    """Open Stanford Online Products: "image_id class_id super_class_id path", a file a side."""
     columns = (int, int, int, str)
     sides = {TRAIN: folder / "Ebay_train.txt", TEST: folder / "Ebay_test.txt"}
     rows = [
@@ -115,7 +115,7 @@ def _collection(
     names: dict[int, str],
     split: Sequence[str] | None = None,
 ) -> Collection:
-    """A benchmark; without a split of its own, the first half of its classes are for training."""
+    """Return the collection; without a split, the first half of the classes is for training."""
     if not paths:
         raise DataError(f"{printable(folder)} has an {layout} but lists no images")
     if missing := [printable(p) for p in paths if not os.path.isfile(p)]:
@@ -138,7 +138,7 @@ def _collection(
 
 
 def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tuple[Any, ...]]:
-    """The cells of a text file of space-separated columns, the last of which may hold spaces."""
+    """Read space-separated columns of a text file; the last column may contain spaces."""
     rows: list[tuple[Any, ...]] = []
     complaints: list[str] = []
     try:
@@ -159,18 +159,18 @@ def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tupl
 
 
 def _cars_annotations(folder: Path) -> list[tuple[Path, Path]]:
-    """The annotation files there are, each with the folder its file names start from."""
+    """Return the annotation files that exist, each with the folder its file names start from."""
     if (folder / "cars_annos.mat").is_file():
         return [(folder / "cars_annos.mat", folder)]
-    found = []
+    annotations = []
     for file, pictures in (
         ("cars_train_annos.mat", "cars_train"),
         ("cars_test_annos_withlabels.mat", "cars_test"),
     ):
         place = next((d / file for d in (folder, folder / "devkit") if (d / file).is_file()), None)
         if place is not None:
-            found.append((place, folder / pictures))
-    return found
+            annotations.append((place, folder / pictures))
+    return annotations
 
 
 def _load_mat(file: Path) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _load_mat(file: Path) -> dict[str, Any]:
     try:
         check_regular(file, limit=LARGEST_MAT)
         content: dict[str, Any] = loadmat(file, simplify_cells=True)
-    except Exception as error:  # a parser of foreign bytes: it raises whatever it trips over
+    except Exception as error:  # a parser may raise anything on bytes from outside
         reason = printable(" ".join(str(error).split()))
         raise DataError(f"{printable(file)} can't be read as a MATLAB file: {reason}") from error
     return content

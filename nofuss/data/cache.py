@@ -1,15 +1,25 @@
 """Where rendered, scanned and decoded data is kept between runs, and how it is written and read.
 
+    <cache>/features-<key>.safetensors    features of a fixed backbone
+    <cache>/backbone-<key>.onnx           a backbone's graph for onnxruntime
+    <cache>/characters-<key>.npz          the built-in characters
+    <cache>/scans/<key>.json              what `scan.py` found in each file
+    <cache>/pictures/<key>/               decoded pictures, see `pictures.py`
+
 Everything in the cache can be made again: deleting the directory costs time, never data.
-A file appears there whole or not at all, so a kill or a full disk leaves no half-written one; a
-checksum goes with it, so what a failing disk has changed is made again, with a line that says so.
+A file appears there whole or not at all, so a kill or a full disk leaves no half-written one. Its
+checksum is stored with it, so that a file which a failing disk has changed is noticed, made again,
+and reported in a line. Features and graphs together have a limit (`LIMIT`): the ones that were not
+used for the longest time are deleted first, and only files with such names.
 """
 
-import hashlib
 import os
+import re
+import stat
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,22 +28,26 @@ from safetensors.torch import save
 from torch import Tensor
 
 from nofuss.files.atomic import TEMPORARY, check_regular, memory, new_file, read_json, sealed_json
+from nofuss.files.checksum import array_bytes, sha256_of
 
 ABANDONED = 24 * 3600.0
-"""Seconds after which nobody is still writing a file."""
+"""Seconds after which a temporary file belongs to no running process."""
+LIMIT = 8 * 2**30
+"""Bytes that features and graphs of backbones may take together."""
+_LIMITED = re.compile(r"features-[0-9a-f]{32}\.safetensors|backbone-[0-9a-f]{32}\.onnx")
 
 
 def cache_directory() -> Path:
-    """$NOFUSS_CACHE, else $XDG_CACHE_HOME/nofuss, else ~/.cache/nofuss."""
-    if own := os.environ.get("NOFUSS_CACHE"):
-        return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "nofuss"
+    """Return $NOFUSS_CACHE, else $XDG_CACHE_HOME/nofuss, else ~/.cache/nofuss."""
+    if directory := os.environ.get("NOFUSS_CACHE"):
+        return Path(directory)
+    if parent := os.environ.get("XDG_CACHE_HOME"):
+        return Path(parent) / "nofuss"
     return Path.home() / ".cache" / "nofuss"
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
-    """Let `write` fill a file that takes the place of `path`; False where that fails.
+def try_write(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
+    """Let `write` fill a file that replaces `path`; return False where that fails.
 
     A cache that can't be written (read-only home, full disk) slows the next run down and
     is no reason to stop this one.
@@ -51,23 +65,54 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
     return True
 
 
+def mark_used(path: Path) -> None:
+    """Set a file's time to now: `make_room` deletes the file that was used longest ago first."""
+    with suppress(OSError):  # a cache that is read-only
+        os.utime(path)
+
+
+def make_room(needed: int, *, limit: int | None = None) -> bool:
+    """Delete features and graphs, longest unused first, until `needed` bytes fit the limit.
+
+    Return False, and delete nothing, where `needed` alone is more than the limit. Files under
+    other names, folders and links are neither counted nor deleted.
+    """
+    room = (LIMIT if limit is None else limit) - needed
+    if room < 0:
+        return False
+    files: list[tuple[float, int, Path]] = []
+    with suppress(OSError):
+        for path in cache_directory().iterdir():
+            with suppress(FileNotFoundError):  # another process has just deleted it
+                status = path.lstat()
+                if _LIMITED.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
+                    files.append((status.st_mtime, status.st_size, path))
+    total = 0
+    for _, size, path in sorted(files, reverse=True):  # the last used come first, and stay
+        total += size
+        if total > room:
+            with suppress(OSError):
+                path.unlink()
+    return True
+
+
 def warn_damaged(path: Path, problem: object) -> None:
-    """Say that something is made again, and why."""
+    """Warn that a damaged file is made again, and why."""
     reason = " ".join(str(problem).split())
     warnings.warn(f"{path} is damaged ({reason}) and made again", stacklevel=3)
 
 
 def write_tensor(path: Path, tensor: Tensor) -> bool:
-    """Keep one tensor with its checksum."""
+    """Write one tensor with its checksum; return False where that fails."""
     tensor = tensor.detach().cpu().contiguous()
     content = save({"kept": tensor}, metadata={"sha256": _checksum(tensor)})
-    return write_atomically(path, lambda file: file.write(content))
+    return try_write(path, lambda file: file.write(content))
 
 
 def read_tensor(path: Path, *, like: Tensor) -> Tensor | None:
-    """What `write_tensor` kept, of the shape and type of `like` (which may be of device meta).
+    """Read what `write_tensor` wrote, of the shape and type of `like` (on any device, also meta).
 
-    None where there is nothing, or something else: then a warning says so.
+    Return None if there is no file, or (with a warning) a damaged or different one.
     """
     try:
         check_regular(path, limit=memory())
@@ -78,6 +123,7 @@ def read_tensor(path: Path, *, like: Tensor) -> Tensor | None:
             raise ValueError(f"{tensor.dtype} {tuple(tensor.shape)}, not {tuple(like.shape)}")
         if checksum != _checksum(tensor):
             raise ValueError("its checksum differs")
+        mark_used(path)
         return tensor
     except FileNotFoundError:
         return None
@@ -87,12 +133,12 @@ def read_tensor(path: Path, *, like: Tensor) -> Tensor | None:
 
 
 def write_notes(path: Path, notes: dict[str, Any]) -> bool:
-    """Keep what JSON can hold, with its checksum."""
-    return write_atomically(path, lambda file: file.write(sealed_json(notes)))
+    """Write an object as JSON with its checksum; return False where that fails."""
+    return try_write(path, lambda file: file.write(sealed_json(notes)))
 
 
 def read_notes(path: Path) -> dict[str, Any]:
-    """What `write_notes` kept; empty where there is nothing, or something else."""
+    """Read what `write_notes` wrote; empty if there is no file or a damaged one."""
     try:
         return read_json(path)
     except FileNotFoundError:
@@ -103,4 +149,4 @@ def read_notes(path: Path) -> dict[str, Any]:
 
 
 def _checksum(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.numpy().data).hexdigest()
+    return sha256_of([array_bytes(tensor.numpy())])

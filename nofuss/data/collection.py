@@ -1,11 +1,10 @@
 """A `Collection`: items (files, arrays or vectors), what class each has, and how they are split.
 
-Every reader in this folder ends in one; samplers, loader and training start from one.
+Every reader in this folder returns one; samplers, loader and training take one.
 """
 
-import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nofuss.errors import DataError, visible
+from nofuss.files.checksum import Bytes, array_bytes, digest_of
 
 if TYPE_CHECKING:
     from nofuss.data.pictures import DecodedPictures
@@ -24,11 +24,11 @@ Kind = Literal["pictures", "images", "vectors", "dataset"]
 
 TRAIN, TEST = "train", "test"
 QUERY, GALLERY = "query", "gallery"
-"""The two parts of a test side in which the ones search among the others."""
+"""The two parts of a test set in which queries search the gallery."""
 
 
 def compact_labels(labels: ArrayLike) -> tuple[Labels, NDArray[Any]]:
-    """Renumber labels to 0…C−1 without gaps; also the old label of each new one, sorted.
+    """Renumber labels to 0…C−1 without gaps; also return the old label of each new one, sorted.
 
     >>> compact_labels([7, 3, 7])
     (array([1, 0, 1]), array([3, 7]))
@@ -38,23 +38,23 @@ def compact_labels(labels: ArrayLike) -> tuple[Labels, NDArray[Any]]:
 
 
 def printable(path: Path | str) -> str:
-    """A file name fit for a message or a JSON file, whatever bytes it is made of."""
+    """Return a file name for a message or a JSON file, whatever bytes it is made of."""
     return visible(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Collection:
-    """Items of one kind with their labels; nothing is read before it is asked for."""
+    """Items of one kind with their labels; pictures are read only when they are needed."""
 
     name: str
-    """What the user calls it: the folder's or file's name."""
+    """The name of the folder or file."""
     layout: str
-    """How it was recognised, in words: "official CUB layout"."""
+    """The recognised layout, in words: "official CUB layout"."""
     kind: Kind
     """pictures: files; images: uint8 (N, H, W) or (N, H, W, 3); vectors: float32 (N, D)."""
     paths: Sequence[Path] = ()
     root: Path | None = None
-    """What the paths are told relative to."""
+    """The folder that names in messages are relative to."""
     array: NDArray[Any] | None = None
     dataset: Any = None
     """A torch Dataset of (input, label) pairs, see `from_dataset`."""
@@ -64,12 +64,12 @@ class Collection:
     """(N,) of 0…C−1 without gaps."""
     class_names: tuple[str, ...] = ()
     split: NDArray[np.str_] | None = None
-    """(N,) of "train" and "test", where the data brings its own split; the test side may be of
-    "query" and "gallery"."""
+    """(N,) of "train" and "test", if the data have a split; test items may be "query" and
+    "gallery"."""
     triplets: NDArray[np.int64] | None = None
     """(T, 3) of anchor, positive and negative, as indices of items."""
     notes: tuple[str, ...] = ()
-    """What was left out or put right while reading, to be said aloud."""
+    """What was left out or corrected while reading, for the user."""
 
     def __post_init__(self) -> None:
         for values in (self.labels, self.split):
@@ -85,18 +85,18 @@ class Collection:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are; 0 without labels."""
+        """The number of classes; 0 without labels."""
         return len(self.class_names)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What to call each item in a message: its relative path, or "row 17"."""
+        """The name of each item in messages: its relative path, or "row 17"."""
         if self.kind != "pictures":
             return tuple(f"row {i}" for i in range(len(self)))
         return tuple(printable(relative(path, self.root)) for path in self.paths)
 
     def describe(self) -> str:
-        """The one line said aloud: "200 classes, 11,788 images, official CUB layout"."""
+        """Return one line for the user: "200 classes, 11,788 images, official CUB layout"."""
         items = f"{len(self):,} {'images' if self.kind != 'vectors' else 'vectors'}"
         if self.kind == "vectors" and self.array is not None:
             items += f" of {self.array.shape[1]:,} dimensions"
@@ -107,9 +107,9 @@ class Collection:
         return ", ".join(parts)
 
     def subset(self, indices: ArrayLike) -> "Collection":
-        """These items only, in this order; classes that are left out lose their number.
+        """Return these items in this order; labels are renumbered without the classes left out.
 
-        Triplets stay where all three of their items do.
+        Triplets are kept if all three of their items are.
         """
         index = np.asarray(indices, dtype=np.int64).reshape(-1)
         labels, names = None, self.class_names
@@ -129,25 +129,27 @@ class Collection:
         )
 
     def fingerprint(self) -> str:
-        """A hash of layout, item names and sizes, labels and split: other data, other hash.
+        """Return a digest of layout, item names and sizes, labels and split.
 
-        The place of the data on disk is no part of it, nor is the pictures' content (their
-        sizes in bytes are); arrays are hashed whole.
+        It does not depend on where the data lie on the disk, nor on the pictures' content (but on
+        their sizes in bytes); arrays are hashed whole.
         """
-        seen = hashlib.blake2b(f"{self.layout}\0{self.kind}\0".encode(), digest_size=16)
+        return digest_of(self._identity())
+
+    def _identity(self) -> Iterator[Bytes]:
+        yield f"{self.layout}\0{self.kind}\0".encode()
         if self.kind == "pictures":
             for path in self.paths:
-                seen.update(os.fsencode(relative(path, self.root)) + b"\0")
-                seen.update(f"{_size(path)}\0".encode())
+                yield os.fsencode(relative(path, self.root)) + b"\0"
+                yield f"{_size(path)}\0".encode()
         elif self.array is not None:
-            seen.update(f"{self.array.dtype}{self.array.shape}".encode())
-            seen.update(np.ascontiguousarray(self.array).data)
+            yield f"{self.array.dtype}{self.array.shape}".encode()
+            yield array_bytes(self.array)
         else:
-            seen.update(str(len(self)).encode())
-        seen.update("\0".join(self.class_names).encode("utf-8", "backslashreplace"))
+            yield str(len(self)).encode()
+        yield "\0".join(self.class_names).encode("utf-8", "backslashreplace")
         for values in (self.labels, self.split, self.triplets):
-            seen.update(b"\0" if values is None else np.ascontiguousarray(values).tobytes())
-        return seen.hexdigest()
+            yield b"\0" if values is None else np.ascontiguousarray(values).tobytes()
 
 
 class Subset:
@@ -164,11 +166,11 @@ class Subset:
 
 
 def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "") -> Collection:
-    """A collection over a torch `Dataset` of (input, label) pairs.
+    """Return a collection over a torch `Dataset` of (input, label) pairs.
 
     Labels are taken from `labels`, or from the dataset's `targets` as torchvision has them,
-    or by walking through the dataset once. Pictures (PIL or uint8 arrays) go through our
-    preprocessing; float tensors are taken as they are.
+    or by reading the whole dataset once. Pictures (PIL or uint8 arrays) are preprocessed like
+    files; float tensors are used as they are.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(
@@ -197,17 +199,17 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
 
 
 def _label(value: Any) -> Any:
-    """A number out of whatever holds it (a tensor); a word stays a word."""
+    """Return the number in a tensor or another number type; a string stays a string."""
     return value if isinstance(value, str) else int(value)
 
 
 def relative(path: Path, root: Path | None) -> Path:
-    """`path` as seen from `root`, where it lies below it."""
+    """Return `path` relative to `root` where it lies below it, else unchanged."""
     return path.relative_to(root) if root is not None and path.is_relative_to(root) else path
 
 
 def first_five(complaints: Sequence[str]) -> str:
-    """The first five complaints and how many there are: "row 3: …; row 9: … (7 in all)"."""
+    """Join the first five complaints, with their number: "row 3: …; row 9: … (7 in all)"."""
     shown = "; ".join(complaints[:5])
     return shown if len(complaints) <= 5 else f"{shown}; … ({len(complaints):,} in all)"
 
@@ -220,7 +222,7 @@ def _size(path: Path) -> int:
 
 
 def _reindex(triplets: NDArray[np.int64], index: Labels, count: int) -> NDArray[np.int64]:
-    """Triplets in terms of positions in `index`; those with an item left out are dropped."""
+    """Return triplets as positions in `index`; those with an item left out are dropped."""
     position = np.full(count, -1, dtype=np.int64)
     position[index] = np.arange(len(index))
     moved = position[triplets]

@@ -1,8 +1,8 @@
-"""What one picture may cost: known from its header, before a pixel is decoded.
+"""Limits of what one picture may cost, checked in its header before a pixel is decoded.
 
-A few bytes can stand for gigabytes of pixels or minutes of work: by size, by shape, by depth, by
-the number of scans, tiles or chunks. Each has a limit here, so that decoding any single file stays
-below 300 MB and 5 seconds (`torture/bombs.py` is the catalogue that shows it).
+A small file can describe gigabytes of pixels or minutes of work: by size, shape, depth, or the
+number of scans, tiles or chunks. Each has a limit here, so that decoding any single file stays
+below 300 MB and 5 seconds (shown by the catalogue in `torture/bombs.py`).
 """
 
 import io
@@ -14,18 +14,18 @@ from PIL import Image
 from nofuss.data.headers import count_chunks, count_scans, is_tiff, jpeg_blocks, tiff_layout
 
 MAX_FILE = 2**28
-"""Bytes of a picture file."""
+"""Largest picture file, in bytes."""
 MAX_PIXELS = 80_000_000
 MAX_ASPECT = 20
-"""Long side over short side: a narrower picture grows without bound when its short side does."""
+"""Long side over short side: resizing by the short side would make a narrower picture huge."""
 MAX_RESIZED = 25_000_000
-"""Pixels of a resized picture, for models that see pictures of thousands of pixels a side."""
+"""Pixels of a resized picture, for models with inputs of thousands of pixels a side."""
 MAX_MEMORY = 250_000_000
-"""Bytes that the file, its pixels and what the decoder keeps beside them take together."""
+"""Bytes for the file, its pixels and the decoder's own buffers together."""
 MAX_HEADER = 2**24
 """Bytes ahead of the pixels: comments, profiles, previews."""
 MAX_READS = 300_000
-"""Times that a decoder written in Python asks for the next bytes."""
+"""Reads by a decoder that is written in Python."""
 MAX_VISITS = 24_000_000
 """Blocks of 8 × 8 values that all scans of a JPEG visit together."""
 MAX_TAGS, MAX_PIECES = 4_096, 2**15
@@ -38,7 +38,7 @@ _ZSTD_WINDOW = 2**27
 
 
 class TooMuch(Exception):
-    """A picture that would cost too much; `reason` and `detail` as of a `PictureError`."""
+    """Raised for a picture that costs too much; `reason` and `detail` as in `PictureError`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -46,20 +46,18 @@ class TooMuch(Exception):
 
 
 class Metered:
-    """A file that gives up when it is read in too many pieces, or too much ahead of the pixels."""
+    """A file that raises `TooMuch` after too many reads, or too many bytes ahead of the pixels."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._read = file, file.read
-        self.seek, self.tell = (
-            file.seek,
-            file.tell,
-        )  # not through __getattr__: they are called often
+        # Not through __getattr__: they are called often.
+        self.seek, self.tell = file.seek, file.tell
         self.size = file.seek(0, io.SEEK_END)
         file.seek(0)
         self._reads, self.ahead = 0, MAX_HEADER
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read on."""
+        """Read the next bytes, and count them."""
         data = self._read(size)
         self._reads += 1
         self.ahead -= len(data)
@@ -74,11 +72,11 @@ class Metered:
 
 
 def check_start(file: Metered) -> int:
-    """Look at a file before any decoder does; returns bytes that decoding holds beside pixels."""
+    """Check a file before any decoder reads it; return the bytes needed beside the pixels."""
     head = file.read(4)
     file.seek(0)
     if head == b"RIFF":
-        file.ahead += 2 * file.size  # read whole, here and by the decoder
+        file.ahead += 2 * file.size  # read completely, here and by the decoder
         if count_chunks(file.read(), MAX_PIECES) == MAX_PIECES:
             raise TooMuch("too complex", f"over {MAX_PIECES:,} chunks")
         file.seek(0)
@@ -86,7 +84,7 @@ def check_start(file: Metered) -> int:
 
 
 def check_size(width: int, height: int) -> None:
-    """Refuse too many pixels, and shapes that are nearly a line."""
+    """Refuse too many pixels, and pictures that are too narrow."""
     if width * height > MAX_PIXELS:
         raise TooMuch("oversized", f"over {MAX_PIXELS // 10**6} megapixels")
     if max(width, height) > MAX_ASPECT * min(width, height):
@@ -95,59 +93,60 @@ def check_size(width: int, height: int) -> None:
 
 
 def middle(width: int, height: int, side: int) -> tuple[int, int, int, int]:
-    """Left, top, width and height of what is resized so that the short side becomes `side`.
+    """Return left, top, width and height of the part whose short side is resized to `side`.
 
-    All of a picture, or the middle of one that is nearly a line: a crop sees no more than that.
+    That is the whole picture, or the middle of a very narrow one: crops need no more.
     """
     short = min(width, height)
-    most = int(short * max(1.0, min(MAX_ASPECT, MAX_RESIZED / side**2)))
-    left, top = max(0, width - most) // 2, max(0, height - most) // 2
-    return left, top, min(width, most), min(height, most)
+    longest = int(short * max(1.0, min(MAX_ASPECT, MAX_RESIZED / side**2)))
+    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
+    return left, top, min(width, longest), min(height, longest)
 
 
 def check_work(image: Image.Image, file: Metered) -> int:
-    """Refuse JPEGs of too many scans; returns bytes that decoding holds beside the pixels."""
-    file.ahead = 2**63  # from here on pixels are read
+    """Refuse JPEGs with too many scans; return the bytes that decoding needs beside the pixels."""
+    file.ahead = 2**63  # what is read from here on are pixels
     if image.format == "WEBP":
         return _WEBP * image.width * image.height
     if image.format not in ("JPEG", "MPO"):
         return 0
     blocks = jpeg_blocks(image.width, image.height, getattr(image, "layer", ()))
     scans = _check_scans(file, blocks)
-    return 2 * 64 * blocks if scans > 1 else 0  # all coefficients wait for the last scan
+    # A progressive JPEG: the decoder holds all coefficients, 2 bytes each, until the last scan.
+    return 2 * 64 * blocks if scans > 1 else 0
 
 
 def check_memory(
-    image: Image.Image, file: Metered, mode: str, *, beside: int, turned: bool
+    image: Image.Image, file: Metered, mode: str, *, buffers: int, turned: bool
 ) -> None:
-    """Refuse what takes too much memory on its way to `mode`."""
+    """Refuse a picture that takes too much memory when it is decoded and converted to `mode`."""
     stored, wanted = _STORED.get(image.mode, 4), 1 if mode == "L" else 4
     converted = image.mode != mode or "transparency" in image.info
     copy = max(wanted if converted else 0, stored if turned else 0)
-    needed = file.size + beside + image.width * image.height * (stored + copy)
+    needed = file.size + buffers + image.width * image.height * (stored + copy)
     if needed > MAX_MEMORY:
         sizes = f"{needed // 10**6:,} MB to decode; at most {MAX_MEMORY // 10**6}"
         raise TooMuch("oversized", sizes)
 
 
 def _check_scans(file: Metered, blocks: int) -> int:
-    most = max(1, MAX_VISITS // max(1, blocks))
+    max_scans = max(1, MAX_VISITS // max(1, blocks))
     file.seek(0)
-    scans = count_scans(file.read(), most + 1)
-    if scans > most:
-        raise TooMuch("too complex", f"over {most:,} scans of {blocks:,} blocks")
+    scans = count_scans(file.read(), max_scans + 1)
+    if scans > max_scans:
+        raise TooMuch("too complex", f"over {max_scans:,} scans of {blocks:,} blocks")
     return scans
 
 
 def _check_tiff(file: Metered) -> int:
-    """Refuse tiles, strips and tags without bound; returns bytes held beside the pixels."""
+    """Refuse too many tiles, strips and tags; return the bytes needed beside the pixels."""
     try:
         layout = tiff_layout(cast(IO[bytes], file), most_tags=MAX_TAGS, most_pieces=MAX_PIECES)
     except ValueError as error:
         raise TooMuch("too complex", str(error)) from error
     except (struct.error, OSError, OverflowError):
         file.seek(0)
-        return 0  # cut off or no TIFF at all: Pillow says so
+        return 0  # truncated, or no TIFF: Pillow reports it
     file.seek(0)
     check_size(max(layout.width, 1), max(layout.height, 1))
     if layout.pieces > MAX_PIECES:
@@ -157,14 +156,14 @@ def _check_tiff(file: Metered) -> int:
     if layout.compression in (_OLD_JPEG, _JPEG):
         _check_tiff_scans(file, layout.piece_pixels)
     held = 0 if layout.compression == _RAW else layout.piece_pixels * max(4, layout.sample_bytes)
-    beside = held + 4 * layout.largest_tag
-    if beside > MAX_MEMORY:
-        raise TooMuch("oversized", f"{beside // 10**6:,} MB to decode a strip or tile")
-    return beside + (_ZSTD_WINDOW if layout.compression == _ZSTD else 0)
+    buffers = held + 4 * layout.largest_tag
+    if buffers > MAX_MEMORY:
+        raise TooMuch("oversized", f"{buffers // 10**6:,} MB to decode a strip or tile")
+    return buffers + (_ZSTD_WINDOW if layout.compression == _ZSTD else 0)
 
 
 def _check_tiff_scans(file: Metered, piece_pixels: int) -> None:
-    """Scans of all the JPEGs inside; each visits the blocks of a strip or tile."""
+    """Refuse too many scans over all JPEGs inside; each visits the blocks of a strip or tile."""
     file.ahead = 2**63
     scans = file.read().count(b"\xff\xda")
     file.seek(0)

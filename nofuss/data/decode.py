@@ -1,9 +1,9 @@
-"""Open one picture safely, whatever its file says it is.
+"""Open one picture safely, whatever its file contains.
 
-Six formats are tried by content, not by name; what the picture will cost is known from its header
-and checked before any pixel is (`bounds.py`); JPEGs are decoded at reduced scale where more is not
-needed; the result is upright, "RGB" or "L", with transparency laid over white, and the first frame
-where it moves.
+Six formats are recognised by content, not by name. What decoding will cost is known from the
+header and checked before any pixel is decoded (`cost.py`); JPEGs are decoded at reduced scale where
+that is enough. The result is upright, "RGB" or "L", with transparency over white; of an animation
+it is the first frame.
 """
 
 import io
@@ -18,15 +18,15 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from nofuss.config import Preprocessing
-from nofuss.data import cost as bounds
+from nofuss.data import cost
 from nofuss.data.collection import printable
 from nofuss.errors import DataError
 from nofuss.files.atomic import open_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-_SMALL = 2**24  # files of at most so many bytes are read in one go
+_SMALL = 2**24  # bytes of a file that is read at once
 _MAX_EXIF = 2**20
-_BAND = 2**20  # pixels that are converted at a time
+_BAND = 2**20  # pixels that are converted at once
 
 _filters = threading.Lock()  # warning filters belong to the process, not to a thread
 
@@ -40,21 +40,21 @@ class PictureError(DataError):
 
 
 def decode(source: Path | IO[bytes], *, mode: str = "RGB", at_least: int = 0) -> Image.Image:
-    """The picture at a path or in a file object, upright, in `mode`.
+    """Decode the picture at a path or in a file object: upright, in `mode`.
 
-    `at_least` > 0 lets JPEGs come at an eighth to a half of their scale, as long as no side
-    falls below it.
+    at_least: if positive, JPEGs may be decoded at an eighth to a half of their scale, as long as
+    no side falls below it.
     """
     name = printable(source) if isinstance(source, Path) else "picture"
     try:
         with _opened(source) as file:
-            return _decode(bounds.Metered(file), mode, at_least)
+            return _decode(cost.Metered(file), mode, at_least)
     except DataError:
         raise
-    except bounds.TooMuch as error:
+    except cost.TooMuch as error:
         raise PictureError(name, error.reason, error.detail) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        detail = f"over {bounds.MAX_PIXELS // 10**6} megapixels"
+        detail = f"over {cost.MAX_PIXELS // 10**6} megapixels"
         raise PictureError(name, "oversized", detail) from error
     except FileNotFoundError as error:
         raise PictureError(name, "missing") from error
@@ -62,22 +62,22 @@ def decode(source: Path | IO[bytes], *, mode: str = "RGB", at_least: int = 0) ->
         raise PictureError(name, _unidentified(source)) from error
     except MemoryError as error:
         raise PictureError(name, "out of memory") from error
-    except Exception as error:  # decoders of foreign bytes raise whatever they trip over
+    except Exception as error:  # decoders may raise anything on bytes from outside
         detail = getattr(error, "strerror", None) or " ".join(str(error).split())
         truncated = "truncated" in detail.lower() or isinstance(error, EOFError)
         raise PictureError(name, "truncated" if truncated else "unreadable", detail) from error
 
 
 def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The picture with its short side, or squashed both, at `preprocessing.resize`.
+    """Resize the short side of a picture, or (squashed) both, to `preprocessing.resize`.
 
-    Of one that is nearly a line only the middle is taken: crops see no more than that.
+    Only the middle of a very narrow picture is used: crops need no more.
     """
     side, (width, height) = preprocessing.resize, image.size
     if preprocessing.squash:
         size = (side, side)
     else:
-        left, top, width, height = bounds.middle(width, height, side)
+        left, top, width, height = cost.middle(width, height, side)
         if (width, height) != image.size:
             image = image.crop((left, top, left + width, top + height))
         short = min(width, height)
@@ -88,54 +88,54 @@ def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def decode_resized(source: Path | IO[bytes], preprocessing: Preprocessing) -> np.ndarray:
-    """The picture as the uint8 array (H, W) or (H, W, 3) that crops are taken from."""
+    """Decode a picture to the uint8 array (H, W) or (H, W, 3) that crops are taken from."""
     image = decode(source, mode=preprocessing.mode, at_least=preprocessing.resize)
     return np.asarray(resized(image, preprocessing))
 
 
 @contextmanager
 def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """The file, in memory where it is small: fewer reads, and no change while it is decoded."""
+    """Open the file; a small one is read into memory: it can't change while it is decoded."""
     if not isinstance(source, Path):
         yield source
         return
     # Pillow leaves a file that it opened itself open when decoding fails
-    with open_regular(source, limit=bounds.MAX_FILE) as file:
+    with open_regular(source, limit=cost.MAX_FILE) as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
         yield io.BytesIO(file.read()) if size <= _SMALL else file
 
 
-def _decode(file: bounds.Metered, mode: str, at_least: int) -> Image.Image:
-    """Check everything that can be known, then decode."""
-    beside = bounds.check_start(file)
+def _decode(file: cost.Metered, mode: str, at_least: int) -> Image.Image:
+    """Check everything that the header says, then decode."""
+    buffers = cost.check_start(file)
     with _quietly():
         image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)
-        turned = image.format == "TIFF" and _orientation(image) != 1  # Pillow turns these itself
-    bounds.check_size(*image.size)
-    beside += bounds.check_work(image, file)
+        turned = image.format == "TIFF" and _orientation(image) != 1  # Pillow rotates these itself
+    cost.check_size(*image.size)
+    buffers += cost.check_work(image, file)
     if at_least:
         image.draft(None, (at_least, at_least))
-    bounds.check_memory(image, file, mode, beside=beside, turned=turned)
+    cost.check_memory(image, file, mode, buffers=buffers, turned=turned)
     image.load()
     with _quietly():
-        if _orientation(image) != 1:  # known only now: a PNG may say so behind its pixels
-            bounds.check_memory(image, file, mode, beside=0, turned=True)
+        if _orientation(image) != 1:  # known only now: a PNG may have it behind its pixels
+            cost.check_memory(image, file, mode, buffers=0, turned=True)
             image = ImageOps.exif_transpose(image)
     return in_mode(image, mode)
 
 
 def _orientation(image: Image.Image) -> int:
-    """The Exif value: 1 where the picture is upright, 2 to 8 where it is turned or mirrored."""
+    """Return the Exif orientation: 1 for upright, 2 to 8 for a turned or mirrored picture."""
     if len(image.info.get("exif", b"")) > _MAX_EXIF:
-        del image.info["exif"]  # no camera writes so much, and it is slow to read
+        del image.info["exif"]  # more than any camera writes, and slow to read
     value = image.getexif().get(ExifTags.Base.Orientation, 1)
     return value if value in range(2, 9) else 1
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Pillow's complaints about odd headers are not shown; those about bombs are errors."""
+    """Hide Pillow's warnings about odd headers; those about decompression bombs become errors."""
     with _filters, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -143,10 +143,10 @@ def _quietly() -> Iterator[None]:
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """The picture as "RGB" or "L": 16 bits become 8, what is transparent becomes white."""
+    """Convert to "RGB" or "L": 16 bits become 8, transparent pixels become white."""
     if image.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight, do not clip
-        _, most = cast(tuple[int, int], image.getextrema())
-        shift = 8 if image.mode != "I" or most > 255 else 0
+        _, largest = cast(tuple[int, int], image.getextrema())
+        shift = 8 if image.mode != "I" or largest > 255 else 0
         image = _by_bands(image, "L", lambda band: _upper_bits(band, shift))
     if image.has_transparency_data:
         return _by_bands(image, mode, lambda band: _over_white(band).convert(mode))
@@ -156,7 +156,7 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 def _by_bands(
     image: Image.Image, mode: str, change: Callable[[Image.Image], Image.Image]
 ) -> Image.Image:
-    """The picture in another mode, a few rows at a time: what lies between takes no memory."""
+    """Convert a picture a few rows at a time, so that intermediate results take little memory."""
     width, height = image.size
     rows = max(1, _BAND // width)
     if rows >= height:

@@ -18,8 +18,11 @@ ACCEPTED = (
 )
 
 
-def open_data(path: str | Path | None) -> Collection:
-    """Recognise the data at `path` and open it; None is the built-in set of characters."""
+def open_data(path: str | Path | None, *, check_values: bool = True) -> Collection:
+    """Recognise the data at `path` and open it; None is the built-in set of characters.
+
+    check_values: refuse vectors with NaN or infinity; False returns them as they are.
+    """
     if path is None:
         return open_glyphs()
     path = Path(path).expanduser()
@@ -31,7 +34,7 @@ def open_data(path: str | Path | None) -> Collection:
     if suffix in (".csv", ".tsv"):
         return open_triplets(path) if "anchor" in header(path) else open_manifest(path)
     if suffix in (".npz", ".safetensors"):
-        return open_arrays(path)
+        return open_arrays(path, check_values=check_values)
     if suffix in PICTURE_SUFFIXES:
         raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
     raise DataError(f"can't tell what {printable(path)} is; expected {ACCEPTED}")

@@ -1,13 +1,15 @@
-"""Near duplicates: pictures that differ by size, compression or a touch of colour only.
+"""Copies: items with the same content, and pictures that look the same.
 
-Two looks at each picture. A 64-bit difference hash (is a pixel of the 9 × 8 thumbnail brighter
-than its right neighbour?) finds candidates; a 16 × 16 thumbnail of each, standardised, confirms
-them. Exact copies share a hash, so groups of equal hashes count as one from the start.
+Exact copies have equal digests. Near duplicates differ by size, compression or a touch of colour
+only. They are found in two steps: a 64-bit difference hash (is a pixel of the 9 × 8 thumbnail
+brighter than its right neighbour?) finds candidates, and the correlation of their standardised
+16 × 16 thumbnails confirms them. Pictures with equal hashes are compared as one.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import combinations_with_replacement, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +17,35 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from nofuss.files.checksum import array_bytes, digest_of
+
 BITS = 8
-"""Candidates differ in at most so many bits of 64."""
+"""Candidates differ in at most this many bits of 64."""
 LIKENESS = 0.95
-"""Duplicates have thumbnails that correlate by at least this."""
+"""Near duplicates have thumbnails whose correlation is at least this."""
 SIDE = 16
+BLOCK = 512
+"""Hashes that are compared with as many others at once: memory does not grow with the square."""
 
 Look = tuple[NDArray[np.bool_], NDArray[np.float32]]
 
 
+def exact_copies(digests: Sequence[Hashable | None]) -> list[list[int]]:
+    """Return groups of two or more positions with the same digest; None is equal to nothing."""
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for i, digest in enumerate(digests):
+        if digest is not None:
+            groups[digest].append(i)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def row_digests(rows: Iterable[NDArray[Any]]) -> list[str]:
+    """Return a digest of each row of an array."""
+    return [digest_of([array_bytes(row)]) for row in rows]
+
+
 def look_at(image: Image.Image) -> Look:
-    """The difference hash (64,) and the standardised thumbnail (256,) of a picture."""
+    """Return the difference hash (64,) and the standardised thumbnail (256,) of a picture."""
     gray = image.convert("L")
     small = np.asarray(gray.resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
     thumbnail = np.asarray(gray.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32)
@@ -36,7 +56,10 @@ def look_at(image: Image.Image) -> Look:
 
 
 def near_duplicates(bits: NDArray[np.bool_], thumbnails: NDArray[np.float32]) -> list[list[int]]:
-    """Groups of two or more items (N, 64), (N, 256) that look alike, directly or in a chain."""
+    """Return groups of two or more items that look alike, directly or through others.
+
+    bits: (N, 64) difference hashes; thumbnails: (N, 256), as `look_at` returns them.
+    """
     parent = list(range(len(bits)))
 
     def root(i: int) -> int:
@@ -55,20 +78,19 @@ def near_duplicates(bits: NDArray[np.bool_], thumbnails: NDArray[np.float32]) ->
 
 
 def _pairs(bits: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Pairs whose hashes are close: those of one hash in a chain, then different hashes.
-
-    The number of differing bits of all pairs is one matrix product, (64 − a·b) / 2 over ±1.
-    """
+    """Yield pairs whose hashes are close: neighbours in a chain of equal ones, then others."""
     hashes, which = np.unique(bits, axis=0, return_inverse=True)
     members: defaultdict[int, list[int]] = defaultdict(list)
     for i, h in enumerate(which.reshape(-1).tolist()):
         members[h].append(i)
     for same in members.values():
         yield from pairwise(same)
-    signs: Tensor = torch.from_numpy(hashes).float() * 2 - 1  # (H, 64)
-    for start in range(0, len(signs), 1024):
-        agreement = signs[start : start + 1024] @ signs[start:].T
-        close = (agreement >= hashes.shape[1] - 2 * BITS).nonzero().tolist()
-        for a, b in close:
-            if a < b:
-                yield members[start + a][0], members[start + b][0]
+    signs: Tensor = torch.from_numpy(hashes).float() * 2 - 1  # (H, 64) of ±1
+    starts = range(0, len(signs), BLOCK)
+    for a, b in combinations_with_replacement(starts, 2):
+        # Over ±1, a·b is the number of equal bits minus that of different ones.
+        agreement = signs[a : a + BLOCK] @ signs[b : b + BLOCK].T  # (BLOCK, BLOCK)
+        is_close = agreement >= hashes.shape[1] - 2 * BITS
+        for i, j in zip(*(axis.tolist() for axis in is_close.nonzero(as_tuple=True)), strict=True):
+            if a + i < b + j:  # each pair once, and none with itself
+                yield members[a + i][0], members[b + j][0]

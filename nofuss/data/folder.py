@@ -4,7 +4,7 @@
     photos/birds/wren/1.jpg       class "birds/wren"
     photos/train/robin/1.jpg      class "robin", for training; likewise test/ (or val/)
 
-Hidden files and files that are no pictures are passed over and counted.
+Hidden files and files that are not pictures are skipped and counted.
 """
 
 import operator
@@ -26,9 +26,9 @@ SPLIT_FOLDERS = {"train": TRAIN, "test": TEST, "val": TEST, "valid": TEST, "vali
 
 
 def open_folder(folder: Path) -> Collection:
-    """The pictures below `folder`, labelled by the folder each is in."""
-    passed_over: Counter[str] = Counter()
-    pictures = sorted(_walk(folder, passed_over), key=os.fsencode)
+    """Open the pictures below `folder`, labelled by the folder that contains each."""
+    skipped: Counter[str] = Counter()
+    pictures = sorted(_walk(folder, skipped), key=os.fsencode)
     loose = [p for p in pictures if p.parent == folder]
     pictures = [p for p in pictures if p.parent != folder]
     if not pictures:
@@ -36,7 +36,7 @@ def open_folder(folder: Path) -> Collection:
         if loose:
             raise DataError(
                 f"{where} holds {len(loose):,} pictures but no class folders; put the pictures of "
-                "each class into a folder of its own, or list them in a CSV with path,label"
+                "each class into a separate folder, or list them in a CSV with path,label"
             )
         raise DataError(
             f"{where} holds no pictures; expected a folder of class folders with "
@@ -52,14 +52,14 @@ def open_folder(folder: Path) -> Collection:
         if not pictures:
             where = " and ".join(sorted(tops))
             raise DataError(
-                f"{printable(folder)} has pictures right in {where}; put each class's "
-                "into a folder of its own in there"
+                f"{printable(folder)} has pictures directly in {where}; put those of "
+                "each class into a separate folder there"
             )
         split = np.array([SPLIT_FOLDERS[h.parts[0]] for h in holders])
         layout = f"class folders in {' and '.join(sorted(tops))}"
         holders = [h.relative_to(h.parts[0]) for h in holders]
     if loose:
-        passed_over["pictures outside any class folder"] = len(loose)
+        skipped["pictures outside any class folder"] = len(loose)
     labels, names = compact_labels([os.fsencode(h) for h in holders])
     return Collection(
         name=folder.name,
@@ -70,19 +70,20 @@ def open_folder(folder: Path) -> Collection:
         labels=labels,
         class_names=tuple(printable(os.fsdecode(name)) for name in names),
         split=split,
-        notes=tuple(f"{count:,} {what} passed over" for what, count in passed_over.items()),
+        notes=tuple(f"{count:,} {what} skipped" for what, count in skipped.items()),
     )
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """All picture files below `folder`, sorted, whether in class folders or not."""
+    """Return all picture files below `folder`, sorted, in class folders or not."""
     return sorted(_walk(folder, Counter()), key=os.fsencode)
 
 
-def _walk(top: Path, passed_over: Counter[str]) -> Iterator[Path]:
-    """Picture files below `top`; each real directory once, so that no link makes a loop."""
+def _walk(top: Path, skipped: Counter[str]) -> Iterator[Path]:
+    """Yield picture files below `top`; each real directory once, so that no link makes a loop."""
     seen: set[tuple[int, int]] = set()
-    folders, links = [top], list[Path]()  # links last: folders go by their own names
+    # Links come last, so that folders are found under their real names.
+    folders, links = [top], list[Path]()
     while folders or links:
         folder = folders.pop() if folders else links.pop()
         try:
@@ -94,21 +95,21 @@ def _walk(top: Path, passed_over: Counter[str]) -> Iterator[Path]:
         except OSError as error:
             if folder == top:
                 raise DataError(f"can't read {printable(top)}: {error.strerror}") from error
-            passed_over["unreadable folders"] += 1
+            skipped["unreadable folders"] += 1
             continue
         holds_pictures = holds_folders = False
         for entry in entries:
             if entry.name.startswith("."):
-                passed_over["hidden files"] += 1
+                skipped["hidden files"] += 1
             elif os.path.isdir(entry.path):  # unlike entry.is_dir(), no error on a link to itself
                 holds_folders = True
                 (links if entry.is_symlink() else folders).append(Path(entry.path))
             elif not os.path.isfile(entry.path):
-                passed_over["broken links and special files"] += 1  # a pipe would block forever
+                skipped["broken links and special files"] += 1  # a pipe would block forever
             elif Path(entry.name).suffix.lower() in PICTURE_SUFFIXES:
                 holds_pictures = True
                 yield Path(entry.path)
             else:
-                passed_over["files that are no pictures"] += 1
+                skipped["files that are not pictures"] += 1
         if not holds_pictures and not holds_folders:
-            passed_over["folders without pictures"] += 1
+            skipped["folders without pictures"] += 1

@@ -6,13 +6,12 @@ training, 723 (9,773) for testing; the nearest neighbour by raw pixels is of the
 for 52 % of the test pictures.
 
 A class is a character, an item its picture in one typeface: gray, white on black, 28 × 28,
-the ink centred. Homoglyphs (Latin A, Greek Α, Cyrillic А) are one class under the first of
-them, with one picture a typeface, lest copies of a picture find each other (51 are left, where
+the ink centred. Homoglyphs (Latin A, Greek Α, Cyrillic А) are one class, named after the first of
+them, with one picture per typeface: otherwise copies would be nearest neighbours (51 remain, where
 typefaces share a glyph such as ℂ). Half of the classes, drawn with a fixed seed, are for
 testing only. Nothing is downloaded; rendering takes a few seconds and is kept in the cache.
 """
 
-import hashlib
 import unicodedata
 import zipfile
 import zlib
@@ -24,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, features
 
-from nofuss.data.cache import cache_directory, warn_damaged, write_atomically
+from nofuss.data.cache import cache_directory, try_write, warn_damaged
 from nofuss.data.collection import TEST, TRAIN, Collection
+from nofuss.files.checksum import digest_of
 
 SIDE = 28
 FONT_SIZE = 20
-"""Pixels an em: capitals with two accents still fit into 28 rows."""
+"""Pixels per em: capitals with two accents still fit into 28 rows."""
 FEWEST_FACES = 12
 FACES = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -38,14 +38,14 @@ FACES = (
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
 SAME = 0.005
-"""Two pictures show the same shape if they differ by less than this share of their ink."""
+"""Two pictures have the same shape if they differ by less than this share of their ink."""
 SPLIT_SEED = 0
 
 Glyphs = dict[str, NDArray[Any]]
 
 
 def open_glyphs() -> Collection:
-    """The built-in characters, from the cache or rendered now."""
+    """Return the built-in characters, from the cache or rendered now."""
     glyphs = _cached() or _render_into_cache()
     names = tuple(chr(code) for code in glyphs["codes"])
     held_out = np.zeros(len(names), dtype=bool)
@@ -92,14 +92,14 @@ def _font_file(face: str) -> Path:
 
 
 def _alphanumeric(face: str) -> set[int]:
-    """The letters and digits a typeface really has, by its character map."""
+    """Return the letters and digits in the character map of a typeface."""
     from matplotlib.ft2font import FT2Font
 
     return {code for code in FT2Font(str(_font_file(face))).get_charmap() if chr(code).isalnum()}
 
 
 def _draw(face: str, characters: list[str]) -> NDArray[np.uint8]:
-    """Pictures (N, SIDE, SIDE) of characters, the ink in the middle."""
+    """Draw pictures (N, SIDE, SIDE) of characters, the ink centred."""
     fonts: dict[int, ImageFont.FreeTypeFont] = {}
     pictures = np.empty((len(characters), SIDE, SIDE), dtype=np.uint8)
     for i, character in enumerate(characters):
@@ -120,15 +120,15 @@ def _draw(face: str, characters: list[str]) -> NDArray[np.uint8]:
 def _merge_homoglyphs(
     places: list[NDArray[np.int64]], pictures: list[NDArray[np.uint8]], count: int
 ) -> NDArray[np.int64]:
-    """For each character the first one that looks the same in half of the faces they share."""
+    """Return for each character the first one that looks the same in half of their common faces."""
     same = np.zeros((count, count), dtype=np.int16)
     drawn_in = np.zeros((count, len(places)), dtype=np.float32)
     for face, (place, drawn) in enumerate(zip(places, pictures, strict=True)):
         x = drawn.reshape(len(drawn), -1).astype(np.float32) / 255
         ink = np.square(x).sum(axis=1)
         squared = ink[:, None] + ink - 2 * x @ x.T
-        one, other = np.nonzero(squared < SAME * np.minimum(ink[:, None], ink))
-        same[place[one], place[other]] += 1
+        rows, columns = np.nonzero(squared < SAME * np.minimum(ink[:, None], ink))
+        same[place[rows], place[columns]] += 1
         drawn_in[place, face] = 1
     shared = np.maximum(drawn_in @ drawn_in.T, 1)
     from scipy.sparse.csgraph import connected_components
@@ -139,13 +139,11 @@ def _merge_homoglyphs(
 
 
 def _cache_file() -> Path:
-    """Named after all that the pictures depend on: another font or renderer, another file."""
-    key = hashlib.blake2b(digest_size=8)
+    """Return the file named after all that the pictures depend on: fonts, renderer, settings."""
     settings = (SIDE, FONT_SIZE, FEWEST_FACES, FACES, SAME, unicodedata.unidata_version)
-    key.update(f"2 {settings} {features.version('freetype2')}".encode())
-    for face in FACES:
-        key.update(_font_file(face).read_bytes())
-    return cache_directory() / f"characters-{key.hexdigest()}.npz"
+    versions = f"2 {settings} {features.version('freetype2')}".encode()
+    key = digest_of([versions, *(_font_file(face).read_bytes() for face in FACES)], size=8)
+    return cache_directory() / f"characters-{key}.npz"
 
 
 def _cached() -> Glyphs | None:
@@ -163,7 +161,5 @@ def _cached() -> Glyphs | None:
 
 def _render_into_cache() -> Glyphs:
     glyphs = render()
-    write_atomically(
-        _cache_file(), lambda file: np.savez_compressed(file, allow_pickle=False, **glyphs)
-    )
+    try_write(_cache_file(), lambda file: np.savez_compressed(file, allow_pickle=False, **glyphs))
     return glyphs

@@ -1,6 +1,6 @@
-"""What JPEG and TIFF files say about the work in them, where Pillow does not tell before decoding.
+"""Read from JPEG, WebP and TIFF files how much work they are, where Pillow knows only afterwards.
 
-Everything here is read from foreign bytes: sizes are checked before anything is unpacked.
+The bytes come from outside: sizes are checked before anything is unpacked.
 """
 
 import math
@@ -14,10 +14,10 @@ _END, _SCAN, _START, _ALONE = 0xD9, 0xDA, 0xD8, 0x01
 
 
 def count_scans(content: bytes, most: int) -> int:
-    """Scans of a JPEG, as its decoder will find them; stops at `most`."""
+    """Count the scans of a JPEG as its decoder will find them; stop at `most`."""
     scans, at = 0, 2
-    while scans < most and (found := _MARKER.search(content, at)):
-        at = found.end()
+    while scans < most and (marker := _MARKER.search(content, at)):
+        at = marker.end()
         kind = content[at - 1]
         if kind == _END:
             break
@@ -28,14 +28,14 @@ def count_scans(content: bytes, most: int) -> int:
 
 
 def jpeg_blocks(width: int, height: int, layers: Sequence[tuple[int, int, int, int]]) -> int:
-    """Blocks of 8 × 8 values over all components; a layer is (number, h, v, table)."""
+    """Return the number of 8 × 8 blocks in all components; a layer is (number, h, v, table)."""
     across = math.ceil(width / (8 * max([h for _, h, _, _ in layers], default=1) or 8))
     down = math.ceil(height / (8 * max([v for _, _, v, _ in layers], default=1) or 8))
     return across * down * sum([h * v for _, h, v, _ in layers])
 
 
 def count_chunks(content: bytes, most: int) -> int:
-    """Chunks of a WebP; stops at `most`."""
+    """Count the chunks of a WebP; stop at `most`."""
     chunks, at = 0, 12
     while chunks < most and at + 8 <= len(content):
         chunks += 1
@@ -45,7 +45,7 @@ def count_chunks(content: bytes, most: int) -> int:
 
 
 class Layout(NamedTuple):
-    """How the pixels of a TIFF lie in its file."""
+    """How the pixels of a TIFF are stored in its file."""
 
     width: int
     height: int
@@ -77,14 +77,14 @@ _WIDTHS |= {16: 8, 17: 8, 18: 8}
 
 
 def is_tiff(head: bytes) -> bool:
-    """Whether the first four bytes are those of a TIFF."""
+    """Return whether the first four bytes are those of a TIFF."""
     return head[:2] in (b"II", b"MM") and bool({0x2A, 0x2B} & set(head[2:4]))
 
 
 def tiff_layout(file: IO[bytes], *, most_tags: int, most_pieces: int) -> Layout:
-    """Read the first folder of tags, as Pillow will; ValueError where that has no bound.
+    """Read the first directory of tags as Pillow will; ValueError if it is too large.
 
-    Of a tag that comes twice the larger value counts, whichever a decoder takes.
+    If a tag occurs twice, the larger value counts: decoders differ in which they use.
     """
     file.seek(0)
     head = file.read(16)
@@ -98,7 +98,7 @@ def tiff_layout(file: IO[bytes], *, most_tags: int, most_pieces: int) -> Layout:
     if count > most_tags:
         raise ValueError(f"{count:,} tags")
     folder = file.read(count * struct.calcsize(f"={entry}"))
-    found: dict[int, list[int]] = {}
+    values_of: dict[int, list[int]] = {}
     largest = 0
     for tag, kind, length, raw in struct.iter_unpack(f"{order}{entry}", folder):
         size = length * _WIDTHS.get(kind, 0)
@@ -111,8 +111,8 @@ def tiff_layout(file: IO[bytes], *, most_tags: int, most_pieces: int) -> Layout:
             file.seek(struct.unpack(f"{order}{'Q' if large else 'I'}", raw)[0])
             raw = file.read(size)
         values = struct.unpack_from(f"{order}{length}{_TYPES[kind]}", raw)
-        found.setdefault(tag, []).extend(values)
-    return _layout(found, largest)
+        values_of.setdefault(tag, []).extend(values)
+    return _layout(values_of, largest)
 
 
 _NEEDED = {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _OFFSETS, _SAMPLES, _ROWS, _COUNTS}

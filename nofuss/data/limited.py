@@ -3,14 +3,15 @@
     in    length, JSON {"path" or "bytes", "side", "resize", "squash", "mode"}, the picture's bytes
     out   length, JSON {"shape", "pixels", "content", "media"} or {"error"}, pixels, a thumbnail
 
-It reads one picture after the other from its standard input, and ends when that does. Whatever a
-decoder does with hostile bytes, it does here: the system ends the process where it takes too much.
+It reads one picture after the other from its standard input, and exits when that ends. Hostile
+bytes can harm only this process, and the system kills it when it exceeds a limit.
 """
 
 import io
 import json
 import os
 import re
+import resource
 import struct
 import sys
 from pathlib import Path
@@ -23,15 +24,15 @@ from nofuss.data.decode import PictureError, decode, in_mode, resized
 from nofuss.data.thumbnail import encoded, shrunk
 
 SECONDS = 5
-"""Of the processor's time, for one picture."""
+"""Processor time for one picture."""
 MEMORY = 290_000_000
-"""Bytes for one picture, above what the process holds when it is idle."""
+"""Bytes for one picture, above the memory of the idle process."""
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Decode pictures from standard input until it ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints must not get among the answers
+    sys.stdout = sys.stderr  # what a library prints must not mix with the answers
     _limit_memory()
     _send(sink, {"ready": True})
     while head := source.read(4):
@@ -69,29 +70,21 @@ def _send(sink: IO[bytes], head: dict[str, Any], *parts: bytes) -> None:
 
 
 def _limit_memory() -> None:
-    """Bound the data of this process, and let it write no file."""
-    try:
-        import resource
-    except ImportError:  # Windows: the parent's patience is the only limit
-        return
+    """Limit the memory of this process, and forbid it to write files."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         status = Path("/proc/self/status").read_text()
-        found = re.search(r"VmData:\s*(\d+) kB", status)
-        held = 1024 * int(found[1]) if found else 2**28
+        match = re.search(r"VmData:\s*(\d+) kB", status)
+        held = 1024 * int(match[1]) if match else 2**28
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY, held + MEMORY))
 
 
 def _limit_time() -> None:
-    """Let the system end this process when the next picture takes too long."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    """Let the system kill this process when the next picture takes too long."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
     used = sum(os.times()[:2])
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SECONDS + 1, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SECONDS + 1, hard_limit))
 
 
 if __name__ == "__main__":

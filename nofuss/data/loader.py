@@ -1,8 +1,8 @@
 """Batches of inputs and labels, in the order a sampler gives.
 
-Pictures come from the memory map of decoded ones where there is one (`pictures.py`), which
-needs no workers; else they are decoded by `workers` threads, a few batches ahead (Pillow's
-decoders run without Python's lock). Arrays are transformed a batch at a time; vectors are rows.
+Pictures come from the memory map of decoded ones if there is one (`pictures.py`), which
+needs no workers; otherwise `workers` threads decode them, a few batches ahead (Pillow's
+decoders release Python's lock). Arrays are transformed a batch at a time; vectors are rows.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from nofuss.data.transforms import draws, fitted, test_views, train_views
 
 Indices = NDArray[np.int64]
 AHEAD = 3
-"""Batches in preparation while one is used, when there are workers."""
+"""Batches that are prepared while one is in use, if there are workers."""
 
 
 class Batch(NamedTuple):
@@ -49,7 +49,7 @@ def batches(
     epoch: int = 0,
     workers: int = 0,
 ) -> Iterator[Batch]:
-    """The batches a sampler chose; `train` takes random views, else centre crops.
+    """Yield the batches that a sampler chose; `train` takes random views, else centre crops.
 
     `preprocessing` is None for vectors. Without labels, every label is −1.
     """
@@ -88,12 +88,12 @@ Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
 def _fetcher(
     collection: Collection, preprocessing: Preprocessing | None
 ) -> Callable[[Indices], Fetched]:
-    """How to get the items of a batch: as pictures still to be transformed, or as tensors."""
+    """Return a function that loads items: as pictures still to be transformed, or as tensors."""
     if collection.kind == "vectors":
         array: NDArray[Any] = np.asarray(collection.array)
         return lambda chosen: torch.from_numpy(array[chosen])
     if preprocessing is None:
-        raise ValueError(f"{collection.kind} need a preprocessing; only vectors go without")
+        raise ValueError(f"{collection.kind} need a preprocessing; only vectors have none")
     if collection.kind == "images":
         images: NDArray[Any] = np.asarray(collection.array)
         return lambda chosen: fitted(images[chosen], preprocessing)
@@ -107,10 +107,10 @@ def _fetcher(
 
 
 def _from_dataset(dataset: Any, chosen: Indices, preprocessing: Preprocessing) -> Fetched:
-    """Inputs of a torch Dataset: pictures are fitted like our own, tensors are stacked as is."""
+    """Load inputs of a torch Dataset: pictures are resized like files, tensors are stacked."""
     items = [dataset[int(i)][0] for i in chosen]
     if isinstance(items[0], Image.Image):
-        upright = (ImageOps.exif_transpose(item) for item in items)  # as files of them would come
+        upright = (ImageOps.exif_transpose(item) for item in items)  # as for files
         fit = (in_mode(image, preprocessing.mode) for image in upright)
         return [np.asarray(resized(image, preprocessing)) for image in fit]
     if isinstance(items[0], np.ndarray) and items[0].dtype == np.uint8:

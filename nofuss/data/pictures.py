@@ -1,18 +1,17 @@
 """Decoded and resized pictures in one memory-mapped file: decode once, then only copy.
 
-    <cache>/pictures/CACHEDIR.TAG            says that the folder is ours
+    <cache>/pictures/CACHEDIR.TAG            marks the folder as ours
     <cache>/pictures/<key>/pixels.bin        uint8, picture after picture
     <cache>/pictures/<key>/shapes.npy        (N, 2): height and width of each
     <cache>/pictures/<key>/checksums.npy     (N,): CRC-32 of each, checked when it is first used
 
 The key covers the files (path, size, time of change) and the part of the preprocessing that
-comes before the crop. A directory is built under another name and renamed when complete. The
-oldest ones make room for new ones; a set that is over the limit, or does not fit the disk
-comfortably, is not kept at all, and its pictures are decoded as they are needed. Only what has
-our names, and nothing but our files inside, is ever deleted.
+comes before the crop. A directory is built under another name and renamed when it is complete. To
+make room, the sets that were not used for the longest time are deleted. A set that is over the
+limit, or would nearly fill the disk, is not kept; its pictures are decoded when they are needed.
+Only directories with our names that contain nothing but our files are ever deleted.
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -32,25 +31,26 @@ from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory, warn_damaged
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
-from nofuss.files.atomic import write_file
+from nofuss.files.atomic import sync, write_file
+from nofuss.files.checksum import digest_of
 
 LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
 ASPECT = 1.5
-"""Long side over short side, as guessed before the pictures are opened."""
+"""Long side over short side, assumed before the pictures are opened."""
 AHEAD = 64
 FILES = ("pixels.bin", "shapes.npy", "checksums.npy")
 MARKER = "CACHEDIR.TAG"
 SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
-"""By which programs that make copies of a disk know what needs none: bford.info/cachedir."""
+"""By which backup programs recognise a cache, which needs no backup: bford.info/cachedir."""
 _SET, _PARTIAL = re.compile("[0-9a-f]{32}"), re.compile(r"\.partial-(\d{1,9})-\w+")
 
-Progress = Callable[[int, int], object]
-"""Called with how many are done, and of how many."""
+Progress = Callable[[int], object]
+"""Called with how many pictures are done."""
 
 
 class DecodedPictures:
-    """Pictures of different sizes, one behind the other in a flat array of bytes."""
+    """Pictures of different sizes, one after the other in a flat array of bytes."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DecodedPictures:
         return len(self.shapes)
 
     def __getitem__(self, index: int) -> NDArray[np.uint8]:
-        """A view of one picture, (H, W) or (H, W, 3); decoded again where it was damaged."""
+        """Return a view of one picture, (H, W) or (H, W, 3); decode it again if it is damaged."""
         height, width = self.shapes[index]
         start = self.starts[index]
         flat = self.pixels[start : start + height * width * self.channels]
@@ -88,14 +88,14 @@ class DecodedPictures:
         return flat.reshape((height, width) if self.channels == 1 else (height, width, -1))
 
     def _again(self, index: int) -> NDArray[np.uint8]:
-        """From the file itself; the set goes, so that the next training makes a whole one."""
+        """Decode the file itself, and delete the set, so that the next training makes a new one."""
         if self.place.exists():
             warn_damaged(self.place, f"the pixels of {printable(self.paths[index])} differ")
             _drop(self.place)
         return decode_resized(self.paths[index], self.preprocessing)
 
     def subset(self, indices: NDArray[np.int64]) -> "DecodedPictures":
-        """These pictures only, over the same bytes."""
+        """Return these pictures only, over the same bytes."""
         part = object.__new__(DecodedPictures)
         part.__dict__ |= self.__dict__
         part.shapes, part.starts = self.shapes[indices], self.starts[indices]
@@ -112,9 +112,9 @@ def decode_ahead(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Collection:
-    """The collection with its pictures decoded, from the cache or now; unchanged if too many.
+    """Return the collection with decoded pictures, from the cache or now; unchanged if too many.
 
-    Call it before `subset`, which keeps what is decoded: each list of files is a set of its own.
+    Call it before `subset`, which keeps the decoded pictures: each list of files is another set.
     """
     if collection.kind != "pictures" or not len(collection):
         return collection
@@ -132,48 +132,49 @@ def decode_ahead(
             if expected <= min(limit, 0.8 * shutil.disk_usage(home).free):
                 _build(place, collection.paths, preprocessing, limit, progress, workers)
                 decoded = _open(place, collection.paths, preprocessing)
-        except OSError:  # a full or read-only disk: decode as needed instead
+        except OSError:  # a full or read-only disk: decode when needed instead
             decoded = None
     return replace(collection, decoded=decoded)
 
 
 def before_crop(preprocessing: Preprocessing) -> tuple[int, bool, str]:
-    """The part of the preprocessing that decoded pictures depend on."""
+    """Return the part of the preprocessing that decoded pictures depend on."""
     return preprocessing.resize, preprocessing.squash, preprocessing.mode
 
 
 def channels(preprocessing: Preprocessing) -> int:
-    """1 for "L", 3 for "RGB"."""
+    """Return 1 for "L", 3 for "RGB"."""
     return 1 if preprocessing.mode == "L" else 3
 
 
 def _key(paths: Sequence[Path], preprocessing: Preprocessing) -> str:
-    key = hashlib.blake2b(f"1 {before_crop(preprocessing)}".encode(), digest_size=16)
-    for path in paths:
+    def version(path: Path) -> bytes:
         try:
             status = path.stat()
         except OSError as error:
             raise PictureError(printable(path), "missing", error.strerror or "") from error
-        key.update(os.fsencode(path.absolute()))
-        key.update(f"\0{status.st_size} {status.st_mtime_ns}\0".encode())
-    return key.hexdigest()
+        changed = f"\0{status.st_size} {status.st_mtime_ns}\0".encode()
+        return os.fsencode(path.absolute()) + changed
+
+    made_for = f"1 {before_crop(preprocessing)}".encode()
+    return digest_of([made_for, *map(version, paths)])
 
 
 def _open(
     place: Path, paths: Sequence[Path], preprocessing: Preprocessing
 ) -> DecodedPictures | None:
-    """The finished set at `place`; None where there is none, or a damaged one."""
+    """Open the complete set at `place`; None if there is none, or a damaged one."""
     if not place.is_dir():
         return None
     try:
         shapes, checksums = (np.load(place / name, allow_pickle=False) for name in FILES[1:])
         pixels = np.asarray(np.memmap(place / FILES[0], dtype=np.uint8, mode="r"))
         if shapes.shape != (len(paths), 2) or shapes.dtype != np.int64 or shapes.min() < 1:
-            raise ValueError("its shapes are of other pictures")
+            raise ValueError("its shapes do not fit the pictures")
         if checksums.shape != (len(paths),) or checksums.dtype != np.uint32:
-            raise ValueError("its checksums are of other pictures")
+            raise ValueError("its checksums do not fit the pictures")
         decoded = DecodedPictures(pixels, shapes, checksums, paths, preprocessing, place=place)
-        os.utime(place)  # used last: dropped last
+        os.utime(place)  # used last, deleted last
         return decoded
     except (OSError, ValueError, EOFError) as problem:
         warn_damaged(place, problem)
@@ -189,7 +190,11 @@ def _build(
     progress: Progress | None,
     workers: int | None,
 ) -> None:
-    """Decode all pictures into a directory that appears at `place` once it is whole."""
+    """Decode all pictures into a directory that appears at `place` once it is complete.
+
+    Not `write_folder`: a set that another process may be reading is not replaced, and the name of
+    an incomplete one has the process's number, so that what a dead process left can be cleared.
+    """
     partial = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".partial-{os.getpid()}-"))
     try:
         shapes = np.empty((len(paths), 2), dtype=np.int64)
@@ -202,15 +207,17 @@ def _build(
                 if file.tell() > limit:
                     raise OSError("over the limit")
                 if progress is not None:
-                    progress(i + 1, len(paths))
-            file.flush()
-            os.fsync(file.fileno())
+                    progress(i + 1)
+        sync(partial / "pixels.bin")
         for name, array in (("shapes.npy", shapes), ("checksums.npy", checksums)):
-            with (partial / name).open("wb") as file:
-                np.save(file, array)
-                file.flush()
-                os.fsync(file.fileno())
-        partial.rename(place)
+            np.save(partial / name, array)
+            sync(partial / name)
+        try:
+            partial.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+            # Another process was faster: its set has the same key, so it is used, and ours goes.
     finally:
         _drop(partial)
 
@@ -218,7 +225,7 @@ def _build(
 def _decoded(
     paths: Sequence[Path], preprocessing: Preprocessing, workers: int | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """Pictures in order, decoded in threads, a few dozen ahead at most."""
+    """Yield pictures in order, decoded in threads, at most a few dozen ahead."""
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         for start in range(0, len(paths), AHEAD):
             chunk = paths[start : start + AHEAD]
@@ -226,15 +233,15 @@ def _decoded(
 
 
 def _claim(home: Path) -> bool:
-    """Make the folder of all sets, and mark it; False where it is somebody else's."""
+    """Make and mark the folder of all sets; return False if it contains files of other programs."""
     home.mkdir(parents=True, exist_ok=True)
     with suppress(OSError):
         if (home / MARKER).read_text(errors="replace").startswith(SIGNATURE):
             return True
     if not all(_is_ours(place, _SET) or _is_ours(place, _PARTIAL) for place in home.iterdir()):
         warnings.warn(
-            f"{home} holds what nofuss did not make, so that pictures are not kept there but "
-            "decoded as they are needed; set NOFUSS_CACHE to another folder",
+            f"{home} holds what nofuss did not make, so decoded pictures are not kept there; "
+            "set NOFUSS_CACHE to another folder",
             stacklevel=3,
         )
         return False
@@ -243,7 +250,7 @@ def _claim(home: Path) -> bool:
 
 
 def _is_ours(place: Path, names: re.Pattern[str]) -> bool:
-    """Whether a folder has a name of ours, and nothing but our files in it."""
+    """Return whether a folder has a name of ours, and contains nothing but our files."""
     if not names.fullmatch(place.name) or place.is_symlink() or not place.is_dir():
         return False
     return {entry.name for entry in place.iterdir()} <= set(FILES)
@@ -258,7 +265,7 @@ def _drop(place: Path) -> None:
 
 
 def _make_room(home: Path, room: int) -> None:
-    """Drop sets, the longest unused first, until all take at most `room` bytes; and remains."""
+    """Delete sets, longest unused first, down to `room` bytes; and what dead processes left."""
     for place in home.iterdir():
         name = _PARTIAL.fullmatch(place.name)
         if name and _is_ours(place, _PARTIAL) and not _alive(int(name[1])):

@@ -1,6 +1,6 @@
 """Which items form each batch: pure functions of (seed, epoch); a step is an index into them.
 
-Nothing is remembered between epochs, so a resumed run continues with the same batches.
+They have no state, so a resumed run continues with the same batches.
 """
 
 import numpy as np
@@ -12,28 +12,30 @@ Indices = NDArray[np.int64]
 def shuffled(
     count: int, batch: int, *, seed: int, epoch: int, drop_last: bool = False
 ) -> list[Indices]:
-    """Every item once, in random order, in batches; the last may be smaller.
+    """Return every item once, in random order, in batches; the last may be smaller.
 
-    `drop_last` leaves a smaller last batch out (unless it is the only one), for batch
-    statistics that suffer from tiny batches.
+    drop_last: leave out a smaller last batch (unless it is the only one), because statistics of
+    tiny batches are poor.
     """
     return _chunks(_generator(seed, epoch).permutation(count), batch, drop_last)
 
 
 def in_order(count: int, batch: int) -> list[Indices]:
-    """Every item once, in its own order: for evaluation."""
+    """Return every item once, in order, in batches: for evaluation."""
     return _chunks(np.arange(count), batch, False)
 
 
 def m_per_class(labels: ArrayLike, batch: int, m: int, *, seed: int, epoch: int) -> list[Indices]:
-    """Batches of batch/m different classes with m items each, for losses over pairs in a batch.
+    """Return batches of batch/m classes with m items each, for losses over pairs in a batch.
 
-    Classes take turns in random order, and so do the items of a class; a class with fewer
+    Classes are visited in random order, and so are the items of a class; a class with fewer
     than m items repeats some. An epoch has as many batches as the items fill (at least one).
     """
     labels = np.asarray(labels)
     if batch % m:
-        raise ValueError(f"a batch of {batch} can't hold {m} items a class; make it a multiple")
+        raise ValueError(
+            f"a batch of {batch} can't hold {m} items per class; make it a multiple of {m}"
+        )
     generator, per_batch = _generator(seed, epoch), batch // m
     order = generator.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # by class, at random within it
@@ -60,9 +62,9 @@ def m_per_class(labels: ArrayLike, batch: int, m: int, *, seed: int, epoch: int)
 def triplet_batches(
     triplets: NDArray[np.int64], batch: int, *, seed: int, epoch: int
 ) -> list[Indices]:
-    """Every triplet once: batches of 3b items, b anchors, then positives, then negatives.
+    """Return every triplet once: batches of b anchors, then b positives, then b negatives.
 
-    `inputs.chunk(3)` takes such a batch apart again.
+    `inputs.chunk(3)` separates the three again.
     """
     rows = shuffled(len(triplets), batch, seed=seed, epoch=epoch)
     return [triplets[chosen].T.reshape(-1) for chosen in rows]

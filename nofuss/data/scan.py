@@ -1,15 +1,14 @@
-"""Look at every picture before training starts: which can't be used, and which are copies.
+"""Check every picture before training starts: which can't be used, and which are copies.
 
-Each file is hashed and decoded once; what was found is kept in the cache under the file's path,
-size and time of change, so that a second scan only asks the file system. Files are never touched.
+Each file is hashed and decoded once. The result is kept in the cache with the file's path, size and
+time of change, so that a second scan only compares these. Files are never modified.
 """
 
 import csv
-import hashlib
 import io
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +21,17 @@ from nofuss.data.cache import cache_directory, read_notes, write_notes
 from nofuss.data.collection import Collection
 from nofuss.data.cost import MAX_ASPECT, MAX_FILE, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
 from nofuss.data.decode import PictureError, decode
-from nofuss.files.atomic import open_regular
+from nofuss.data.duplicates import exact_copies
+from nofuss.data.pictures import Progress
+from nofuss.files.atomic import digest
+from nofuss.files.checksum import digest_of
 
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
 VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
 
-Progress = Callable[[int, int], object]
-"""Called with how many are done, and of how many."""
-
 
 class Problem(NamedTuple):
-    """One file that is listed, and why."""
+    """One file that can't be used or is a copy, and why."""
 
     item: int
     name: str
@@ -42,26 +41,28 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class ScanReport:
-    """What a scan found; `readable` is what to hand to `Collection.subset`."""
+    """What a scan found; `readable` are the indices for `Collection.subset`."""
 
     count: int
     problems: tuple[Problem, ...]
+    copies: tuple[tuple[int, ...], ...] = ()
+    """Groups of items whose files have the same content."""
 
     @property
     def readable(self) -> NDArray[np.int64]:
-        """Items that decode, copies included: the benchmarks count these."""
+        """Items that can be decoded, copies included: the benchmarks count these."""
         kept = np.ones(self.count, dtype=bool)
         kept[[p.item for p in self.problems if p.reason not in (DUPLICATE, CONFLICT)]] = False
         return np.flatnonzero(kept)
 
     def summary(self) -> str:
-        """One line: "11,788 images looked at: 2 truncated, 1 oversized"."""
+        """Return one line: "11,788 images checked: 2 truncated, 1 oversized"."""
         reasons = Counter(problem.reason for problem in self.problems)
-        found = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-        return f"{self.count:,} images looked at: {found or 'nothing to complain about'}"
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+        return f"{self.count:,} images checked: {counts or 'no problems'}"
 
     def as_csv(self) -> str:
-        """All problems as a table: file, reason, detail."""
+        """Return all problems as a table: file, reason, detail."""
         text = io.StringIO(newline="")
         table = csv.writer(text)
         table.writerow(("file", "reason", "detail"))
@@ -70,7 +71,7 @@ class ScanReport:
 
 
 class Finding(NamedTuple):
-    """What one file is: its version on disk, a hash of its content, and what is wrong with it."""
+    """The state of one file: size, time of change, digest of its content, and what is wrong."""
 
     size: int
     mtime_ns: int
@@ -82,22 +83,24 @@ class Finding(NamedTuple):
 def scan_pictures(
     collection: Collection, *, progress: Progress | None = None, workers: int | None = None
 ) -> ScanReport:
-    """Hash and decode every picture file of the collection; other kinds have nothing to scan."""
+    """Hash and decode every picture file of the collection; for other kinds nothing is done."""
     if collection.kind != "pictures":
         return ScanReport(len(collection), ())
-    memory = _cache_file(collection)
-    known = _recall(memory)
+    cache_file = _cache_file(collection)
+    known = _recall(cache_file)
     findings: list[Finding] = []
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
         look = pool.map(lambda path: _look(path, known.get(str(path))), collection.paths)
         for finding in look:
             findings.append(finding)
             if progress is not None:
-                progress(len(findings), len(collection))
+                progress(len(findings))
     files = dict(zip(map(str, collection.paths), findings, strict=True))
     if files != known:
-        write_notes(memory, {"version": VERSION, "files": files})
-    return ScanReport(len(collection), tuple(_problems(collection, findings)))
+        write_notes(cache_file, {"version": VERSION, "files": files})
+    copies = exact_copies([finding.digest or None for finding in findings])
+    problems = _problems(collection, findings, copies)
+    return ScanReport(len(collection), tuple(problems), tuple(map(tuple, copies)))
 
 
 def _look(path: Path, known: Finding | None) -> Finding:
@@ -107,29 +110,28 @@ def _look(path: Path, known: Finding | None) -> Finding:
         return Finding(-1, -1, "", "missing", error.strerror or "")
     version = status.st_size, status.st_mtime_ns
     if known is not None and known[:2] == version and known.digest:
-        return known  # what could not be read may be readable now: permissions have no time
+        return known  # an unreadable file is tried again: new permissions don't change its time
     try:
-        with open_regular(path, limit=MAX_FILE) as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-        decode(path, at_least=1)  # all of the stream, at the smallest scale
+        content = digest(path, limit=MAX_FILE)
+        decode(path, at_least=1)  # the complete file, at the smallest scale
     except PictureError as error:
         return Finding(*version, "", error.reason, error.detail)
     except OSError as error:
         return Finding(*version, "", "unreadable", error.strerror or "")
-    return Finding(*version, digest, "", "")
+    return Finding(*version, content, "", "")
 
 
-def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Problem]:
-    """Bad files, and all but the first of each set of copies (all, where labels disagree)."""
+def _problems(
+    collection: Collection, findings: Sequence[Finding], copies: Sequence[list[int]]
+) -> list[Problem]:
+    """List bad files, and all but the first of each group of copies (all, if labels disagree)."""
     names, labels = collection.names, collection.labels
-    copies: defaultdict[str, list[int]] = defaultdict(list)
-    problems: list[Problem] = []
-    for i, finding in enumerate(findings):
-        if finding.reason:
-            problems.append(Problem(i, names[i], finding.reason, finding.detail))
-        else:
-            copies[finding.digest].append(i)
-    for same in copies.values():
+    problems = [
+        Problem(i, names[i], finding.reason, finding.detail)
+        for i, finding in enumerate(findings)
+        if finding.reason
+    ]
+    for same in copies:
         first, *others = same
         if labels is not None and len(set(labels[same])) > 1:
             classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))
@@ -141,14 +143,13 @@ def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Probl
 
 def _cache_file(collection: Collection) -> Path:
     place = f"{collection.root}\0{collection.layout}\0{collection.name}"
-    key = hashlib.blake2b(os.fsencode(place), digest_size=16).hexdigest()
-    return cache_directory() / "scans" / f"{key}.json"
+    return cache_directory() / "scans" / f"{digest_of([os.fsencode(place)])}.json"
 
 
-def _recall(memory: Path) -> dict[str, Finding]:
-    """The findings of an earlier scan; none where the file is missing or damaged."""
+def _recall(cache_file: Path) -> dict[str, Finding]:
+    """Read the findings of an earlier scan; empty if the file is missing or damaged."""
     try:
-        content = read_notes(memory)
+        content = read_notes(cache_file)
         if content.get("version") != VERSION:
             return {}
         return {path: Finding(*finding) for path, finding in content["files"].items()}

@@ -1,6 +1,6 @@
-"""Which items are for training and which for testing: by class, so that no test class is seen.
+"""Which items are for training and which for testing: split by class.
 
-The paper's setting is zero-shot: the two sides share no class.
+The paper's setting is zero-shot: the two sides have no class in common.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from nofuss.errors import DataError, UsageError
 
 Rows = NDArray[np.int64]
 FEWEST_CLASSES = 4
-"""Below, no two folds have two classes each to tell apart."""
+"""With fewer, two folds can't have two classes each."""
 
 
 class Split(NamedTuple):
@@ -31,15 +31,15 @@ class Sides:
 
     train: Rows
     held_out: Rows
-    """Training classes kept aside to watch training."""
+    """Training classes held out to monitor training."""
     test: Rows
 
 
 def by_folds(config: TrainConfig, collection: Collection) -> bool:
-    """Whether every class is learned from, and scored by a model that has not seen it.
+    """Return whether every class is trained on, and scored by a model that has not seen it.
 
-    So by default on fixed features, where training takes seconds; not where the data or the user
-    keep classes out for good.
+    That is the default on fixed features, where training takes seconds, unless the data or the
+    user reserve classes for testing.
     """
     return bool(
         config.test_share is None
@@ -51,7 +51,7 @@ def by_folds(config: TrainConfig, collection: Collection) -> bool:
 
 
 def sides_of(collection: Collection, config: TrainConfig) -> Sides:
-    """Split by the configuration: test classes, and training classes that are held out."""
+    """Split as configured: test classes, and training classes that are held out."""
     nothing = np.empty(0, dtype=np.int64)
     everything = np.arange(len(collection))
     if collection.labels is None:
@@ -59,8 +59,8 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
     train_rows, test = everything, nothing
     if collection.split is not None and config.test_share:
         raise UsageError(
-            f"{collection.name} brings a split of its own, so --test-share {config.test_share:g} "
-            "has nothing to say; leave it out (0 trains on all)"
+            f"{collection.name} has a split already, so --test-share {config.test_share:g} can't "
+            "apply; leave it out (0 trains on all)"
         )
     if config.test_share != 0 and not by_folds(config, collection):
         share = 0.5 if config.test_share is None else config.test_share
@@ -72,12 +72,11 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
         )
     if len(classes_in(collection, train_rows)) < 2:
         raise DataError(
-            f"{collection.name} has one class to train on; a distance is learned between two or "
-            "more: add classes"
+            f"{collection.name} has one class to train on; training needs two or more: add classes"
             + ("" if collection.split is not None else ", or lower --test-share")
         )
     share = float(config.holdout or 0)
-    if not share or len(classes_in(collection, train_rows)) < 8:  # too few to spare any
+    if not share or len(classes_in(collection, train_rows)) < 8:  # too few to hold some out
         return Sides(train_rows, nothing, test)
     assert collection.labels is not None
     inner = hold_out(collection.labels[train_rows], share, config.seed)
@@ -85,7 +84,7 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
 
 
 def classes_in(collection: Collection, rows: Rows) -> Rows:
-    """The classes of these rows, ascending."""
+    """Return the classes of these rows, ascending."""
     if collection.labels is None:
         return np.empty(0, dtype=np.int64)
     return np.unique(collection.labels[rows])
@@ -94,10 +93,10 @@ def classes_in(collection: Collection, rows: Rows) -> Rows:
 def split_collection(
     collection: Collection, *, seed: int = 0, test_share: float = 0.5, allow_shared: bool = False
 ) -> Split:
-    """The collection's own split where it has one, else `test_share` of the classes by seed.
+    """Return the collection's own split if it has one, else draw `test_share` of the classes.
 
-    A class on both sides is refused unless `allow_shared`. Without labels all items are
-    for training.
+    A class on both sides is refused unless `allow_shared`. Without labels all items are for
+    training.
     """
     if collection.split is None:
         if collection.labels is None:
@@ -108,13 +107,15 @@ def split_collection(
     )
     for side, items in zip(sides._fields, sides, strict=True):
         if not len(items):
-            raise DataError(f"{collection.name}: its own split has no items for {side}ing")
+            raise DataError(f"{collection.name}: its split has no items for {side}ing")
     if collection.labels is not None and not allow_shared:
-        both = np.intersect1d(collection.labels[sides.train], collection.labels[sides.test])
-        if len(both):
-            names = first_five([collection.class_names[i] for i in both])
+        shared_classes = np.intersect1d(
+            collection.labels[sides.train], collection.labels[sides.test]
+        )
+        if len(shared_classes):
+            names = first_five([collection.class_names[i] for i in shared_classes])
             raise DataError(
-                f"{len(both):,} classes are in both train and test ({names}); "
+                f"{len(shared_classes):,} classes are in both train and test ({names}); "
                 "keep each on one side, or pass --allow-shared"
             )
     return sides
@@ -141,5 +142,5 @@ def split_classes(labels: ArrayLike, *, share: float = 0.5, seed: int = 0) -> Sp
 
 
 def hold_out(labels: ArrayLike, share: float, seed: int) -> Split:
-    """Validation within the training side: `share` of its *classes*, never of its images."""
+    """Hold out `share` of the training *classes* for validation, never single images."""
     return split_classes(labels, share=share, seed=seed)

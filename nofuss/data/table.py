@@ -31,7 +31,7 @@ SPLITS |= {"query": QUERY, "gallery": GALLERY}
 
 
 def open_manifest(path: Path) -> Collection:
-    """The pictures a CSV lists, labelled by its `label` column."""
+    """Open the pictures that a CSV lists, labelled by its `label` column."""
     paths: list[Path] = []
     labels: list[str] = []
     split: list[str] = []
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[Row]:
-    """The records of a CSV that has the required columns; blank lines are skipped.
+    """Yield the records of a CSV that has the required columns; skip blank lines.
 
     Bytes that are not UTF-8 survive as surrogates, since file names may hold them.
     """
@@ -108,7 +108,7 @@ def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...
 
 
 def header(path: Path) -> list[str]:
-    """The column names of a CSV, in small letters; empty where there are none."""
+    """Return the column names of a CSV in lower case; empty if there are none."""
     try:
         with _opened(path) as file:
             first = next(_lines(file), "")
@@ -125,7 +125,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a text; one without end is no table, and is not read to its end."""
+    """Yield the lines of a text file; csv.Error for one that is too long for a table."""
     while line := file.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
             raise csv.Error(f"a line of more than {LONGEST_LINE:,} characters")
@@ -133,20 +133,20 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def existing(folder: Path, name: str) -> Path:
-    """The regular file `name` in `folder`; ValueError where there is none."""
-    file, shown = folder / name, printable(name.replace("\0", "�"))
+    """Return the regular file `name` in `folder`; ValueError if there is none."""
+    file, shown_name = folder / name, printable(name.replace("\0", "�"))
     try:
         check_regular(file)
     except FileNotFoundError:
-        raise ValueError(f"no file {shown}") from None
-    except (OSError, ValueError) as error:  # ValueError: of a null byte
+        raise ValueError(f"no file {shown_name}") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte
         reason = getattr(error, "strerror", None)
-        raise ValueError(f"{shown}: {reason}" if reason else f"no file {shown}") from None
+        raise ValueError(f"{shown_name}: {reason}" if reason else f"no file {shown_name}") from None
     return file
 
 
 def _by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Compact labels, in order of number where all are numbers: "10" comes after "9"."""
+    """Return compact labels, sorted by number if all are numbers: "10" comes after "9"."""
     if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels):
         compact, values = compact_labels([int(label) for label in labels])
         return compact, [str(v) for v in values]

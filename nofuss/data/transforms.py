@@ -1,7 +1,7 @@
 """From uint8 pictures to the float tensors a backbone sees.
 
 Augmentation is a pure function of (seed, epoch, sample): `draws` hashes the three into a few
-uniform numbers, and all that is random in a view is computed from those. Neither the order of
+uniform numbers, and everything random in a view is computed from those. Neither the order of
 samples nor the number of workers can change a bit.
 """
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
-from nofuss.data import cost as bounds
+from nofuss.data import cost
 
 Picture = NDArray[np.uint8]
 CROP_Y, CROP_X, FLIP, AFFINE, NUM_DRAWS = 0, 1, 2, slice(3, 9), 9
 
 
 def draws(seed: int, epoch: int, samples: ArrayLike) -> NDArray[np.float64]:
-    """(N, 9) numbers uniform in [0, 1), a row a sample, by SplitMix64 over the counters."""
-    with np.errstate(over="ignore"):  # wrapping around is what the hash is made of
+    """Return (N, 9) numbers uniform in [0, 1), a row a sample, by SplitMix64 over the counters."""
+    with np.errstate(over="ignore"):  # the hash relies on integers that wrap around
         state = _mix(np.uint64(seed % 2**64))
         state = _mix(state ^ np.uint64(epoch))
         rows = _mix(state ^ np.asarray(samples).astype(np.uint64))
@@ -35,20 +35,20 @@ def draws(seed: int, epoch: int, samples: ArrayLike) -> NDArray[np.float64]:
 def train_views(
     pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing, drawn: NDArray[np.float64]
 ) -> Tensor:
-    """A batch of random crops, mirrored and bent at random, (B, C, size, size)."""
+    """Return random crops with random mirroring and affine changes, (B, C, size, size)."""
     mirrored = preprocessing.flip & (drawn[:, FLIP] < 0.5)
     views = _views(pictures, preprocessing, drawn[:, CROP_Y], drawn[:, CROP_X], mirrored)
     return bent(views, preprocessing.affine, drawn) if preprocessing.affine else views
 
 
 def test_views(pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing) -> Tensor:
-    """A batch of centre crops, (B, C, size, size)."""
+    """Return centre crops, (B, C, size, size)."""
     middle = np.full(len(pictures), 0.5)
     return _views(pictures, preprocessing, middle, middle, np.zeros(len(pictures), dtype=bool))
 
 
 def middle(picture: Picture, preprocessing: Preprocessing) -> Picture:
-    """The square of a resized picture that its centre crop is taken from, without the rest."""
+    """Return only the square of a resized picture that contains its centre crop."""
     side, size = preprocessing.resize, preprocessing.size
     margin = int(0.5 * (side - size + 1))
     top, left = (int(0.5 * (length - size + 1)) - margin for length in picture.shape[:2])
@@ -56,10 +56,10 @@ def middle(picture: Picture, preprocessing: Preprocessing) -> Picture:
 
 
 def bent(views: Tensor, strength: float, drawn: NDArray[np.float64]) -> Tensor:
-    """Small random affine changes: each entry of the 2 × 3 matrix moves by up to `strength`.
+    """Apply small random affine changes: each entry of the 2 × 3 matrix moves by up to `strength`.
 
-    So 0.1 turns or shears by up to 0.1 radian, scales by up to a tenth and shifts by up to a
-    twentieth of the side. What comes in from outside repeats the border.
+    So 0.1 rotates or shears by up to 0.1 radian, scales by up to a tenth and shifts by up to a
+    twentieth of the side. Pixels from outside the picture repeat its border.
     """
     height, width = views.shape[-2:]
     moves = (strength * (drawn[:, AFFINE] * 2 - 1)).astype(np.float32)
@@ -73,19 +73,19 @@ def bent(views: Tensor, strength: float, drawn: NDArray[np.float64]) -> Tensor:
 
 
 def _pixel_centers(count: int) -> NDArray[np.float32]:
-    """Where grid_sample sees the pixels of a row: in −1…1, half a pixel from the ends."""
+    """Return the coordinates of pixels for grid_sample: −1…1, half a pixel from the ends."""
     return ((np.arange(count) * 2 + 1) / count - 1).astype(np.float32)
 
 
 def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
-    """Pictures in one array, (B, H, W[, 3]), in the mode and size that crops are taken from."""
+    """Convert pictures (B, H, W[, 3]) to the mode and size that crops are taken from."""
     if images.ndim == 4 and preprocessing.mode == "L":
-        weights = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # as Pillow weighs them
+        weights = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # as Pillow weights them
         images = np.round(images @ weights).astype(np.uint8)
     height, width = images.shape[1:3]
     side, short = preprocessing.resize, min(height, width)
     if not preprocessing.squash:
-        left, top, width, height = bounds.middle(width, height, side)
+        left, top, width, height = cost.middle(width, height, side)
         images = images[:, top : top + height, left : left + width]
     size = (
         (side, side)
@@ -107,11 +107,11 @@ def _views(
     xs: NDArray[np.float64],
     mirrored: NDArray[np.bool_],
 ) -> Tensor:
-    """Crops at shares y, x of the room there is, mapped to (value − mean) / std.
+    """Crop at the relative positions y, x, and map values to (value − mean) / std.
 
-    Picture by picture, so that each stays in the processor's cache from its bytes to its
-    floats (two to four times faster than whole-batch operations), and in numpy, whose single
-    thread leaves torch's to the model; in channels-last memory, which is how the bytes lie.
+    Picture by picture, so that each stays in the processor's cache while its bytes become floats
+    (two to four times faster than whole-batch operations), and in numpy, whose single thread
+    leaves torch's threads to the model. The memory is channels-last, like that of the bytes.
     """
     size, channels = preprocessing.size, 1 if preprocessing.mode == "L" else 3
     mean = np.tile(np.array(preprocessing.mean[:channels], dtype=np.float32), size)  # a row
@@ -128,7 +128,7 @@ def _views(
 
 
 def _window(picture: Picture, size: int, y: float, x: float) -> Picture:
-    """A part of the picture, (size, size, C), C = 1 for gray ones."""
+    """Return a part of the picture, (size, size, C); C = 1 for gray ones."""
     room_y, room_x = picture.shape[0] - size, picture.shape[1] - size
     if room_y < 0 or room_x < 0:
         raise ValueError(
@@ -144,7 +144,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(z: Any) -> Any:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014)."""
+    """Apply SplitMix64's finaliser (Steele, Lea, Flood 2014)."""
     z = z + GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

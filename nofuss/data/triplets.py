@@ -16,7 +16,7 @@ COLUMNS = ("anchor", "positive", "negative")
 
 
 def open_triplets(path: Path) -> Collection:
-    """The pictures a CSV of triplets names, each once, and the triplets as indices of them."""
+    """Open the pictures that a CSV of triplets names, and the triplets as their indices."""
     place: dict[Path, int] = {}
     triplets: list[list[int]] = []
     complaints: list[str] = []

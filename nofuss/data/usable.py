@@ -1,4 +1,4 @@
-"""Data as training can use them: opened, looked through, and what can't be read left out."""
+"""Data as training uses them: opened and scanned, without the pictures that can't be read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from nofuss.terminal import console
 def open_usable(
     data: Path | Collection | None, *, say: Callable[[str], None] = console.say
 ) -> tuple[Collection, ScanReport]:
-    """The collection without pictures that can't be read, and what a look through it found."""
+    """Open and scan data; return the readable items and what the scan found."""
     collection = data if isinstance(data, Collection) else open_data(data)
     say(collection.describe())
     for note in collection.notes:
@@ -35,16 +35,16 @@ def open_usable(
 
 
 def check_supervision(collection: Collection) -> None:
-    """Refuse data that say nothing about what is alike."""
+    """Refuse data with neither labels nor triplets."""
     if collection.labels is None and collection.triplets is None:
         raise DataError(
-            f"{collection.name} has neither labels nor triplets, so nothing says what is alike; "
+            f"{collection.name} has neither labels nor triplets to learn from; "
             "add an array `labels` (or `triplets`)"
         )
 
 
 def any_pictures(path: Path) -> Path | Collection:
-    """What `embed` takes: any data, and also a folder of pictures without class folders."""
+    """Open what `embed` takes: any data, or a folder of pictures without class folders."""
     if not path.is_dir():
         return path
     try:

@@ -1,11 +1,11 @@
-"""Writes that survive a crash, and reads of nothing but files.
+"""Writes that survive a crash, and reads of regular files only.
 
-A reader finds the old content or the new, never half of it. A path that others name may lead to a
-pipe, a device or a file without end: what and how large it is, is looked at before a byte is read.
+A reader finds the old content or the new, never half of it. A path that comes from outside may lead
+to a pipe, a device or an endless file: its type and size are checked before a byte is read.
 """
 
 import errno
-import hashlib
+import fcntl
 import json
 import os
 import re
@@ -17,9 +17,11 @@ from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, Any
 
+from nofuss.files.checksum import digest_of_file, sha256_of, sha256_of_file
+
 MANIFEST = "manifest.json"
 READ_LIMIT = 2**30
-"""Bytes of a file that others name; more is no picture and no description of anything."""
+"""Largest file to read from a path given by others, in bytes: no picture or text has more."""
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -32,12 +34,12 @@ _KINDS = {
 def open_regular(path: Path, *, limit: int = READ_LIMIT) -> BufferedReader | BytesIO:
     """Open a regular file of at most `limit` bytes for reading; OSError says what else it is.
 
-    Opening never waits for a writer, and a device is not even opened. A file of no size is empty,
-    whatever reading it would give: the files of /proc have none, and some have no end.
+    Opening never waits for a writer, and a device is not even opened. A file of size 0 counts as
+    empty: files of /proc have that size, and some of them are endless.
     """
     check_regular(path, limit=limit)
-    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 handed to the caller
-    try:  # again: another file may have taken the name
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 returned to the caller
+    try:  # check again: another file may have replaced it
         size = _size_of(os.fstat(file.fileno()), path, limit)
     except OSError:
         file.close()
@@ -49,18 +51,18 @@ def open_regular(path: Path, *, limit: int = READ_LIMIT) -> BufferedReader | Byt
 
 
 def check_regular(path: Path, *, limit: int = READ_LIMIT) -> int:
-    """The size of a regular file, for readers that want a path; OSError for anything else."""
+    """Return the size of a regular file, for readers that need a path; OSError otherwise."""
     return _size_of(os.stat(path), path, limit)
 
 
 def read_regular(path: Path, *, limit: int = READ_LIMIT) -> bytes:
-    """All of a regular file."""
+    """Read all of a regular file."""
     with open_regular(path, limit=limit) as file:
         return file.read()
 
 
 def memory() -> int:
-    """Bytes of memory that this machine has: no file of numbers that is larger is opened."""
+    """Return the bytes of this machine's memory: larger files of numbers are not opened."""
     return max(READ_LIMIT, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
@@ -69,17 +71,17 @@ def _size_of(status: os.stat_result, path: Path, limit: int) -> int:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
     if status.st_size > limit:
-        size = f"{status.st_size:,} bytes, more than the {limit:,} that are read of such a file"
+        size = f"{status.st_size:,} bytes, more than the limit of {limit:,}"
         raise OSError(errno.EFBIG, size, str(path))
     return status.st_size
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def sync(path: Path) -> None:
-    """Force a file's content, or a directory's entries, to the disk."""
+    """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -89,7 +91,7 @@ def sync(path: Path) -> None:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Replace a file as a whole."""
-    if isinstance(content, str):  # a file name may hold bytes that are no UTF-8
+    if isinstance(content, str):  # a file name may contain bytes that are not UTF-8
         content = content.encode("utf-8", "backslashreplace")
     with new_file(path) as file:
         file.write(content)
@@ -99,21 +101,21 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)", re.DOTALL)
 
 
 def temporary_name(name: str, end: str = "new") -> str:
-    """A name that nothing has yet, and nobody can foresee; `TEMPORARY` tells it from others."""
+    """Return a random name that does not exist yet; `TEMPORARY` recognises such names."""
     return f".{name}.{secrets.token_hex(8)}.{end}"
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Fill the file handed out; it takes the place of `path` as a whole when all went well.
+    """Yield a file to fill, which replaces `path` as a whole if no error occurs.
 
-    It is made under a random name that nothing has yet, so that no link which somebody put into
-    the folder is followed; a link at `path` itself is replaced, and what it leads to stays.
+    It is made under a random new name, so that no link which somebody put into the folder is
+    followed; a link at `path` itself is replaced, and its target stays as it is.
     """
-    temporary, made = temporary_name(path.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    temporary, flags = temporary_name(path.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        descriptor = os.open(temporary, made | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        descriptor = os.open(temporary, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
@@ -131,12 +133,7 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with this folder; a killed one is in no longer."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
+    """Wait until no other process holds this folder; the lock ends with its process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -152,39 +149,39 @@ def seal(folder: Path) -> None:
 
 
 def check_seal(folder: Path) -> None:
-    """ValueError, or OSError, where a file is not what was sealed."""
+    """Raise ValueError or OSError if a file differs from its checksum in the manifest."""
     sums = parse_json(read_regular(folder / MANIFEST))
     if not isinstance(sums, dict):
-        raise ValueError(f"{MANIFEST} is no object")
+        raise ValueError(f"{MANIFEST} is not an object")
     for name, expected in sums.items():
         if sha256(folder / Path(name).name) != expected:
             raise ValueError(f"the checksum of {name} differs")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a JSON file with an object; its checksum goes with it."""
+    """Replace a JSON file with an object and its checksum."""
     write_file(path, sealed_json(content))
 
 
 def sealed_json(content: dict[str, Any]) -> bytes:
-    """An object with its checksum, as `read_json` wants it."""
+    """Return an object with its checksum as JSON, for `read_json`."""
     text = json.dumps(content | {"checksum": _checksum(content)}, indent=2, ensure_ascii=False)
-    return f"{text}\n".encode("utf-8", "backslashreplace")  # a name may hold what is no UTF-8
+    return f"{text}\n".encode("utf-8", "backslashreplace")  # names may not be in UTF-8
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote; OSError or ValueError where it can't be read or was changed."""
+    """Read what `write_json` wrote; OSError or ValueError if it is unreadable or was changed."""
     content = parse_json(read_regular(path))
     if not isinstance(content, dict):
         raise ValueError("not an object")
-    expected = content.pop("checksum", None)  # files of other programs have none
+    expected = content.pop("checksum", None)  # files made by other programs have none
     if expected not in (None, _checksum(content)):
         raise ValueError("its checksum differs")
     return content
 
 
 def parse_json(content: bytes) -> Any:
-    """What foreign bytes say; ValueError where they are no JSON, or brackets without end."""
+    """Parse bytes from outside; ValueError if they are not JSON, or nested too deeply."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -192,10 +189,16 @@ def parse_json(content: bytes) -> Any:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_of([json.dumps(content, sort_keys=True).encode()])
 
 
 def sha256(path: Path) -> str:
-    """The file's checksum, read back from where it lies."""
+    """Return the SHA-256 of a regular file, read back from the disk."""
     with open_regular(path, limit=memory()) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of_file(file)
+
+
+def digest(path: Path, *, limit: int = READ_LIMIT) -> str:
+    """Return the BLAKE2b digest of a regular file of at most `limit` bytes: equal for copies."""
+    with open_regular(path, limit=limit) as file:
+        return digest_of_file(file)

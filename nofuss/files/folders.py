@@ -1,6 +1,6 @@
-"""Folders that appear as a whole, and what is left of writers that were killed.
+"""Folders that appear as a whole, and clearing what killed processes left.
 
-A folder of a run is one that lies in the run: a link to another is refused, not followed.
+A folder of a run must lie in the run: a link to another folder is refused, not followed.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from nofuss.files.atomic import TEMPORARY, sync, temporary_name
 
 @contextmanager
 def write_folder(path: Path) -> Iterator[Path]:
-    """Fill the folder handed out; it takes the place of `path` as a whole when all went well."""
+    """Yield a folder to fill, which replaces `path` as a whole if no error occurs."""
     refuse_link(path)
     _bring_back(path)
     with scratch_folder(path.parent, path.name) as new:
@@ -41,7 +41,7 @@ def write_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
-    """An empty folder that nobody else has put anything into; what is left in it goes."""
+    """Yield a new, empty folder, and delete it afterwards."""
     folder = parent / temporary_name(name)
     folder.mkdir()
     try:
@@ -51,22 +51,22 @@ def scratch_folder(parent: Path, name: str = "scratch") -> Iterator[Path]:
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder where there is none; a link to one is refused."""
+    """Make a folder if there is none; refuse a link to one."""
     refuse_link(path)
     path.mkdir(exist_ok=True)
     return path
 
 
 def refuse_link(path: Path) -> None:
-    """RunError where a folder of a run is really somewhere else."""
+    """Raise RunError if a folder of a run is a link to another place."""
     if path.is_symlink():
         raise RunError(
-            f"{path} is a link, and a run is written only inside itself; put a folder in its place"
+            f"{path} is a link, but a run is written only inside its folder; replace it by a folder"
         )
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link (not what it leads to) or a folder; what can't be deleted stays."""
+    """Delete a file, a link (not its target) or a folder; ignore what can't be deleted."""
     with suppress(OSError):
         if path.is_symlink() or not path.is_dir():
             path.unlink()
@@ -75,12 +75,12 @@ def remove(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a name is one that `new_file` or `write_folder` gives before all is written."""
+    """Return whether a name is a temporary one of `new_file` or `write_folder`."""
     return TEMPORARY.fullmatch(name) is not None
 
 
 def clear_remains(folder: Path) -> None:
-    """Delete what killed writers left half-written; for the only one who writes here."""
+    """Delete what killed processes left half-written; only for the holder of the lock."""
     if folder.is_dir():
         for path in [path for path in folder.iterdir() if is_temporary(path.name)]:
             if path.name.endswith(".new"):
@@ -88,7 +88,7 @@ def clear_remains(folder: Path) -> None:
 
 
 def _bring_back(path: Path) -> None:
-    """Undo the first of the two renames in `write_folder` where a kill came before the second."""
+    """Undo the first of the two renames in `write_folder` if a kill prevented the second."""
     if not path.parent.is_dir():
         return
     for old in sorted(path.parent.iterdir()):
@@ -101,7 +101,7 @@ def _bring_back(path: Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swap two folders in one step; False where the system or the file system can't."""
+    """Swap two folders in one step; return False if the system or the file system can't."""
     at_fdcwd, rename_exchange = -100, 2
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2

@@ -1,13 +1,14 @@
-"""The lock of a run: one command writes into it at a time, and the next is told which.
+"""The lock of a run: one command writes into it at a time, and a second one ends with an error.
 
-RUN/.nofuss.lock is there while somebody writes, and says who: process, machine, since when, what.
-What counts is the system's lock on the file (flock), which ends with the process however that ends:
-a file that is left behind by a kill holds nobody up. Where the file system knows no such locks, a
-process of the same machine that is alive counts. Under torchrun the first process holds the lock
-for all.
+RUN/.nofuss.lock exists while a process writes, and contains its number, machine, start time and
+command. What counts is the system's lock on the file (flock), which ends with the process however
+that ends: a file left by a killed process blocks nobody. On file systems without such locks, a
+running process of the same machine counts as the writer. Under torchrun the first process holds the
+lock for all.
 """
 
 import errno
+import fcntl
 import json
 import os
 import shlex
@@ -26,14 +27,14 @@ from nofuss.files.folders import clear_remains, refuse_link
 
 LOCK = ".nofuss.lock"
 PATIENCE = 1.0
-"""Seconds in which a process that was just killed, or has just ended, lets go."""
+"""Seconds to wait for a process that has just ended to release the lock."""
 FOLDERS = ("checkpoints", "index", "model")
-"""Of a run; none may be a link when it is written to."""
+"""Folders of a run; none may be a link when the run is written."""
 _held: dict[Path, "RunLock"] = {}
 
 
 def check_in_place(run: Path) -> None:
-    """TrainingError where the run that this process has locked is no longer at its path."""
+    """Raise TrainingError if the run that this process has locked is no longer at its path."""
     if run in _held and _held[run].moved(run):
         raise TrainingError(
             f"{run} was moved or deleted while it was being written; resume the run from where it "
@@ -42,7 +43,7 @@ def check_in_place(run: Path) -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked process that lives on must not hold the lock of its dead parent."""
+    """Release all locks in a forked process, which may outlive its parent."""
     for lock in list(_held.values()):
         lock.close()
 
@@ -51,7 +52,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class RunLock:
-    """Nothing at first; `take` locks a run until the end of the `with`."""
+    """The lock of one run: `take` locks it until the end of the `with`."""
 
     def __init__(self) -> None:
         self._run: Path | None = None
@@ -64,11 +65,12 @@ class RunLock:
         if self._run is not None:
             with suppress(OSError):
                 if self._is_named(self._file):
-                    os.unlink(LOCK, dir_fd=self._folder)  # while it is ours: the next makes its own
+                    # Deleted before it is released: the next process makes a new file.
+                    os.unlink(LOCK, dir_fd=self._folder)
             self.close()
 
     def take(self, run: Path) -> None:
-        """Lock the run, or say who has it; all processes of one command call it together."""
+        """Lock the run, or say which process has it; all processes of one command call this."""
 
         def take() -> str:
             self._take(run)
@@ -77,7 +79,7 @@ class RunLock:
         processes.on_first(take)
 
     def close(self) -> None:
-        """Let go, and leave the file."""
+        """Release the lock, and leave the file."""
         assert self._run is not None
         del _held[self._run]
         os.close(self._file)
@@ -85,7 +87,7 @@ class RunLock:
         self._run = None
 
     def moved(self, run: Path) -> bool:
-        """Whether the run that was locked is no longer at its path."""
+        """Return whether the locked run is no longer at its path."""
         try:
             return not os.path.samestat(os.fstat(self._folder), os.stat(run))
         except OSError:
@@ -115,8 +117,9 @@ class RunLock:
                 if not is_free and time.monotonic() > until:
                     raise RunError(_who(run, _read(descriptor)))
                 if is_free and os.fstat(descriptor).st_size and not _read(descriptor):
-                    raise _foreign(run)  # it may be a hard link to anything: nothing is written
-                if is_free and self._is_named(descriptor):  # not removed by who has just ended
+                    raise _foreign(run)  # it may be a hard link to anything: don't write
+                # Between opening and locking, the process that ended may have deleted the file.
+                if is_free and self._is_named(descriptor):
                     os.truncate(descriptor, 0)
                     os.pwrite(descriptor, json.dumps(_about()).encode(), 0)
                     return descriptor
@@ -139,7 +142,7 @@ class RunLock:
         return descriptor
 
     def _is_named(self, descriptor: int) -> bool:
-        """Whether the file that is open is the one that has the name now."""
+        """Return whether the open file is still the one at its path."""
         try:
             named = os.stat(LOCK, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -148,13 +151,11 @@ class RunLock:
 
 
 def _foreign(run: Path) -> RunError:
-    return RunError(f"{run / LOCK} is no file that nofuss made; delete it")
+    return RunError(f"{run / LOCK} was not made by nofuss; delete it")
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether nobody else has it."""
-    import fcntl
-
+    """Lock the open file; return False if another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -165,7 +166,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _is_alive(owner: dict[str, Any]) -> bool:
-    """Whether the owner's process is at work; one of another machine counts as such."""
+    """Return whether the owner's process is running; on another machine it counts as running."""
     if not owner or owner["host"] != socket.gethostname():
         return bool(owner)
     try:
@@ -187,7 +188,7 @@ def _about() -> dict[str, Any]:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
-    """What the owner wrote; empty where it is not, or not yet, that."""
+    """Read what the owner wrote; empty if it is something else, or not written yet."""
     try:
         content = parse_json(os.pread(descriptor, 4096, 0))
         kinds = {"process": int, "host": str, "since": int, "command": str}
@@ -199,10 +200,10 @@ def _read(descriptor: int) -> dict[str, Any]:
 
 
 def _who(run: Path, owner: dict[str, Any]) -> str:
-    """The line for whoever comes second."""
+    """Return the message for the second process: which process holds the lock."""
     who = "another process"
     if owner:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["since"]))
         where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']!r}"
         who = f"process {owner['process']}{where} ({owner['command']!r}, since {since})"
-    return f"{run} is being written by {who}; wait for its end, or stop it, and try again"
+    return f"{run} is being written by {who}; wait until it ends, or stop it, and try again"

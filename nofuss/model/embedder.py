@@ -12,11 +12,11 @@ from nofuss.model.start import Affine, signed_root
 
 
 class Embedder(nn.Module):
-    """Raw embeddings (B, dim); their norms are free, the loss and the evaluation normalise.
+    """A backbone and a linear head; raw embeddings (B, dim), which losses and evaluation normalise.
 
-    Convolutions are kept in channels-last layout, the faster one on CPUs in training and
-    in inference alike. `root` takes the root of the features before the head (Perronnin et al.
-    2010): pooled activations are heavy-tailed, and a few large ones would rule the distance.
+    Norms are free. Convolutions use the channels-last layout, which is faster on CPUs in training
+    and inference. `root` takes the root of the features before the head (Perronnin et al. 2010):
+    pooled activations are heavy-tailed, and a few large ones would dominate the distance.
     """
 
     def __init__(self, backbone: Backbone, dim: int = 64, *, root: bool = False) -> None:
@@ -36,42 +36,42 @@ class Embedder(nn.Module):
         return self.head.out_features
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Raw embeddings (B, dim)."""
+        """Return raw embeddings (B, dim)."""
         embeddings: Tensor = self.head(self.to_head(self.backbone(inputs)))
         return embeddings
 
     def to_head(self, features: Tensor) -> Tensor:
-        """The backbone's features as the head takes them: their signed root, or as they are."""
+        """Return the head's input: the backbone's features, or their signed root."""
         return signed_root(features) if self.root else features
 
     @torch.no_grad()
     def set_head(self, start: Affine, *, root: bool) -> None:
-        """Replace the head: its weights, its dimension, and whether it takes roots."""
+        """Replace the head: its weights, its dimension, and whether it takes roots of features."""
         head = nn.Linear(start.weight.shape[1], start.weight.shape[0])
         head.weight.copy_(start.weight)
         head.bias.copy_(start.bias)
         self.head, self.root = head.to(self.head.weight.device), root
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
-        """For the optimizer's group of their own; frozen ones get no gradient and stay put."""
+        """Return the backbone's parameters, for a separate group of the optimizer."""
         return self.backbone.parameters()
 
     def head_parameters(self) -> Iterator[nn.Parameter]:
-        """For the optimizer's group of their own."""
+        """Return the head's parameters, for a separate group of the optimizer."""
         return self.head.parameters()
 
     def freeze_backbone(self, frozen: bool = True) -> None:
-        """Hold the backbone still, batch-norm statistics included; False lets it move again."""
+        """Freeze the backbone, batch-norm statistics included; False unfreezes it."""
         self._backbone_frozen = frozen
         self._refresh_freezing()
 
     def freeze_batch_norm(self, frozen: bool = True) -> None:
-        """Hold batch norm's statistics, scales and shifts still; False lets them move again."""
+        """Freeze batch norm's statistics, scales and shifts; False unfreezes them."""
         self._batch_norm_frozen = frozen
         self._refresh_freezing()
 
     def train(self, mode: bool = True) -> "Embedder":
-        """Training mode, except for what is frozen."""
+        """Set training mode, except for what is frozen."""
         super().train(mode)
         self.backbone.train(mode and not self._backbone_frozen)
         if self._batch_norm_frozen:

@@ -25,7 +25,7 @@ BATCH = 32
 
 
 class Encoder:
-    """What `nofuss.load` opens: `embed` gives unit vectors, ready for search."""
+    """A trained model, opened by `nofuss.load`: `embed` returns unit vectors for search."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Encoder:
         return self.embedder.dim
 
     def embed(self, items: Any) -> Tensor:
-        """Unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors (N, F)."""
+        """Return unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors."""
         if self.preprocessing is None:
             vectors = _vectors(items, self.embedder.backbone.channels)
             return _unit(extract(self.embedder, iter([vectors]), count=len(items)))
-        one = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
-        if one or isinstance(items, str | Path | Image.Image):
-            raise ValueError("embed takes several pictures; put the one into a list")
+        is_single = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
+        if is_single or isinstance(items, str | Path | Image.Image):
+            raise ValueError("embed takes several pictures; put a single one into a list")
         views = (
             test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)
             for i in range(0, len(items), BATCH)
@@ -70,18 +70,18 @@ class Encoder:
         """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
         accelerate_for(self.embedder.backbone, len(collection))
-        found = run_over(
+        embeddings = run_over(
             self.embedder, collection, self.preprocessing, workers=workers, progress=progress
         )
-        _check_finite(found)
-        return normalize(found) if unit else found
+        _check_finite(embeddings)
+        return normalize(embeddings) if unit else embeddings
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None
         if isinstance(item, str | Path):
             return decode_resized(Path(item), self.preprocessing)
         if isinstance(item, Image.Image):
-            image = ImageOps.exif_transpose(item)  # upright, as a file of it would come
+            image = ImageOps.exif_transpose(item)  # upright, as for files
         else:
             image = _from_array(np.asarray(item))
         return np.asarray(resized(in_mode(image, self.preprocessing.mode), self.preprocessing))
@@ -93,17 +93,17 @@ def _unit(embeddings: Tensor) -> Tensor:
 
 
 def _check_finite(embeddings: Tensor) -> None:
-    """Refuse a model that overflows."""
-    bad = (~embeddings.isfinite().all(1)).sum()
-    if bad:
+    """Raise RunError if the model gives NaN or infinity."""
+    num_bad = (~embeddings.isfinite().all(1)).sum()
+    if num_bad:
         raise RunError(
-            f"the model gives NaN or infinity for {int(bad):,} of {len(embeddings):,} items; its "
-            "weights are damaged, or the items are far beyond what it was trained on"
+            f"the model gives NaN or infinity for {int(num_bad):,} of {len(embeddings):,} items; "
+            "its weights are damaged, or the items differ too much from the training data"
         )
 
 
 def check_fits(collection: Collection, preprocessing: Preprocessing | None, width: int) -> None:
-    """Refuse vectors for a model of pictures, and the other way round."""
+    """Refuse vectors for a model of pictures, pictures for one of vectors, and other widths."""
     vectors = collection.kind == "vectors"
     if vectors != (preprocessing is None):
         takes = "vectors" if preprocessing is None else "pictures"

@@ -25,9 +25,9 @@ from nofuss.model.onnx_backbone import quietly
 from nofuss.terminal import console
 
 CHECKED = 16
-"""Inputs that both runtimes are compared on."""
+"""Number of inputs that both runtimes are compared on."""
 LARGEST_DIFFERENCE = 1e-3
-"""Of unit embeddings, entry by entry; a right export stays far below."""
+"""Largest accepted difference of an entry of unit embeddings; a correct export stays far below."""
 NEEDED = "pip install 'nofuss[onnx]'"
 
 
@@ -39,12 +39,12 @@ class UnitEmbedding(nn.Module):
         self.embedder = encoder.embedder
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(B, …) → (B, dim)."""
+        """Map (B, …) to unit embeddings (B, dim)."""
         return normalize(self.embedder(inputs))
 
 
 def to_onnx(encoder: Encoder, inputs: Tensor, onnx: Any) -> bytes:
-    """The file's content: a free batch size, and what describes the inputs in its metadata."""
+    """Return the file's content: any batch size, with a description of inputs in the metadata."""
     with quietly():
         program = torch.onnx.export(
             UnitEmbedding(encoder).eval(),
@@ -65,7 +65,7 @@ def to_onnx(encoder: Encoder, inputs: Tensor, onnx: Any) -> bytes:
 
 
 def metadata(encoder: Encoder) -> dict[str, str]:
-    """What someone who has only the file needs to know."""
+    """Return what someone who has only the file needs to know."""
     about = {
         "producer": "nofuss",
         "output": "unit embeddings (batch, dim); compare by Euclidean distance or dot product",
@@ -82,7 +82,7 @@ def metadata(encoder: Encoder) -> dict[str, str]:
 
 
 def describe(preprocessing: Preprocessing) -> str:
-    """The way from a picture to the input, in words."""
+    """Describe the preprocessing of a picture in words."""
     p = preprocessing
     channels = 1 if p.mode == "L" else 3
     sides = "both sides" if p.squash else "the short side"
@@ -95,27 +95,27 @@ def describe(preprocessing: Preprocessing) -> str:
 
 
 def real_inputs(encoder: Encoder, data: Path | None) -> tuple[Tensor, str]:
-    """A few of the run's own items as the model sees them; noise where the data are gone."""
+    """Return a few items of the run's data as model inputs; noise if the data are not readable."""
     p = encoder.preprocessing
     channels = encoder.embedder.backbone.channels
     try:
         collection = open_data(data)
-        few = np.linspace(0, len(collection) - 1, min(CHECKED, len(collection))).astype(int)
+        rows = np.linspace(0, len(collection) - 1, min(CHECKED, len(collection))).astype(int)
         if p is None:
             assert collection.array is not None
-            return torch.from_numpy(np.asarray(collection.array)[few]), "of the run's own vectors"
+            return torch.from_numpy(np.asarray(collection.array)[rows]), "of the run's own vectors"
         if collection.array is not None:
             return test_views(
-                fitted(np.asarray(collection.array)[few], p), p
+                fitted(np.asarray(collection.array)[rows], p), p
             ), "of the run's own pictures"
         pictures = []
-        for i in few:
+        for i in rows:
             with contextlib.suppress(PictureError):
                 pictures.append(decode_resized(collection.paths[i], p))
         if pictures:
             return test_views(pictures, p), "of the run's own pictures"
     except NofussError as error:
-        console.warn(f"the run's own data can't be read ({error}): comparing on noise")
+        console.warn(f"the run's data can't be read ({error}); comparing on noise instead")
     generator = torch.Generator().manual_seed(0)
     shape = (channels,) if p is None else (1 if p.mode == "L" else 3, p.size, p.size)
     return torch.randn(CHECKED, *shape, generator=generator), "inputs of noise"
@@ -123,18 +123,18 @@ def real_inputs(encoder: Encoder, data: Path | None) -> tuple[Tensor, str]:
 
 @torch.no_grad()
 def largest_difference(encoder: Encoder, inputs: Tensor, content: bytes, runtime: Any) -> float:
-    """Between torch and onnxruntime, over all entries; batches of one and of all."""
+    """Return the largest difference between torch and onnxruntime, in batches of one and all."""
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     expected = normalize(encoder.embedder(inputs)).numpy()
     x = np.ascontiguousarray(inputs.numpy())
-    both = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
-    return max(float(np.abs(got - expected[: len(got)]).max()) for got in both)
+    outputs = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
+    return max(float(np.abs(got - expected[: len(got)]).max()) for got in outputs)
 
 
 def onnx_packages() -> tuple[Any, Any]:
-    """The packages onnx and onnxruntime, or an error with the command that installs them."""
+    """Import onnx and onnxruntime; UsageError with the command that installs them."""
     try:
-        import_module("onnxscript")  # what torch exports with
+        import_module("onnxscript")  # torch needs it to export
         return import_module("onnx"), import_module("onnxruntime")
     except ImportError as error:
         raise UsageError(f"export to ONNX needs {error.name}: {NEEDED}") from None

@@ -1,6 +1,5 @@
-"""Features of a fixed backbone, computed once and kept: epochs on them take seconds."""
+"""Features of a fixed backbone, computed once and kept in the cache: an epoch takes seconds."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,12 +8,13 @@ import torch
 from torch import Tensor
 
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory, read_tensor, write_atomically, write_tensor
+from nofuss.data.cache import cache_directory, make_room, read_tensor, try_write, write_tensor
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import any_true
+from nofuss.files.checksum import Bytes, digest_of, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import extract_together, for_inference
@@ -22,23 +22,23 @@ from nofuss.model.onnx_backbone import OnnxNetwork, accelerate
 from nofuss.terminal import console
 
 WORTH_EXPORT = 1000
-"""Pictures from which on exporting the backbone to onnxruntime takes less time than it saves."""
+"""Number of pictures from which exporting the backbone to onnxruntime saves time."""
 ONNX_BATCH, TORCH_BATCH, VECTOR_BATCH = 8, 32, 4096
-"""Items loaded at once; onnxruntime is fastest while a batch stays in cache."""
+"""Items loaded at once; onnxruntime is fastest while a batch fits the processor's cache."""
 
 
 def backbone_features(
     embedder: Embedder, collection: Collection, preprocessing: Preprocessing, *, workers: int = 0
 ) -> Tensor:
-    """(N, F) features of the centre crops, from the cache where the same were asked for before.
+    """Return features (N, F) of the centre crops, from the cache if they are there.
 
     The key covers items, preprocessing, mirroring, the kind of device and every weight of the
     backbone.
     """
     file, features = _cache_file(embedder, collection, preprocessing), None
     # The key can't cover the pixels of a dataset, or what a module from Python does.
-    kept = collection.kind != "dataset" and embedder.backbone.name != OWN
-    if kept:
+    is_kept = collection.kind != "dataset" and embedder.backbone.name != OWN
+    if is_kept:
         like = torch.empty(len(collection), embedder.backbone.features, device="meta")
         features = read_tensor(file, like=like)
     if not any_true(features is None)[0]:
@@ -48,7 +48,7 @@ def backbone_features(
     accelerate_for(backbone, len(collection))
     with console.progress("computing features once", len(collection)) as progress:
         features = run_over(backbone, collection, preprocessing, workers=workers, progress=progress)
-    if kept:
+    if is_kept and make_room(features.nbytes):
         write_tensor(file, features)
     return features
 
@@ -79,7 +79,7 @@ def run_over(
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Leave the cores to onnxruntime: torch's threads wait for work by spinning."""
+    """Use one torch thread, so that onnxruntime has the cores: waiting torch threads spin."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,30 +89,30 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def accelerate_for(backbone: Backbone, count: int) -> None:
-    """Let onnxruntime run a backbone that is to see `count` pictures, where that saves time.
+    """Let onnxruntime run a backbone on `count` pictures, if that saves time.
 
-    The number alone decides, so that the same command gives the same bits again.
+    Only the number decides, so that the same command gives the same bits again.
     """
     if count < WORTH_EXPORT:
         return
 
     def write(file: Path, graph: bytes) -> None:
-        write_atomically(file, lambda out: out.write(graph))
+        if make_room(len(graph)):
+            try_write(file, lambda out: out.write(graph))
 
     if accelerate(backbone, cache_directory(), write):
         console.say(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
 
 
 def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:
-    key = hashlib.blake2b(digest_size=16)
-    key.update(f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode())
-    if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
-        key.update(kind.encode())
-    if embedder.backbone.mirror:
-        key.update(b"mirrored")
-    for path in collection.paths:  # other pixels in a file of the same size change its time
-        key.update(f"{path.stat().st_mtime_ns} ".encode())
-    for name, tensor in embedder.backbone.state_dict().items():
-        key.update(name.encode())
-        key.update(memoryview(tensor.cpu().contiguous().numpy()).cast("B"))
-    return cache_directory() / f"features-{key.hexdigest()}.safetensors"
+    def parts() -> Iterator[Bytes]:
+        yield f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode()
+        if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
+            yield kind.encode()
+        if embedder.backbone.mirror:
+            yield b"mirrored"
+        for path in collection.paths:  # other pixels in a file of the same size change its time
+            yield f"{path.stat().st_mtime_ns} ".encode()
+        yield from tensor_parts(embedder.backbone.state_dict())
+
+    return cache_directory() / f"features-{digest_of(parts())}.safetensors"

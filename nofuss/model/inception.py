@@ -5,7 +5,7 @@ checkpoints: `inception_3a.3x3_reduce.conv.weight` there is `inception_3a_3x3_re
 and `inception_3a.3x3_reduce.bn.bias` is `inception_3a_3x3_reduce_bn.bias`.
 
 Departures from those checkpoints, none of which changes a feature: channels are RGB instead
-of BGR; convolutions have no bias (batch norm absorbs it). The running statistics follow
+of BGR; convolutions have no bias (batch norm absorbs it). The running statistics use
 torch's momentum of 0.1 instead of Caffe's.
 """
 
@@ -27,7 +27,7 @@ class ConvUnit(nn.Module):
         self.bn = nn.BatchNorm2d(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, before, H, W) → (B, after, H / stride, W / stride)."""
+        """Map (B, before, H, W) to (B, after, H / stride, W / stride)."""
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
@@ -77,7 +77,7 @@ class InceptionBlock(nn.ModuleDict):
         self.after = w.one + w.three + w.double + (w.pool or before)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, before, H, W) → (B, after, …)."""
+        """Map (B, before, H, W) to (B, after, …)."""
         three = self["3x3"](self["3x3_reduce"](x))
         double = self["double_3x3_2"](self["double_3x3_1"](self["double_3x3_reduce"](x)))
         if "1x1" not in self:
@@ -103,7 +103,7 @@ class InceptionBN(nn.Module):
             channels = block.after
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Pooled features (B, 1024)."""
+        """Return pooled features (B, 1024)."""
         x = F.max_pool2d(self.conv1_7x7_s2(pictures), 3, 2, ceil_mode=True)
         x = F.max_pool2d(self.conv2_3x3(self.conv2_3x3_reduce(x)), 3, 2, ceil_mode=True)
         for name in BLOCKS:
@@ -112,7 +112,7 @@ class InceptionBN(nn.Module):
 
 
 def halve(x: Tensor) -> Tensor:
-    """Max over 3×3 with stride 2, as large as a padded convolution's output also for odd sides.
+    """Take the maximum over 3×3 with stride 2; as large as a padded convolution's output.
 
     Padding with zeros changes no maximum, because x comes out of a ReLU.
     """
@@ -121,7 +121,7 @@ def halve(x: Tensor) -> Tensor:
 
 
 def from_public_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a public BN-Inception checkpoint under our names; unknown names stay.
+    """Rename the tensors of a public BN-Inception checkpoint to ours; unknown names stay.
 
     The classifier (`last_linear`, `fc`) is dropped, BGR becomes RGB, a convolution's bias
     goes into the running mean of its batch norm, and statistics stored as (1, C) become (C,).
@@ -143,7 +143,7 @@ def from_public_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _our_name(name: str) -> str:
-    """`inception_3a_3x3_bn.bias` → `inception_3a.3x3.bn.bias`."""
+    """Map `inception_3a_3x3_bn.bias` to `inception_3a.3x3.bn.bias`."""
     if not (match := re.fullmatch(r"(conv\d_|inception_\d\w_)(\w+?)(_bn)?\.(\w+)", name)):
         return name
     group, unit, norm, leaf = match.groups()

@@ -1,4 +1,4 @@
-"""Embedding without training: batch norm folded away, results written into one buffer."""
+"""Embedding without training: batch norm folded into convolutions, results in one buffer."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from nofuss.model.embedder import Embedder
 
 
 def for_inference(embedder: Embedder) -> Embedder:
-    """A copy in eval mode with batch norm folded into the convolutions before it.
+    """Return a copy in eval mode with batch norm folded into the convolutions before it.
 
     Networks of timm and modules from Python are copied but not folded: the order in which their
     layers were made need not be the order in which they run.
@@ -29,7 +29,7 @@ def for_inference(embedder: Embedder) -> Embedder:
 
 
 def fold_batch_norm(module: nn.Module) -> None:
-    """Replace, in place, each convolution followed by a batch norm with their product."""
+    """Fold each batch norm into the convolution before it, in place."""
     children = list(module.named_children())
     for (conv_name, conv), (norm_name, norm) in pairwise(children):
         if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
@@ -47,10 +47,10 @@ def extract(
     count: int,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Embeddings (of an Embedder) or features (of a Backbone) of `count` inputs, (count, …).
+    """Return embeddings (of an Embedder) or features (of a Backbone) of `count` inputs, (count, …).
 
-    On the CPU, wherever the model is. It runs in eval mode and is left in the mode it was in.
-    `progress` is told after each batch how many inputs are done.
+    The result is on the CPU, wherever the model is. The model runs in eval mode, and its mode is
+    restored afterwards. `progress` is called after each batch with how many inputs are done.
     """
     width = model.dim if isinstance(model, Embedder) else model.features
     out = torch.empty(count, width)
@@ -61,7 +61,7 @@ def extract(
     try:
         for batch in batches:
             if done + len(batch) > count:
-                raise ValueError(f"batches hold more than the {count} inputs announced")
+                raise ValueError(f"batches hold more than count={count} inputs")
             out[done : done + len(batch)] = model(batch.to(device)).cpu()
             done += len(batch)
             if progress:
@@ -70,13 +70,13 @@ def extract(
         for module, training in modes:
             module.training = training
     if done != count:
-        raise ValueError(f"batches held {done} inputs, {count} were announced")
+        raise ValueError(f"batches held {done} inputs, expected count={count}")
     return out
 
 
 @torch.no_grad()
 def through_head(embedder: Embedder, features: Tensor) -> Tensor:
-    """Raw embeddings (N, dim) of features as the head takes them, all at once, on the CPU."""
+    """Return raw embeddings (N, dim) of the head's inputs, all at once, on the CPU."""
     raw: Tensor = embedder.head(features.to(device_of(embedder)))
     return raw.cpu()
 
@@ -87,12 +87,13 @@ def extract_together(
     chosen: Sequence[Any],
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """`extract` of the batches `chosen` (rows in order); each process loads and runs a share."""
-    own = share(len(chosen))
-    before, count = sum(map(len, chosen[: own.start])), sum(map(len, chosen[own]))
+    """Run `extract` on the batches `chosen`, distributed over the processes; rows stay in order."""
+    ours = share(len(chosen))  # the batches of this process
+    before, count = sum(map(len, chosen[: ours.start])), sum(map(len, chosen[ours]))
     total = sum(map(len, chosen))
-    tell = progress and (lambda done: progress(min(total, done * world())))
-    part = extract(model, load(chosen[own]), count=count, progress=tell)
+    # Other processes are about as far, so that the bar counts their items too.
+    advance = progress and (lambda done: progress(min(total, done * world())))
+    part = extract(model, load(chosen[ours]), count=count, progress=advance)
     if world() == 1:
         return part
     whole = part.new_zeros(total, part.shape[1])

@@ -1,12 +1,11 @@
 """A backbone run by onnxruntime: torch's values to rounding, in about half the time on a CPU.
 
-onnxruntime lays convolutions out in blocks and fuses what follows them, which torch does not do
-outside its compiler. The graph is exported once for given weights and kept; where the runtime or
-the exporter is missing, or the result differs, torch computes as before and a line says so.
+onnxruntime stores convolutions in blocks and fuses the operations after them, which torch does only
+in its compiler. The graph is exported once for given weights and kept in the cache. If the exporter
+fails or the features differ, torch runs the backbone as before, with a warning.
 """
 
 import contextlib
-import hashlib
 import io
 import logging
 import os
@@ -21,26 +20,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nofuss.data.cache import mark_used
 from nofuss.distributed.device import device_of
+from nofuss.files.checksum import digest_of, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 
 LARGEST_DIFFERENCE = 1e-4
-"""Of features, relative to their largest; a right export stays far below."""
+"""Largest accepted difference of features, relative to the largest feature."""
 SMALLEST_SIDE = 96
-"""Smaller pictures mean a small network, where the export costs more than it saves."""
+"""Smaller pictures mean a small network, for which the export takes longer than it saves."""
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
 
 Write = Callable[[Path, bytes], object]
 
 
 PIECE = 4
-"""Pictures that a thread runs at once: their activations stay in its cache."""
+"""Pictures that a thread runs at once, so that their activations fit its cache."""
 
 
 class OnnxNetwork(nn.Module):
-    """A network's graph in onnxruntime; the network itself stays for exports and other devices.
+    """A network run by onnxruntime; torch's network remains for exports and other devices.
 
-    Each thread runs pieces of the batch of its own: no layer waits for the slowest thread.
+    Each thread runs separate pieces of the batch, so that no layer waits for the slowest thread.
     """
 
     def __init__(self, network: nn.Module, graph: bytes) -> None:
@@ -54,7 +55,7 @@ class OnnxNetwork(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Features (B, F)."""
+        """Return features (B, F)."""
         if inputs.device.type != "cpu" or torch.compiler.is_exporting():
             features: Tensor = self.network(inputs)
             return features
@@ -66,9 +67,9 @@ class OnnxNetwork(nn.Module):
 
 
 def can_accelerate(backbone: Backbone) -> bool:
-    """Whether onnxruntime may run it: pictures of some size, on a CPU, the packages installed.
+    """Return whether onnxruntime can run it: large pictures, a CPU, the packages installed.
 
-    NOFUSS_RUNTIME=torch in the environment says no.
+    NOFUSS_RUNTIME=torch in the environment switches it off.
     """
     return (
         backbone.name != OWN  # whose graph may depend on more than its weights
@@ -82,42 +83,42 @@ def can_accelerate(backbone: Backbone) -> bool:
 
 
 def graph_file(backbone: Backbone, folder: Path) -> Path:
-    """Where the graph of these weights is kept."""
-    key = hashlib.blake2b(digest_size=16)
+    """Return the file for the graph of these weights."""
     versions = (import_module("onnxruntime").__version__, torch.__version__)
-    key.update(f"{backbone.name} {backbone.preprocessing} {versions}".encode())
-    for name, tensor in backbone.state_dict().items():
-        key.update(name.encode())
-        key.update(memoryview(tensor.cpu().contiguous().numpy()).cast("B"))
-    return folder / f"backbone-{key.hexdigest()}.onnx"
+    made_of = f"{backbone.name} {backbone.preprocessing} {versions}".encode()
+    key = digest_of([made_of, *tensor_parts(backbone.state_dict())])
+    return folder / f"backbone-{key}.onnx"
 
 
 def accelerate(backbone: Backbone, folder: Path, write: Write) -> bool:
-    """Let onnxruntime run the backbone, in place; False where it stays with torch.
+    """Let onnxruntime run the backbone, in place; return False if torch still runs it.
 
-    Takes some seconds where no graph of these weights is kept in `folder` yet.
+    It takes some seconds if `folder` has no graph of these weights yet.
     """
     if not can_accelerate(backbone):
         return False
     file = graph_file(backbone, folder)
     with contextlib.suppress(OSError):
         if _replace(backbone, file.read_bytes()):
+            mark_used(file)
             return True
     try:
         graph = exported(backbone)
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        warnings.warn(f"{backbone.name} stays with torch: {reason}", stacklevel=2)
+        warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
         return False
     if not _replace(backbone, graph):
-        warnings.warn(f"{backbone.name} stays with torch: onnxruntime differs", stacklevel=2)
+        warnings.warn(
+            f"{backbone.name} runs in torch: onnxruntime gives other features", stacklevel=2
+        )
         return False
     write(file, graph)
     return True
 
 
 def exported(backbone: Backbone) -> bytes:
-    """The graph of the network, for any batch size."""
+    """Export the graph of the network, for any batch size."""
     with quietly():
         program = torch.onnx.export(
             backbone.network,
@@ -134,17 +135,17 @@ def exported(backbone: Backbone) -> bytes:
 
 
 def _replace(backbone: Backbone, graph: bytes) -> bool:
-    """Take the graph's network if it gives the features that torch gives."""
+    """Use the graph if it gives the same features as torch; return whether it does."""
     try:
         network = OnnxNetwork(backbone.network, graph)
         inputs = _example(backbone)
         with torch.no_grad():
-            expected, found = backbone.network(inputs), network(inputs)
-    except Exception:  # a damaged file, or a version that can't read it: exported anew
+            expected, features = backbone.network(inputs), network(inputs)
+    except Exception:  # a damaged file, or one of another version: export again
         return False
-    if expected.shape != found.shape:
+    if expected.shape != features.shape:
         return False
-    if not (expected - found).abs().max() <= LARGEST_DIFFERENCE * expected.abs().max():
+    if not (expected - features).abs().max() <= LARGEST_DIFFERENCE * expected.abs().max():
         return False
     backbone.network = network
     return True
@@ -159,7 +160,7 @@ def _example(backbone: Backbone) -> Tensor:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """The exporter talks of its progress and of its own future; errors still come through."""
+    """Hide the exporter's messages about its progress and its own changes; errors still pass."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

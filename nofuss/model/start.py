@@ -1,15 +1,15 @@
-"""Where a head on given features starts: a metric in closed form, before any training.
+"""The initial head on given features: a metric in closed form, before any training.
 
-Features vary within a class along some directions more than along others, and what varies within
-the classes of training hardly helps to tell new ones apart. `whitened_head` therefore divides by
-the scatter within classes, shrunk towards a multiple of the identity,
+Features vary within a class along some directions more than along others, and directions that vary
+within the training classes hardly separate new ones. `whitened_head` therefore divides by the
+scatter within classes, shrunk towards a multiple of the identity,
 
     S = (1 − α)·S_within + α·(tr S_within / F)·I,
 
-and keeps the principal components of what is left. α = 1 is the PCA of the features alone; the
-shrinkage is strong in practice, because S_within has F²/2 numbers and the training set has few
-items for them. The paper has no such step: it trains a whole network. On features that stay fixed
-it is what Proxy-NCA then starts from, and where training does not help it is the answer.
+and keeps the principal components of the result. α = 1 is the PCA of the features alone; strong
+shrinkage is best in practice, because few training items have to determine the F²/2 numbers of
+S_within. The paper has no such step: it trains a whole network. On fixed features, Proxy-NCA starts
+from this head, and the head is kept as it is where training does not improve it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ BLOCK = 8192
 
 @dataclass(frozen=True)
 class ClassScatter:
-    """What the closed form needs of a set of classes; sets without a common class add up."""
+    """Statistics of a set of classes for the closed form; disjoint sets can be joined."""
 
     within: Tensor
     """(F, F) sum over items of (x − μ_class)(x − μ_class)ᵀ, double."""
@@ -35,12 +35,12 @@ class ClassScatter:
 
     @property
     def mean(self) -> Tensor:
-        """(F,) mean over all items."""
+        """Mean (F,) over all items."""
         weights = self.sizes / self.sizes.sum()
         return weights.to(self.means) @ self.means
 
     def shrunk_within(self, shrinkage: float) -> Tensor:
-        """S as above, (F, F), up to a factor; the identity where no class varies."""
+        """Return S as above, (F, F), up to a factor; the identity where no class varies."""
         width = len(self.within)
         spread = self.within.trace() / width
         if not spread > 0:  # every class has one item, or equal ones
@@ -50,32 +50,33 @@ class ClassScatter:
         return s
 
     def total(self) -> Tensor:
-        """(F, F) scatter of all items around their mean: within plus between classes."""
+        """Return the scatter (F, F) of all items around their mean: within plus between classes."""
         between = (self.means - self.mean) * self.sizes.to(self.means).sqrt()[:, None]
         return torch.addmm(self.within, between.T, between)
 
 
 def signed_root(x: Tensor) -> Tensor:
-    """sign(x)·√|x|: a few large features no longer rule the distance (Perronnin et al. 2010)."""
-    return x.sign() * (x.abs() + 1e-6).sqrt()  # the small number keeps the gradient finite at 0
+    """Return sign(x)·√|x|, so that a few large features don't dominate (Perronnin et al. 2010)."""
+    return x.sign() * (x.abs() + 1e-6).sqrt()  # 1e-6 keeps the gradient finite at 0
 
 
 def class_scatter(features: Tensor, labels: Tensor) -> ClassScatter:
-    """The scatter of features (N, F) within and between the classes of `labels` (N,)."""
+    """Return the scatter of features (N, F) within and between the classes of `labels` (N,)."""
     classes, group, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64)
     sums.index_add_(0, group, features.double())
     means = sums / sizes[:, None]
     within = torch.zeros(features.shape[1], features.shape[1], dtype=torch.float64)
-    for rows, own in zip(torch.split(features, BLOCK), torch.split(group, BLOCK), strict=True):
-        # Single precision is enough for deviations: it is the mean that would cancel digits.
-        deviations = (rows - means[own]).float()
+    blocks = zip(torch.split(features, BLOCK), torch.split(group, BLOCK), strict=True)
+    for rows, row_classes in blocks:
+        # Single precision is enough for deviations: only subtracting the mean cancels digits.
+        deviations = (rows - means[row_classes]).float()
         within += deviations.T @ deviations
     return ClassScatter(within, means, sizes)
 
 
 def joined(parts: Sequence[ClassScatter]) -> ClassScatter:
-    """The scatter of all classes of several sets that have no class in common."""
+    """Return the scatter of all classes of several sets that have no class in common."""
     within = torch.stack([part.within for part in parts]).sum(0)
     return ClassScatter(
         within, torch.cat([part.means for part in parts]), torch.cat([p.sizes for p in parts])
@@ -84,7 +85,7 @@ def joined(parts: Sequence[ClassScatter]) -> ClassScatter:
 
 @dataclass(frozen=True)
 class Affine:
-    """x ↦ weight·x + bias, what a linear head computes."""
+    """The map x ↦ weight·x + bias that a linear head computes."""
 
     weight: Tensor
     """(D, F)"""
@@ -92,11 +93,11 @@ class Affine:
     """(D,)"""
 
     def __call__(self, features: Tensor) -> Tensor:
-        """(N, D) of (N, F)."""
+        """Map (N, F) to (N, D)."""
         return torch.addmm(self.bias, features, self.weight.T)
 
     def times(self, factor: float) -> "Affine":
-        """The same directions, longer by a factor."""
+        """Return the map with its output multiplied by a factor."""
         return Affine(self.weight * factor, self.bias * factor)
 
 
@@ -105,8 +106,8 @@ def whitened_head(
 ) -> Affine:
     """Return the closed form in `dim` dimensions (None: all F), in single precision.
 
-    center: subtract the mean of the training items first, so that distances on the unit sphere
-    are of deviations from it.
+    center: subtract the mean of the training items first, so that directions on the unit sphere
+    are those of deviations from it.
     """
     unmix = _inverse_root(scatter.shrunk_within(shrinkage))  # (F, F), unmix·S·unmixᵀ = I
     components = _leading(unmix @ scatter.total() @ unmix.T, dim or len(unmix))
@@ -120,8 +121,9 @@ def whitened(
 ) -> Tensor:
     """Return features (N, F) as `whitened_head` maps them without centring, up to a rotation.
 
-    For comparing shrinkages: a triangular factor serves as well as a root, and in fewer dimensions
-    an approximate subspace as well as eigenvectors, at a fraction of the cost. dim: None for all F.
+    For comparing shrinkages: a triangular factor gives the same distances as a root, and in fewer
+    dimensions an approximate subspace is close to the eigenvectors, at a fraction of the cost.
+    dim: None for all F.
     """
     factor = torch.linalg.cholesky(scatter.shrunk_within(shrinkage)).to(features.dtype)
     result: Tensor = torch.linalg.solve_triangular(factor.T, features, upper=True, left=False)
@@ -145,9 +147,9 @@ def untrained_head(features: Tensor, dim: int) -> Affine:
 
 
 def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Mean (F,) and the `count` directions of largest variance (count, F), unit and orthogonal.
+    """Return the mean (F,) and the `count` orthonormal directions of largest variance (count, F).
 
-    Beyond the rank of the features, directions are any that complete the basis.
+    Beyond the rank of the features, the directions are arbitrary ones that complete the basis.
     """
     n, width = features.shape
     if count > width:
@@ -163,7 +165,7 @@ def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _inverse_root(s: Tensor) -> Tensor:
-    """A matrix R with R·S·Rᵀ = I, lower triangular."""
+    """Return a lower triangular matrix R with R·S·Rᵀ = I."""
     factor = torch.linalg.cholesky(s)
     eye = torch.eye(len(s), dtype=s.dtype)
     result: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
@@ -171,9 +173,9 @@ def _inverse_root(s: Tensor) -> Tensor:
 
 
 def _leading_subspace(total: Tensor, factor: Tensor, dim: int, *, rounds: int = 4) -> Tensor:
-    """(F, dim) orthonormal, close to the leading eigenvectors of L⁻¹·T·L⁻ᵀ, by power iteration.
+    """Approximate the leading eigenvectors of L⁻¹·T·L⁻ᵀ, (F, dim), by power iteration.
 
-    A few spare directions make a few rounds enough (Halko, Martinsson & Tropp 2011).
+    With some more directions than needed, a few rounds suffice (Halko, Martinsson & Tropp 2011).
     """
     width = len(factor)
     spare = min(width, dim + max(8, dim // 4))
@@ -188,12 +190,13 @@ def _leading_subspace(total: Tensor, factor: Tensor, dim: int, *, rounds: int = 
 
 
 def _leading(scatter: Tensor, count: int) -> Tensor:
-    """The `count` eigenvectors of largest eigenvalue, as rows."""
-    _, vectors = torch.linalg.eigh(scatter)  # eigenvalues ascend
+    """Return the `count` eigenvectors of largest eigenvalue, as rows."""
+    _, vectors = torch.linalg.eigh(scatter)  # by ascending eigenvalue
     return _signed(vectors.T.flip(0)[:count])
 
 
 def _signed(components: Tensor) -> Tensor:
-    """Each row with its largest entry positive, as scikit-learn does: a sign is arbitrary."""
+    """Flip rows so that their largest entry is positive, as scikit-learn does."""
+    # An eigenvector's sign is arbitrary: fix it, so that other libraries give the same head.
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
     return components * largest.sign()

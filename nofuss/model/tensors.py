@@ -1,4 +1,4 @@
-"""Tensors in files: read without running code, and put into a module or say what does not fit."""
+"""Read tensors from files without running code, and copy them into a module if they fit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from nofuss.files.atomic import check_regular, memory
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a .safetensors, .pth or .pt file; pickled code is refused."""
+    """Read the named tensors of a .safetensors, .pth or .pt file; refuse pickled code."""
     if not path.is_file():
         raise UsageError(f"no weights at {path}; give a .safetensors, .pth or .pt file")
     try:
@@ -33,35 +33,37 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"can't read {path} as plain tensors ({reason}); convert it to .safetensors"
         ) from None
     if not isinstance(stored, Mapping) or not all(isinstance(t, Tensor) for t in stored.values()):
-        raise RunError(f"{path} is no dict of tensors; save module.state_dict() alone")
+        raise RunError(f"{path} is not a dict of tensors; save module.state_dict() alone")
     return dict(stored)
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
-    """Copy `tensors` into `module`; missing, surplus, misshapen and infinite ones are an error."""
+    """Copy `tensors` into `module`; RunError if any is missing, surplus, misshapen or infinite."""
     check_shapes(module, {name: t.shape for name, t in tensors.items()}, source=source)
     module.load_state_dict(dict(tensors), strict=False)
     values = module.state_dict().items()
-    if bad := [name for name, t in values if t.is_floating_point() and not t.isfinite().all()]:
+    if bad_names := [
+        name for name, t in values if t.is_floating_point() and not t.isfinite().all()
+    ]:
         raise RunError(
-            f"{source} holds NaN or infinity in {_listing(bad)}; restore it or train again"
+            f"{source} holds NaN or infinity in {_listing(bad_names)}; restore it or train again"
         )
 
 
 def check_shapes(module: nn.Module, shapes: Mapping[str, Sequence[int]], *, source: Path) -> None:
-    """Compare what a file holds with what a module wants; the module may be of device meta."""
+    """Compare a file's shapes with a module's; the module may be on the meta device."""
     wanted = module.state_dict()
-    # Networks saved before torch 0.4.1 have no such counter, and nothing here reads it.
+    # Networks saved before torch 0.4.1 have no such counter, and it is not used here.
     missing = {k for k in wanted.keys() - shapes.keys() if not k.endswith("num_batches_tracked")}
     surplus = shapes.keys() - wanted.keys()
-    other = {
+    misshapen = {
         f"{k} {tuple(shapes[k])} instead of {tuple(wanted[k].shape)}"
         for k in wanted.keys() & shapes.keys()
         if tuple(shapes[k]) != tuple(wanted[k].shape)
     }
     problems = [
         f"{what} {_listing(names)}"
-        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", other))
+        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", misshapen))
         if names
     ]
     if problems:
@@ -69,7 +71,7 @@ def check_shapes(module: nn.Module, shapes: Mapping[str, Sequence[int]], *, sour
 
 
 def read_shapes(path: Path) -> dict[str, Sequence[int]]:
-    """The shapes in the header of a .safetensors file; nothing else of it is read."""
+    """Read the shapes in the header of a .safetensors file, and nothing else of it."""
     try:
         check_regular(path, limit=memory())
         with safe_open(path, framework="pt") as file:

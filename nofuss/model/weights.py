@@ -1,7 +1,7 @@
 """A trained model as a folder: weights.safetensors, model.json and their checksums, no pickle.
 
-The folder holds all that embedding needs: which backbone, its weights, how to prepare a
-picture, the names of the training classes, and what else the caller wants kept.
+The folder has all that embedding needs: the name of the backbone, its weights, the preprocessing of
+a picture, the names of the training classes, and what else the caller stores.
 """
 
 import copy
@@ -28,12 +28,12 @@ from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
 
 FORMAT = 2
 LARGEST_SIDE = 4096
-"""Of a picture that a model is given: 200 MB as a tensor."""
+"""Largest side of a model's input picture: 200 MB as a tensor."""
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a model folder holds."""
+    """The content of a model folder."""
 
     embedder: Embedder
     preprocessing: Preprocessing | None
@@ -49,7 +49,7 @@ def save_model(
     class_names: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the folder as a whole: an interrupted write leaves the former one in place."""
+    """Write the folder as a whole: an interrupted write leaves the previous one in place."""
     description = {
         "format": FORMAT,
         "backbone": embedder.backbone.name,
@@ -77,7 +77,7 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
     backbone: the module, where the model was trained on one from Python; its weights are replaced.
     """
     try:
-        if (folder / MANIFEST).exists():  # a model put together by hand has none
+        if (folder / MANIFEST).exists():  # a model made by other programs has none
             check_seal(folder)
     except (OSError, ValueError) as error:
         raise RunError(f"the model in {folder} is damaged ({error}); restore it") from None
@@ -87,10 +87,10 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {folder / 'model.json'}: {error}; restore it") from None
-    found = description.get("format") if isinstance(description, dict) else None
-    if found != FORMAT:
+    file_format = description.get("format") if isinstance(description, dict) else None
+    if file_format != FORMAT:
         raise RunError(
-            f"{folder / 'model.json'} has format {found}, expected {FORMAT}; "
+            f"{folder / 'model.json'} has format {file_format}, expected {FORMAT}; "
             "open it with the version of nofuss that wrote it, or train again"
         )
     file = folder / "weights.safetensors"
@@ -100,11 +100,11 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
         settings = _settings(description)
         if backbone is not None:
             return _with_module(folder, description, settings, backbone)
-        with torch.device("meta"):  # no memory is taken for what the file does not hold
+        with torch.device("meta"):  # take no memory before the file's shapes are checked
             planned = build_embedder(**settings, weights=None)
         check_shapes(planned, read_shapes(file), source=file)
         preprocessing = _preprocessing(description["preprocessing"], planned)
-        if preprocessing is not None:  # a side may be too small for the network
+        if preprocessing is not None:  # the size may be too small for the network
             shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
             planned.eval()(torch.empty(shape, device="meta"))
         class_names, extra = _words(description["class_names"]), _extra(description["extra"])
@@ -138,7 +138,7 @@ def _with_module(
 
 
 def _settings(description: dict[str, Any]) -> dict[str, Any]:
-    """What the embedder is built from."""
+    """Return the arguments that the embedder is built with."""
     kinds = {"backbone": str, "dim": int, "channels": int, "root": bool, "mirror": bool}
     for name, kind in kinds.items():
         if type(description[name]) is not kind:
@@ -147,39 +147,43 @@ def _settings(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preprocessing | None:
-    """How pictures are prepared; every value as a backbone of pictures can have it."""
+    """Return the preprocessing; ValueError for values that no backbone of pictures can have."""
     if (stored is None) != (embedder.backbone.preprocessing is None):
         takes = "vectors" if stored else "pictures"
         raise ValueError(f"preprocessing does not fit {embedder.backbone.name}, for {takes}")
     if stored is None:
         return None
-    found = Preprocessing(**{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])})
-    channels = {"RGB": 3, "L": 1}.get(found.mode)
-    numbers = (*found.mean, *found.std, found.affine)
+    preprocessing = Preprocessing(
+        **{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])}
+    )
+    channels = {"RGB": 3, "L": 1}.get(preprocessing.mode)
+    numbers = (*preprocessing.mean, *preprocessing.std, preprocessing.affine)
     valid = {
         "mode": channels == embedder.backbone.channels,
-        "size": type(found.size) is int and 1 <= found.size <= LARGEST_SIDE,
-        "resize": type(found.resize) is int and found.size <= found.resize <= LARGEST_SIDE,
-        "squash": type(found.squash) is bool,
-        "flip": type(found.flip) is bool,
-        "mean": len(found.mean) == channels,
-        "std": len(found.std) == channels and all(value != 0 for value in found.std),
-        "affine": 0 <= found.affine <= 1,
+        "size": type(preprocessing.size) is int and 1 <= preprocessing.size <= LARGEST_SIDE,
+        "resize": type(preprocessing.resize) is int
+        and preprocessing.size <= preprocessing.resize <= LARGEST_SIDE,
+        "squash": type(preprocessing.squash) is bool,
+        "flip": type(preprocessing.flip) is bool,
+        "mean": len(preprocessing.mean) == channels,
+        "std": len(preprocessing.std) == channels
+        and all(value != 0 for value in preprocessing.std),
+        "affine": 0 <= preprocessing.affine <= 1,
         "numbers": all(type(x) in (int, float) and math.isfinite(x) for x in numbers),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"preprocessing has an impossible {', '.join(wrong)}")
-    return found
+    return preprocessing
 
 
 def _words(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(type(value) is str for value in values):
-        raise ValueError("class_names is no list of words")
+        raise ValueError("class_names is not a list of strings")
     return values
 
 
 def _extra(values: Any) -> dict[str, Any]:
-    """What the caller kept; a threshold among it is a distance between unit vectors."""
+    """Return what the caller stored; a threshold in it must be a distance between unit vectors."""
     threshold = values.get("threshold", 0.0)
     if type(threshold) not in (int, float) or not 0 <= threshold <= 2.001:
         raise ValueError(f"threshold is {threshold!r:.40}; expected a number from 0 to 2")

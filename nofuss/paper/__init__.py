@@ -1,6 +1,9 @@
-"""What `nofuss reproduce` runs: the paper's tables and figures, one file each.
+"""The paper's tables and figures, one file each: what `nofuss reproduce` runs.
 
-sources (data at hand) + budgets (how much to spend) → trials (one training each, kept on disk)
-rates (tries on held-out training classes) → an experiment's trials → its entry in results.json
+sources (data sets) + budgets (how long to train) → trials (one training each, stored by the lab)
+rates (chosen on held-out training classes) → an experiment's trials → its entry in results.json
 statistics, published (the paper's numbers) → verdicts → report.html
+
+Experiments: tables, convergence, proxies_per_label (fractional, dynamic), batch_size (both use
+sweep), bounds, retrieval.
 """

@@ -1,6 +1,7 @@
 """`bounds`: ε and both sides of each inequality of Sections 3.3 and 4.2 while Proxy-NCA learns.
 
-With the corrected constants (see proxies/bounds.py); the printed ones are counted beside them.
+Constants are the corrected ones (see proxies/bounds.py); violations of the printed ones are counted
+too.
 """
 
 from statistics import mean
@@ -23,7 +24,7 @@ EPSILONS = {"epsilon": "largest (ε)", "epsilon_95": "95th percentile", "epsilon
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
-    """Proxy-NCA, a seed each, looked at after every epoch."""
+    """Return Proxy-NCA, a seed each, with its bounds measured after every epoch."""
     b = source.budget
     return [
         Trial(b.config("proxy-nca", rates["proxy-nca"], seed=seed), record="bounds")
@@ -32,7 +33,7 @@ def trials(source: Source, rates: Rates) -> list[Trial]:
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
-    """A figure of ε, one for each bound, and what the last epoch says."""
+    """Return a figure of ε, one for each bound, and what the last epoch shows."""
     curves = [results[t]["curve"] for t in trials(source, rates)]
     ends = {
         name: (_mean(curves, 0, "corrected", name), _mean(curves, -1, "corrected", name))
@@ -109,14 +110,14 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
 
 
 def violations(curves: list[Any], which: str, name: str) -> tuple[int, int]:
-    """How many triplets, over all looks and seeds, break an inequality, and of how many."""
-    looks = [row[which][name] for curve in curves for row in curve]
-    broken = sum(round(look["violations"] * look["triplets"]) for look in looks)
-    return broken, sum(look["triplets"] for look in looks)
+    """Return how many triplets violate an inequality, over epochs and seeds, and of how many."""
+    bounds = [row[which][name] for curve in curves for row in curve]
+    violated = sum(round(bound["violations"] * bound["triplets"]) for bound in bounds)
+    return violated, sum(bound["triplets"] for bound in bounds)
 
 
 def tightening(slacks: dict[str, tuple[float, float]], epsilon: list[float]) -> str:
-    """Whether each bound is closer at the end than at the start."""
+    """Say whether each bound is closer at the end than at the start."""
     tighter = [name for name, (a, b) in slacks.items() if b < a]
     looser = [name for name in slacks if name not in tighter]
     word = "falls" if epsilon[1] < epsilon[0] else "rises"
@@ -125,11 +126,11 @@ def tightening(slacks: dict[str, tuple[float, float]], epsilon: list[float]) -> 
         return f"{words} Every bound tightens, as the paper says."
     if not tighter:
         return f"{words} No bound tightens, against the paper."
-    return f"{words} Tighter at the end: {list_words(tighter)}; not so: {list_words(looser)}."
+    return f"{words} Tighter at the end: {list_words(tighter)}; not tighter: {list_words(looser)}."
 
 
 def after_first_epoch(means: list[list[float]]) -> str:
-    """The start is a matter of choice (proxies at class means are close at once); then what?"""
+    """Say how ε moves after the first epoch: it is small at once if proxies start at means."""
     start, first, last = (mean(curve[at] for curve in means) for at in (0, 1, -1))
     word = "falls" if last < first else "rises"
     return (
@@ -139,7 +140,7 @@ def after_first_epoch(means: list[list[float]]) -> str:
 
 
 def constants(printed: dict[str, list[tuple[int, int]]]) -> str:
-    """How often each proposition fails, as corrected and as printed."""
+    """Say how often each proposition fails, as corrected and as printed."""
     parts = []
     for name, (corrected, paper) in printed.items():
         number = "4.1" if name == "nca" else "4.2"
@@ -147,10 +148,9 @@ def constants(printed: dict[str, list[tuple[int, int]]]) -> str:
             f"Proposition {number} as corrected fails for {corrected[0]:,} of {corrected[1]:,}, as "
             f"printed for {paper[0]:,}"
         )
-    seen = printed["triplet"][1][0]
     end = (
         "The printed 4.2 is thus seen to be false."
-        if seen
+        if printed["triplet"][1][0]
         else "The printed 4.2 is false in general (random unit vectors reach 3.996√ε), but is not "
         "violated here: ε, a maximum, is far larger than what most points need."
     )

@@ -1,8 +1,8 @@
-"""What `--budget minutes`, `hours` and `paper` spend, on photographs and on the built-in set.
+"""How long and how to train with `--budget minutes`, `hours` and `paper`.
 
 Methods share start, batch, steps, schedule and number of tries; margins and scales are the defaults
-of each, and losses over pairs draw several items a class. Only `paper` gives losses over instances
-the batch of 128 that the paper gives them, and with it a quarter of the steps.
+of each, and losses over pairs draw several items a class. Only `paper` has a batch of 128 for
+losses over instances, as the paper does, and so a quarter of their steps.
 """
 
 import math
@@ -19,37 +19,37 @@ Name = Literal["minutes", "hours", "paper"]
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is trained, and how."""
+    """How long and how to train."""
 
     name: Name
     settings: dict[str, Any]
     """Options of `nofuss train`."""
     words: str
-    """The same for a reader."""
+    """The same in words, for the report."""
     rates: tuple[float, ...]
-    """What each method's rate is chosen from; proxies have ten times it."""
+    """Candidates for each method's rate; the rate of proxies is ten times as high."""
     seeds: int
     folds: int = 2
-    """A try is scored on the other half of the training classes; 2: both ways."""
+    """A try is scored on the other half of the training classes; 2: and the reverse."""
     try_epochs: int | None = None
-    """Epochs of a try, where shorter than the training's."""
+    """Epochs of a try, if fewer than the training's."""
     classes: int | None = None
-    """Classes of each side, where not all."""
+    """Classes of each side, if not all."""
     instance_batch: int | None = None
-    """The batch of losses over instances, where it differs."""
+    """The batch of losses over instances, if it differs."""
     long: bool = False
-    """Trainings take long enough to want checkpoints."""
+    """Whether trainings take long enough to need checkpoints."""
 
     def batch_of(self, loss: str) -> int:
-        """Items a step."""
-        own = self.instance_batch if loss in INSTANCE_LOSSES else None
-        return own or int(self.settings["batch"])
+        """Return the batch of a method."""
+        special = self.instance_batch if loss in INSTANCE_LOSSES else None
+        return special or int(self.settings["batch"])
 
     def config(self, loss: str, rate: float, *, seed: int = 0, **more: Any) -> TrainConfig:
-        """The resolved configuration of one training.
+        """Return the resolved configuration of one training.
 
-        Another batch than the budget's keeps the number of items seen and moves the rates by the
-        root of the ratio, as Adam wants it.
+        With another batch than the budget's, the same number of items is seen, and rates are scaled
+        by the root of the ratio, as is usual with Adam.
         """
         base = self.batch_of(loss)
         rate *= math.sqrt(more.setdefault("batch", base) / base)

@@ -1,6 +1,6 @@
 """`convergence`: Recall@1 on unseen classes against steps and time, Figure 1 of the paper.
 
-The trainings are those of the tables. The clock counts steps and loading, not the scoring.
+The trainings are those of the tables. Time includes steps and loading, not the scoring.
 """
 
 from itertools import accumulate, pairwise
@@ -11,21 +11,22 @@ from nofuss.paper.published import BASELINES, FASTER, METHODS
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
 from nofuss.paper.statistics import Difference, difference
-from nofuss.paper.tables import LOSSES, certainty, seeds_of
+from nofuss.paper.tables import certainty, seeds_of
 from nofuss.paper.trial import Result, Trial
 
+LOSSES = tuple(METHODS)
 Curve = list[tuple[float, float]]
 MOST = 0.9
-"""Of the best baseline's gain: its last bit may be noise that nobody else repeats."""
+"""Share of the best baseline's gain: the rest may be noise that no other method repeats."""
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
-    """Those of the tables."""
+    """Return those of the tables."""
     return [trial for loss in LOSSES for trial in seeds_of(source, rates, loss)]
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
-    """Two figures, and how many steps Proxy-NCA needs for the best baseline's final score."""
+    """Return two figures, and the steps Proxy-NCA needs for the best baseline's final score."""
     found = {m: [results[t] for t in seeds_of(source, rates, m)] for m in LOSSES}
     by_step = {m: _mean_curve(rs, "step") for m, rs in found.items()}
     by_time = {m: _mean_curve(rs, "time") for m, rs in found.items()}
@@ -94,7 +95,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
 
 
 def first_reached(curve: Curve, target: float) -> float | None:
-    """Where a curve first reaches a height, by straight lines between its points."""
+    """Return where a curve first reaches a height, by linear interpolation; None if never."""
     for (x0, y0), (x1, y1) in pairwise(curve):
         if y0 >= target:
             return x0
@@ -110,20 +111,20 @@ def verdict(
     in_time: tuple[float | None, float | None],
     final: Difference,
 ) -> str:
-    """Times as fast as the best baseline, beside the paper's three."""
+    """Compare the speed-up over the best baseline with the paper's."""
     level = f"the final Recall@1 of the best baseline ({best}, {100 * target:.2f})"
     ratio, clock = _ratio(in_steps), _ratio(in_time)
     if in_steps[0] is None and final.verdict == "below":
         return f"Proxy-NCA never reaches {level}: the paper's claim does not hold here."
     if in_steps[0] is None:
         return (
-            f"Proxy-NCA never quite reaches {level}, though their final scores are not told apart "
-            f"({certainty([final])}): no speed can be read from that."
+            f"Proxy-NCA never reaches {level} exactly, though their final scores are "
+            f"indistinguishable ({certainty([final])}): no speed can be read from that."
         )
     if ratio is None:
         return f"Proxy-NCA starts at or above {level}, so there is no speed to compare."
-    hold = (
-        "this bears the paper out"
+    conclusion = (
+        "this confirms the paper"
         if ratio >= 0.8 * FASTER
         else "faster, but by less than the paper says"
         if ratio > 1.05
@@ -133,21 +134,21 @@ def verdict(
     return (
         f"Proxy-NCA reaches {level} after {in_steps[0]:,.0f} steps, {best} itself after "
         f"{in_steps[1]:,.0f}: {ratio:.1f} times as fast in steps{timed}, where the paper has about "
-        f"{FASTER:g}; {hold}."
+        f"{FASTER:g}; {conclusion}."
     )
 
 
 def most_of_the_way(best: str, height: float, reached: tuple[float | None, float | None]) -> str:
-    """The same for nine tenths of the best baseline's gain, which depends less on noise."""
+    """Compare the steps to nine tenths of the best baseline's gain, which depend less on noise."""
     own, other = reached
-    words = f"To {100 * height:.2f}, nine tenths of the best baseline's gain,"
+    level = f"{100 * height:.2f}, nine tenths of the best baseline's gain"
     if own is None:
-        return f"{words} Proxy-NCA never comes."
+        return f"Proxy-NCA never reaches {level}."
     if not own or not other:
-        return f"{words} there is nothing to learn."
+        return f"Proxy-NCA or {best} starts at or above {level}."
     return (
-        f"{words} Proxy-NCA takes {own:,.0f} steps and {best} {other:,.0f}: {other / own:.1f} "
-        "times as fast."
+        f"Proxy-NCA reaches {level}, after {own:,.0f} steps, {best} after {other:,.0f}: "
+        f"{other / own:.1f} times as fast."
     )
 
 

@@ -1,6 +1,6 @@
-"""What an experiment leaves: its numbers, tables, figures, and sentences on what they say.
+"""The result of an experiment: numbers, tables, figures, and sentences about them.
 
-An entry is plain data, kept in results.json; the report is drawn from nothing else.
+An entry is plain data, stored in results.json; the report is made from nothing else.
 """
 
 import os
@@ -15,7 +15,7 @@ import torch
 from nofuss.paper.published import METHODS
 from nofuss.paper.rates import Rates, at_edge
 from nofuss.paper.sources import Source
-from nofuss.paper.statistics import list_words, summary, t_interval
+from nofuss.paper.statistics import list_words, t_interval
 from nofuss.paper.trial import Result, Trial
 from nofuss.run.directory import environment
 
@@ -33,7 +33,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a figure: points (x, y) with an interval of y where there is one."""
+    """A line of a figure: points (x, y), and the interval of y if there are several seeds."""
 
     name: str
     points: list[tuple[float, float, float | None, float | None]]
@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """Lines over x, with named levels to stand beside."""
+    """Lines over x, with named levels to compare with."""
 
     title: str
     x: str
@@ -53,41 +53,41 @@ class Figure:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table or figure of the paper, done again."""
+    """A table or figure of the paper, reproduced."""
 
     title: str
     claim: str
     """What the paper says."""
     verdict: list[str]
-    """What came out, and where and why it differs."""
+    """What was found, and where and why it differs."""
     tables: list[Table] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
-    """The numbers behind, as shares."""
+    """The numbers, as shares."""
     grid: str | None = None
-    """The trial whose result holds rows of pictures."""
+    """The key of the trial whose result holds rows of pictures."""
 
 
 def per_seed(results: Results, trials: Sequence[Trial], score: str = "recall@1") -> list[float]:
-    """One score of trials that differ in their seed."""
+    """Return one score of trials that differ in their seed."""
     return [float(results[trial][score]) for trial in trials]
 
 
 def point(x: float, values: Sequence[float]) -> tuple[float, float, float | None, float | None]:
-    """A point of a series: the mean over seeds and its t-interval."""
+    """Return a point of a series: the mean over seeds and its t-interval."""
     low, high = t_interval(values) or (None, None)
     return x, mean(values), low, high
 
 
 def shown(values: Sequence[float]) -> str:
-    """Mean ± half the t-interval, in percent."""
-    found = summary(values)
-    half = "" if not found["interval"] else f" ± {100 * (found['interval'][1] - found['mean']):.2f}"
-    return f"{100 * found['mean']:.2f}{half}"
+    """Return mean ± half the t-interval, in percent."""
+    ends = t_interval(values)
+    half = "" if ends is None else f" ± {100 * (ends[1] - mean(values)):.2f}"
+    return f"{100 * mean(values):.2f}{half}"
 
 
 def how(source: Source, rates: Rates) -> list[str]:
-    """The settings in sentences: shared by all methods, and each one's rate."""
+    """Return the settings in sentences: those of all methods, and each one's rate."""
     b = source.budget
     grid = ", ".join(f"{rate:g}" for rate in b.rates)
     chosen = ", ".join(f"{METHODS[loss]} {rate:g}" for loss, rate in rates.items())
@@ -101,8 +101,8 @@ def how(source: Source, rates: Rates) -> list[str]:
         "every method. Losses over instances draw four items a class (N-pairs two), Proxy-NCA and "
         "Proxy-Triplet shuffle. Margins and scales are the defaults of each loss"
         + (f", of Proxy-NCA {config.scale:g}" if config.scale else "")
-        + ". All are scored on the unit sphere; NMI is of k-means refined by exchanges, which "
-        "finds better clusters than the plain one.",
+        + ". All are scored on the unit sphere; NMI uses k-means refined by exchanges, which "
+        "finds better clusters than plain k-means.",
         f"Rates: each method had {len(b.rates)} tries ({grid}; proxies ten times that), scored by "
         "Recall@1 on held-out training classes"
         + (", both halves in turn" if b.folds == 2 else ", the other half")
@@ -112,13 +112,13 @@ def how(source: Source, rates: Rates) -> list[str]:
     if edge := at_edge(source, rates):
         lines.append(
             f"{list_words([METHODS[loss] for loss in edge])} took a rate at the edge of that "
-            "grid, so a wider one might serve better."
+            "grid; a wider grid might hold a better one."
         )
     return lines
 
 
 def machine(device: str = "auto") -> dict[str, Any]:
-    """What the numbers were made on."""
+    """Return what the numbers were computed on."""
     found = environment(device)
     return {
         "platform": platform.platform(),

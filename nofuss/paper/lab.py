@@ -1,7 +1,7 @@
-"""Where trials are done: one after the other, each kept as a file, with a line on how it goes.
+"""Run trials one after the other, and store the result of each in a file.
 
-A trial's file is named after its settings and data and appears whole or not at all, so that an
-interrupted command finds what it has done, and changed settings find nothing.
+A trial's file is named after its settings and data and is written as a whole, so that an
+interrupted command resumes after the last finished trial, and changed settings start anew.
 """
 
 import json
@@ -22,11 +22,11 @@ from nofuss.terminal import console
 from nofuss.training.loop import Interrupted
 
 EVERY = 30.0
-"""Seconds between lines where there is no terminal to draw on."""
+"""Seconds between lines of progress where the output is not a terminal."""
 
 
 class Lab:
-    """Does trials, or finds them done."""
+    """Runs trials, or reads their stored results."""
 
     def __init__(self, folder: Path, *, stop: Callable[[], bool] = lambda: False) -> None:
         self.folder, self.stop = folder, stop
@@ -45,14 +45,14 @@ class Lab:
         self._lock.__exit__()
 
     def plan(self, source: Source, trials: Sequence[Trial]) -> None:
-        """Trials to come, for telling how long it will take; those done already do not count."""
+        """Announce trials, for an estimate of the time left; finished ones do not count."""
         for trial in trials:
             key = trial.key(source)
             if self.find(key) is None:
                 self.ahead[key] = source, trial
 
     def run(self, source: Source, trials: Sequence[Trial]) -> Mapping[Trial, Result]:
-        """The result of each, from its file where there is one."""
+        """Return the result of each trial, from its file if there is one."""
         found: dict[Trial, Result] = {}
         for trial in dict.fromkeys(trials):
             key = trial.key(source)
@@ -63,7 +63,7 @@ class Lab:
         return found
 
     def find(self, key: str) -> Result | None:
-        """A result kept before; None where there is none, or a damaged one."""
+        """Return a stored result; None if there is none, or a damaged one."""
         try:
             result = json.loads((self.folder / f"{key}.json").read_text())["result"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -71,7 +71,7 @@ class Lab:
         return result if isinstance(result, dict) else None
 
     def keep(self, key: str, asked: Any, result: Result) -> None:
-        """Write a result for good."""
+        """Store a result."""
         content = json.dumps({"asked": asked, "result": result}, ensure_ascii=False)
         write_file(self.folder / f"{key}.json", content + "\n")
 
@@ -97,19 +97,19 @@ class Lab:
             self._speeds.setdefault(f"{source.name} {trial.config.loss}", []).append(speed)
 
     def _left(self) -> tuple[int, float | None]:
-        """How many trials are to come, and their seconds as far as others tell."""
+        """Return how many trials are left, and their seconds, estimated from finished ones."""
         known = [median(values) for values in self._speeds.values()]
         if not known:
             return len(self.ahead), None
         seconds = 0.0
         for source, trial in self.ahead.values():
-            own = self._speeds.get(f"{source.name} {trial.config.loss}")
-            seconds += trial.cost(source) * (median(own) if own else median(known))
+            same_loss = self._speeds.get(f"{source.name} {trial.config.loss}")
+            seconds += trial.cost(source) * median(same_loss or known)
         return len(self.ahead), seconds
 
 
 class _Line:
-    """The progress line; it also watches the training that is running."""
+    """The progress line, which watches the current training."""
 
     def __init__(self) -> None:
         self.bar = Progress(
@@ -121,18 +121,18 @@ class _Line:
             disable=not console.out.is_terminal,
         )
         self.task = self.bar.add_task("", total=1, left="")
-        self.said, self.words = -EVERY, ""
+        self.printed, self.words = -EVERY, ""
 
     def begin(self, words: str, left: Callable[[], tuple[int, float | None]], trial: Trial) -> None:
-        """A new training: what it is, how many remain, when all will be done."""
+        """Show a new training: what it is, how many are left, when all will be done."""
         self.words = words
         self.epochs = max(1, trial.config.epochs or 1) if not trial.bare else 1
         count, seconds = left()
         when = "" if seconds is None else f", done at about {_clock(seconds)} ({_length(seconds)})"
-        note = f"{count:,} trainings to go{when}"
+        note = f"{count:,} trainings left{when}"
         self.bar.update(self.task, description=words, completed=0, left=note)
-        if not console.out.is_terminal and time.monotonic() - self.said > EVERY:
-            self.said = time.monotonic()
+        if not console.out.is_terminal and time.monotonic() - self.printed > EVERY:
+            self.printed = time.monotonic()
             console.say(f"{words}; {note}")
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
@@ -140,10 +140,10 @@ class _Line:
         self.bar.update(self.task, completed=(epoch + step / steps) / self.epochs)
 
     def epoch(self, history: list[dict[str, Any]]) -> None:
-        """Nothing."""
+        """Do nothing: the line shows steps only."""
 
     def say(self, message: str) -> None:
-        """A warning from within a training."""
+        """Print a warning of the training."""
         console.warn(f"{self.words}: {message}")
 
 

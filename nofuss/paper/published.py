@@ -1,7 +1,7 @@
-"""The paper's own numbers, in percent, and the names of its methods.
+"""The paper's numbers, in percent, and the names of its methods.
 
 Tables 1 (Cars196) and 2 (CUB-200-2011); for Stanford Online Products the text gives two NMIs, and
-Figure 4 no figures. Nothing here is taken from anywhere but the paper.
+Figure 4 has no numbers. Everything here is from the paper.
 """
 
 METHODS = {
@@ -12,9 +12,9 @@ METHODS = {
     "lifted": "Lifted structure",
     "semi-hard": "Triplet, semi-hard",
 }
-"""Loss → what it is called."""
+"""Loss → its name in tables."""
 BASELINES = ("clustering", "n-pairs", "lifted", "semi-hard")
-"""The four that the paper compares with."""
+"""The four methods that the paper compares with."""
 
 Row = dict[str, float]
 _COLUMNS = ("recall@1", "recall@2", "recall@4", "recall@8", "nmi")
@@ -47,12 +47,12 @@ PUBLISHED: dict[str, dict[str, Row]] = {
 FASTER = 3.0
 """Section 6.4: Proxy-NCA "converges about three times as fast", on Cars196."""
 ENOUGH = 0.5
-"""Sections 6.5, 6.6: from this many proxies a label on, Proxy-NCA beats the baselines."""
+"""Sections 6.5, 6.6: with this many proxies a label or more, Proxy-NCA beats the baselines."""
 
 
 def order_of(data: str) -> list[str]:
-    """Losses from best to worst Recall@1 in the paper; Cars196's, where it has no such table."""
-    own = {m: row["recall@1"] for m, row in PUBLISHED.get(data, {}).items() if "recall@1" in row}
-    if len(own) < 3:
-        own = {m: row["recall@1"] for m, row in PUBLISHED["cars"].items()}
-    return sorted(own, key=lambda method: -own[method])
+    """Return losses from best to worst Recall@1 in the paper; Cars196's if it has no table."""
+    recall = {m: row["recall@1"] for m, row in PUBLISHED.get(data, {}).items() if "recall@1" in row}
+    if len(recall) < 3:
+        recall = {m: row["recall@1"] for m, row in PUBLISHED["cars"].items()}
+    return sorted(recall, key=lambda method: -recall[method])

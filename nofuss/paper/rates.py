@@ -1,4 +1,4 @@
-"""Each method's learning rate, from the same few tries on held-out *training* classes."""
+"""Choose each method's learning rate by the same few tries on held-out *training* classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
@@ -10,11 +10,11 @@ Rates = dict[str, float]
 Tried = dict[str, dict[float, float]]
 """Loss → rate → mean Recall@1 on held-out training classes."""
 Run = Callable[[Source, Sequence[Trial]], Mapping[Trial, Result]]
-"""Does trials, or finds them done."""
+"""Runs trials, or reads their stored results."""
 
 
 def tries(source: Source, losses: Sequence[str]) -> list[Trial]:
-    """The trials that a choice rests on; as many for every method."""
+    """Return the trials that rates are chosen by; equally many for every method."""
     return [
         trial
         for loss in losses
@@ -26,11 +26,11 @@ def tries(source: Source, losses: Sequence[str]) -> list[Trial]:
 def choose_rates(
     source: Source, losses: Sequence[str], run: Run
 ) -> tuple[Rates, dict[str, dict[float, float]]]:
-    """The best rate of each method, and the mean held-out Recall@1 of all that were tried."""
-    found = run(source, tries(source, losses))
+    """Return the best rate of each method, and the mean held-out Recall@1 of all tries."""
+    results = run(source, tries(source, losses))
     table = {
         loss: {
-            rate: mean(found[trial]["recall@1"] for trial in _of(source, loss, rate))
+            rate: mean(results[trial]["recall@1"] for trial in _of(source, loss, rate))
             for rate in source.budget.rates
         }
         for loss in losses
@@ -39,7 +39,7 @@ def choose_rates(
 
 
 def at_edge(source: Source, rates: Rates) -> list[str]:
-    """Methods whose best rate is the lowest or the highest on offer: they may have a better one."""
+    """Return methods whose best rate is the lowest or highest tried: a better one may exist."""
     grid = source.budget.rates
     return [loss for loss, rate in rates.items() if rate in (grid[0], grid[-1])]
 

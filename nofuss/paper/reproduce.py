@@ -1,47 +1,58 @@
-"""`nofuss reproduce`: choose rates, do the trials, say what they say; results.json, report.html."""
+"""`nofuss reproduce`: choose rates, run trials, write results.json and report.html."""
 
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from nofuss.errors import DataError, RunError, UsageError, unknown_name
 from nofuss.files.atomic import write_file
-from nofuss.paper import (
-    batch_size,
-    bounds,
-    convergence,
-    dynamic,
-    fractional,
-    retrieval,
-    tables,
-)
-from nofuss.paper.entry import Entry, how, machine
+from nofuss.paper import batch_size, bounds, convergence, retrieval, tables
+from nofuss.paper.entry import Entry, Results, how, machine
 from nofuss.paper.lab import Lab
-from nofuss.paper.rates import choose_rates, tries
+from nofuss.paper.proxies_per_label import DYNAMIC, FRACTIONAL
+from nofuss.paper.rates import Rates, choose_rates, tries
 from nofuss.paper.results_page import render
 from nofuss.paper.sources import TITLES, Source, find_folders, missing, open_source
+from nofuss.paper.trial import Trial
 from nofuss.report import read_optional_json
 from nofuss.report.grids import GridGroup
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 
 DATA_SETS = tuple(TITLES)
-"""Each is a table of its own, and one of them what the figures are drawn on."""
-FIGURES: dict[str, ModuleType] = {
+"""Each has a table; the figures are made on the first of them that there is."""
+
+
+class Experiment(Protocol):
+    """A table or figure of the paper: a module of this package, or an object in one."""
+
+    @property
+    def LOSSES(self) -> tuple[str, ...]:
+        """The methods whose rates it uses."""
+
+    @property
+    def trials(self) -> Callable[[Source, Rates], list[Trial]]:
+        """Return the trainings it is made from."""
+
+    @property
+    def entry(self) -> Callable[[Source, Rates, Results], Entry]:
+        """Return what their results show."""
+
+
+FIGURES: dict[str, Experiment] = {
     "convergence": convergence,
-    "fractional": fractional,
-    "dynamic": dynamic,
+    "fractional": FRACTIONAL,
+    "dynamic": DYNAMIC,
     "bounds": bounds,
     "retrieval": retrieval,
     "batch-size": batch_size,
 }
-Task = tuple[str, ModuleType, Source]
+Task = tuple[str, Experiment, Source]
 FORMAT = 1
-"""Of results.json; entries of another are made anew, from the trainings that are kept."""
+"""Of results.json; entries of another format are made again, from the stored trainings."""
 
 
 def reproduce(
@@ -54,16 +65,18 @@ def reproduce(
     weights: Path | None,
     device: str = "auto",
 ) -> None:
-    """Run the experiments of these names, or all that the data allow."""
+    """Run the experiments of these names, or all for which there are data."""
     for name in names:
         if name not in (*DATA_SETS, *FIGURES):
             raise unknown_name("experiment", name, [*DATA_SETS, *FIGURES])
     if seeds is not None and seeds < 1:
         raise UsageError(f"--seeds is {seeds}; expected 1 or more")
     if weights is not None and budget != "paper":
-        raise UsageError(f"--weights is for --budget paper, and it is {budget}; drop one of them")
+        raise UsageError(
+            f"--weights is for --budget paper, but the budget is {budget}; drop one of them"
+        )
     if out.is_dir() and any(out.iterdir()) and not (out / "work").is_dir():
-        raise RunError(f"{out} holds other things, and is left alone; give another --out")
+        raise RunError(f"{out} holds other files and is not touched; give another --out")
     wanted = choose(names, find_folders(data) if data else {}, data)
     opened = {
         source: open_source(source, folder, budget, seeds=seeds, weights=weights, device=device)
@@ -78,22 +91,22 @@ def reproduce(
         with stop_on_signals(_stopping) as stop, Lab(out / "work", stop=stop) as lab:
             _run(tasks, lab, out)
     except KeyboardInterrupt:
-        console.say("stopped; the same command goes on from here")
+        console.say("stopped; the same command resumes from here")
         raise
 
 
 def choose(
     names: Sequence[str], found: dict[str, Path], data: Path | None
 ) -> list[tuple[str, str, Path | None]]:
-    """(experiment, data set, its folder); says, or refuses, what can't be done."""
+    """Return (experiment, data set, its folder); warn about, or refuse, what can't be run."""
     folders: dict[str, Path | None] = dict(found) if data else {"characters": None}
     if not names:
         for name in DATA_SETS[:-1] if found else ():
             if name not in found:
                 console.warn(missing(name, data))
-    lacking = [n for n in names if n in DATA_SETS and n not in (*folders, "characters")]
-    if lacking or not folders:
-        *others, last = [missing(name, data) for name in lacking or DATA_SETS[:-1]]
+    absent = [n for n in names if n in DATA_SETS and n not in (*folders, "characters")]
+    if absent or not folders:
+        *others, last = [missing(name, data) for name in absent or DATA_SETS[:-1]]
         for line in others:
             console.fail(line)
         raise DataError(last)
@@ -107,11 +120,11 @@ def choose(
 
 
 def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
-    """Rates first, then experiment by experiment; the report grows with each."""
+    """Choose rates, then run one experiment after the other, and add each to the report."""
     losses: dict[Source, list[str]] = {}
     for _, experiment, source in tasks:
-        own = losses.setdefault(source, [])
-        own += [loss for loss in experiment.LOSSES if loss not in own]
+        needed = losses.setdefault(source, [])
+        needed += [loss for loss in experiment.LOSSES if loss not in needed]
     for source, needed in losses.items():
         lab.plan(source, tries(source, needed))
         guess = dict.fromkeys(needed, source.budget.rates[0])
@@ -126,7 +139,7 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
         for loss, row in chosen[source][1].items():
             scores = ", ".join(f"{rate:g}: {100 * score:.2f}" for rate, score in row.items())
             console.say(f"  {loss}: held-out Recall@1 {scores}")
-    for key in guessed:  # now the rates are known, and with them the trials
+    for key in guessed:  # the chosen rates now give the real trials
         lab.ahead.pop(key, None)
     for _, experiment, source in tasks:
         lab.plan(source, experiment.trials(source, chosen[source][0]))
@@ -144,7 +157,7 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
 
 
 def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> dict[str, Any]:
-    """What says how an entry came about."""
+    """Return how an entry was made: command, machine, rates, time."""
     seconds = sum(result.get("whole_seconds", 0.0) for result in results.values())
     return {
         "name": name,
@@ -160,7 +173,7 @@ def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> d
 
 
 def _write(out: Path, entry: dict[str, Any]) -> None:
-    """Put the entry in its place in results.json, and draw the report anew."""
+    """Put the entry into results.json, and write the report again."""
     before = read_optional_json(out / "results.json")
     kept = before["entries"] if before.get("format") == FORMAT else []
     order = [*DATA_SETS, *FIGURES]
@@ -180,4 +193,4 @@ def _write(out: Path, entry: dict[str, Any]) -> None:
 
 
 def _stopping(_: str) -> None:
-    console.warn("stopping after this step; once more to stop at once")
+    console.warn("stopping after this step; interrupt again to stop at once")

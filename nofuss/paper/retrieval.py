@@ -9,12 +9,12 @@ LOSSES = ("proxy-nca",)
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
-    """One training with Proxy-NCA."""
+    """Return one training with Proxy-NCA."""
     return [Trial(source.budget.config("proxy-nca", rates["proxy-nca"]), record="neighbours")]
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
-    """The pictures; queries are drawn at random, then the best and the worst."""
+    """Return rows of pictures: queries drawn at random, then the best and the worst."""
     result = results[trials(source, rates)[0]]
     return Entry(
         title=f"Figures 3, 5: retrieval, {source.title}",

@@ -1,7 +1,7 @@
-"""The data sets of the paper, found under --data, made ready for a budget.
+"""Find the paper's data sets under --data, and prepare them for a budget.
 
-With `minutes` photographs become features of a fixed backbone, computed once and kept in the
-cache: a training then takes seconds. The built-in characters stand in where there is no --data.
+With `minutes` photographs become features of a fixed backbone, computed once and cached: a training
+then takes seconds. Without --data the built-in characters are used.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ TITLES = {
     "products": "Stanford Online Products",
     "characters": "built-in characters",
 }
-"""In the order of preference: the paper's figures are of Cars196."""
+"""In order of preference: the paper's figures use Cars196."""
 LAYOUTS = {
     "cars": "a folder with cars_annos.mat and car_ims/000001.jpg …, or with cars_train/, "
     "cars_test/ and devkit/ holding cars_train_annos.mat and cars_test_annos_withlabels.mat",
@@ -56,18 +56,18 @@ class Source:
     name: str
     budget: Budget
     pictures: Collection
-    """What a reader sees."""
+    """The pictures, for the report."""
     collection: Collection
     """What is trained on: pictures, or their features as vectors."""
     features: Tensor | None
-    """(N, F) that the head starts from, where it starts from data."""
-    train: Rows
-    test: Rows
+    """(N, F) features that the head is initialized from; None if it starts at random."""
+    train_rows: Rows
+    test_rows: Rows
     fingerprint: str
 
     @property
     def title(self) -> str:
-        """What the data set is called."""
+        """Name of the data set, for readers."""
         return TITLES[self.name]
 
     @property
@@ -76,31 +76,33 @@ class Source:
         return (1, 10, 100, 1000) if self.name == "products" else (1, 2, 4, 8)
 
     def labels(self, rows: Rows) -> Rows:
-        """Classes of these rows."""
+        """Return the classes of these rows."""
         assert self.collection.labels is not None
         return self.collection.labels[rows]
 
     def sides(self, fold: int | None) -> tuple[Rows, Rows]:
-        """Rows to train on and to score: train and test, or halves of the *training* classes.
+        """Return rows to train on and to score: train, test; or halves of the *training* classes.
 
-        Halves are in the order of the classes, as the official splits are (CUB lists relatives
-        side by side); those of the characters are at random, as their split is.
+        Halves follow the order of the classes, as the official splits do (CUB lists related birds
+        side by side); those of the characters are random, as their split is.
         """
         if fold is None:
-            return self.train, self.test
-        labels = self.labels(self.train)
+            return self.train_rows, self.test_rows
+        labels = self.labels(self.train_rows)
         classes = np.unique(labels)
         if self.name == "characters":
             classes = np.random.default_rng(0).permutation(classes)
         first = np.isin(labels, classes[: len(classes) // 2])
-        halves = self.train[first], self.train[~first]
+        halves = self.train_rows[first], self.train_rows[~first]
         return halves if fold == 0 else halves[::-1]
 
 
 def find_folders(data: Path) -> dict[str, Path]:
-    """Data set → its folder: `data` itself or a folder right in it."""
+    """Return data set → its folder: `data` itself or a folder directly in it."""
     if not data.is_dir():
-        raise DataError(f"--data {data} is no folder; expected one that holds a data set's folder")
+        raise DataError(
+            f"--data {data} is not a folder; expected a data set's folder, or one that holds it"
+        )
     found: dict[str, Path] = {}
     for folder in (data, *sorted(path for path in data.iterdir() if path.is_dir())):
         reader = benchmarks.layout_of(folder)
@@ -110,7 +112,7 @@ def find_folders(data: Path) -> dict[str, Path]:
 
 
 def missing(name: str, data: Path | None) -> str:
-    """One line: what is not there, and what it looks like."""
+    """Return one line: which data set is missing, and its layout."""
     where = f"{data} has no {TITLES[name]}" if data else f"{TITLES[name]} needs --data"
     return f"{name}: {where}; its official layout: {LAYOUTS[name]}"
 
@@ -124,20 +126,20 @@ def open_source(
     weights: Path | None,
     device: str = "auto",
 ) -> Source:
-    """Open a data set for a budget; the slow parts are kept in the cache."""
-    spent = (CHARACTERS if name == "characters" else PHOTOGRAPHS)[budget]
-    spent = replace(spent, settings={**spent.settings, "device": device})
+    """Open a data set for a budget; slow steps are cached."""
+    chosen = (CHARACTERS if name == "characters" else PHOTOGRAPHS)[budget]
+    chosen = replace(chosen, settings={**chosen.settings, "device": device})
     if seeds is not None:
-        spent = replace(spent, seeds=seeds)
+        chosen = replace(chosen, seeds=seeds)
     if weights is not None:
-        spent = replace(spent, settings={**spent.settings, "weights": weights})
+        chosen = replace(chosen, settings={**chosen.settings, "weights": weights})
     pictures = open_data(folder)
     console.say(f"{name}: {pictures.describe()}")
-    return make_source(name, pictures, spent)
+    return make_source(name, pictures, chosen)
 
 
 def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
-    """A collection with its own split, ready for trials."""
+    """Prepare a collection that has a split for trials."""
     assert pictures.split is not None
     assert pictures.labels is not None
     if budget.classes is not None:
@@ -153,15 +155,15 @@ def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
         pictures=pictures,
         collection=collection,
         features=features,
-        train=np.flatnonzero(pictures.split == "train"),
-        test=np.flatnonzero(pictures.split == "test"),
+        train_rows=np.flatnonzero(pictures.split == "train"),
+        test_rows=np.flatnonzero(pictures.split == "test"),
         fingerprint=key.hexdigest(),
     )
     return source if features is None else _fit_dim(source, features.shape[1])
 
 
 def _fit_dim(source: Source, width: int) -> Source:
-    """A head that starts at the PCA has no more directions than there are features."""
+    """Lower the dimension to the number of features: the PCA has no more directions."""
     dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
     assert dim is not None
     if dim <= width:
@@ -171,14 +173,14 @@ def _fit_dim(source: Source, width: int) -> Source:
 
 
 def raw_features(source: Source) -> Tensor | None:
-    """The backbone's features as they come, for the untrained baseline."""
+    """Return the backbone's features unchanged, for the untrained baseline."""
     if source.budget.settings["preset"] == "vectors" and source.pictures.kind == "pictures":
         return _lite0_features(source.pictures, source.budget)[0]
     return source.features
 
 
 def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor | None]:
-    """What trials train on, and what the head starts from."""
+    """Return what trials train on, and the features that the head is initialized from."""
     preset = budget.settings["preset"]
     if preset == "vectors":
         if pictures.kind == "vectors":
@@ -199,7 +201,7 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     if config.start == "pca":
         features = backbone_features(embedder, pictures, preprocessing)
     with console.progress("decoding pictures once", len(pictures)) as progress:
-        decoded = decode_ahead(pictures, preprocessing, progress=lambda done, _: progress(done))
+        decoded = decode_ahead(pictures, preprocessing, progress=progress)
     return decoded, features
 
 
@@ -212,7 +214,7 @@ def _lite0_features(pictures: Collection, budget: Budget) -> tuple[Tensor, Any]:
 
 
 def _fewer_classes(pictures: Collection, most: int) -> Collection:
-    """The same classes of each side every time, drawn once."""
+    """Keep `most` classes of each side, the same every time."""
     assert pictures.split is not None
     assert pictures.labels is not None
     kept = []
@@ -223,25 +225,27 @@ def _fewer_classes(pictures: Collection, most: int) -> Collection:
 
 
 def bare_triplets(source: Source, rows: Rows, count: int, *, seed: int) -> Collection:
-    """The collection with `count` triplets drawn from the labels of `rows`, and no labels.
+    """Return the collection with `count` triplets drawn from the labels of `rows`, and no labels.
 
-    Its class names only tell how many classes there were: the number of proxies depends on it.
+    Its class names only say how many classes there are: the number of proxies depends on it.
     """
     labels, classes = compact_labels(source.labels(rows))
     generator = np.random.default_rng(seed)
     sizes = np.bincount(labels)
     order = np.argsort(labels, kind="stable")
     start = np.cumsum(sizes) - sizes
-    able = np.flatnonzero(sizes[labels] > 1)
-    anchor = generator.choice(able, count)
-    own = labels[anchor]
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    within = place[anchor] - start[own]
-    step = 1 + generator.integers(sizes[own] - 1)
-    positive = order[start[own] + (within + step) % sizes[own]]
-    outside = generator.integers(len(labels) - sizes[own])
-    negative = order[(start[own] + sizes[own] + outside) % len(labels)]
+    with_positives = np.flatnonzero(sizes[labels] > 1)
+    anchor = generator.choice(with_positives, count)
+    label = labels[anchor]
+    position = np.empty_like(order)  # of each item in `order`
+    position[order] = np.arange(len(order))
+    within = position[anchor] - start[label]
+    # Items of a class are neighbours in `order`: a step of 1 to size − 1 within it is another item.
+    step = 1 + generator.integers(sizes[label] - 1)
+    positive = order[start[label] + (within + step) % sizes[label]]
+    # Counted from the end of the class and around, all other items follow one another.
+    outside = generator.integers(len(labels) - sizes[label])
+    negative = order[(start[label] + sizes[label] + outside) % len(labels)]
     triplets = rows[np.stack([anchor, positive, negative], axis=1)]
     names = tuple(map(str, classes))
     return replace(source.collection, labels=None, triplets=triplets, class_names=names)

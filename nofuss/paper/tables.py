@@ -1,6 +1,6 @@
-"""`cub`, `cars`, `products`, and `characters` in their manner: Recall@K and NMI of all methods.
+"""`cub`, `cars`, `products`, and likewise `characters`: Recall@K and NMI of all methods.
 
-Tables 1 and 2 and Figure 4 of the paper, with what needs no training beside them.
+Tables 1 and 2 and Figure 4 of the paper, with untrained baselines beside them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ PLACES = {"cars": "Table 1", "cub": "Table 2", "products": "Figure 4", "characte
 
 
 def seeds_of(source: Source, rates: Rates, loss: str) -> list[Trial]:
-    """The method's trainings, a seed each."""
+    """Return the trainings of a method, a seed each."""
     b = source.budget
     return [
         Trial(b.config(loss, rates[loss], seed=seed), record="curve") for seed in range(b.seeds)
@@ -31,7 +31,7 @@ def seeds_of(source: Source, rates: Rates, loss: str) -> list[Trial]:
 
 
 def starts_of(source: Source) -> list[Trial]:
-    """What every training starts from, a seed each (the same where the start is from data)."""
+    """Return trainings of no epoch, a seed each: what every method starts from."""
     b = source.budget
     return [
         Trial(b.config("proxy-nca", b.rates[0], epochs=0, seed=seed)) for seed in range(b.seeds)
@@ -39,13 +39,13 @@ def starts_of(source: Source) -> list[Trial]:
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
-    """Every method, every seed."""
+    """Return every method with every seed."""
     each = [seeds_of(source, rates, loss) for loss in LOSSES]
     return [*starts_of(source), *(trial for some in each for trial in some)]
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
-    """The table, the order of the methods, and what the paper has."""
+    """Return the table, the order of the methods, and the paper's numbers."""
     found = {m: [results[t] for t in seeds_of(source, rates, m)] for m in LOSSES}
     order = order_of(source.name)
     own = PUBLISHED.get(source.name, {})
@@ -91,14 +91,14 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
 
 
 def untrained_scores(source: Source) -> dict[str, Result]:
-    """Scores of what needs no training at all."""
+    """Return the scores of the untrained baselines."""
     dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
     assert dim is not None
     baselines: dict[str, Tensor] = untrained(
-        source.pictures, raw_features(source), fit=source.train, rows=source.test, dim=dim
+        source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
     )
     return {
-        name: scores(vectors, source.labels(source.test), source)
+        name: scores(vectors, source.labels(source.test_rows), source)
         for name, vectors in baselines.items()
     }
 
@@ -106,17 +106,17 @@ def untrained_scores(source: Source) -> dict[str, Result]:
 def ordering(
     order: Sequence[str], pairs: dict[tuple[str, str], Difference], ranked: Sequence[str]
 ) -> str:
-    """Whether the paper's order holds, by the intervals."""
+    """Say whether the paper's order holds, by the intervals."""
     first = order[0]
-    verdicts: dict[str, list[str]] = {"above": [], "below": [], "not told apart": []}
+    verdicts: dict[str, list[str]] = {"above": [], "below": [], "indistinguishable": []}
     for other in order[1:]:
         verdicts[pairs[first, other].verdict].append(METHODS[other])
     place = [m for m in ranked if m in order].index(first) + 1
     parts = []
     if verdicts["above"]:
         parts.append(f"above {list_words(verdicts['above'])}")
-    if verdicts["not told apart"]:
-        parts.append(f"not told apart from {list_words(verdicts['not told apart'])}")
+    if verdicts["indistinguishable"]:
+        parts.append(f"indistinguishable from {list_words(verdicts['indistinguishable'])}")
     if verdicts["below"]:
         parts.append(f"below {list_words(verdicts['below'])}")
     counts = {v: sum(d.verdict == v for d in pairs.values()) for v in verdicts}
@@ -130,20 +130,20 @@ def ordering(
     return (
         f"{METHODS[first]}, first in the paper, is number {place} of {len(order)} here: "
         f"{'; '.join(parts)}. {whole}: of its {len(pairs)} pairs {counts['above']} are confirmed, "
-        f"{counts['below']} reversed and {counts['not told apart']} can't be told apart "
+        f"{counts['below']} reversed and {counts['indistinguishable']} are indistinguishable "
         f"({certainty(pairs.values())})."
     )
 
 
 def certainty(found: Iterable[Difference]) -> str:
-    """How sure a verdict is; of many, some will be wrong."""
+    """Say how certain verdicts are; some of many will be wrong."""
     several = all(d.over_seeds for d in found)
     over = "over seeds and over classes" if several else "over classes alone: one seed"
     return f"95%, each by itself, {over}"
 
 
 def against_start(found: dict[str, list[Result]], start: float) -> str:
-    """Whether training was worth anything."""
+    """Say which methods training has improved."""
     ends = {METHODS[m]: mean(r["recall@1"] for r in rs) for m, rs in found.items()}
     gained = [name for name, end in ends.items() if end > start]
     lost = [name for name in ends if name not in gained]
@@ -159,7 +159,7 @@ def against_start(found: dict[str, list[Result]], start: float) -> str:
 
 
 def levels(source: Source, found: dict[str, list[Result]], own: dict[str, Any]) -> list[str]:
-    """Why the numbers themselves are not the paper's."""
+    """Say why the numbers themselves are not the paper's."""
     if not own:
         return ["The paper has no such table; its order on Cars196 is what is compared."]
     why = {
@@ -167,7 +167,7 @@ def levels(source: Source, found: dict[str, list[Result]], own: dict[str, Any]) 
         "the paper fine-tunes Inception",
         "hours": "another, better backbone is fine-tuned here, briefly and on smaller crops, where "
         "the paper fine-tunes Inception at 227 px",
-        "paper": "the paper gives neither rates nor epochs, and ours are of our own choice"
+        "paper": "the paper gives neither rates nor epochs, so ours may differ"
         + ("" if "weights" in source.budget.settings else "; and no ImageNet weights were given"),
     }[source.budget.name]
     gaps = {
@@ -200,7 +200,7 @@ def _row(
 
 def _pair_table(pairs: dict[tuple[str, str], Difference]) -> Table:
     head = ["the paper's better − worse", "difference of R@1", "95%, seeds", "95%, classes", "so"]
-    words = {"above": "confirmed", "below": "reversed", "not told apart": "not told apart"}
+    words = {"above": "confirmed", "below": "reversed", "indistinguishable": "indistinguishable"}
     rows = [
         [
             f"{METHODS[a]} − {METHODS[b]}",

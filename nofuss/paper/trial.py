@@ -1,6 +1,6 @@
-"""One training of an experiment: what is asked (`Trial`), and what came of it (a dict for JSON).
+"""One training of an experiment: its settings (`Trial`), and its result (a dict for JSON).
 
-A trial scores its last epoch. Those for choosing a rate (`fold`) see training classes only.
+A trial scores its last epoch. Trials that choose a rate (`fold`) use training classes only.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ from nofuss.training.prepare import prepare
 from nofuss.training.step import NonFiniteLoss
 
 FORMAT = 1
-"""Raised when the same settings would give other results."""
+"""Increased when the same settings would give other results."""
 GRID_FORMAT = 2
 """Of stored neighbours: data for a template; 1 was HTML."""
 CURVE_ITEMS = 6000
-"""Test items that a curve is drawn from; the last epoch is scored on all."""
+"""Most test items of a curve; the last epoch is scored on all."""
 BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
 
 Record = Literal["curve", "scores", "bounds", "neighbours"]
@@ -45,33 +45,33 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings of one training on a data set; equal trials are one."""
+    """Settings of one training on a data set; equal trials run once."""
 
     config: TrainConfig
     fold: int | None = None
-    """None: train → test. 0, 1: one half of the training classes → the other."""
+    """None: train → test; 0, 1: one half of the training classes → the other."""
     record: Record = "scores"
-    """What to keep beside the scores."""
+    """What to store beside the scores."""
     bare: bool = False
-    """Learn from triplets without labels, as many items as with them."""
+    """Train on triplets without labels, with as many items as with labels."""
 
     def key(self, source: Source) -> str:
-        """The name of its file: settings and data, nothing else."""
+        """Return the name of its file, a digest of settings and data."""
         config = to_json(self.config)
-        del config["device"]  # where, not what
-        asked = {"format": FORMAT, "data": source.fingerprint, "config": config}
-        asked |= {"fold": self.fold, "record": self.record, "bare": self.bare}
+        del config["device"]  # it does not change what is trained
+        settings = {"format": FORMAT, "data": source.fingerprint, "config": config}
+        settings |= {"fold": self.fold, "record": self.record, "bare": self.bare}
         if self.record == "neighbours":
-            asked["grid"] = GRID_FORMAT
-        text = json.dumps(asked, sort_keys=True)
+            settings["grid"] = GRID_FORMAT
+        text = json.dumps(settings, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
     def cost(self, source: Source) -> float:
-        """Items seen: what its time grows with."""
+        """Return the number of items seen, which its time is proportional to."""
         return (self.config.epochs or 0) * len(source.sides(self.fold)[0])
 
     def describe(self) -> str:
-        """What a progress line says."""
+        """Return words for the progress line."""
         c = self.config
         words = [c.loss, f"rate {c.head_rate:.2g}"]
         words += [f"batch {c.batch}"]
@@ -89,17 +89,17 @@ def run_trial(
     stop: Callable[[], bool] = lambda: False,
     checkpoints: Path | None = None,
 ) -> Result:
-    """Train and score; a try that diverges scores nothing."""
+    """Train and score; a try that diverges has a score of 0."""
     config = trial.config
-    train, test = source.sides(trial.fold)
+    train_rows, test_rows = source.sides(trial.fold)
     data = source.collection
     if trial.bare:
-        data, config = _without_labels(source, trial, train)
+        data, config = _without_labels(source, trial, train_rows)
     embedder, preprocessing = build_model(config, data)
     training, feed = prepare(
         config,
-        data.subset(train),
-        None if source.features is None else source.features[train],
+        data.subset(train_rows),
+        None if source.features is None else source.features[train_rows],
         embedder=embedder,
         preprocessing=preprocessing,
     )
@@ -108,8 +108,8 @@ def run_trial(
         found = source.collection.subset(rows)
         return Encoder(embedder, preprocessing).embed_collection(found)
 
-    look = _looker(source, trial, training, embed, train, test)
-    start = look() if look else {}
+    measure = _measure(source, trial, training, embed, train_rows, test_rows)
+    start = measure() if measure else {}
     if checkpoints is not None and (saved := load_checkpoint(checkpoints, say=watch.say)):
         training.restore(saved)
     try:
@@ -117,7 +117,7 @@ def run_trial(
             training,
             feed,
             watch=watch,
-            validate=look,
+            validate=measure,
             before_epoch=lambda epoch: embedder.freeze_backbone(epoch < (config.warmup or 0)),
             checkpoints=checkpoints,
             checkpoint_seconds=config.checkpoint_seconds,
@@ -130,20 +130,20 @@ def run_trial(
     embedder.eval()
     seconds = float(sum(row["seconds"] for row in training.history))
     result: Result = {"seconds": seconds, "steps": config.epochs and config.epochs * len(feed)}
-    if look:
+    if measure:
         rows = [{"epoch": 0, "seconds": 0.0, **start}, *training.history]
         result["curve"] = [{"step": row["epoch"] * len(feed), **row} for row in rows]
     if training.history and "proxies_in_use" in training.history[-1]:
         result["proxies_in_use"] = training.history[-1]["proxies_in_use"]
-    vectors = embed(test)
-    result |= scores(vectors, source.labels(test), source, trial)
+    vectors = embed(test_rows)
+    result |= scores(vectors, source.labels(test_rows), source, trial)
     if trial.record == "neighbours":
-        result["grid"] = _grid(source, vectors, test)
+        result["grid"] = _grid(source, vectors, test_rows)
     return result
 
 
 def scores(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None = None) -> Result:
-    """Recall@K; for test classes also NMI, and the hits of each class, to resample classes."""
+    """Return Recall@K; for test classes also NMI, and hits by class for the bootstrap."""
     ranks = ranks_of_first_positive(vectors, labels)
     found: Result = {f"recall@{k}": v for k, v in recall_of_ranks(ranks, source.ks).items()}
     if trial is not None and trial.fold is not None:
@@ -156,18 +156,18 @@ def scores(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None = 
     return found
 
 
-def _looker(
+def _measure(
     source: Source,
     trial: Trial,
     training: Training,
     embed: Callable[[Rows], Tensor],
-    train: Rows,
-    test: Rows,
+    train_rows: Rows,
+    test_rows: Rows,
 ) -> Callable[[], dict[str, Any]] | None:
-    """What is looked at after every epoch."""
+    """Return what measures the model after every epoch; None if the trial records no curve."""
     random = np.random.default_rng(0)
     if trial.record == "curve":
-        some = _whole_classes(source, test, CURVE_ITEMS)
+        some = _whole_classes(source, test_rows, CURVE_ITEMS)
 
         def recall() -> dict[str, Any]:
             ranks = ranks_of_first_positive(embed(some), source.labels(some))
@@ -175,14 +175,14 @@ def _looker(
 
         return recall
     if trial.record == "bounds":
-        labels = source.labels(train)
-        sample = np.sort(random.permutation(len(train))[:BOUND_ITEMS])
+        labels = source.labels(train_rows)
+        sample = np.sort(random.permutation(len(train_rows))[:BOUND_ITEMS])
         compact = torch.from_numpy(np.unique(labels, return_inverse=True)[1][sample])
 
         def bounds() -> dict[str, Any]:
             criterion = training.criterion
             assert isinstance(criterion, ProxyLoss)
-            vectors = embed(train[sample])
+            vectors = embed(train_rows[sample])
             own = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
             norm = (float(criterion.scale or 18) / 2) ** 0.5
             proxies = criterion.proxies.detach().cpu()
@@ -211,7 +211,7 @@ def _as_dict(bounds: Any) -> dict[str, Any]:
 
 
 def _whole_classes(source: Source, rows: Rows, most: int) -> Rows:
-    """Rows of as many classes as fit into `most` items, drawn once."""
+    """Return rows of random classes, as many as fit into `most` items."""
     labels = source.labels(rows)
     classes, sizes = np.unique(labels, return_counts=True)
     order = np.random.default_rng(0).permutation(len(classes))
@@ -220,7 +220,7 @@ def _whole_classes(source: Source, rows: Rows, most: int) -> Rows:
 
 
 def _without_labels(source: Source, trial: Trial, rows: Rows) -> tuple[Any, TrainConfig]:
-    """As many triplets as the labelled training has thirds of items, each seen once."""
+    """Return triplets that hold as many items as the labelled training sees, and their settings."""
     config = trial.config
     batch = max(1, int(config.batch or 1) // 3)
     steps = (config.epochs or 0) * (len(rows) // int(config.batch or 1))

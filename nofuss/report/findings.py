@@ -7,12 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nofuss.geometry import squared_distances
+from nofuss.evaluate.neighbours import nearest
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 NEIGHBOURS = 10
-BLOCK = 512
 
 
 class Neighbours(NamedTuple):
@@ -68,15 +67,11 @@ def neighbours(
     k = min(k, count - 1)
     chosen = np.sort(np.random.default_rng(seed).permutation(count)[:queries]).astype(np.int64)
     x = torch.from_numpy(np.ascontiguousarray(vectors))
-    items = np.empty((len(chosen), max(k, 0)), np.int64)
-    distances = np.empty((len(chosen), max(k, 0)), np.float32)
-    for i in range(0, len(chosen) if k > 0 else 0, BLOCK):
-        rows = torch.from_numpy(chosen[i : i + BLOCK])
-        d2 = squared_distances(x[rows], x)
-        d2[torch.arange(len(rows)), rows] = torch.inf  # a query is not its own neighbour
-        near = d2.topk(k, largest=False)
-        items[i : i + BLOCK], distances[i : i + BLOCK] = near.indices, near.values.sqrt()
-    return Neighbours(chosen, items, distances)
+    distances, rows = (found.numpy() for found in nearest(x[chosen], x, k + 1))
+    is_itself = rows == chosen[:, None]
+    is_itself[~is_itself.any(1), -1] = True  # copies of it, all as close, fill the list
+    shape = len(chosen), max(k, 0)
+    return Neighbours(chosen, rows[~is_itself].reshape(shape), distances[~is_itself].reshape(shape))
 
 
 def confusions(nearest: Neighbours, labels: Rows, *, most: int = 10) -> list[Confusion]:

@@ -1,12 +1,12 @@
-"""What a run keeps, and why: choice.json, as folds of the training classes decided it."""
+"""What a run keeps, and why: choice.json, decided by folds of the training classes."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 NOTHING, CLOSED, TRAINED = "untrained features", "closed form", "trained"
-"""The three that are compared."""
+"""The three heads that are compared."""
 SHRINKAGES = (0.85, 0.7, 0.95, 0.5, 0.3, 0.1, 0.03, 0.005, 1.0)
-"""Candidates for α. Among equals the first is taken: strong shrinkage is the safer guess."""
+"""Candidates for α. Among equal ones the first wins: strong shrinkage is the safer choice."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Recipe:
     """α of model/start.py: 1 leaves the features as they are."""
 
     def describe(self) -> str:
-        """A few words for the user."""
+        """Describe the recipe in a few words."""
         return ", ".join(
             [
                 f"shrinkage {self.shrinkage:g}",
@@ -32,12 +32,12 @@ class Recipe:
 
 
 UNTRAINED = Recipe(root=False, center=False, shrinkage=1.0)
-"""The features as they are."""
+"""The unchanged features."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is kept and why; choice.json."""
+    """What is kept and why; stored in choice.json."""
 
     kept: str
     recipe: Recipe
@@ -52,21 +52,21 @@ class Choice:
     curve: list[tuple[int, float, float]]
 
     def describe(self) -> list[str]:
-        """Lines for the user: what the folds found, and what is kept."""
+        """Return lines for the user: what the folds found, and what is kept."""
         if not self.scores:
             return [f"head: {self.kept} in {self.dim} dimensions, {self.recipe.describe()}"]
-        shown = [
+        parts = [
             f"{name} {100 * of['recall@1']:.2f} / {100 * of['map@r']:.2f}"
             for name, of in self.scores.items()
         ]
         return [
             f"Recall@1 / MAP@R on {self.classes:,} training classes, each held out in one of "
-            f"{self.folds} folds: " + ", ".join(shown),
+            f"{self.folds} folds: " + ", ".join(parts),
             self.reason(),
         ]
 
     def reason(self) -> str:
-        """What is kept, and why, in a sentence."""
+        """Return what is kept, and why, in a sentence."""
         if self.kept == NOTHING:
             gain = self.gains[f"{CLOSED} over {NOTHING}"]["recall@1"]
             why = f"the closed form changes Recall@1 by {_points(gain)}"
@@ -81,12 +81,12 @@ class Choice:
         return f"kept: the closed form in {what}, since training would change {why}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return a dict for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Choice":
-        """What `as_dict` gave; raises KeyError or TypeError for anything else."""
+        """Build a choice from what `as_dict` returned; KeyError or TypeError for anything else."""
         gains = {
             pair: {name: (float(m), float(low), float(high)) for name, (m, low, high) in of.items()}
             for pair, of in stored["gains"].items()

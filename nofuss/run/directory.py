@@ -1,20 +1,20 @@
 """The run directory: what training leaves behind, and what every other command opens.
 
-    config.json        the resolved configuration
+    config.json        the resolved configuration, and the fingerprint of the data
     environment.json   versions, machine, command
-    data.json          what was trained on: counts, classes of each side, fingerprint
-    metrics.jsonl      a line an epoch
-    choice.json        what folds of the training classes decided, where features are fixed
-    scan.csv           pictures that were left out, and why
+    data.json          what was trained on: counts and class names of each side
+    metrics.jsonl      a line per epoch
+    choice.json        which head the folds chose, and why, with threshold and scores
+    scan.csv           pictures that can't be read (left out) and copies (kept), if there are any
     scores.json        the last evaluation
     embeddings.safetensors   of test items and some training items, with the proxies
     report.html suspects.csv README.md   for people: the report, doubtful items, the model card
-    index/             what `nofuss search` looks in, see search/index.py
-    checkpoints/       where training stood, see training/checkpoint.py
+    index/             what `nofuss search` searches, see search/index.py
+    checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/weights.py
-    .nofuss.lock       while somebody writes, see lock.py
+    .nofuss.lock       exists while a command writes, see files/lock.py
 
-A directory that has something in it is never overwritten.
+A directory that is not empty is never overwritten; training continues it with --resume.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from nofuss.files.atomic import read_json, write_file, write_json
 from nofuss.files.folders import is_temporary
 from nofuss.files.lock import LOCK, RunLock, check_in_place
 
-# What may differ between a run and its resumption: where and how fast, never what.
+# Settings that may change when a run is resumed: where and how fast, never what is learned.
 _FREE = {"out", "resume", "force", "data", "freeze"}
 _FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory"}
 
@@ -54,27 +54,27 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """Where training stood."""
+        """The folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def model(self) -> Path:
-        """What `nofuss.load` opens."""
+        """The folder that `nofuss.load` opens."""
         return self.path / "model"
 
     @property
     def resume_command(self) -> str:
-        """What to type to go on."""
+        """The command that resumes the run."""
         return shlex.join(["nofuss", "train", "--out", str(self.path), "--resume"])
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        """Replace a JSON file of the run; of several processes the first one does."""
+        """Replace a JSON file of the run; of several processes only the first writes."""
         if first():
             check_in_place(self.path)
             write_json(self.path / name, content)
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
-        """A line an epoch."""
+        """Write metrics.jsonl, a line per epoch; of several processes only the first writes."""
         if not first():
             return
         check_in_place(self.path)
@@ -85,9 +85,9 @@ class Run:
 def create_run(
     config: TrainConfig, *, name: str, fingerprint: str, lock: RunLock | None = None
 ) -> Run:
-    """A new directory, config.out or the first free runs/NAME, with its description in it.
+    """Make a run directory, config.out or the first free runs/NAME, and describe it there.
 
-    The lock, where one is given, is taken before anything is looked at.
+    A lock, if given, is taken before anything is written, but only of a run or an empty folder.
     """
     path = config.out
     try:
@@ -95,12 +95,12 @@ def create_run(
             path = _new_directory(Path("runs"), name.strip(".") or "run")
         path.mkdir(parents=True, exist_ok=True)
         is_run = (path / "config.json").is_file()
-        if lock and (is_run or _is_empty(path)):  # in no other folder, not even for a moment
+        if lock and (is_run or _is_empty(path)):  # leave other folders alone
             lock.take(path)
         if not _is_empty(path):
             raise RunError(
                 f"{path} is not empty and is never overwritten; give another --out"
-                + (", or go on with it: --resume" if is_run else "")
+                + (", or resume it: --resume" if is_run else "")
             )
     except FileExistsError:
         raise RunError(f"{path} is a file, not a folder; give another --out") from None
@@ -113,7 +113,7 @@ def create_run(
 
 
 def open_run(path: Path) -> Run:
-    """A directory that training made."""
+    """Open a directory that training made."""
     where = path / "config.json"
     config = read_config(_read_config(path), where=where)
     try:
@@ -126,31 +126,31 @@ def open_run(path: Path) -> Run:
 
 
 def resume_run(
-    given: TrainConfig, *, told: Container[str] = (), restarted: bool = False
+    given: TrainConfig, *, explicit: Container[str] = (), restarted: bool = False
 ) -> TrainConfig:
-    """The configuration to resume with: the run's own, and over it what the user says.
+    """Return the configuration to resume with: the run's, changed by what the user gave.
 
-    told: names of settings that count even where they are the defaults.
-    restarted: the flags are those that the run was begun with, and not said again.
+    explicit: names of settings that count even if they have their default values.
+    restarted: torchrun repeated the command of the run, so its flags change nothing.
     """
     if given.out is None:
         raise RunError("--resume needs to know which run: add --out RUN")
     saved, default = open_run(given.out).config, TrainConfig()
-    said = {
+    changes = {
         name: getattr(given, name)
         for name in _settings()
-        if not restarted and (name in told or getattr(given, name) != getattr(default, name))
+        if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
     }
     kept = {name: getattr(given, name) for name in _FREE - {"data"}}
-    return dataclasses.replace(saved, **said, **kept, data=given.data or saved.data)
+    return dataclasses.replace(saved, **changes, **kept, data=given.data or saved.data)
 
 
 def continue_run(
     config: TrainConfig, *, fingerprint: str, show: Callable[[list[list[str]]], None]
 ) -> Run:
-    """The run of config.out, to go on with; what --force changed becomes its configuration.
+    """Return the run of config.out to resume; settings changed by --force are written to it.
 
-    `config` is resolved; `show` gets a row (name, before, now) for each setting that differs.
+    config: resolved. show: called with rows (name, before, now) if settings differ.
     """
     assert config.out is not None
     saved = open_run(config.out).config
@@ -165,10 +165,10 @@ def continue_run(
         lines = ", ".join(f"{name} {before} → {now}" for name, before, now in rows)
         raise RunError(
             f"{config.out} was made with other settings ({lines}); drop those flags, "
-            "or add --force to go on with them"
+            "or add --force to resume with them"
         )
     if not config.force:
-        cure = "give the same data, or --force to go on all the same"
+        cure = "give the same data, or --force to resume nevertheless"
         check_same_data(config.out, fingerprint, cure=cure)
     run = Run(config.out, config)
     if config.force or not (run.path / "environment.json").exists():  # killed before it was written
@@ -177,7 +177,7 @@ def continue_run(
 
 
 def check_same_data(run: Path, fingerprint: str, *, cure: str) -> None:
-    """Refuse data other than the run's."""
+    """Refuse data other than those the run was started on."""
     saved = _read_config(run).get("fingerprint")
     if saved != fingerprint:
         raise RunError(
@@ -187,7 +187,7 @@ def check_same_data(run: Path, fingerprint: str, *, cure: str) -> None:
 
 
 def environment(device: str = "auto") -> dict[str, Any]:
-    """What a reader of the numbers would ask: versions, machine, threads, command."""
+    """Return what explains the numbers: versions, machine, threads, command."""
     versions = {}
     for package in ("nofuss", "torch", "numpy", "pillow", "scikit-learn"):
         try:
@@ -210,14 +210,14 @@ def _read_config(run: Path) -> dict[str, Any]:
         return read_json(file)
     except FileNotFoundError:
         raise RunError(
-            f"{run} is no run directory: no config.json in it; give one that `nofuss train` made"
+            f"{run} is not a run directory: no config.json in it; give one that `nofuss train` made"
         ) from None
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {file}: {error}; restore it or train again") from None
 
 
 def _settings() -> list[str]:
-    """Names of what decides what is learned."""
+    """Return the names of the settings that decide what is learned."""
     return [field.name for field in dataclasses.fields(TrainConfig) if field.name not in _FREE]
 
 
@@ -227,17 +227,17 @@ def _describe(run: Run, fingerprint: str) -> None:
         run.write("environment.json", environment(run.config.device))
     except OSError as error:
         begun = (run.path / "config.json").is_file()
-        cure = f"then go on with: {run.resume_command}" if begun else "or give another --out"
-        raise RunError(f"can't write into {run.path}: {error.strerror}; mend it, {cure}") from None
+        cure = f"then resume with: {run.resume_command}" if begun else "or give another --out"
+        raise RunError(f"can't write into {run.path}: {error.strerror}; fix it, {cure}") from None
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether there is at most what a kill in the first moment of a run leaves."""
+    """Return whether the folder holds at most what a run killed at its very start leaves."""
     return all(entry.name == LOCK or is_temporary(entry.name) for entry in folder.iterdir())
 
 
 def _new_directory(parent: Path, name: str) -> Path:
-    """Make the first of NAME, NAME-2, … that nobody else has made."""
+    """Make the first of NAME, NAME-2, … that does not exist."""
     parent.mkdir(parents=True, exist_ok=True)
     for number in count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")

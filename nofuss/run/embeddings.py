@@ -1,11 +1,11 @@
-"""What a run keeps of its embeddings, so that report and page need not embed again.
+"""The embeddings that a run keeps, so that report and page need not compute them again.
 
 RUN/embeddings.safetensors: unit vectors of the test items and of a sample of the training
 items, their rows in the collection, the proxies, and p(x) of the sample.
 """
 
-import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from safetensors.numpy import save
 
 from nofuss.errors import RunError
 from nofuss.files.atomic import check_regular, memory, parse_json, write_file
+from nofuss.files.checksum import Bytes, array_bytes, sha256_of
 
 FILE = "embeddings.safetensors"
 Floats = NDArray[np.float32]
@@ -29,7 +30,7 @@ class RunEmbeddings:
 
     fingerprint: str
     test: Floats
-    """(N, D), empty where there are no test classes."""
+    """(N, D), empty without test classes."""
     test_rows: Rows
     sample: Floats
     """(M, D) of training items: whole classes, drawn at random."""
@@ -39,16 +40,16 @@ class RunEmbeddings:
     assignment: Rows
     """(M,) the row of p(x) for each item of the sample; empty without proxies."""
     scale: float | None = None
-    """2·N_x·N_p of the loss; None where norms are free."""
+    """2·N_x·N_p of the loss; None if norms are free."""
     seen: bool = False
-    """The test items are all items, learned from; their scores are by folds."""
+    """The test items are all items, also trained on; their scores are by folds."""
 
     def save(self, run: Path) -> None:
         """Write the file of the run."""
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         about = {"fingerprint": self.fingerprint, "scale": self.scale, "seen": self.seen}
         about["checksum"] = _checksum(about, arrays)
-        # One entry: the format keeps several in no order, and the same run would differ in bytes.
+        # One entry: the format stores several in any order, and equal runs must have equal bytes.
         write_file(run / FILE, save(arrays, metadata={"about": json.dumps(about)}))
 
 
@@ -56,7 +57,7 @@ _ARRAYS = ("test", "test_rows", "sample", "sample_rows", "proxies", "assignment"
 
 
 def load_embeddings(run: Path) -> RunEmbeddings | None:
-    """What training kept; None where a run has no such file."""
+    """Read the embeddings that training kept; None if the run has no such file."""
     file = run / FILE
     if not file.is_file():
         return None
@@ -76,7 +77,7 @@ def load_embeddings(run: Path) -> RunEmbeddings | None:
 
 
 def _check(kept: RunEmbeddings) -> None:
-    """ValueError where the parts don't fit each other; their checksum vouches for nothing more."""
+    """Raise ValueError if the parts don't fit each other; the checksum only excludes damage."""
     vectors = {"test": kept.test, "sample": kept.sample, "proxies": kept.proxies}
     for name, array in vectors.items():
         if array.dtype != np.float32 or array.ndim != 2 or array.shape[1] != kept.test.shape[1]:
@@ -90,23 +91,25 @@ def _check(kept: RunEmbeddings) -> None:
         if array.dtype != np.int64 or array.shape != (count,) or array.min(initial=0) < 0:
             raise ValueError(f"{name} is {array.dtype} {array.shape}; expected int64 ({count},)")
     if kept.assignment.max(initial=-1) >= len(kept.proxies):
-        raise ValueError("assignment names proxies that are not there")
+        raise ValueError("assignment names proxies that do not exist")
     if type(kept.fingerprint) is not str:
-        raise ValueError("its fingerprint is no word")
+        raise ValueError("its fingerprint is not a string")
     if kept.scale is not None and not (type(kept.scale) is float and np.isfinite(kept.scale)):
         raise ValueError(f"its scale is {kept.scale!r:.20}")
 
 
 def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
-    seen = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name in _ARRAYS:
-        seen.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
-        seen.update(arrays[name].tobytes())
-    return seen.hexdigest()
+    def parts() -> Iterator[Bytes]:
+        yield json.dumps(about, sort_keys=True).encode()
+        for name in _ARRAYS:
+            yield f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode()
+            yield array_bytes(arrays[name])
+
+    return sha256_of(parts())
 
 
 def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
-    """The embeddings of a run that kept none: neither items nor proxies."""
+    """Return the embeddings of a run that kept none: neither items nor proxies."""
     vectors, rows = np.empty((0, dim), np.float32), np.empty(0, np.int64)
     return RunEmbeddings(fingerprint, vectors, rows, vectors, rows, vectors, rows)
 
@@ -114,10 +117,10 @@ def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
 def sample_by_class(
     labels: Rows | None, count: int, *, items: int = 1500, per_class: int = 60, seed: int = 0
 ) -> Rows:
-    """Positions of about `items` of `count` items, ascending: whole classes drawn at random.
+    """Draw about `items` of `count` positions, ascending, as whole classes.
 
-    Without labels, items are drawn alone. Classes come in the order of the draw until the
-    number is reached, so that the neighbours of an item are there with it.
+    Whole classes are drawn until the number is reached, so that the neighbours of an item are in
+    the sample too. Without labels, single items are drawn.
     """
     random = np.random.default_rng(seed)
     if labels is None:

@@ -1,8 +1,8 @@
-"""Search: embed a folder once, then find what is like a picture, in classes never trained on.
+"""Search: embed a folder once, then find what is like a picture, also in classes not trained on.
 
-neighbours (the k nearest, exactly) → index (vectors with names, on disk) → gallery (a folder of
-pictures kept in step with its index) → commands (`nofuss index`, `nofuss search`)
-threshold (from when on nothing is alike) · grid (results as a picture) · approximate (faiss)
+index (vectors with names; stored: on disk; approximate: with faiss) → gallery (which items changed)
+→ indexing (`nofuss index`) → searchable (what a run is searched in) → grid (results as a picture)
+server, guard, connections → handlers, decoders → shelf, plane (the map): `nofuss serve`
 """
 
 from nofuss.evaluate.neighbours import nearest

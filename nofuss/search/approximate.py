@@ -1,7 +1,7 @@
-"""The approximate index of faiss: vectors filed under the nearest of many centroids (IVF-Flat).
+"""The approximate index of faiss: vectors listed under the nearest of many centroids (IVF-Flat).
 
-A query looks into the lists of the nearest centroids only. What it finds is ranked by exact
-distances, so neighbours may be missing but never misplaced.
+A query searches the lists of the nearest centroids only. What it finds is ranked by exact
+distances, so a neighbour may be missing but never in the wrong place.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from nofuss.errors import RunError, UsageError
 
 PROBED = 0.1
-"""Share of the lists that a query looks into: recall against exact is then near one."""
+"""Share of the lists that a query searches: recall against exact search is then near one."""
 
 
 class Approximate:
@@ -24,7 +24,7 @@ class Approximate:
 
     @classmethod
     def build(cls, vectors: Tensor) -> "Approximate":
-        """Choose centroids by k-means and file every vector."""
+        """Choose centroids by k-means and add every vector to the list of its nearest."""
         faiss, (n, dim) = faiss_module(), vectors.shape
         metric = faiss.METRIC_INNER_PRODUCT
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, _lists(n), metric)
@@ -34,39 +34,40 @@ class Approximate:
         return cls(index)
 
     def outgrown(self, count: int) -> bool:
-        """Whether so many vectors want new centroids: there are none yet, or far too few."""
+        """Return whether `count` vectors need new centroids: there are none yet, or far too few."""
         return not self._index.is_trained or _lists(count) > 3 * self._index.nlist
 
     def add(self, vectors: Tensor) -> None:
-        """File more vectors, under the centroids there are."""
+        """Add vectors to the lists of the present centroids."""
         self._index.add(vectors.numpy())
 
     def refill(self, vectors: Tensor) -> None:
-        """File these vectors instead of those there are: rows have moved."""
+        """Replace all vectors, because rows have moved; centroids stay."""
         self._index.reset()
         self._index.add(vectors.numpy())
 
     def search(self, queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Distances and rows (Q, k), nearest first, ties by row; inf and −1 where none is left."""
+        """Return distances and rows (Q, k), nearest first, ties by row; inf and −1 fill up."""
         lists = self._index.nlist
         self._index.nprobe = min(lists, max(8, round(PROBED * lists)))
         _, rows = self._index.search(queries.numpy(), min(2 * k, len(vectors)))
         rows = torch.from_numpy(rows).sort(dim=1).values
         x = vectors[rows.clamp_min(0)].double()  # (Q, 2k, D)
-        found = (x - queries[:, None].double()).square().sum(2).sqrt()
-        found[rows < 0] = torch.inf
-        order = found.argsort(dim=1, stable=True)[:, :k]
-        return found.gather(1, order).float(), rows.gather(1, order)
+        distances = (x - queries[:, None].double()).square().sum(2).sqrt()
+        distances[rows < 0] = torch.inf
+        # Rows are ascending and the sort is stable, so that ties are ordered by row.
+        order = distances.argsort(dim=1, stable=True)[:, :k]
+        return distances.gather(1, order).float(), rows.gather(1, order)
 
     def to_bytes(self) -> Tensor:
-        """The filed vectors and centroids, as faiss writes them, (n,) uint8."""
+        """Return lists and centroids as faiss serializes them, (n,) uint8."""
         return torch.from_numpy(faiss_module().serialize_index(self._index))
 
     @classmethod
     def from_bytes(cls, content: Tensor, vectors: Tensor, where: object) -> "Approximate":
-        """What `to_bytes` gave for these vectors; only from people who are trusted.
+        """Restore what `to_bytes` gave for these vectors; only for content from a trusted source.
 
-        faiss is C++ that reads sizes from the content and believes them.
+        faiss is C++ that reads sizes from the content and does not check them.
         """
         try:
             index = faiss_module().deserialize_index(content.numpy().copy())
@@ -82,17 +83,16 @@ class Approximate:
 
 
 def faiss_module() -> Any:
-    """Faiss, or an error with the command that installs it."""
+    """Import faiss, or raise an error with the command that installs it."""
     try:
         import faiss
     except ImportError:
         raise UsageError(
-            "an approximate index needs faiss: pip install 'nofuss[faiss]'; "
-            'kind="exact" needs nothing'
+            "an approximate index needs faiss: pip install 'nofuss[faiss]'; or use kind=\"exact\""
         ) from None
     return faiss
 
 
 def _lists(count: int) -> int:
-    """How many lists for so many vectors; fewer than 39 in a list make poor centroids."""
+    """Return how many lists to make; with fewer than 39 vectors a list, centroids are poor."""
     return max(1, min(4 * math.isqrt(count), count // 39))

@@ -1,7 +1,7 @@
-"""Connections that can't be kept for nothing: time-outs, and room for whoever really asks.
+"""Time-outs and limits for connections, so that idle clients can't keep others out.
 
 A client has some seconds for the head of a request, and minutes for all of it. Where there are too
-many connections, of one client or in all, the one that has been silent longest goes.
+many connections, of one client or in all, the one that has been idle longest is closed.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ IDLE_SECONDS = 30
 REQUEST_SECONDS = 300.0
 """For a request and its answer, whatever the client does with it."""
 A_CLIENT = 64
-"""Connections of one address."""
+"""Most connections of one address."""
 STOP_SECONDS = 1.5
-"""After Ctrl-C, for what is under way."""
+"""After Ctrl-C, for requests under way."""
 _MOST, _QUEUE, _RESERVE = 200, 64, 40
-_IN_LINE = 256  # connections that the system keeps until they are accepted
+_BACKLOG = 256  # connections that the system queues until they are accepted
 
 
 def room() -> tuple[int, int]:
-    """Connections, and how many of them to accept at a time, that there are descriptors for."""
+    """Return how many connections, and how many accepted at a time, the descriptors allow."""
     if sys.platform == "win32":
         return _MOST, _QUEUE
     import resource
@@ -46,16 +46,16 @@ def room() -> tuple[int, int]:
 
 
 class Server(uvicorn.Server):
-    """Keeps clients in line when it has no descriptor for them, and ends soon after Ctrl-C."""
+    """Queues clients when it has no descriptor for them, and ends soon after Ctrl-C."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, with a queue that costs no descriptors and so may be long."""
+        """Start, with a long queue: waiting connections need no descriptors."""
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_IN_LINE)
+            listener.listen(_BACKLOG)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End in any case: a thread may wait for a disk that does not answer."""
+        """End in any case, even if a thread waits for a disk that does not answer."""
         end = threading.Timer(STOP_SECONDS, os._exit, (130,))
         end.daemon = True
         end.start()
@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
 
 
 class Connection(H11Protocol):
-    """One client's connection; `most` is how many there may be."""
+    """One client's connection; `most` is the limit for all clients together."""
 
     most = _MOST
 
@@ -73,12 +73,12 @@ class Connection(H11Protocol):
         self._since, self._begun = 0.0, False
 
     @property
-    def silent(self) -> bool:
-        """Whether no request is at work."""
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room, then wait for a request's head."""
+        """Close another connection if there are too many, then wait for a request's head."""
         super().connection_made(transport)
         self._since = self.loop.time()
         self._wait(HEAD_SECONDS)
@@ -86,31 +86,31 @@ class Connection(H11Protocol):
         same = [c for c in everyone if c._host() == self._host()]
         crowd = same if len(same) > A_CLIENT else everyone if len(everyone) > self.most else []
         if crowd:
-            others = (c for c in crowd if c.silent and c is not self)
-            min(others, key=lambda c: c._since, default=self)._drop()
+            candidates = (c for c in crowd if c.idle and c is not self)
+            min(candidates, key=lambda c: c._since, default=self)._drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Give a head that has begun its seconds once, however slowly it comes."""
-        was_silent = self.silent
+        """Start a head's time-out at its first byte; later bytes do not extend it."""
+        was_idle = self.idle
         super().data_received(data)
-        if was_silent and not self.silent:
+        if was_idle and not self.idle:
             self._wait(REQUEST_SECONDS)
-        elif was_silent and not self._begun:
+        elif was_idle and not self._begun:
             self._begun = True
             self._wait(HEAD_SECONDS)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, unless it is there already."""
+        """Wait for the next request, unless it has arrived already."""
         super().on_response_complete()
         self._begun, self._since = False, self.loop.time()
-        # A little more than uvicorn's own patience, whose farewell waits for the client to read.
-        self._wait(IDLE_SECONDS + 5 if self.silent else REQUEST_SECONDS)
+        # A little longer than uvicorn's own time-out, which waits until the client has read.
+        self._wait(IDLE_SECONDS + 5 if self.idle else REQUEST_SECONDS)
 
     def _host(self) -> str:
         return self.client[0] if self.client else ""
@@ -121,6 +121,6 @@ class Connection(H11Protocol):
         self._timer = self.loop.call_later(seconds, self._drop)
 
     def _drop(self) -> None:
-        """Hang up; what the client has not read is forgotten."""
+        """Close the connection; what the client has not read is lost."""
         if self.transport is not None:
             self.transport.abort()

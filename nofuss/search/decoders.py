@@ -1,7 +1,7 @@
-"""Pictures decoded in processes that can be given up: too slow, too large, or nobody waits.
+"""Decode pictures in processes that can be killed: too slow, too large, or the client left.
 
-A process is kept for the next picture when it answered, and killed when it did not; one that hangs
-in the file system can't be killed, and is left behind, a few at most.
+A process that answered is kept for the next picture, one that did not is killed. A process that
+hangs in the file system can't be killed and stays; there may be only a few of these.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError
 
 SECONDS = 5.0
-"""For one picture, by the clock: a file system may hang."""
+"""For one picture, in wall-clock time: a file system may hang."""
 AT_ONCE = 2
 LEFT_BEHIND = 8
-"""Processes that may hang in the file system."""
+"""Most processes that hang in the file system."""
 _START_SECONDS = 60.0
-_LARGEST = 2**28  # bytes of an answer's part
+_LARGEST = 2**28  # bytes of one part of an answer
 
 
 class Seen(NamedTuple):
-    """A decoded picture: uint8 pixels if they were asked for, and a thumbnail's bytes and type."""
+    """A decoded picture: uint8 pixels where requested, and a thumbnail's bytes and type."""
 
     pixels: NDArray[np.uint8] | None
     content: bytes
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 class Decoders:
-    """Decodes a few pictures at once, each in a process of its own."""
+    """Decodes a few pictures at a time, each in a separate process."""
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -45,7 +45,7 @@ class Decoders:
         self._all: list[asyncio.subprocess.Process] = []
 
     async def start(self) -> None:
-        """Have a process ready before the first picture comes."""
+        """Start a process before the first picture comes."""
         with suppress(PictureError):
             self._idle.append(await self._new())
 
@@ -61,7 +61,7 @@ class Decoders:
     async def decode(
         self, source: bytes | bytearray | Path, *, side: int, fit: Preprocessing | None = None
     ) -> Seen:
-        """Thumbnail of at most `side`, and the pixels resized as `fit` says; or a PictureError."""
+        """Return a thumbnail of at most `side`, and pixels resized by `fit`; or a PictureError."""
         job = {
             "path": os.fspath(source) if isinstance(source, Path) else None,
             "bytes": 0 if isinstance(source, Path) else len(source),
@@ -83,8 +83,8 @@ class Decoders:
                 raise PictureError("picture", "too slow", f"over {SECONDS:.0f} seconds") from None
             except (asyncio.IncompleteReadError, OSError, ValueError, KeyError, TypeError):
                 _kill(process)
-                raise PictureError("picture", "unreadable", "its decoder was ended") from None
-            except BaseException:  # nobody waits for the answer any more
+                raise PictureError("picture", "unreadable", "its decoder ended") from None
+            except BaseException:  # cancelled: the client has gone
                 _kill(process)
                 raise
             self._idle.append(process)
@@ -93,8 +93,8 @@ class Decoders:
     async def _new(self) -> asyncio.subprocess.Process:
         self._all = [process for process in self._all if process.returncode is None]
         if len(self._all) >= AT_ONCE + LEFT_BEHIND:
-            raise PictureError("picture", "unreadable", "too many files that do not answer")
-        places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+            raise PictureError("picture", "unreadable", "too many files could not be read in time")
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -104,8 +104,8 @@ class Decoders:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env=os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
-            start_new_session=True,  # Ctrl-C is for the server
+            env=os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            start_new_session=True,  # Ctrl-C goes to the server only
         )
         self._all.append(process)
         try:
@@ -123,7 +123,7 @@ class Decoders:
 async def _ask(
     process: asyncio.subprocess.Process, job: dict[str, Any], body: bytes | bytearray
 ) -> Seen:
-    """One picture; whatever comes back is data, and checked as such."""
+    """Send one picture to a process; its answer is checked, as the picture may control it."""
     assert process.stdin is not None
     text = json.dumps(job).encode()
     process.stdin.write(struct.pack("<I", len(text)) + text)
@@ -146,13 +146,13 @@ async def _receive(process: asyncio.subprocess.Process) -> dict[str, Any]:
     (size,) = struct.unpack("<I", await _exactly(process, 4))
     head = json.loads(await _exactly(process, size if size < 2**16 else -1))
     if not isinstance(head, dict):
-        raise ValueError("no object")
+        raise ValueError("the answer is not a JSON object")
     return head
 
 
 async def _exactly(process: asyncio.subprocess.Process, size: int) -> bytes:
     if not isinstance(size, int) or not 0 <= size <= _LARGEST:
-        raise ValueError("an answer out of bounds")
+        raise ValueError("the answer is too large")
     assert process.stdout is not None
     return await process.stdout.readexactly(size)
 

@@ -1,11 +1,10 @@
-"""A folder of pictures and its index, kept in step: only what changed is embedded.
+"""Keep an index up to date with folders of pictures or files of arrays: embed only what changed.
 
-A file is known by its absolute path. Same size and time of change: the same file. Otherwise, or
-where it had just been written when it was last looked at, its content decides. An item of an
-array is known by its file and row, and by its content. Nothing is written into the data.
+A picture is named by its absolute path. It is unchanged if size and time of change are the same;
+otherwise, or if it had just been written when it was last read, its content is compared. An item of
+an array is named by its file and row, and compared by content. Nothing is written into the data.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from nofuss.data import find_pictures, open_data
@@ -29,12 +27,13 @@ from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.transforms import middle
 from nofuss.distributed import processes
 from nofuss.errors import DataError
-from nofuss.files.atomic import open_regular, sha256
+from nofuss.files.atomic import digest, sha256
+from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder
 from nofuss.search.index import Index, Label
 
 FRESH_NS = 2_000_000_000
-"""A file changed this shortly before it was read may change again within one tick of its clock."""
+"""A file read so soon after its change may change again without a new time stamp."""
 SAVE_SECONDS = 60.0
 BUILT_IN = "built-in characters"
 UNLABELLED = ""
@@ -43,7 +42,7 @@ CHUNK = 256
 
 
 class Version(NamedTuple):
-    """What an item was when it was embedded: size and time in the file system, and content."""
+    """An item when it was embedded: size and time in the file system, digest of the content."""
 
     size: int
     mtime_ns: int
@@ -62,7 +61,7 @@ class Plan:
     """Items to embed: new, or changed."""
     unchanged: list[int] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
-    """Names that leave the index: their items are no more."""
+    """Names to remove from the index: their items no longer exist."""
     unreadable: list[str] = field(default_factory=list)
 
 
@@ -77,14 +76,14 @@ class Changes:
     unreadable: list[str] = field(default_factory=list)
 
     def describe(self) -> str:
-        """In words: "12 new, 1 changed, 3 removed, 11,772 unchanged"."""
+        """Return words like "12 new, 1 changed, 3 removed, 11,772 unchanged"."""
         counts = {"new": self.added, "changed": self.changed, "removed": self.removed}
         counts |= {"unchanged": self.unchanged, "unreadable": len(self.unreadable)}
         return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "nothing"
 
 
-def open_gallery(path: Path | None) -> Collection:
-    """Whatever `open_data` reads, and pictures outside any class folder too: without a label."""
+def open_items(path: Path | None) -> Collection:
+    """Open what `open_data` reads, and pictures outside class folders too, without a label."""
     if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
         return open_data(path)
     path = path.absolute()
@@ -109,14 +108,14 @@ def open_gallery(path: Path | None) -> Collection:
 
 
 def item_names(collection: Collection, path: Path | None) -> list[str]:
-    """The name of each item in an index: its absolute path, or its file and row."""
+    """Return the name of each item in an index: its absolute path, or its file and row."""
     if collection.kind == "pictures":
         return [str(picture.absolute()) for picture in collection.paths]
     return [f"{source_of(path)}#{row}" for row in range(len(collection))]
 
 
 def item_labels(collection: Collection) -> list[Label]:
-    """The class name of each item; None without one."""
+    """Return the class name of each item, None for unlabelled ones."""
     if collection.labels is None:
         return [None] * len(collection)
     return [
@@ -126,33 +125,35 @@ def item_labels(collection: Collection) -> list[Label]:
 
 
 def source_of(path: Path | None) -> str:
-    """What an index calls the data at a path."""
+    """Return the name of the data at a path in an index."""
     return BUILT_IN if path is None else str(Path(path).expanduser().absolute())
 
 
 def model_digest(model: Path) -> str:
-    """Which model made the vectors: another one's can't be compared with them."""
+    """Return a digest of the model: vectors of different models can't be compared."""
     return sha256(model / "weights.safetensors")
 
 
 def plan(index: Index, collection: Collection, path: Path | None) -> Plan:
-    """Compare the items at `path` with what the index holds of it; other sources are left out."""
+    """Compare the items at `path` with what the index holds of it; ignore other sources."""
     names = item_names(collection, path)
-    found = Plan(source_of(path), names, item_labels(collection))
+    todo = Plan(source_of(path), names, item_labels(collection))
     known = _known(index)
     present = set(names)
-    found.gone = [n for n, (of, *_) in known.items() if of == found.source and n not in present]
-    for name, i in {name: i for i, name in enumerate(names)}.items():  # listed twice: the last
+    todo.gone = [n for n, (of, *_) in known.items() if of == todo.source and n not in present]
+    for name, i in {
+        name: i for i, name in enumerate(names)
+    }.items():  # a name that is listed twice: the last
         before = Version(*known[name][1:]) if name in known else None
         try:
-            found.versions[i] = _version(collection, i, before)
+            todo.versions[i] = _version(collection, i, before)
         except OSError as error:
-            found.unreadable.append(f"{printable(name)}: {error.strerror}")
-            found.gone += [name] if name in known else []
+            todo.unreadable.append(f"{printable(name)}: {error.strerror}")
+            todo.gone += [name] if name in known else []
             continue
-        same = before is not None and before.digest == found.versions[i].digest
-        (found.unchanged if same else found.stale).append(i)
-    return found
+        same = before is not None and before.digest == todo.versions[i].digest
+        (todo.unchanged if same else todo.stale).append(i)
+    return todo
 
 
 def update(
@@ -164,13 +165,13 @@ def update(
     progress: Callable[[int], None] | None = None,
     save: Callable[[], object] = lambda: None,
 ) -> Changes:
-    """Carry out a plan; `save` is called now and then, so that a killed update can go on."""
+    """Carry out a plan; call `save` now and then, so that a killed update can be resumed."""
     known, names, labels = _known(index), todo.names, todo.labels
     for i in todo.unchanged:
         if labels[i] is None and known[names[i]][0] != todo.source:
-            continue  # seen from inside its class folder: it stays the other source's
+            continue  # indexed before with its class folder: keep that source and label
         known[names[i]] = [todo.source, *todo.versions[i]]
-        index.labels[index.row(names[i])] = labels[i]  # a manifest may have changed its mind
+        index.labels[index.row(names[i])] = labels[i]  # a CSV may give it another label now
     replaced = {names[i] for i in todo.stale if names[i] in index}
     index.remove({*todo.gone, *replaced})
     for name in (*todo.gone, *replaced):
@@ -196,27 +197,8 @@ def update(
     return changes
 
 
-class Pictures:
-    """The pictures behind the names of an index; files of arrays are opened once."""
-
-    def __init__(self) -> None:
-        self._opened: dict[str, Collection] = {}
-
-    def __getitem__(self, name: str) -> Path | Image.Image | None:
-        """The path of a file, the picture in a row of an array, None for a vector."""
-        source, mark, row = name.rpartition("#")
-        if not mark or not row.isdigit() or Path(name).is_file():
-            return Path(name)
-        if source not in self._opened:
-            self._opened[source] = open_data(None if source == BUILT_IN else source)
-        collection = self._opened[source]
-        if collection.kind != "images" or collection.array is None:
-            return None
-        return Image.fromarray(np.asarray(collection.array[int(row)]))
-
-
-def forget(index: Index, path: Path | None) -> int:
-    """Take all items of a source out of the index; returns how many they were."""
+def remove_source(index: Index, path: Path | None) -> int:
+    """Remove all items of a source from the index; return how many there were."""
     known = _known(index)
     names = [name for name, (of, *_) in known.items() if of == source_of(path)]
     index.remove(names)
@@ -226,12 +208,12 @@ def forget(index: Index, path: Path | None) -> int:
 
 
 def sources(index: Index) -> list[str]:
-    """Where the items of an index came from."""
+    """Return where the items of an index came from."""
     return sorted({of for of, *_ in _known(index).values()})
 
 
 def _known(index: Index) -> dict[str, list[Any]]:
-    """Name → [source, size, mtime_ns, digest], kept with the index."""
+    """Return name → [source, size, mtime_ns, digest], stored with the index."""
     known: dict[str, list[Any]] = index.extra.setdefault("items", {})
     return known
 
@@ -239,25 +221,28 @@ def _known(index: Index) -> dict[str, list[Any]]:
 def _embed_together(
     encoder: Encoder, collection: Collection, chosen: list[int]
 ) -> tuple[list[int], Tensor, list[str]]:
-    """`_embed`, a share of the items in each process."""
+    """Call `_embed` with a share of the items in each process."""
     if processes.world() == 1:
         return _embed(encoder, collection, chosen)
-    own = chosen[processes.share(len(chosen))]
-    found = torch.zeros(len(own), encoder.dim)
-    with processes.alone():
-        rows, vectors, unreadable = _embed(encoder, collection, own) if own else ([], found, [])
-    found[[own.index(i) for i in rows]] = vectors
-    found = processes.gather_rows(found, len(chosen))
-    told = [json.loads(text) for text in processes.exchange(json.dumps([rows, unreadable]))]
-    rows = [i for good, _ in told for i in good]
-    place = {i: at for at, i in enumerate(chosen)}
-    return rows, found[[place[i] for i in rows]], [line for _, lines in told for line in lines]
+    share = chosen[processes.share(len(chosen))]
+    vectors = torch.zeros(len(share), encoder.dim)  # zeros where a picture can't be read
+    rows, unreadable = list[int](), list[str]()
+    if share:
+        with processes.alone():
+            rows, readable, unreadable = _embed(encoder, collection, share)
+        vectors[[share.index(i) for i in rows]] = readable
+    vectors = processes.gather_rows(vectors, len(chosen))
+    answers = [json.loads(text) for text in processes.exchange(json.dumps([rows, unreadable]))]
+    rows = [i for readable_rows, _ in answers for i in readable_rows]
+    position = {i: at for at, i in enumerate(chosen)}
+    messages = [message for _, lines in answers for message in lines]
+    return rows, vectors[[position[i] for i in rows]], messages
 
 
 def _embed(
     encoder: Encoder, collection: Collection, chosen: list[int]
 ) -> tuple[list[int], Tensor, list[str]]:
-    """The items that could be read, their embeddings, and complaints about the others."""
+    """Return the items that could be read, their embeddings, and messages about the others."""
     if collection.kind != "pictures":
         return chosen, encoder.embed_collection(collection.subset(chosen)), []
     preprocessing = encoder.preprocessing
@@ -272,25 +257,25 @@ def _embed(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pictures = list(pool.map(read, chosen))
     rows = [i for i, p in zip(chosen, pictures, strict=True) if not isinstance(p, PictureError)]
-    good = [p for p in pictures if not isinstance(p, PictureError)]
-    vectors = encoder.embed(good) if good else torch.empty(0, encoder.dim)
+    readable = [p for p in pictures if not isinstance(p, PictureError)]
+    vectors = encoder.embed(readable) if readable else torch.empty(0, encoder.dim)
     return rows, vectors, [str(p) for p in pictures if isinstance(p, PictureError)]
 
 
 def _version(collection: Collection, item: int, before: Version | None) -> Version:
-    """What the item is now; its content is read only where that is in doubt."""
+    """Return the item's present version; read its content only if it may have changed."""
     if collection.kind != "pictures":
         if collection.array is None:
-            raise DataError(f"{collection.name} can't be indexed: items have no name; use arrays")
+            raise DataError(
+                f"{collection.name} can't be indexed: its items have no names; use arrays"
+            )
         content = collection.array[item].tobytes()
-        return Version(len(content), 0, hashlib.blake2b(content, digest_size=16).hexdigest())
+        return Version(len(content), 0, digest_of([content]))
     path = collection.paths[item]
     status = path.stat()
     size, mtime_ns = status.st_size, status.st_mtime_ns
     if before is not None and (size, mtime_ns) == (before.size, before.mtime_ns):
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:
-        mtime_ns = 0  # never equal: the content is read again the next time
-    with open_regular(path, limit=MAX_FILE) as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    return Version(size, mtime_ns, digest)
+        mtime_ns = 0  # never equal, so that the content is compared the next time
+    return Version(size, mtime_ns, digest(path, limit=MAX_FILE))

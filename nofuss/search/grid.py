@@ -1,4 +1,4 @@
-"""Search results as one picture: a row a query, itself on the left, its neighbours to the right."""
+"""Draw search results as one picture: a row a query, the query on the left, then neighbours."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ Cell = tuple[Path | Image.Image | None, str, str]
 
 
 def draw_grid(rows: Sequence[Sequence[Cell]]) -> Image.Image:
-    """The first cell of each row stands apart; rows may differ in length."""
+    """Draw rows of cells, a line after the first cell of each; rows may differ in length."""
     columns = max((len(row) for row in rows), default=1)
     width = columns * (CELL + GAP) + 2 * GAP
     height = len(rows) * (CELL + TEXT + GAP) + GAP
@@ -49,7 +49,7 @@ def _thumbnail(picture: Path | Image.Image | None) -> Image.Image:
 def _fitted(
     text: str, pen: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 ) -> str:
-    """As much of the text's end as fits below a picture: names differ at the end."""
+    """Return as much of the text's end as fits below a picture: names differ at the end."""
     text = " ".join(text.split())
     if pen.textlength(text, font) <= CELL:
         return text

@@ -1,7 +1,7 @@
-"""Who may talk to the page's server: this machine's own browser, with the token it was given.
+"""Decide who may use the page's server: a browser on this machine, with the token it was given.
 
-Every request is checked before anything else looks at it, and every answer carries the headers
-that keep a browser from doing more with it than showing it.
+Every request is checked before anything else sees it, and every response has the headers that
+keep a browser from doing more with it than showing it.
 
     another Host      a name that someone else points at this machine (DNS rebinding)
     another Origin    another site's script or form in the same browser
@@ -44,7 +44,7 @@ class Guard:
         self.cookie = f"nofuss-{port}"  # cookies are shared between the ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with 403, or pass the request on."""
+        """Refuse the request with 403, or pass it on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -75,7 +75,7 @@ class Guard:
             await answer(scope, receive, send_guarded)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on; what goes wrong with it is told in one line, if it is our fault."""
+        """Pass the request on; print our own errors in one line, and none of the client's."""
         try:
             await self.app(scope, receive, send)
         except ClientDisconnect:
@@ -86,7 +86,7 @@ class Guard:
     def _refusal(self, headers: Headers, by_address: bool) -> str | None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return "this server answers under its own address only"
+            return "this server answers to its own address only"
         origins = headers.getlist("origin")
         if any(origin != f"http://{hosts[0]}" for origin in origins):
             return "requests from other sites are refused"
@@ -97,7 +97,7 @@ class Guard:
         return None
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a Host header names this server: host and port, and nothing else."""
+        """Return whether a Host header names this server: host and port, and nothing else."""
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         if not name:
             name, port = host, "80"
@@ -109,11 +109,11 @@ class Guard:
             address = ipaddress.ip_address(name.strip("[]"))
         except ValueError:
             return False
-        # No one can point a name at us and send the number: numbers are safe on any interface.
+        # DNS rebinding needs a name: a number in the Host header is safe on any interface.
         return address.is_loopback if self.loopback else True
 
     def _has_cookie(self, headers: Headers) -> bool:
-        """Whether one of the cookies is ours; other applications' may hold anything but `;`."""
+        """Return whether a cookie holds the token; others may hold anything but `;`."""
         parts = (part for line in headers.getlist("cookie") for part in line.split(";"))
         pairs = (part.partition("=") for part in parts)
         given = (value.strip() for name, _, value in pairs if name.strip() == self.cookie)
@@ -124,7 +124,7 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to bind to can be reached from this machine only."""
+    """Return whether an address to listen on can be reached from this machine only."""
     if host.lower() == "localhost":
         return True
     try:

@@ -1,7 +1,7 @@
-"""What each request of the page is answered with; routes are in server.py.
+"""Answer the requests of the page; routes are in server.py.
 
-Uploads are the raw body, cut off at a size, decoded in a process of limits for as long as the
-sender waits; nothing is kept.
+An upload is the raw body, limited in size, and decoded in a process with limits while its sender
+waits; nothing is stored.
 """
 
 import asyncio
@@ -23,21 +23,22 @@ from nofuss.data.decode import FORMATS, PictureError
 from nofuss.data.thumbnail import encoded
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.decoders import Decoders, Seen
-from nofuss.search.shelf import SIDE, Found, Shelf
+from nofuss.search.searchable import SIDE
+from nofuss.search.shelf import Found, Shelf
 
 MAX_UPLOAD = 24 * 2**20
-"""Bytes of a picture that is sent; more is cut off unread."""
+"""Most bytes of an uploaded picture; more are not read."""
 MAX_UPLOADS = 8 * MAX_UPLOAD
-"""Bytes of all pictures that are held at once; who brings more is asked to come again."""
+"""Most bytes of all uploads in memory; further ones are asked to be sent again."""
 PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
-"""Seconds for a body to arrive; after the first ones, so many bytes a second are the least."""
+"""Seconds for a whole body, seconds before its speed counts, and then the least bytes a second."""
 MOST = 100
-"""Neighbours of one search."""
+"""Most neighbours of one search."""
 MEDIA = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
 
 
 class Refused(Exception):
-    """A request that gets a status and one line instead of an answer."""
+    """A request that is answered with an error status and one line."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -49,12 +50,12 @@ class Page:
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
-        self.held = 0  # bytes of pictures
+        self.held = 0  # bytes of uploads in memory
         self.decoders = Decoders()
         self.busy = asyncio.Lock()  # pictures are embedded one at a time
 
     def static(self, name: str) -> Any:
-        """A handler for a file of the package."""
+        """Return a handler for a file of the package."""
         content = files("nofuss.search").joinpath(name).read_bytes()
 
         async def handler(request: Request) -> Response:
@@ -63,7 +64,7 @@ class Page:
         return handler
 
     async def about(self, request: Request) -> Response:
-        """What the page says at its top, and the choices of its filter."""
+        """Return what the page says at its top, and the classes of its filter."""
         shelf = self.shelf
         return JSONResponse(
             {
@@ -79,11 +80,11 @@ class Page:
         )
 
     async def item(self, request: Request) -> Response:
-        """Name and label of an item."""
+        """Return the name and label of an item."""
         return JSONResponse(self._describe(self._row(request.path_params["number"])))
 
     async def neighbours(self, request: Request) -> Response:
-        """Neighbours of an item of the index."""
+        """Return the neighbours of an item of the index."""
         row = self._row(request.query_params.get("item", ""))
         k, only = self._options(request)
         shelf = self.shelf
@@ -92,9 +93,11 @@ class Page:
         return JSONResponse(await self._answer(found, query) | {"query": self._describe(row)})
 
     async def upload(self, request: Request) -> Response:
-        """Neighbours of the picture in the body."""
+        """Return the neighbours of the picture in the body."""
         if self.shelf.pictures is None:
-            raise Refused(400, "this run is of vectors; search from one of its items")
+            raise Refused(
+                400, "this run embeds vectors, not pictures; search from one of its items"
+            )
         k, only = self._options(request)
         body = bytearray()
         try:
@@ -113,15 +116,13 @@ class Page:
         return JSONResponse(answer | {"query": {"picture": shown}, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
-        """The map; the first time it takes some seconds."""
+        """Return the map; the first call takes some seconds."""
         return JSONResponse(await run_in_threadpool(lambda: self.shelf.map))
 
     async def picture(self, request: Request) -> Response:
-        """An item's picture by its number."""
+        """Return an item's picture by its number."""
         row = self._row(request.path_params["number"])
-        image = None
-        if self.shelf.pictures is not None:
-            image = await run_in_threadpool(self.shelf.pictures, row)
+        image = await run_in_threadpool(self.shelf.picture, row)
         try:
             if isinstance(image, Path):
                 decoding = self.decoders.decode(image, side=SIDE)
@@ -135,7 +136,7 @@ class Page:
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        """Fill in the whole body, or refuse as soon as it is too large or too slow."""
+        """Read the whole body into `body`, or refuse it as soon as it is too large or too slow."""
         too_large = Refused(
             413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one"
         )
@@ -144,7 +145,7 @@ class Page:
             raise too_large
         began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(FIRST_SECONDS) as patience:
+            async with asyncio.timeout(FIRST_SECONDS) as deadline:
                 async for chunk in request.stream():
                     body += chunk
                     self.held += len(chunk)
@@ -152,7 +153,7 @@ class Page:
                         raise too_large
                     if self.held > MAX_UPLOADS:
                         raise Refused(503, "too many pictures at once; send it again")
-                    patience.reschedule(began + min(PATIENCE, FIRST_SECONDS + len(body) / RATE))
+                    deadline.reschedule(began + min(PATIENCE, FIRST_SECONDS + len(body) / RATE))
         except TimeoutError:
             raise Refused(408, "the picture took too long to arrive; send it again") from None
         if not body:
@@ -189,7 +190,7 @@ class Page:
         return {"item": row, "name": printable(name), "label": index.labels[row]}
 
     def _row(self, text: str) -> int:
-        """A number of the index; nothing else names a picture."""
+        """Return the row that a text gives; pictures are never named in any other way."""
         if (
             text.isascii()
             and text.isdigit()
@@ -197,10 +198,10 @@ class Page:
             and int(text) < len(self.shelf.index)
         ):
             return int(text)
-        raise Refused(404, f"no such item; they are numbered 0 to {len(self.shelf.index) - 1}")
+        raise Refused(404, f"no such item; items are numbered 0 to {len(self.shelf.index) - 1}")
 
     def _options(self, request: Request) -> tuple[int, int | None]:
-        """K and the class asked for."""
+        """Return k and the class to search in."""
         k, only = request.query_params.get("k", "24"), request.query_params.get("class", "")
         if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
             raise Refused(400, f"k must be a whole number from 1 to {MOST}")
@@ -212,7 +213,7 @@ class Page:
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
-    """The result of the work, which is given up as soon as nobody waits for it."""
+    """Return the result of the work; cancel it if the client disconnects."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -231,18 +232,18 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> See
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """The status and line of a `Refused`."""
+    """Answer with the status and message of a `Refused`."""
     assert isinstance(error, Refused)
-    # Close: what is left of a body that was cut off must not be read as the next request.
+    # Close: the unread rest of a body must not be taken for the next request.
     return JSONResponse({"error": error.message}, error.status, {"Connection": "close"})
 
 
 async def refuse_picture(request: Request, error: Exception) -> Response:
-    """What is wrong with a picture that was sent."""
+    """Say what is wrong with an uploaded picture."""
     assert isinstance(error, PictureError)
     formats = "JPEG, PNG, WebP, BMP, GIF or TIFF"
     words = {
-        "not a picture": f"this is no picture that can be read here; send {formats}",
+        "not a picture": f"this is not a picture of a known format; send {formats}",
         "oversized": f"the picture has too many pixels ({error.detail}); send a smaller one",
         "truncated": "the picture is cut off; send the whole file",
         "too narrow": f"the picture is nearly a line ({error.detail}); send a part of it",
@@ -254,6 +255,6 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:
-    """An address or a method that there is not."""
+    """Refuse an unknown address or method."""
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)

@@ -1,6 +1,6 @@
-"""`Index`: unit vectors with names and labels, searched exactly or (faiss) approximately.
+"""`Index`: unit vectors with names and labels, searched exactly or (with faiss) approximately.
 
-On disk it is a folder, see `stored.py`.
+On disk it is a folder; see `stored.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = ["MANIFEST", "Index", "Kind", "Label"]
 class Index:
     """Vectors that are searched by Euclidean distance on the unit sphere: 0 equal, 2 opposite.
 
-    Vectors are scaled to unit length on their way in, and so are queries. Names are unique.
+    Vectors are scaled to unit length when they are added, and so are queries. Names are unique.
     A row is a position in `names`; rows move up when others are removed.
     """
 
@@ -52,7 +52,7 @@ class Index:
         kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
     ) -> "Index":
-        """An index of vectors (N, D); `extra` is anything JSON can hold, kept with it."""
+        """Build an index of vectors (N, D); `extra` is anything JSON can hold, stored with it."""
         if kind not in get_args(Kind):
             raise unknown_name("kind of index", kind, get_args(Kind))
         nothing = _unit(vectors[:0])
@@ -72,11 +72,11 @@ class Index:
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """Dimensions of a vector."""
         return self.vectors.shape[1]
 
     def row(self, name: str) -> int:
-        """Where an item stands."""
+        """Return the row of an item."""
         if name not in self._rows:
             raise ValueError(f"the index holds no {name!r}")
         return self._rows[name]
@@ -84,17 +84,18 @@ class Index:
     def add(
         self, vectors: Array, *, names: Sequence[str], labels: Sequence[Label] | None = None
     ) -> None:
-        """Put more items at the end; a new class is nothing special."""
+        """Append items, of known or new classes."""
         x = _unit(vectors)
         labels = [None] * len(names) if labels is None else labels
         if not len(x) == len(names) == len(labels):
-            raise ValueError(f"{len(x)} vectors, {len(names)} names and {len(labels)} labels")
+            got = f"{len(x)} vectors, {len(names)} names and {len(labels)} labels"
+            raise ValueError(f"got {got}; expected as many of each")
         if x.shape[1] != self.dim:
             raise ValueError(f"got vectors of {x.shape[1]} dimensions; the index has {self.dim}")
         rows = {name: row for row, name in enumerate(names, start=len(self))}
         if len(rows) < len(names) or rows.keys() & self._rows.keys():
             twice = next(n for i, n in enumerate(names) if n in self or rows[n] != len(self) + i)
-            raise ValueError(f"the index would hold {twice!r} twice; names are unique: remove it")
+            raise ValueError(f"the index would hold {twice!r} twice; remove() the other one first")
         self.vectors = torch.cat([self.vectors, x]) if len(self) else x
         self.names.extend(names)
         self.labels.extend(labels)
@@ -106,7 +107,7 @@ class Index:
                 self._filed.add(x)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Take items out; those after them move up."""
+        """Remove items; those after them move up."""
         gone = {self.row(name) for name in names}
         if not gone:
             return
@@ -119,7 +120,7 @@ class Index:
             self._filed.refill(self.vectors)
 
     def as_kind(self, kind: Kind) -> "Index":
-        """The same items in an index of this kind."""
+        """Return an index of this kind with the same items."""
         if kind == self.kind:
             return self
         return Index.build(
@@ -127,7 +128,7 @@ class Index:
         )
 
     def search(self, queries: Array, k: int = 10) -> tuple[Tensor, Tensor]:
-        """Distances and rows (Q, k) of the nearest, ties by row; fewer where there are fewer.
+        """Return distances and rows (Q, k) of the nearest, ties by row; at most all items.
 
         An approximate index may find fewer than k: inf and −1 fill up.
         """
@@ -141,27 +142,27 @@ class Index:
         return nearest(q, self.vectors, k)
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder; an index that is there already is replaced as a whole."""
+        """Write the index into a folder, replacing the one in it as a whole."""
         filed = None if self._filed is None else self._filed.to_bytes()
         content = Stored(self.kind, self.vectors, self.names, self.labels, self.extra, filed)
         write_stored(Path(folder), content)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Index":
-        """Open a folder that `save` wrote; every byte is checked first."""
+        """Load a folder that `save` wrote; every byte is checked first."""
         kind, vectors, names, labels, extra, content = read_stored(Path(folder))
         filed = None if content is None else Approximate.from_bytes(content, vectors, folder)
         return cls(vectors, names, labels, kind=kind, extra=extra, filed=filed)
 
 
 def _unit(vectors: Array) -> Tensor:
-    """Float32 directions (N, D) in this process's memory; NaN and infinity are refused."""
+    """Return float32 directions (N, D) in this process's memory; refuse NaN and infinity."""
     x = as_tensor(vectors)
     if x.ndim != 2 or not x.shape[1]:
         raise ValueError(f"got vectors of shape {tuple(x.shape)}; expected (N, D)")
     x = x.detach().to("cpu", torch.float32)
     if not x.isfinite().all():
-        raise ValueError("vectors hold NaN or infinity")
-    # Lengths first brought near one: the squares of 1e20 and of 1e-30 are beyond float32.
+        raise ValueError("vectors hold NaN or infinity; drop those rows first")
+    # Scale by the largest entry first: the squares of 1e20 and 1e-30 are beyond float32.
     largest = x.abs().amax(1, keepdim=True)
     return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()

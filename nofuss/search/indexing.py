@@ -1,8 +1,7 @@
-"""The index of a run: brought up to date with a folder, or opened as it is."""
+"""Update the index of a run from a folder, or open it."""
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,18 @@ from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.run.directory import Run, open_run
-from nofuss.search.gallery import forget, model_digest, open_gallery, plan, sources, update
+from nofuss.search.gallery import (
+    model_digest,
+    open_items,
+    plan,
+    remove_source,
+    sources,
+    update,
+)
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.terminal import console
 
-_NAMED = 20  # unreadable pictures that are named on the screen
+_NAMED = 20  # unreadable pictures that are listed in the terminal
 
 
 def index_run(
@@ -30,7 +36,7 @@ def index_run(
     kind: Kind | None = None,
     device: str = "auto",
 ) -> Index:
-    """`nofuss index`: bring RUN/index up to date with a folder; other folders' items stay."""
+    """Run `nofuss index`: update RUN/index from a folder; items of other folders stay."""
     run = open_run(path)
     with RunLock() as lock:  # from before the index is read until it is written
         lock.take(path)
@@ -38,20 +44,13 @@ def index_run(
         return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
 
 
-def open_index(run: Run, encoder: Encoder, *, quiet: bool = False) -> Index:
-    """The run's index. Where there is none, one of the run's own data is made first."""
+def open_index(run: Run, encoder: Encoder) -> Index:
+    """Load the run's index; RunError where there is none, or one of another model."""
     folder = run.path / "index"
-    if not (folder / MANIFEST).is_file():
-        own = run.config.data
-        if not quiet:
-            console.say(f"no index yet: making one of the run's own data ({_shown(own)})")
-        with RunLock() as lock:
-            lock.take(run.path)
-            return _update(run, encoder, own, quiet=quiet)
     index = load_index(folder)
     if index.extra.get("model") != model_digest(run.model):
         raise RunError(
-            f"{folder} was made by another model than {run.model}; bring it up to date: "
+            f"{folder} was made by another model than {run.model}; update it: "
             + "; ".join(command("nofuss", "index", run.path, of) for of in sources(index))
         )
     if index.dim != encoder.dim:
@@ -63,20 +62,20 @@ def open_index(run: Run, encoder: Encoder, *, quiet: bool = False) -> Index:
 
 
 def load_index(folder: Path) -> Index:
-    """An index that `update` made; what it notes of its items is checked like the rest."""
+    """Load an index that `update` made, and check what it notes of its items."""
     index = Index.load(folder)
     known = index.extra.get("items", {})
     fits = isinstance(known, dict) and all(name in index for name in known)
     if not fits or not all(_is_note(note) for note in known.values()):
         raise RunError(
-            f"the index in {folder} is damaged (its notes do not fit its items); delete the folder "
-            "and make it again: nofuss index RUN DIR"
+            f"the index in {folder} is damaged (its notes do not match its items); delete the "
+            "folder and make it again: nofuss index RUN DIR"
         )
     return index
 
 
 def _is_note(note: Any) -> bool:
-    """[source, size, mtime_ns, digest]"""
+    """Return whether it is [source, size, mtime_ns, digest]."""
     return isinstance(note, list) and [type(value) for value in note] == [str, int, int, str]
 
 
@@ -87,7 +86,6 @@ def _update(
     *,
     remove: bool = False,
     kind: Kind | None = None,
-    quiet: bool = False,
 ) -> Index:
     folder, model = run.path / "index", model_digest(run.model)
     nothing = torch.empty(0, encoder.dim)
@@ -96,39 +94,36 @@ def _update(
         before = load_index(folder)
         if before.extra.get("model") == model and before.dim == encoder.dim:
             index = before if kind is None else before.as_kind(kind)
-        elif not quiet:
-            console.warn(f"the model is another than that of {folder}: everything is made anew")
+        else:
+            console.warn(f"{folder} was made by another model: everything is embedded again")
     if remove:
-        count = forget(index, data)
+        count = remove_source(index, data)
         if not count:
             known = ", ".join(sources(index)) or "nothing"
-            raise UsageError(f"the index holds nothing of {_shown(data)}; it holds {known}")
+            raise UsageError(f"the index holds nothing of {_shown(data)}; it holds: {known}")
         _save(index, folder)
-        console.say(f"{count:,} items of {_shown(data)} taken out, {len(index):,} remain")
+        console.say(f"{count:,} items of {_shown(data)} removed, {len(index):,} remain")
         return index
-    collection = open_gallery(data)
+    collection = open_items(data)
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
-    if not quiet:
-        console.say(collection.describe())
-        for note in collection.notes:
-            console.warn(note)
+    console.say(collection.describe())
+    for note in collection.notes:
+        console.warn(note)
     todo = plan(index, collection, data)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
-    bar = console.progress("embedding", total) if total and not quiet else nullcontext()
-    with bar as progress:
+    with console.progress("embedding", total, quiet=not total) as progress:
         changes = update(
             index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
         )
     _save(index, folder)
-    if not quiet:
-        _name(changes.unreadable)
-        console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+    _name(changes.unreadable)
+    console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
     return index
 
 
 def _save(index: Index, folder: Path) -> None:
-    """Of several processes the first one writes; all hold the same."""
+    """Write the index in the first process only; all processes hold the same."""
     if processes.first():
         check_in_place(folder.parent)
         index.save(own_folder(folder))

@@ -1,4 +1,4 @@
-"""A map of an index: t-SNE of a sample, everything else beside its nearest in the sample."""
+"""A map of an index: t-SNE of a sample; everything else is placed near its neighbours in it."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from nofuss.evaluate.neighbours import nearest
 from nofuss.report.projection import project
 
 ANCHORS = 1200
-"""Items that are laid out by t-SNE, which takes some seconds."""
+"""Items of the sample; t-SNE takes some seconds for them."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Places between 0 and 1 for any vector."""
+    """Coordinates between 0 and 1 for any vector."""
 
     anchors: Tensor
     """(A, D) unit."""
@@ -24,19 +24,19 @@ class Plane:
     """(A, 2)"""
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
-        """(N, D) → (N, 2): beside the nearest anchor, drawn a little towards the next two.
+        """Return coordinates (N, 2): near the closest anchor, a little towards the next two.
 
-        The power is high because the mean of places far apart would lie among strangers.
+        The power is high because the mean of distant places would lie among unrelated items.
         """
-        apart, rows = nearest(vectors, self.anchors, 3)
-        apart = apart.double() + 1e-3
-        weight = (apart / apart[:, :1]).pow(-8).numpy()[..., None]
+        distances, rows = nearest(vectors, self.anchors, 3)
+        distances = distances.double() + 1e-3
+        weight = (distances / distances[:, :1]).pow(-8).numpy()[..., None]
         mean = (weight * self.places[rows.numpy()]).sum(1) / weight.sum(1)
         return np.asarray(mean, dtype=np.float32)
 
 
 def lay_out(vectors: Tensor, proxies: Tensor, *, seed: int = 0) -> Plane:
-    """The plane of an index's vectors (N, D) and of its model's proxies (P, D)."""
+    """Lay out an index's vectors (N, D) together with its model's proxies (P, D)."""
     chosen = torch.from_numpy(
         np.sort(np.random.default_rng(seed).permutation(len(vectors))[:ANCHORS])
     )

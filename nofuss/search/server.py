@@ -1,12 +1,12 @@
-"""`nofuss serve`: the page and what it asks for, on this machine only unless told otherwise.
+"""`nofuss serve`: the page and its requests; by default for this machine only.
 
     GET  /                     the page; /page.js, /page.css
-    GET  /api/about            what is searched in, its classes
-    GET  /api/items/N          what an item is called
+    GET  /api/about            title, number of items, classes
+    GET  /api/items/N          name and label of an item
     GET  /api/search?item=N    neighbours of an item
     POST /api/search           neighbours of the picture in the body
     GET  /api/map              items and proxies on a plane
-    GET  /pictures/N           an item's picture, small, encoded anew
+    GET  /pictures/N           an item's picture, small, encoded again
 
 See handlers.py for the answers, guard.py for who may ask.
 """
@@ -32,12 +32,12 @@ from nofuss.terminal import console
 
 
 def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:
-    """The application, guarded."""
+    """Return the application behind its guard."""
     page = Page(shelf)
 
     @asynccontextmanager
     async def draw_ahead(app: Starlette) -> Any:
-        asyncio.get_running_loop().set_exception_handler(_tell)
+        asyncio.get_running_loop().set_exception_handler(_print_error)
         drawing = asyncio.create_task(run_in_threadpool(lambda: shelf.map))
         starting = asyncio.create_task(page.decoders.start())
         yield
@@ -68,14 +68,14 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
 
 
 def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
-    """`nofuss serve`: until interrupted."""
+    """Run `nofuss serve` until interrupted."""
     import uvicorn
 
     from nofuss.search.connections import IDLE_SECONDS, Connection, Server, room
 
     if not token and not is_loopback(host):
         raise UsageError(
-            f"--host {host} can be reached from other machines, so the token must stay; "
+            f"--host {host} can be reached from other machines, so a token is needed; "
             "drop --no-token or --host"
         )
     if not 0 <= port < 65536:
@@ -91,8 +91,8 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
     Connection.most, queue = room()
     config = uvicorn.Config(
         build_app(shelf, host=host, port=port, token=secret),
-        log_level="critical",  # what clients do wrong is no news; guard.py tells our own mistakes
-        access_log=False,  # it would write the token down
+        log_level="critical",  # clients' errors are not logged; guard.py prints our own
+        access_log=False,  # it would contain the token
         server_header=False,
         ws="none",
         http=Connection,
@@ -104,8 +104,8 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
         Server(config).run(sockets=[listener])
 
 
-def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Errors outside of requests in one line; nothing about lost clients or lacking descriptors."""
+def _print_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Print errors outside of requests in one line; not lost clients or missing descriptors."""
     error = context.get("exception")
     if not isinstance(error, OSError):
         console.fail(f"{context['message']}: {error}")
@@ -117,7 +117,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(100)  # who opens the address at once waits instead of being refused
+        listener.listen(100)  # early connections wait instead of being refused
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or error

@@ -1,11 +1,11 @@
 """An index on disk: written as a whole, and read as if a stranger had made it.
 
-    vectors-SHA.safetensors   vectors (N, D) float32, label codes (N,), what faiss filed
-    items-SHA.json            names, class names, what the caller wants kept
+    vectors-SHA.safetensors   vectors (N, D) float32, label codes (N,), the index of faiss
+    items-SHA.json            names, class names, what the caller stores with them
     manifest.json             format, kind, the two files and their sha256
 
 The files are named after their content and the manifest is replaced last and as a whole: a crash
-leaves the former index. Vectors are mapped into memory, so that opening costs no copy.
+leaves the previous index. Vectors are mapped into memory, so that opening copies nothing.
 """
 
 import errno
@@ -41,7 +41,7 @@ _OURS = re.compile(r"vectors-[0-9a-f]{16}\.safetensors|items-[0-9a-f]{16}\.json"
 
 
 class Stored(NamedTuple):
-    """What the folder holds."""
+    """The content of the folder."""
 
     kind: Kind
     vectors: Tensor
@@ -49,7 +49,7 @@ class Stored(NamedTuple):
     labels: Sequence[Label]
     extra: Mapping[str, Any]
     filed: Tensor | None
-    """What faiss wrote, for an approximate index."""
+    """The serialized index of faiss, for an approximate index."""
 
 
 def write_stored(folder: Path, content: Stored) -> None:
@@ -66,7 +66,7 @@ def write_stored(folder: Path, content: Stored) -> None:
         new = {part: scratch / part for part in _PARTS}
         try:
             save_file(tensors, new["vectors"])
-        except SafetensorError as error:  # of a full or failing disk
+        except SafetensorError as error:  # the disk is full or failing
             raise OSError(errno.EIO, str(error), str(new["vectors"])) from None
         new["items"].write_text(
             json.dumps(items)
@@ -84,8 +84,14 @@ def write_stored(folder: Path, content: Stored) -> None:
                 file.unlink(missing_ok=True)
 
 
+def holds_parts(folder: Path) -> bool:
+    """Return whether a folder holds an index, or what is left of one."""
+    names = (file.name for file in folder.iterdir()) if folder.is_dir() else ()
+    return any(name == MANIFEST or _OURS.fullmatch(name) for name in names)
+
+
 def read_stored(folder: Path) -> Stored:
-    """What `write_stored` wrote; RunError for whatever else is there."""
+    """Read what `write_stored` wrote; RunError for anything else."""
     if not (folder / MANIFEST).is_file():
         raise RunError(f"no index in {folder}: no {MANIFEST}; make one: nofuss index RUN DIR")
     try:
@@ -93,12 +99,12 @@ def read_stored(folder: Path) -> Stored:
             manifest = read_regular(folder / MANIFEST)
             try:
                 return _read(folder, parse_json(manifest))
-            except FileNotFoundError:  # replaced by another process in this moment
+            except FileNotFoundError:  # another process has just replaced it
                 if read_regular(folder / MANIFEST) == manifest:
                     raise
     except RunError:
         raise
-    except Exception as error:  # whatever foreign bytes make their readers raise
+    except Exception as error:  # damaged bytes can make their readers raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(
             f"the index in {folder} is damaged ({reason}); delete the folder and make it again: "
@@ -124,17 +130,17 @@ def _read(folder: Path, manifest: Any) -> Stored:
         vectors, codes = tensors.get_tensor("vectors"), tensors.get_tensor("labels")
         if kind == "approximate":
             filed = tensors.get_tensor("faiss")
-    _check_numbers(vectors, codes, len(_unique_words(classes, "classes")))
-    if len(_unique_words(names, "names")) != len(vectors):
+    _check_numbers(vectors, codes, len(_unique_strings(classes, "classes")))
+    if len(_unique_strings(names, "names")) != len(vectors):
         raise ValueError(f"{len(names)} names for {len(vectors)} vectors")
     if not isinstance(extra, dict):
-        raise ValueError("extra is no object")
+        raise ValueError("extra is not a JSON object")
     labels = [None if c < 0 else classes[c] for c in codes.tolist()]
     return Stored(kind, vectors, names, labels, extra, filed)
 
 
 def _check_numbers(vectors: Tensor, codes: Tensor, classes: int) -> None:
-    """Unit vectors, and a class or −1 for each."""
+    """Refuse anything but unit vectors with a class or −1 for each."""
     if vectors.dtype != torch.float32 or vectors.ndim != 2 or not vectors.shape[1]:
         got = f"{vectors.dtype} {tuple(vectors.shape)}"
         raise ValueError(f"vectors are {got}; expected float32 (N, D)")
@@ -148,15 +154,15 @@ def _check_numbers(vectors: Tensor, codes: Tensor, classes: int) -> None:
         raise ValueError(f"labels reach beyond the {classes} classes")
 
 
-def _unique_words(values: Any, what: str) -> list[str]:
+def _unique_strings(values: Any, what: str) -> list[str]:
     if not isinstance(values, list) or not all(type(value) is str for value in values):
-        raise ValueError(f"{what} is no list of words")
+        raise ValueError(f"{what} is not a list of strings")
     if len(set(values)) < len(values):
-        raise ValueError(f"{what} holds a word twice")
+        raise ValueError(f"{what} holds a string twice")
     return values
 
 
 def _file(part: str, checksums: Mapping[str, str]) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", checksums[part]):  # it must not lead out of the folder
-        raise ValueError(f"{checksums[part]!r:.40} is no checksum")
+    if not re.fullmatch("[0-9a-f]{64}", checksums[part]):  # a path must not lead out of the folder
+        raise ValueError(f"{checksums[part]!r:.40} is not a checksum")
     return f"{part}-{checksums[part][:16]}.{_PARTS[part]}"

@@ -1,7 +1,7 @@
-"""What the user sees in the terminal: lines, a progress bar, tables. Plain lines when piped.
+"""Output in the terminal: lines, progress bars, tables. Plain lines when piped.
 
-Whatever is printed goes through here, and may hold names of foreign files, classes and tensors: no
-control character reaches the terminal, and nothing in a name is taken for markup.
+Everything is printed through these functions. It may contain names of files, classes and tensors
+from outside: no control character reaches the terminal, and no name is interpreted as markup.
 """
 
 import json
@@ -27,40 +27,47 @@ from rich.text import Text
 
 from nofuss.errors import visible
 
-# No emoji: a folder may well be called :dog:.
+# No emoji: a folder may be called :dog:.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 
 
 def speak(aloud: bool) -> None:
-    """Whether anything but failures is shown: of several processes, one speaks."""
+    """Show or hide everything but failures: of several processes, one prints."""
     out.quiet = not aloud
 
 
 def say(message: str) -> None:
-    """One line of ordinary output; no markup, so that names are shown as they are."""
+    """Print one line; without markup, so that names are shown as they are."""
     out.print(visible(message), markup=False)
 
 
 def warn(message: str) -> None:
-    """One line that asks for attention."""
+    """Print one line as a note, in colour."""
     out.print(f"note: {visible(message)}", markup=False, style="yellow")
 
 
 def aside(message: str) -> None:
-    """One line beside output that a program reads."""
+    """Print one line to standard error, beside output that a program reads."""
     if not out.quiet:
         err.print(visible(message), markup=False)
 
 
 def answer(content: Any) -> None:
-    """JSON for a program, which a terminal may show as well."""
-    print(json.dumps(content, indent=2).replace("\x7f", "\\u007f"))  # json leaves that one
+    """Print JSON for a program; safe to show in a terminal."""
+    # DEL is the one control character that json does not escape.
+    print(json.dumps(content, indent=2).replace("\x7f", "\\u007f"))
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for work of known length; hands out a function to tell how many are done."""
+def progress(label: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a bar for work of known length; yields the function to call with how many are done.
+
+    A line with the time it took remains. `quiet` shows neither.
+    """
+    if quiet:
+        yield lambda done: None
+        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
@@ -73,18 +80,18 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         task = bar.add_task(label, total=total, speed="")
         began = time.monotonic()
 
-        def tell(done: int) -> None:
+        def advance(done: int) -> None:
             speed = done / max(1e-9, time.monotonic() - began)
             bar.update(task, completed=done, speed=f"{speed:,.0f}/s")
 
-        yield tell
+        yield advance
     seconds = time.monotonic() - began
     say(f"{label}: {total:,} in {seconds:.1f} s ({total / max(seconds, 1e-9):,.0f}/s)")
 
 
 @contextmanager
 def busy(label: str) -> Iterator[None]:
-    """A spinner for work of unknown length, and a line with its seconds where it took some."""
+    """Show a spinner for work of unknown length, and a line with the time if it took some."""
     began = time.monotonic()
     with out.status(label) if out.is_terminal and not out.quiet else nullcontext():
         yield
@@ -93,7 +100,7 @@ def busy(label: str) -> Iterator[None]:
 
 
 class TrainingDisplay:
-    """Watches training: a bar within the epoch, a line after it (none without a record)."""
+    """Shows training: a bar within the epoch, a line after it (none without a record)."""
 
     def __init__(
         self,
@@ -123,7 +130,7 @@ class TrainingDisplay:
         self._bar.stop()
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        """Move the bar; time left is of the whole training."""
+        """Move the bar; the time left is that of the whole training."""
         if epoch != self._epoch:
             self._epoch, self._began, self._loss = epoch, time.monotonic(), loss
         self._loss += 0.05 * (loss - self._loss)
@@ -137,7 +144,7 @@ class TrainingDisplay:
         )
 
     def epoch(self, history: list[dict[str, Any]]) -> None:
-        """A line for the epoch, and the record."""
+        """Print a line for the epoch, and call the record."""
         if self.record is None:
             return
         row = history[-1]
@@ -151,13 +158,13 @@ class TrainingDisplay:
         self.record(history)
 
     def say(self, message: str) -> None:
-        """A warning from within training."""
+        """Print a warning from within training."""
         warn(message)
 
 
 def table(title: str, header: list[str], rows: list[list[str]]) -> None:
-    """A small table; the first column left, the others right."""
-    shown = Table(
+    """Print a small table; the first column is left-aligned, the others right-aligned."""
+    grid = Table(
         title=Text(visible(title)),
         title_justify="left",
         title_style="bold",
@@ -165,14 +172,14 @@ def table(title: str, header: list[str], rows: list[list[str]]) -> None:
         box=box.SIMPLE_HEAD,
     )
     for i, name in enumerate(header):
-        shown.add_column(Text(visible(name)), justify="left" if i == 0 else "right")
+        grid.add_column(Text(visible(name)), justify="left" if i == 0 else "right")
     for row in rows:
-        shown.add_row(*(Text(visible(cell)) for cell in row))
-    out.print(shown)
+        grid.add_row(*(Text(visible(cell)) for cell in row))
+    out.print(grid)
 
 
 def fail(message: str) -> None:
-    """One line on standard error."""
+    """Print one line to standard error."""
     line = f"nofuss: {visible(message)}"
     err.print(line, markup=False, style="red" if sys.stderr.isatty() else "")
 
@@ -180,7 +187,7 @@ def fail(message: str) -> None:
 def show_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """A `sys.excepthook`: what --debug shows, harmless as all else."""
+    """Print a traceback for --debug, with control characters escaped; a `sys.excepthook`."""
     for text in traceback.format_exception(kind, error, trace):
         for line in text.split("\n"):
             err.print(visible(line), markup=False)

@@ -10,21 +10,21 @@ from types import FrameType
 
 @contextmanager
 def stop_on_signals(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Hands out a function that tells whether to stop; former handlers are put back."""
+    """Yield a function that returns whether to stop; restore the previous handlers afterwards."""
     asked = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
             os._exit(130)
         asked.set()
-        say("stopping after this step and saving; once more to stop at once without saving")
+        say("stopping after this step and saving; repeat to stop at once without saving")
 
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
-    former = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked.is_set
     finally:
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

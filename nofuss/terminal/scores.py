@@ -1,4 +1,4 @@
-"""Scores of methods side by side in the terminal, in percent, and what was gained in words."""
+"""Scores of methods side by side in the terminal, in percent, and gains in words."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 from nofuss.terminal import console
 
 EXTENDED = ("mrr", "map", "precision@", "class_mean_")
-"""How the names of scores begin that are there on request."""
+"""Prefixes of the names of optional scores."""
 
 
 def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
-    """A column a method, a row a score, in percent."""
+    """Print a column per method and a row per score, in percent."""
     first = next(iter(columns.values()))
     names = [n for n in first if n.startswith("recall@") and not n.endswith("_interval")]
     rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
     rows |= {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
     rows |= {_title(name): name for name in first if _is_extended(name)}
-    shown = [
+    cells = [
         [label, *(f"{100 * of[name]:.2f}" for of in columns.values())]
         for label, name in rows.items()
     ]
-    console.table(title, ["%", *columns], shown)
+    console.table(title, ["%", *columns], cells)
     low, high = first[f"{names[0]}_interval"]
     console.say(
         f"{first['queries']:,} queries of {first['classes']:,} classes; Recall@"
-        f"{names[0].removeprefix('recall@')} of the first column lies between {100 * low:.2f} and "
+        f"{names[0].removeprefix('recall@')} of the first column is between {100 * low:.2f} and "
         f"{100 * high:.2f} (95%, over classes)"
     )
     if gain := first.get("gain"):
@@ -32,7 +32,7 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def describe_gain(gain: Mapping[str, Any]) -> str:
-    """The paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
+    """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
     words = []
     for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r")):
         mean, low, high = (100 * value for value in gain[name])
@@ -45,7 +45,7 @@ def _is_extended(name: str) -> bool:
 
 
 def _title(name: str) -> str:
-    """What a score that is there on request is called in a table."""
+    """Return the title of an optional score in a table."""
     of_classes = name.startswith("class_mean_")
     name = name.removeprefix("class_mean_").replace("r_precision", "R-precision")
     name = name.replace("map", "MAP").replace("mrr", "MRR").replace("@r", "@R")

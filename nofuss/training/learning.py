@@ -60,9 +60,7 @@ def compute_features(job: Job) -> None:
     if not job.fixed and job.collection.kind == "pictures":
         count = len(job.collection)
         with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
-            job.collection = decode_ahead(
-                job.collection, job.preprocessing, progress=lambda done, _: progress(done)
-            )
+            job.collection = decode_ahead(job.collection, job.preprocessing, progress=progress)
 
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:

@@ -80,7 +80,7 @@ def _train_locked(
     if config.force and not config.resume:
         raise UsageError("--force is for resuming a run; add --resume, or leave it out")
     if config.resume:
-        config = resume_run(config, told=given, restarted=processes.restarted())
+        config = resume_run(config, explicit=given, restarted=processes.restarted())
         assert config.out is not None
         lock.take(config.out)
     with processes.in_turn():

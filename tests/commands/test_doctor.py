@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import Image
 
 from nofuss.cli import main
 from nofuss.commands.doctor import diagnose, doubtful_labels, histogram
 from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
-from nofuss.data.duplicates import look_at, near_duplicates
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.weights import save_model
@@ -120,7 +117,36 @@ def test_missing_data_is_one_line(capsys: Capture) -> None:
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_arrays_have_copies_and_holes_too(tmp_path: Path) -> None:
+def test_rows_that_training_refuses_are_listed(tmp_path: Path, capsys: Capture) -> None:
+    """The doctor names every row with a NaN or an infinity; training refuses them in one line."""
+    vectors = np.random.default_rng(0).normal(size=(12, 5))
+    vectors[3, 1], vectors[7, 0], vectors[8] = np.nan, 1e300, vectors[2]
+    vectors[9] = vectors[3]  # unusable rows are no copies
+    file = tmp_path / "v.npz"
+    np.savez(file, vectors=vectors, labels=np.arange(12) // 3)
+    assert main(["doctor", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert "can't be used: 3\n  row 3: NaN or infinity\n  row 7: NaN or infinity" in printed.out
+    assert f"next: drop or fix the rows that can't be used, then nofuss train {file}" in printed.out
+    assert main(["doctor", str(file), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [u["item"] for u in content["unusable"]] == ["row 3", "row 7", "row 9"]
+    assert [g["items"] for g in content["duplicates"]] == [["row 2", "row 8"]]
+    assert main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("\n") == 1
+    assert "vectors has NaN or infinite values in rows 3, 7, 9; drop or fix them" in refused
+
+
+def test_values_beyond_float32_are_noted(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "v.npz"
+    np.savez(file, vectors=np.eye(4) * 1e20, labels=[0, 0, 1, 1])
+    assert main(["doctor", str(file)]) == 0
+    assert "v reaches 1e+20; the squares of such values are beyond" in capsys.readouterr().out
+
+
+def test_arrays_have_copies_too(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
     vectors[7] = vectors[2]
     np.savez(tmp_path / "v.npz", vectors=vectors, labels=np.arange(12) // 3)
@@ -169,47 +195,6 @@ def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture
     assert main(["doctor", str(sick), "--run", str(made.path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert isinstance(content["doubtful_labels"], list)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda image: image,
-        lambda image: image.resize((57, 80)),
-        lambda image: image.filter(ImageFilter.GaussianBlur(1)),
-        lambda image: ImageEnhance.Brightness(image).enhance(1.2),
-        lambda image: image.convert("L"),
-    ],
-)
-def test_changed_pictures_are_near_duplicates(change: object) -> None:
-    pictures = [scene(1), scene(2), change(scene(1)), scene(3)]  # type: ignore[operator]
-    bits, thumbnails = (np.stack(part) for part in zip(*map(look_at, pictures), strict=True))
-    assert near_duplicates(bits, thumbnails) == [[0, 2]]
-
-
-def test_scenes_are_no_duplicates_of_each_other() -> None:
-    looks = [look_at(scene(i, 32)) for i in range(300)]
-    bits, thumbnails = (np.stack(part) for part in zip(*looks, strict=True))
-    assert near_duplicates(bits, thumbnails) == []
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 1000), st.integers(2, 40))
-def test_groups_are_those_of_a_slow_search(seed: int, n: int) -> None:
-    """Hashes a few bits apart with equal thumbnails: chains join by every pair that is close."""
-    random = np.random.default_rng(seed)
-    bits = np.repeat(random.random((n // 4 + 1, 64)) < 0.5, 4, axis=0)[:n]
-    bits ^= random.random(bits.shape) < 0.06
-    thumbnails = np.ones((n, 4), dtype=np.float32) / 2
-    group = list(range(n))
-    for i in range(n):
-        for j in range(i):
-            if (bits[i] != bits[j]).sum() <= 8:
-                old, new = group[i], group[j]
-                group = [new if g == old else g for g in group]
-    expected = {frozenset(i for i in range(n) if group[i] == g) for g in group}
-    found = {frozenset(rows) for rows in near_duplicates(bits, thumbnails)}
-    assert found == {rows for rows in expected if len(rows) > 1}
 
 
 def test_histogram_by_hand() -> None:

@@ -17,6 +17,7 @@ from nofuss.model.embedder import build_embedder
 from nofuss.model.weights import save_model
 from nofuss.run.directory import create_run
 from nofuss.search.index import Index
+from nofuss.search.shelf import open_shelf
 from tests.tiny_run import CLASSES, draw, write_pictures
 
 Capture = pytest.CaptureFixture[str]
@@ -29,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, data: Path) -> Path:
-    """A run whose network is as it was born: colours are told apart even so."""
+    """A run whose network is untrained: it distinguishes colours all the same."""
     made = create_run(TrainConfig(data=data, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     preprocessing = embedder.backbone.preprocessing
@@ -131,17 +132,41 @@ def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> Non
 
 
 def test_search_prints_paths_labels_and_distances(run: Path, data: Path, capsys: Capture) -> None:
-    """Without an index the run's own data are indexed first, and that is said."""
+    main(["index", str(run), str(data)])
     query = data / "six" / "0<i>.png"
     assert main(["search", str(run), str(query), "-k", "3"]) == 0
     printed = lines(capsys)
-    assert "no index yet: making one of the run's own data" in printed
     found = [line for line in printed.splitlines() if line.startswith("  ")]
     assert len(found) == 3
     assert found[0] == f"  0.000  six  {query}"
 
 
+def test_without_an_index_search_and_page_show_the_test_items(
+    run: Path, data: Path, capsys: Capture
+) -> None:
+    """The same items in both, before and after a search, which writes nothing."""
+    before = sorted(run.rglob("*"))
+    test_classes = set(open_shelf(run).classes)
+    assert 0 < len(test_classes) < len(CLASSES)
+    capsys.readouterr()
+    query = str(data / "six" / "0<i>.png")
+    assert main(["search", str(run), query, "-k", "100"]) == 0
+    assert "no index yet: searching data, test classes" in lines(capsys)
+    assert main(["search", str(run), query, "-k", "100", "--json"]) == 0
+    neighbours = json.loads(lines(capsys))["queries"][0]["neighbours"]
+    shelf = open_shelf(run)
+    assert sorted(n["path"] for n in neighbours) == sorted(shelf.index.names)
+    assert set(shelf.classes) == test_classes
+    shown = [shelf.picture(row) for row in range(len(shelf.index))]
+    assert set(shown) == {file for c in test_classes for file in (data / c).glob("*.png")}
+    assert sorted(run.rglob("*")) == before
+    main(["index", str(run), str(data)])
+    assert set(open_shelf(run).classes) == set(CLASSES)
+
+
 def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsys: Capture) -> None:
+    main(["index", str(run), str(data)])
+    capsys.readouterr()
     queries = [data / "six" / "0<i>.png", data / "plain" / "1<i>.png"]
     assert main(["search", str(run), *map(str, queries), "-k", "4", "--json"]) == 0
     content = json.loads(lines(capsys))
@@ -177,6 +202,7 @@ def test_nothing_like_this_here(run: Path, data: Path, tmp_path: Path, capsys: C
 
 
 def test_the_grid_shows_queries_and_neighbours(run: Path, data: Path, tmp_path: Path) -> None:
+    main(["index", str(run), str(data)])
     out = tmp_path / "grid.png"
     queries = [str(data / "six" / "0<i>.png"), str(data / "plain" / "1<i>.png")]
     assert main(["search", str(run), *queries, "-k", "2", "--show", str(out)]) == 0
@@ -210,7 +236,7 @@ def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> Non
         (["search", "RUN", "missing.jpg", "-k", "0"], "-k is 0"),
         (["search", "RUN", "a.jpg", "--show", "grid.jpg"], "does not end in .png"),
         (["index", "RUN", "nowhere"], "nowhere does not exist"),
-        (["search", "nowhere", "a.jpg"], "nowhere is no run directory"),
+        (["search", "nowhere", "a.jpg"], "nowhere is not a run directory"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -220,6 +246,21 @@ def test_mistakes_are_one_line(
     complaint = capsys.readouterr().err
     assert message in complaint
     assert complaint.count("\n") == 1
+
+
+def test_the_grid_shows_pictures_of_arrays(tmp_path: Path, run: Path) -> None:
+    """Queries and neighbours that are rows of arrays are drawn from them, test items too."""
+    images = np.stack([np.asarray(draw(label, 3)) for label in range(4)])
+    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(4))
+    config = TrainConfig(data=tmp_path / "images.npz", out=tmp_path / "arrays", test_share=0.0)
+    made = create_run(config, name="run", fingerprint="")
+    shutil.copytree(run / "model", made.model)
+    out, query = tmp_path / "grid.png", str(tmp_path / "images.npz")
+    assert main(["search", str(made.path), query, "-k", "1", "--show", str(out)]) == 0
+    grid = Image.open(out)
+    left, right = (grid.crop((x, 10, x + 160, 170)) for x in (10, 190))
+    assert left.tobytes() == right.tobytes()
+    assert len(left.getcolors(10**6) or ()) > 1
 
 
 def test_a_damaged_index_is_one_line(run: Path, data: Path, capsys: Capture) -> None:
@@ -233,6 +274,20 @@ def test_a_damaged_index_is_one_line(run: Path, data: Path, capsys: Capture) -> 
     assert complaint.count("\n") == 1
 
 
+def test_an_index_without_its_manifest_is_not_taken_for_none(
+    run: Path, data: Path, capsys: Capture
+) -> None:
+    """Else other items would be searched in silence."""
+    main(["index", str(run), str(data)])
+    (run / "index" / "manifest.json").unlink()
+    capsys.readouterr()
+    query = str(data / "six" / "0<i>.png")
+    assert main(["search", str(run), query]) == 2
+    assert "no manifest.json; make one" in capsys.readouterr().err
+    assert main(["index", str(run), str(data)]) == 0
+    assert main(["search", str(run), query]) == 0
+
+
 def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
     vectors = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
     np.savez(tmp_path / "data.npz", vectors=vectors, labels=np.arange(30) % 3)
@@ -241,6 +296,8 @@ def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
     made = create_run(config, name="run", fingerprint="")
     save_model(made.model, build_embedder("identity", dim=4, channels=6), None)
     query = str(tmp_path / "query.npz")
+    main(["index", str(made.path)])
+    capsys.readouterr()
     assert main(["search", str(made.path), query, "-k", "1", "--json"]) == 0
     (result,) = json.loads(lines(capsys))["queries"]
     assert result["neighbours"][0]["path"] == f"{tmp_path / 'data.npz'}#4"

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from nofuss.data.cache import cache_directory, read_tensor, write_atomically, write_tensor
+from nofuss.data.cache import (
+    cache_directory,
+    make_room,
+    mark_used,
+    read_tensor,
+    try_write,
+    write_tensor,
+)
 from nofuss.files.atomic import temporary_name
 
 
@@ -22,19 +29,19 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failed_write_leaves_the_old_file_and_no_remains(tmp_path: Path) -> None:
     file = tmp_path / "below" / "file"
-    assert write_atomically(file, lambda f: f.write(b"old"))
+    assert try_write(file, lambda f: f.write(b"old"))
 
     def full_disk(f: object) -> None:
         raise OSError(28, "No space left on device")
 
-    assert not write_atomically(file, full_disk)
+    assert not try_write(file, full_disk)
     assert file.read_bytes() == b"old"
     assert os.listdir(file.parent) == ["file"]
 
 
 def test_a_place_that_can_not_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert not write_atomically(tmp_path / "file" / "below", lambda f: f.write(b"new"))
+    assert not try_write(tmp_path / "file" / "below", lambda f: f.write(b"new"))
 
 
 def test_what_killed_writers_left_goes_after_a_day(tmp_path: Path) -> None:
@@ -44,7 +51,7 @@ def test_what_killed_writers_left_goes_after_a_day(tmp_path: Path) -> None:
     other.mkdir()
     for file in (old, other, tmp_path / ".x.new"):
         os.utime(file, (0, time.time() - 2 * 24 * 3600))
-    assert write_atomically(tmp_path / "file", lambda f: f.write(b"new"))
+    assert try_write(tmp_path / "file", lambda f: f.write(b"new"))
     left = {".x.new", "file", new.name, other.name}
     assert {path.name for path in tmp_path.iterdir()} == left
 
@@ -75,3 +82,74 @@ def test_a_tensor_of_another_shape_is_made_again(other: torch.Tensor, tmp_path: 
     write_tensor(tmp_path / "features", other)
     with pytest.warns(UserWarning, match=r"features is damaged \(torch.float\d\d \(.*\), not"):
         assert read_tensor(tmp_path / "features", like=torch.empty(2, 3)) is None
+
+
+# Room for features
+
+
+def kept_file(cache: Path, number: int, size: int, *, used: float) -> Path:
+    file = cache / f"features-{number:032x}.safetensors"
+    file.write_bytes(bytes(size))
+    os.utime(file, (used, used))
+    return file
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_the_longest_unused_features_make_room(cache: Path) -> None:
+    first, second, third = (kept_file(cache, i, 100, used=i) for i in (1, 2, 3))
+    assert make_room(100, limit=400)
+    assert len(os.listdir(cache)) == 3
+    mark_used(first)
+    assert make_room(100, limit=399)
+    assert sorted(cache.iterdir()) == [first, third]
+    graph = cache / f"backbone-{0:032x}.onnx"
+    graph.write_bytes(bytes(100))
+    assert make_room(300, limit=400)  # graphs count as well
+    assert list(cache.iterdir()) == [graph]
+    assert not second.exists()
+
+
+def test_what_is_larger_than_the_limit_drives_nothing_out(cache: Path) -> None:
+    kept = kept_file(cache, 1, 100, used=1)
+    assert not make_room(500, limit=400)
+    assert kept.exists()
+
+
+def test_room_is_made_of_our_files_only(
+    cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Other names, folders and links stay, whatever their size and age."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "thesis"
+    elsewhere.write_bytes(bytes(1000))
+    (cache / f"features-{1:032x}.safetensors").symlink_to(elsewhere)
+    (cache / f"features-{2:032x}.safetensors").mkdir()
+    others = ["features-mine.safetensors", f"features-{3:032x}.safetensors.bak", "thesis"]
+    others += [f"my-features-{3:032x}.safetensors", f"characters-{3:016x}.npz"]
+    for name in others:
+        (cache / name).write_bytes(bytes(1000))
+        os.utime(cache / name, (0, 0))
+    before = sorted(os.listdir(cache))
+    ours = kept_file(cache, 4, 100, used=1)
+    assert make_room(100, limit=100)
+    assert sorted(os.listdir(cache)) == before
+    assert not ours.exists()
+    assert elsewhere.stat().st_size == 1000
+
+
+def test_room_in_a_cache_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOFUSS_CACHE", "/nowhere/at/all")
+    assert make_room(100)
+    mark_used(cache_directory() / "features")
+
+
+def test_reading_counts_as_use(cache: Path) -> None:
+    file = cache / f"features-{1:032x}.safetensors"
+    write_tensor(file, torch.zeros(2, 3))
+    os.utime(file, (1, 1))
+    assert read_tensor(file, like=torch.empty(2, 3)) is not None
+    assert file.stat().st_mtime > time.time() - 60

@@ -152,10 +152,10 @@ def test_damaged_files_raise_one_line_or_still_read(tmp_path: Path, data: st.Dat
 @pytest.mark.parametrize(
     ("labels", "complaint"),
     [
-        (np.array([2.0**63, 2.0**64]), "numbers that float64 can't tell apart; give int64"),
-        (np.array([2.0**53, 2.0**53 + 2]), "numbers that float64 can't tell apart"),
-        (np.array([2050.0, 2052.0], np.float16), "numbers that float16 can't tell apart"),
-        (np.array([-(2.0**63), 0.0]), "numbers that float64 can't tell apart"),
+        (np.array([2.0**63, 2.0**64]), "numbers that float64 can't distinguish; give int64"),
+        (np.array([2.0**53, 2.0**53 + 2]), "numbers that float64 can't distinguish"),
+        (np.array([2050.0, 2052.0], np.float16), "numbers that float16 can't distinguish"),
+        (np.array([-(2.0**63), 0.0]), "numbers that float64 can't distinguish"),
     ],
 )
 def test_floats_that_stand_for_several_labels_are_refused(
@@ -185,7 +185,7 @@ def test_vectors_whose_squares_are_beyond_float32_are_refused(scale: float, tmp_
 
 def test_no_triplets_are_no_supervision(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", vectors=np.eye(4), triplets=np.empty((0, 3), np.int64))
-    with pytest.raises(DataError, match="triplets is empty, so nothing says what is alike"):
+    with pytest.raises(DataError, match="triplets is empty, so there is nothing to learn from"):
         open_data(tmp_path / "x.npz")
 
 

@@ -29,11 +29,11 @@ def test_what_is_passed_over_is_counted(photos: Path, draw) -> None:
     data = open_data(str(photos))
     assert len(data) == 9
     assert sorted(data.notes) == [
-        "1 broken links and special files passed over",
-        "1 files that are no pictures passed over",
-        "1 folders without pictures passed over",
-        "1 hidden files passed over",
-        "1 pictures outside any class folder passed over",
+        "1 broken links and special files skipped",
+        "1 files that are not pictures skipped",
+        "1 folders without pictures skipped",
+        "1 hidden files skipped",
+        "1 pictures outside any class folder skipped",
     ]
     assert len(find_pictures(photos)) == 10
 
@@ -77,10 +77,10 @@ def test_pictures_right_in_train_have_no_class(draw, tmp_path: Path) -> None:
         draw(f"d/{name}")
     data = open_data(tmp_path / "d")
     assert data.class_names == ("robin", "wren")
-    assert "2 pictures outside any class folder passed over" in data.notes
+    assert "2 pictures outside any class folder skipped" in data.notes
     for holder in ("train/robin", "test/wren"):
         shutil.rmtree(tmp_path / "d" / holder)
-    with pytest.raises(DataError, match="right in test and train"):
+    with pytest.raises(DataError, match="directly in test and train"):
         open_data(tmp_path / "d")
 
 

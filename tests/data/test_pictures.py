@@ -20,11 +20,11 @@ def test_decoded_pictures_are_kept_and_made_again_when_a_file_changes(
     photos: Path, cache: Path
 ) -> None:
     data = open_data(photos)
-    seen: list[tuple[int, int]] = []
-    decode_ahead(data, SMALL, progress=lambda *at: seen.append(at))
-    assert seen[-1] == (9, 9)
+    seen: list[int] = []
+    decode_ahead(data, SMALL, progress=seen.append)
+    assert seen[-1] == 9
     seen.clear()
-    decode_ahead(data, SMALL, progress=lambda *at: seen.append(at))
+    decode_ahead(data, SMALL, progress=seen.append)
     assert not seen
     shutil.copy(photos / "wren" / "0.png", photos / "tit" / "0.png")
     assert same(load(decode_ahead(data, SMALL)), load(data))
@@ -111,8 +111,8 @@ def test_one_changed_bit_is_noticed(photos: Path, cache: Path, name: str) -> Non
         found = load_kept()
     assert same(found, expected)
     assert len(said) == 1
-    seen: list[tuple[int, int]] = []
-    whole = decode_ahead(data, SMALL, progress=lambda *at: seen.append(at))
+    seen: list[int] = []
+    whole = decode_ahead(data, SMALL, progress=seen.append)
     assert same(load(whole), expected)
     assert bool(seen) == (name != "shapes.npy")  # of which the damage was noticed at once
 
@@ -164,3 +164,25 @@ def test_a_cache_of_a_former_version_is_taken_over(photos: Path, cache: Path) ->
     (cache / "pictures" / "CACHEDIR.TAG").unlink()
     assert decode_ahead(data, Preprocessing(size=10, resize=13)).decoded is not None
     assert (cache / "pictures" / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28")
+
+
+def test_a_set_that_another_process_finished_first_is_used(
+    photos: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both decode the same pictures; the second can't rename its set over that of the first."""
+    data = open_data(photos)
+    others = tmp_path / "other process"
+
+    def other_process_is_faster(done: int) -> None:
+        if done < len(data):
+            return
+        monkeypatch.setenv("NOFUSS_CACHE", str(others))
+        decode_ahead(data, SMALL)
+        monkeypatch.setenv("NOFUSS_CACHE", str(cache))
+        (theirs,) = (p for p in (others / "pictures").iterdir() if p.is_dir())
+        shutil.copytree(theirs, cache / "pictures" / theirs.name)
+
+    decoded = decode_ahead(data, SMALL, progress=other_process_is_faster).decoded
+    assert decoded is not None
+    assert len(sets(cache)) == 1  # and nothing is left of ours
+    assert same(load(decode_ahead(data, SMALL)), load(data))

@@ -159,7 +159,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     with open_regular(tmp_path / "x", limit=3) as file:
         assert file.seek(1) == 1
         assert file.read() == b"bc"
-    with pytest.raises(OSError, match="3 bytes, more than the 2"):
+    with pytest.raises(OSError, match="3 bytes, more than the limit of 2"):
         open_regular(tmp_path / "x", limit=2)
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "none")

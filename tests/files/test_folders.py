@@ -152,7 +152,7 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
             (new / "a").write_text("1")
 
     for attempt in (write, lambda: own_folder(tmp_path / "run")):
-        with pytest.raises(RunError, match="run is a link, and a run is written only inside"):
+        with pytest.raises(RunError, match="run is a link, but a run is written only inside"):
             attempt()
     assert contents(tmp_path) == {}
 

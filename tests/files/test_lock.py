@@ -145,7 +145,7 @@ def test_a_lock_that_a_stranger_made(what: str, tmp_path: Path) -> None:
         "hard link": lambda lock: lock.hardlink_to(precious),
     }
     make[what](run / LOCK)  # type: ignore[operator]
-    with pytest.raises(RunError, match="is no file that nofuss made; delete it"):
+    with pytest.raises(RunError, match="was not made by nofuss; delete it"):
         take(run)
     assert precious.read_text() == "precious"
     assert not (tmp_path / "none").exists()

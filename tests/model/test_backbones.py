@@ -104,8 +104,8 @@ def test_identity_returns_its_vectors() -> None:
     [
         ("efficentnet-lite0", {}, r"unknown backbone .* did you mean 'efficientnet-lite0'\?"),
         ("resnet", {}, r"choose from convnet, .*timm:NAME"),
-        ("identity", {}, "width of the vectors"),
-        ("identity", {"channels": 3, "weights": "a.pth"}, "has none to load"),
+        ("identity", {}, "dimension of the vectors"),
+        ("identity", {"channels": 3, "weights": "a.pth"}, "has no parameters"),
         ("inception-bn", {}, "give the file of a BN-Inception checkpoint"),
         ("inception-bn", {"channels": 1, "weights": None}, "expected 3; convert pictures to RGB"),
         ("efficientnet-lite0", {"channels": 1}, "expected 3; convert pictures to RGB"),

@@ -133,7 +133,7 @@ def test_none_are_none(pictures: Encoder, vectors: Encoder) -> None:
 
 def test_what_can_not_be_embedded(pictures: Encoder, vectors: Encoder, folder: Path) -> None:
     path = next(folder.rglob("*.png"))
-    with pytest.raises(ValueError, match="put the one into a list"):
+    with pytest.raises(ValueError, match="put a single one into a list"):
         pictures.embed(path)
     with pytest.raises(ValueError, match=r"expected \(N, 6\)"):
         vectors.embed(np.zeros((2, 5)))

@@ -67,3 +67,25 @@ def test_a_file_of_another_shape_does_not_stay(
     with pytest.warns(UserWarning, match=r"damaged \(torch.float32 \(31, 5\), not \(31, 256\)\)"):
         assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
     assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
+
+
+def test_old_features_make_room_for_new_ones(
+    cache: Path, pictures: Collection, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nofuss.data.cache.LIMIT", 100_000)  # those of 31 pictures take 32 KB
+    for size in (12, 14, 16, 18):
+        backbone_features(embedder, pictures, Preprocessing(size=size, resize=size))
+        newest = max(cache.glob("features-*"), key=lambda file: file.stat().st_mtime_ns)
+    files = list(cache.glob("features-*"))
+    assert len(files) == 3
+    assert newest in files
+    assert sum(file.stat().st_size for file in files) <= 100_000 + 3 * 1000  # and their headers
+
+
+def test_features_beyond_the_limit_are_not_kept(
+    cache: Path, pictures: Collection, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nofuss.data.cache.LIMIT", 10_000)
+    features = backbone_features(embedder, pictures, SMALL)
+    assert not list(cache.glob("features-*"))
+    assert torch.equal(backbone_features(embedder, pictures, SMALL), features)

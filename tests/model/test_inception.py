@@ -118,7 +118,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"as plain tensors .* convert it to \.safetensors"):
         build_backbone("inception-bn", weights=file)
     torch.save({"epoch": 3}, file)
-    with pytest.raises(RunError, match="no dict of tensors"):
+    with pytest.raises(RunError, match="not a dict of tensors"):
         build_backbone("inception-bn", weights=file)
     file.with_suffix(".safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(RunError, match="copy or download it again"):

@@ -71,8 +71,8 @@ def test_extraction_is_the_plain_loop() -> None:
 
 def test_a_wrong_count_is_refused() -> None:
     embedder, inputs = trained("identity")
-    with pytest.raises(ValueError, match="held 4 inputs, 5 were announced"):
+    with pytest.raises(ValueError, match="held 4 inputs, expected count=5"):
         extract(embedder, [inputs], count=5)
-    with pytest.raises(ValueError, match="more than the 3 inputs"):
+    with pytest.raises(ValueError, match="more than count=3 inputs"):
         extract(embedder, [inputs], count=3)
     assert embedder.training

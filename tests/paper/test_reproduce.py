@@ -75,11 +75,11 @@ def test_killed_and_stopped_it_goes_on_to_the_same_results(home: Path, tmp_path:
     process.send_signal(signal.SIGINT)
     words, _ = process.communicate(timeout=60)
     assert process.returncode == 130, words
-    assert "the same command goes on" in words
+    assert "the same command resumes" in words
     process = start(home, out, *names)
     words, _ = process.communicate(timeout=120)
     assert process.returncode == 0, words
-    assert "trainings to go" in words
+    assert "trainings left" in words
     for file, when in kept.items():
         assert file.stat().st_mtime_ns == when, "done again although it was kept"
     whole = start(home, tmp_path / "whole", *names)
@@ -138,7 +138,7 @@ def test_what_can_be_done_is_done_and_the_rest_said(
     [
         (["--seeds", "0"], "expected 1 or more"),
         (["--weights", "x.pth"], "is for --budget paper"),
-        (["--out", "full"], "holds other things"),
+        (["--out", "full"], "holds other files"),
     ],
 )
 def test_refused_before_anything_is_done(
@@ -160,4 +160,4 @@ def test_unknown_names_and_no_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["reproduce", "convergenc"]) == 2
     assert "did you mean 'convergence'?" in capsys.readouterr().err
     assert main(["reproduce", "--data", str(tmp_path / "nowhere")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: P
         rates, tried = choose_rates(source, LOSSES, lab.run)
     spoilt = vectors()
     assert spoilt.array is not None
-    spoilt.array[source.test] = np.nan
+    spoilt.array[source.test_rows] = np.nan
     other = replace(
         source, collection=spoilt, features=torch.from_numpy(spoilt.array), fingerprint="spoilt"
     )
@@ -43,7 +43,7 @@ def test_every_method_has_as_many_tries(source: Source) -> None:
         counts[trial.config.loss] += 1
         train, held_out = source.sides(trial.fold)
         assert set(source.labels(train)).isdisjoint(source.labels(held_out))
-        assert not set(held_out) & set(source.test)
+        assert not set(held_out) & set(source.test_rows)
     assert set(counts.values()) == {4}
 
 
@@ -98,15 +98,15 @@ def test_a_try_that_diverges_scores_nothing(source: Source) -> None:
 
 
 def test_bare_triplets_say_what_the_labels_say(source: Source) -> None:
-    data = bare_triplets(source, source.train, 500, seed=0)
+    data = bare_triplets(source, source.train_rows, 500, seed=0)
     assert data.labels is None
     assert data.triplets is not None
     x, y, z = (source.labels(data.triplets[:, i]) for i in range(3))
     assert (x == y).all()
     assert (x != z).all()
     assert (data.triplets[:, 0] != data.triplets[:, 1]).all()
-    assert np.isin(data.triplets, source.train).all()
-    assert len(np.unique(data.triplets[:, 0])) == len(source.train)
+    assert np.isin(data.triplets, source.train_rows).all()
+    assert len(np.unique(data.triplets[:, 0])) == len(source.train_rows)
 
 
 def test_batches_keep_items_and_move_rates(source: Source) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nofuss.paper import batch_size, bounds, convergence, fractional, tables
+from nofuss.paper import batch_size, bounds, convergence, proxies_per_label, tables
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
 from nofuss.paper.statistics import Difference, difference, t_interval
 
@@ -30,8 +30,8 @@ def test_t_interval_is_scipys() -> None:
 
 def test_a_difference_is_shown_only_beyond_both_intervals() -> None:
     assert Difference(0.1, (0.05, 0.15), (0.02, 0.18)).verdict == "above"
-    assert Difference(0.1, (-0.05, 0.25), (0.02, 0.18)).verdict == "not told apart"
-    assert Difference(0.1, (0.05, 0.15), (-0.02, 0.22)).verdict == "not told apart"
+    assert Difference(0.1, (-0.05, 0.25), (0.02, 0.18)).verdict == "indistinguishable"
+    assert Difference(0.1, (0.05, 0.15), (-0.02, 0.22)).verdict == "indistinguishable"
     assert Difference(-0.1, (-0.15, -0.05), (-0.18, -0.02)).verdict == "below"
     assert Difference(-0.1, None, (-0.18, -0.02)).verdict == "below"
 
@@ -67,7 +67,7 @@ def test_ordering_says_whether_the_papers_order_holds() -> None:
     assert "contradicted: of its 15 pairs 0 are confirmed, 15 reversed" in words
     words = ordered(dict.fromkeys(order, 0.5))
     assert "neither confirmed in full nor contradicted" in words
-    assert "15 can't be told apart" in words
+    assert "15 are indistinguishable" in words
 
 
 def test_the_papers_numbers() -> None:
@@ -107,15 +107,15 @@ def test_convergence_beside_the_papers_three() -> None:
         return convergence.verdict("N-pairs", 0.4, steps, steps, gap(final, sure=sure))
 
     assert "3.0 times as fast in steps" in words(100, 300)
-    assert "bears the paper out" in words(100, 300)
+    assert "confirms the paper" in words(100, 300)
     assert "less than the paper says" in words(200, 300)
     assert "no faster" in words(400, 300)
     assert "does not hold here" in words(None, 300, -0.1)
-    assert "not told apart (95%" in words(None, 300, -0.1, sure=False)
+    assert "indistinguishable (95%" in words(None, 300, -0.1, sure=False)
     assert "no speed to compare" in words(0, 300)
     assert "2.0 times as fast" in convergence.most_of_the_way("N-pairs", 0.4, (150, 300))
-    assert "never comes" in convergence.most_of_the_way("N-pairs", 0.4, (None, 300))
-    assert "nothing to learn" in convergence.most_of_the_way("N-pairs", 0.4, (0, 0))
+    assert "never reaches" in convergence.most_of_the_way("N-pairs", 0.4, (None, 300))
+    assert "starts at or above" in convergence.most_of_the_way("N-pairs", 0.4, (0, 0))
 
 
 def test_enough_proxies_or_not() -> None:
@@ -124,12 +124,35 @@ def test_enough_proxies_or_not() -> None:
     def words(*values: float, claimed: tuple[str, ...] = ("",)) -> str:
         pairs = zip((0.1, 0.5, 1.0), values, strict=True)
         found = {r: [result(v), result(v + 0.01)] for r, v in pairs}
-        return fractional.verdict({"": found}, "N-pairs", rival, claimed=claimed)
+        return proxies_per_label.verdict({"": found}, "N-pairs", rival, claimed=claimed)
 
     assert "above at 0.5 and 1, below at 0.1, as the paper says" in words(0.4, 0.6, 0.7)
     assert "above at 1, below at 0.1 and 0.5, against the paper" in words(0.4, 0.45, 0.7)
-    assert "not told apart at 0.5 and 1, below at 0.1 (95%" in words(0.4, 0.5, 0.5)
+    assert "indistinguishable at 0.5 and 1, below at 0.1 (95%" in words(0.4, 0.5, 0.5)
     assert "paper" not in words(0.4, 0.6, 0.7, claimed=())
+
+
+def test_other_ratios_beside_one_proxy_a_label() -> None:
+    words = proxies_per_label.beside_one({"": {0.5: 0.4, 1.0: 0.5, 2.0: 0.52}})
+    assert words == "With one proxy a label it is 50.00 (−10.00 at 0.5, +2.00 at 2)."
+    both = proxies_per_label.beside_one({"a": {1.0: 0.5, 2.0: 0.5}, "b": {1.0: 0.4, 2.0: 0.3}})
+    assert "50.00 a (+0.00 at 2) and 40.00 b (−10.00 at 2)" in both
+
+
+def test_classes_are_resampled_whole() -> None:
+    """The interval is that of a slow loop over resamples, as far as chance allows."""
+    random = np.random.default_rng(1)
+    queries = random.integers(0, 9, 30)  # some classes have no query
+    one, other = (
+        {"recall@1": hits.sum() / queries.sum(), "hits": hits, "queries": queries}
+        for hits in (random.binomial(queries, share) for share in (0.7, 0.4))
+    )
+    gap, means = one["hits"] - other["hits"], []
+    for _ in range(4000):
+        drawn = random.choice(np.flatnonzero(queries), (queries > 0).sum())
+        means.append(gap[drawn].sum() / queries[drawn].sum())
+    expected = np.quantile(means, [0.025, 0.975])
+    assert difference([one], [other]).over_classes == pytest.approx(expected, abs=0.02)
 
 
 def test_batches_that_matter_or_not() -> None:
@@ -153,7 +176,7 @@ def test_bounds_that_tighten_or_not() -> None:
     assert "No bound" in bounds.tightening({"a": (1.0, 2.0)}, [1.0, 2.0])
     mixed = bounds.tightening({"a": (1.0, 2.0), "b": (2.0, 1.0)}, [1.0, 2.0])
     assert "rises" in mixed
-    assert "Tighter at the end: b; not so: a" in mixed
+    assert "Tighter at the end: b; not tighter: a" in mixed
     assert "it falls to 0.500" in bounds.after_first_epoch([[0.1, 0.6, 0.5], [0.1, 0.6, 0.5]])
     assert "it rises to 0.700" in bounds.after_first_epoch([[0.1, 0.6, 0.7]])
     kept = {"nca": [(0, 9), (0, 9)], "triplet": [(0, 9), (0, 9)]}

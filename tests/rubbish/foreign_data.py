@@ -34,7 +34,7 @@ def _(here: Path) -> list[object]:
     return train(here / "photos")
 
 
-@rubbish("link loops among pictures", 0, "broken links and special files passed over")
+@rubbish("link loops among pictures", 0, "broken links and special files skipped")
 def _(here: Path) -> list[object]:
     data = photos(here)
     (data / "class 0" / "up").symlink_to(data)
@@ -57,7 +57,7 @@ def _(here: Path) -> list[object]:
     return train(photos(here, classes=2))
 
 
-@rubbish("empty class", 0, "1 folders without pictures passed over")
+@rubbish("empty class", 0, "1 folders without pictures skipped")
 def _(here: Path) -> list[object]:
     data = photos(here)
     (data / "nobody").mkdir()
@@ -218,7 +218,7 @@ CATALOGUE |= {
     "NaN in vectors": (
         lambda here: arrays(here, vectors=[[1.0, np.nan], [1, 2], [np.inf, 0]], labels=[0, 1, 0]),
         2,
-        "vectors has NaN or infinite values in rows 0, 2; drop or mend them",
+        "vectors has NaN or infinite values in rows 0, 2; drop or fix them",
     ),
     "triplets of unknown rows": (
         lambda here: arrays(here, vectors=np.eye(3), triplets=[[0, 1, 2], [0, 1, 3]]),

@@ -23,9 +23,9 @@ def create(path: Path | None, **options: Any) -> Path:
     return create_run(resolved(out=path, **options), name="set", fingerprint="f" * 32).path
 
 
-def resume(path: Path, told: Sequence[str] = (), **options: Any) -> TrainConfig:
+def resume(path: Path, explicit: Sequence[str] = (), **options: Any) -> TrainConfig:
     """As `pipeline.train` does it: the run's settings and the user's, resolved."""
-    merged = resume_run(TrainConfig(out=path, resume=True, **options), told=told)
+    merged = resume_run(TrainConfig(out=path, resume=True, **options), explicit=explicit)
     return resolve(merged, kind="vectors", small=False)
 
 
@@ -109,9 +109,9 @@ def test_a_flag_that_says_the_default_counts(tmp_path: Path) -> None:
     path = create(tmp_path / "run", seed=5, loss="proxy-anchor")
     assert resume(path).loss == "proxy-anchor"
     with pytest.raises(RunError, match=r"loss proxy-anchor → proxy-nca, .*seed 5 → 0"):
-        go_on(resume(path, told=("loss", "seed")))
-    assert resume(path, told=("preset",)).preset == "vectors"  # auto comes out the same
-    assert go_on(resume(path, told=("preset", "epochs"))) == []
+        go_on(resume(path, explicit=("loss", "seed")))
+    assert resume(path, explicit=("preset",)).preset == "vectors"  # auto comes out the same
+    assert go_on(resume(path, explicit=("preset", "epochs"))) == []
 
 
 def test_damage_of_the_configuration_is_noticed(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
 def test_resume_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="--out"):
         resume_run(TrainConfig(resume=True))
-    with pytest.raises(RunError, match="no run directory"):
+    with pytest.raises(RunError, match="not a run directory"):
         resume(tmp_path / "none")
 
 

@@ -112,9 +112,9 @@ def some(**changes: object) -> RunEmbeddings:
         ({"test_rows": np.array([0])}, r"expected int64 \(2,\)"),
         ({"sample_rows": np.array([0, -1, 2])}, "sample_rows is int64"),
         ({"sample_rows": np.array([0.0, 1, 2])}, "sample_rows is float64"),
-        ({"assignment": np.array([0, 1, 2])}, "assignment names proxies that are not there"),
+        ({"assignment": np.array([0, 1, 2])}, "assignment names proxies that do not exist"),
         ({"scale": float("nan")}, "its scale is nan"),
-        ({"fingerprint": 7}, "its fingerprint is no word"),
+        ({"fingerprint": 7}, "its fingerprint is not a string"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(

@@ -108,7 +108,7 @@ def test_a_decoder_that_dies_is_one_line() -> None:
     async def work(pool: Decoders) -> None:
         await pool.start()
         pool._all[0].kill()
-        with pytest.raises(PictureError, match="its decoder was ended"):
+        with pytest.raises(PictureError, match="its decoder ended"):
             await pool.decode(png(9, 9), side=224)
         await pool.decode(png(9, 9), side=224)
 

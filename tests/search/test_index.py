@@ -199,7 +199,7 @@ def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     manifest["sha256"]["items"] = "/../../etc/passwd"
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match="no checksum"):
+    with pytest.raises(RunError, match="not a checksum"):
         Index.load(tmp_path)
 
 
@@ -343,12 +343,12 @@ def test_a_sound_forgery_opens(tmp_path: Path) -> None:
         ({"labels": torch.tensor([0, 1, 2])}, "labels reach beyond the 2 classes"),
         ({"labels": torch.tensor([0, 1, -2])}, "labels reach beyond the 2 classes"),
         ({"names": ["a", "b"]}, "2 names for 3 vectors"),
-        ({"names": ["a", "b", "b"]}, "names holds a word twice"),
-        ({"names": ["a", "b", 3]}, "names is no list of words"),
-        ({"names": "abc"}, "names is no list of words"),
-        ({"classes": ["x", "x"]}, "classes holds a word twice"),
-        ({"classes": {"0": "x"}}, "classes is no list of words"),
-        ({"extra": []}, "extra is no object"),
+        ({"names": ["a", "b", "b"]}, "names holds a string twice"),
+        ({"names": ["a", "b", 3]}, "names is not a list of strings"),
+        ({"names": "abc"}, "names is not a list of strings"),
+        ({"classes": ["x", "x"]}, "classes holds a string twice"),
+        ({"classes": {"0": "x"}}, "classes is not a list of strings"),
+        ({"extra": []}, "extra is not a JSON object"),
     ],
 )
 def test_a_forged_index_is_one_line(

@@ -195,7 +195,7 @@ def test_a_bad_file_is_explained(page: webdriver.Chrome, tmp_path: Path) -> None
     (tmp_path / "page.html").write_text("<script>alert(1)</script>")
     find(page, "file").send_keys(str(tmp_path / "page.html"))
     wait(page, lambda: find(page, "error").is_displayed())
-    assert find(page, "error").text.startswith("This is no picture that can be read here")
+    assert find(page, "error").text.startswith("This is not a picture of a known format")
     assert find(page, "error").get_attribute("role") == "alert"
     cards(page)[0].click()
     wait(page, lambda: not find(page, "error").is_displayed())

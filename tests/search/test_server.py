@@ -151,19 +151,19 @@ OTHER_HOSTS = [
 ]
 BAD_FILES = {
     "empty": (b"", "no picture was sent"),
-    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'><script>x()</script></svg>", "no picture"),
-    "html": (b"<!doctype html><script>alert(1)</script>", "no picture"),
-    "gif with a script": (b"GIF89a<script>alert(1)</script>", "no picture"),
-    "pdf": (b"%PDF-1.7", "no picture"),
-    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no picture"),
-    "zeros": (bytes(1000), "no picture"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'><script>x()</script></svg>", "not a picture"),
+    "html": (b"<!doctype html><script>alert(1)</script>", "not a picture"),
+    "gif with a script": (b"GIF89a<script>alert(1)</script>", "not a picture"),
+    "pdf": (b"%PDF-1.7", "not a picture"),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+    "zeros": (bytes(1000), "not a picture"),
     "cut png": (encode("PNG")[:-40], "cut off"),
     "cut jpeg": (encode("JPEG")[:-200], "cut off"),
     "bomb": (png_claiming(60_000, 60_000), "too many pixels"),
     "tall bomb": (png_claiming(1, 2**31 - 1), "too many pixels"),
     "2,000 × 1": (png_claiming(2_000, 1), "nearly a line"),
-    "ppm": (encode("PPM"), "no picture"),
-    "ico": (encode("ICO"), "no picture"),
+    "ppm": (encode("PPM"), "not a picture"),
+    "ico": (encode("ICO"), "not a picture"),
 }
 
 
@@ -199,7 +199,7 @@ def test_other_sites_are_refused_without_an_origin_too(server: Server) -> None:
 
 def test_an_open_interface_needs_the_token(picture_run: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
-        with pytest.raises(UsageError, match="the token must stay"):
+        with pytest.raises(UsageError, match="so a token is needed"):
             serve(picture_run, host=host, port=0, token=False)
 
 

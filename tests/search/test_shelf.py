@@ -28,7 +28,7 @@ def test_an_index_is_shown_where_there_is_one(picture_run: Path, tmp_path: Path)
     assert shelf.classes == ["class"]
     assert shelf.pictures is not None
     files = [tmp_path / "new" / "class" / name for name in ("a.png", "b.png")]
-    assert [shelf.pictures(row) for row in range(2)] == files  # decoded elsewhere, when asked for
+    assert [shelf.picture(row) for row in range(2)] == files  # decoded elsewhere, when asked for
     found = shelf.search(shelf.encoder.embed([draw(1, 50)])[0], 5)
     assert found.rows[0] == 0
     assert len(found.rows) == 2
@@ -45,7 +45,7 @@ def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
     shelf = open_shelf(run)
     assert shelf.pictures is not None
     for row in range(4):
-        shown = shelf.pictures(row)
+        shown = shelf.picture(row)
         assert shown is not None
         assert (np.asarray(shown) == images[row]).all()
 

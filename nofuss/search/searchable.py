@@ -1,0 +1,127 @@
+"""What a run is searched in, by `nofuss search` and on the page alike, and the pictures behind it.
+
+That is the run's index. A run without an index is searched in its test items (all of its items
+where no classes were kept for testing), whose embeddings training has left; nothing is written.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nofuss.data import open_data
+from nofuss.data.collection import Collection
+from nofuss.data.split import sides_of
+from nofuss.data.usable import open_usable
+from nofuss.errors import DataError, RunError, command
+from nofuss.model.encoder import Encoder
+from nofuss.report.thumbnails import picture
+from nofuss.run.directory import Run
+from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
+from nofuss.search.gallery import BUILT_IN, item_names, source_of, sources
+from nofuss.search.index import Index
+from nofuss.search.indexing import open_index
+from nofuss.search.stored import holds_parts
+from nofuss.terminal import console
+
+SIDE = 224
+"""Longest side of a picture on the page, and of one from an array."""
+
+
+class Pictures:
+    """The pictures behind the names of items."""
+
+    def __init__(self, sources: Iterable[str]) -> None:
+        self._sources = set(sources)
+        self._opened: dict[str, Collection] = {}
+
+    def __getitem__(self, name: str) -> Path | Image.Image | None:
+        """Return a picture's file, or its pixels where it is a row of an array, or None.
+
+        Only arrays among the given sources are opened, each once: names are a stranger's words.
+        """
+        source, _, row = name.rpartition("#")
+        if source not in self._sources or not row.isdigit():
+            return Path(name)
+        if source not in self._opened:
+            self._opened[source] = open_data(None if source == BUILT_IN else Path(source))
+        collection = self._opened[source]
+        return picture(collection, int(row), side=SIDE) if int(row) < len(collection) else None
+
+
+@dataclass(frozen=True)
+class Searchable:
+    """An index, in memory or on disk, and where its items are from."""
+
+    title: str
+    index: Index
+    sources: list[str]
+    """What `Pictures` takes."""
+
+
+def open_searchable(
+    run: Run, encoder: Encoder, *, say: Callable[[str], None] = console.say
+) -> Searchable:
+    """Open the run's index, or build one of its test items in memory."""
+    if not holds_parts(run.path / "index"):
+        searchable = _test_items(run, encoder, say)
+        say(
+            f"no index yet: searching {searchable.title}; for other pictures: "
+            f"{command('nofuss', 'index', run.path)} DIR"
+        )
+        return searchable
+    index = open_index(run, encoder)
+    if not len(index):
+        raise DataError(
+            f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run.path)} "
+            "DIR"
+        )
+    return Searchable("the index of this run", index, sources(index))
+
+
+def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
+    """Load what training left, and refuse another model's."""
+    kept = load_embeddings(run.path)
+    if kept is not None and kept.test.shape[1] != encoder.dim:
+        raise RunError(
+            f"{run.path / FILE} holds vectors of {kept.test.shape[1]} dimensions, but the model "
+            f"gives {encoder.dim}; delete it or train again"
+        )
+    return kept
+
+
+def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searchable:
+    kept, data = kept_embeddings(run, encoder), run.config.data
+    collection, _ = open_usable(data, say=say)
+    rows, vectors = _test_vectors(run, encoder, kept, collection)
+    all_names = item_names(collection, data)
+    _, firsts = np.unique([all_names[row] for row in rows], return_index=True)
+    firsts = np.sort(firsts)  # a list may name a file twice, names of an index are unique
+    rows, vectors = rows[firsts], vectors[firsts]
+    labels = None
+    if collection.labels is not None:
+        labels = [collection.class_names[label] for label in collection.labels[rows]]
+    index = Index.build(vectors, names=[all_names[row] for row in rows], labels=labels)
+    only_test = len(rows) < len(collection)
+    title = f"{collection.name}, test classes" if only_test else collection.name
+    return Searchable(title, index, [source_of(data)])
+
+
+def _test_vectors(
+    run: Run, encoder: Encoder, kept: RunEmbeddings | None, collection: Collection
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the rows of the test items, or of all items if there are none, and their vectors."""
+    same = kept is not None and kept.fingerprint == collection.fingerprint()
+    if kept is not None and same and len(kept.test):
+        if kept.test_rows.max() >= len(collection):
+            raise RunError(f"{run.path / FILE} names items that are not in the data; delete it")
+        return kept.test_rows, kept.test
+    rows = sides_of(collection, run.config).test
+    if not len(rows):
+        rows = np.arange(len(collection))
+    if not len(rows):
+        raise DataError(f"{collection.name} is empty, so there is nothing to search in")
+    return rows, encoder.embed_collection(collection.subset(rows)).numpy()

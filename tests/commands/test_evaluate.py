@@ -1,0 +1,66 @@
+"""`nofuss evaluate RUN`: all files of the run that hold scores say the same afterwards."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nofuss.cli import main
+from nofuss.commands.evaluate import still_true
+from nofuss.files.atomic import read_json, write_json
+from nofuss.model.embedder import build_embedder
+from nofuss.model.weights import save_model
+from tests.tiny_run import train_vectors
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return train_vectors(tmp_path)
+
+
+def scores_of(run: Path) -> dict[str, object]:
+    return read_json(run / "scores.json")
+
+
+def test_the_card_is_that_of_training_for_the_same_model(run: Path) -> None:
+    card, scores = (run / "README.md").read_text(), scores_of(run)
+    (run / "README.md").write_text("of another day")
+    assert main(["evaluate", str(run)]) == 0
+    assert (run / "README.md").read_text() == card
+    assert scores_of(run) == scores
+
+
+def test_the_card_follows_the_scores_and_an_old_gain_is_dropped(run: Path) -> None:
+    baselines = scores_of(run)["baselines"]
+    assert "gain" in scores_of(run)
+    shutil.rmtree(run / "model")
+    save_model(run / "model", build_embedder("identity", dim=2, channels=16, seed=5), None)
+    (run / "embeddings.safetensors").unlink()  # of the model that was
+    assert main(["evaluate", str(run)]) == 0
+    scores = scores_of(run)
+    assert scores["baselines"] == baselines
+    assert "gain" not in scores
+    card = (run / "README.md").read_text()
+    assert f"| recall@1 | {100 * float(str(scores['recall@1'])):.2f} [" in card
+    assert "Over the" not in card
+    assert "Learning paid" not in (run / "report.html").read_text()
+
+
+def test_the_table_names_what_the_run_keeps(run: Path, capsys: Capture) -> None:
+    write_json(run / "scores.json", scores_of(run) | {"method": "closed form"})
+    capsys.readouterr()
+    assert main(["evaluate", str(run)]) == 0
+    assert "closed form" in capsys.readouterr().out
+
+
+def test_a_gain_stays_while_it_is_the_difference_of_the_scores() -> None:
+    gain = {"over": "raw", "recall@1": [0.1, 0.0, 0.2], "map@r": [0.2, 0.1, 0.3]}
+    raw = {"recall@1": 0.5, "map@r": 0.25}
+    before = {"gain": gain, "baselines": {"raw": raw}, "method": "trained", "nmi": 0.5}
+    same = {"recall@1": 0.6 + 1e-7, "map@r": 0.45}
+    assert still_true(before, same) == {k: before[k] for k in ("gain", "baselines", "method")}
+    assert "gain" not in still_true(before, {"recall@1": 0.6, "map@r": 0.46})
+    assert still_true({"gain": "forged"}, same) == {}
+    assert still_true({}, same) == {}

@@ -1,0 +1,100 @@
+"""Copies: equal digests, and pictures that look the same; in memory that does not grow with N²."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageFilter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nofuss.data import duplicates
+from nofuss.data.duplicates import exact_copies, look_at, near_duplicates, row_digests
+
+
+def scene(seed: int, size: int = 96) -> Image.Image:
+    """Soft random blobs: as smooth as a photograph."""
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC)
+
+
+def test_exact_copies_by_hand() -> None:
+    assert exact_copies(["a", "b", None, "a", None, "c", "b", "a"]) == [[0, 3, 7], [1, 6]]
+    assert exact_copies([]) == []
+
+
+def test_equal_rows_have_equal_digests() -> None:
+    rows = np.array([[1, 2], [2, 1], [1, 2]], dtype=np.float32)
+    assert exact_copies(row_digests(rows)) == [[0, 2]]
+    assert exact_copies(row_digests(rows.T[:, :2].T)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: image,
+        lambda image: image.resize((57, 80)),
+        lambda image: image.filter(ImageFilter.GaussianBlur(1)),
+        lambda image: ImageEnhance.Brightness(image).enhance(1.2),
+        lambda image: image.convert("L"),
+    ],
+)
+def test_changed_pictures_are_near_duplicates(change: object) -> None:
+    pictures = [scene(1), scene(2), change(scene(1)), scene(3)]  # type: ignore[operator]
+    bits, thumbnails = (np.stack(part) for part in zip(*map(look_at, pictures), strict=True))
+    assert near_duplicates(bits, thumbnails) == [[0, 2]]
+
+
+def test_scenes_are_no_duplicates_of_each_other() -> None:
+    looks = [look_at(scene(i, 32)) for i in range(300)]
+    bits, thumbnails = (np.stack(part) for part in zip(*looks, strict=True))
+    assert near_duplicates(bits, thumbnails) == []
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, 1000), st.integers(2, 40), st.sampled_from([1, 3, 16, 512]))
+def test_groups_are_those_of_a_slow_search(
+    monkeypatch: pytest.MonkeyPatch, seed: int, n: int, block: int
+) -> None:
+    """Hashes a few bits apart with equal thumbnails: chains join by every pair that is close."""
+    monkeypatch.setattr(duplicates, "BLOCK", block)
+    random = np.random.default_rng(seed)
+    bits = np.repeat(random.random((n // 4 + 1, 64)) < 0.5, 4, axis=0)[:n]
+    bits ^= random.random(bits.shape) < 0.06
+    thumbnails = np.ones((n, 4), dtype=np.float32) / 2
+    group = list(range(n))
+    for i in range(n):
+        for j in range(i):
+            if (bits[i] != bits[j]).sum() <= 8:
+                old, new = group[i], group[j]
+                group = [new if g == old else g for g in group]
+    expected = {frozenset(i for i in range(n) if group[i] == g) for g in group}
+    found = {frozenset(rows) for rows in near_duplicates(bits, thumbnails)}
+    assert found == {rows for rows in expected if len(rows) > 1}
+
+
+class LargestResult(TorchDispatchMode):
+    """Notes how many values the largest result of any torch operation has."""
+
+    largest = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return result
+
+
+def test_no_result_grows_with_the_square_of_the_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "BLOCK", 32)
+    bits = np.random.default_rng(0).random((2000, 64)) < 0.5
+    with LargestResult() as seen:
+        assert near_duplicates(bits, np.zeros((2000, 256), dtype=np.float32)) == []
+    assert seen.largest == bits.size  # the hashes themselves
