@@ -1,1 +1,1 @@
-"""Side-by-side runs against peers and limits: ratios, not seconds. `python -m benchmarks`."""
+"""Comparisons with peers and with limits, as ratios rather than seconds: `python -m benchmarks`."""

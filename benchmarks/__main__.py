@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--only SECTION] [--quick]`: one table, and JSON and figures a section."""
+"""`python -m benchmarks [--only SECTION] [--quick]`: print a table, write JSON and figures."""
 
 import argparse
 import importlib
@@ -25,29 +25,31 @@ SECTIONS = ("losses", "evaluation", "search", "training", "scaling")
 
 
 class Section(Protocol):
-    """What a section's module offers."""
+    """The interface of a section's module."""
 
     def rows(self, *, quick: bool) -> Iterator[Row]:
-        """Measured one after the other."""
+        """Yield rows as they are measured."""
         ...
 
     def growth(self, *, quick: bool) -> Iterator[Growth]:
-        """Seconds against sizes."""
+        """Yield seconds against sizes."""
         ...
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure all sections, print the table, write results and figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=SECTIONS, help="one section instead of all")
-    parser.add_argument("--quick", action="store_true", help="small sizes, a minute a section")
-    parser.add_argument("--out", type=Path, default=HERE, help="where results and figures go")
+    parser.add_argument("--only", choices=SECTIONS, help="run one section instead of all")
+    parser.add_argument(
+        "--quick", action="store_true", help="use small sizes: about a minute for each section"
+    )
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of results and figures")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
     everything: list[Row] = []
     for name in [options.only] if options.only else SECTIONS:
         if importlib.util.find_spec(f"benchmarks.{name}") is None:
-            console.print(f"{name}: not there yet, left out")
+            console.print(f"{name}: no such section yet; left out")
             continue
         section = cast(Section, importlib.import_module(f"benchmarks.{name}"))
         rows: list[Row] = []
@@ -62,7 +64,7 @@ def main() -> None:
 
 
 def table(rows: list[Row]) -> Table:
-    """All rows; times the limit, times ours, and whether the bar is met."""
+    """Return the table of all rows: ratios to the limit and to ours, and whether bars are met."""
     result = Table("work", "ms", "× limit", "× nofuss", "extra MB", "bar", "", box=None)
     for column in result.columns[1:6]:
         column.justify = "right"
@@ -89,24 +91,24 @@ def table(rows: list[Row]) -> Table:
 
 
 def is_ours(row: Row) -> bool:
-    """Our main way, which peers are compared with: the first of a case."""
+    """Return whether a row is the one that peers are compared with: the first of ours in a case."""
     return row.method.startswith("nofuss")
 
 
 def verdict(row: Row) -> str:
-    """Whether the row is within its bar."""
+    """Say whether the row is within its bar."""
     return "met" if row.ratio <= row.bar else "MISSED"
 
 
 def number(value: float, digits: int) -> str:
-    """With thousands separators; empty where nothing was measured."""
+    """Format with thousands separators; empty where nothing was measured."""
     return "" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
 def write(
     section: str, rows: list[Row], growths: list[Growth], folder: Path, *, quick: bool
 ) -> Path:
-    """results/SECTION.json, and a figure for each growth."""
+    """Write results/SECTION.json and a figure for each growth."""
     environment = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -129,7 +131,7 @@ def write(
 
 
 def without_nan(value: Any) -> Any:
-    """JSON has no NaN: null where nothing was measured."""
+    """Replace NaN, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

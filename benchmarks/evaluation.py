@@ -1,11 +1,11 @@
-"""Recall@K, MAP@R, k-means and NMI at the size of Stanford Online Products, beside peers.
+"""Recall@K, MAP@R, k-means and NMI at the size of Stanford Online Products, compared with peers.
 
 The data are synthetic: as many classes and items as the Products test set, class sizes from 2 up,
-of a difficulty that trained embeddings have (Recall@1 about 0.7). Wider embeddings are the same
-points turned into more dimensions with a little noise, so that every width is equally hard.
+as difficult as trained embeddings (Recall@1 about 0.7). Wider embeddings are the same points
+rotated into more dimensions with a little noise, so that every width is equally hard.
 
-Limits: for retrieval one bare product of all pairs, in blocks, into one buffer; for k-means twenty
-bare products of all vectors with all centroids, what twenty iterations of Lloyd can't do without.
+Limits: for retrieval one matrix product of all pairs, in blocks, into one buffer; for k-means
+twenty products of all vectors with all centroids, which twenty iterations of Lloyd need at least.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ LIMIT_BLOCK = 1024
 
 
 def products_like(items: int, classes: int, dim: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Unit vectors (items, dim) around class centers, and their labels."""
+    """Return unit vectors (items, dim) around class centers, and their labels."""
     generator = torch.Generator().manual_seed(seed)
     rest = torch.randint(classes, (items - 2 * classes,), generator=generator)
     labels = torch.cat([torch.arange(classes).repeat(2), rest])
@@ -41,7 +41,7 @@ def products_like(items: int, classes: int, dim: int, *, seed: int = 0) -> tuple
 
 
 def rows(*, quick: bool) -> Iterator[Row]:
-    """Retrieval at two widths, then clustering."""
+    """Measure retrieval at two widths, then clustering."""
     items, classes = QUICK if quick else PRODUCTS
     for dim in (64, 512):
         yield from _recall_rows(items, classes, dim)
@@ -50,7 +50,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
 
 
 def growth(*, quick: bool) -> Iterator[Growth]:
-    """Recall against the number of items; k-means against the number of clusters."""
+    """Measure recall against the number of items, k-means against that of clusters."""
     sizes = [2_000, 4_000, 8_000] if quick else [4_000, 8_000, 16_000, 32_000, 60_502]
     curves: dict[str, list[float]] = {}
     for items in sizes:
@@ -152,7 +152,7 @@ def _kmeans_rows(items: int, k: int) -> Iterator[Row]:
 def _timed(
     works: dict[str, Callable[[], Any]], *, repeats: int
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Median seconds of each, and what each returned last."""
+    """Return median seconds of each, and the last value each returned."""
     results: dict[str, Any] = {}
 
     def kept(name: str) -> None:
@@ -169,7 +169,7 @@ def _rows(
     *,
     allowed: float = nan,
 ) -> Iterator[Row]:
-    """The rows of one case: the limit first, then ours, which may take the `allowed` seconds."""
+    """Return the rows of one case: the limit, then ours, which may take `allowed` seconds."""
     limit, ours, *_ = works
     for name, work in works.items():
         memory = extra_mb(work) if seconds[name] < PATIENCE else nan
@@ -179,7 +179,7 @@ def _rows(
 
 
 def _bare_products(x: Tensor, y: Tensor) -> None:
-    """All products of rows of x and y in blocks, each written over the last."""
+    """Compute all products of rows of x and y in blocks, each overwriting the last."""
     buffer = torch.empty(LIMIT_BLOCK * LIMIT_BLOCK)
     for a in torch.split(x, LIMIT_BLOCK):
         for b in torch.split(y, LIMIT_BLOCK):
@@ -195,7 +195,7 @@ def _faiss_neighbours(x: Tensor, k: int) -> Tensor:
 
 
 def _recall_of_neighbours(neighbours: Tensor, labels: Tensor) -> dict[int, float]:
-    """Recall@K of lists that hold the query itself, where it was found."""
+    """Return Recall@K of lists of neighbours that may hold the query itself."""
     hit = (labels[neighbours] == labels[:, None]) & (
         neighbours != torch.arange(len(labels))[:, None]
     )

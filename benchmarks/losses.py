@@ -1,8 +1,8 @@
-"""Losses over proxies, forward + backward, and the step over a million of them, beside peers.
+"""Losses over proxies, forward + backward, and the step over a million proxies, against peers.
 
-The limit of a loss is its arithmetic: the three bare products x·Pᵀ, dX, dP, into memory that is
-already there. The limit of a whole step adds one pass over the proxies and the optimizer's state.
-Main cases are run twice, the second time in a process whose allocator keeps its memory.
+The limit of a loss is its arithmetic: the three matrix products x·Pᵀ, dX, dP, into allocated
+memory. The limit of a whole step adds one pass over the proxies and the optimizer's state. Main
+cases are run twice, the second time in a process whose allocator keeps freed memory.
 """
 
 import json
@@ -31,7 +31,7 @@ SCALE = 18.0
 LIMIT = "limit: three bare products"
 OURS = "nofuss"
 PML = "PML ProxyNCALoss"
-# (B, D, C): the most that ours may take, in limits and in parts of PML's time.
+# (B, D, C): the most that ours may take, as multiples of the limit and of PML's time.
 BARS = {
     (512, 64, 100_000): (1.6, 1 / 5),
     (512, 512, 100_000): (1.6, 1 / 2.5),
@@ -42,7 +42,7 @@ MILLION = (512, 64, 1_000_000)
 
 
 class Sizes:
-    """Embeddings, labels and first proxies of one case."""
+    """Embeddings, labels and initial proxies of one case."""
 
     def __init__(self, batch: int, dim: int, classes: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -52,7 +52,7 @@ class Sizes:
         self.classes, self.dim = classes, dim
 
     def both_ways(self, loss: Loss, proxies: nn.Parameter) -> Work:
-        """Forward and backward; no gradient is left behind."""
+        """Run forward and backward, and drop the gradients."""
 
         def work() -> None:
             loss(self.x, self.y).backward()  # type: ignore[no-untyped-call]
@@ -61,16 +61,16 @@ class Sizes:
         return work
 
     def of_module(self, criterion: nn.Module) -> Work:
-        """A criterion, given the proxies that all others use: as warm in cache as theirs."""
+        """Return a call of a criterion with the proxies of all others, equally warm in cache."""
         criterion.proxies = self.proxies
         return self.both_ways(criterion, self.proxies)
 
     def of_function(self, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Work:
-        """A function of (embeddings, labels, proxies)."""
+        """Return a call of a function of (embeddings, labels, proxies)."""
         return self.both_ways(lambda x, y: loss(x, y, self.proxies), self.proxies)
 
     def bare_products(self) -> Work:
-        """What no exact loss can do without."""
+        """Compute the three products that every exact loss needs."""
         x, p = self.x.detach(), self.proxies.detach()
         s, dx, dp = torch.empty(len(p), len(x)), torch.empty_like(x), torch.empty_like(p)
 
@@ -83,7 +83,7 @@ class Sizes:
 
 
 class CosineCrossEntropy(nn.Module):
-    """What one writes without a library."""
+    """The loss as one writes it without a library."""
 
     proxies: nn.Parameter
 
@@ -93,7 +93,7 @@ class CosineCrossEntropy(nn.Module):
 
 
 def rows(*, quick: bool) -> Iterator[Row]:
-    """Proxy-NCA at the sizes of the bars; its relatives; optimizers; a step over a million."""
+    """Measure Proxy-NCA at the sizes of the bars, related losses, optimizers, whole steps."""
     cases = QUICK_CASES if quick else BARS
     for (batch, dim, classes), (times, part) in cases.items():
         sizes = Sizes(batch, dim, classes)
@@ -114,7 +114,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
 
 
 def growth(*, quick: bool) -> Iterator[Growth]:
-    """Seconds against C, B and D, each from a common middle."""
+    """Measure seconds against C, B and D, one varied at a time."""
     top = 32_000 if quick else 256_000
     classes = [c for c in (250, 1_000, 4_000, 16_000, 64_000, 256_000) if c <= top]
     batches = [8, 32, 128, 512] if quick else [8, 32, 128, 512, 2_048]
@@ -144,7 +144,7 @@ def _grow(
 
 
 def _nca(sizes: Sizes, *, small: bool = False) -> dict[str, Work]:
-    """Proxy-NCA in every form; a small case or a figure has no need of all of ours."""
+    """Measure Proxy-NCA in every form; small cases and figures skip some of ours."""
     works: dict[str, Work] = {
         LIMIT: sizes.bare_products(),
         OURS: sizes.of_module(ProxyNCA(sizes.classes, sizes.dim, scale=SCALE)),
@@ -167,7 +167,7 @@ def _fused(x: Tensor, y: Tensor, p: Tensor, *, keep: bool) -> Tensor:
 
 
 def _relatives(sizes: Sizes) -> Iterator[Row]:
-    """Proxy-Anchor and Proxy-Triplet on the same walk."""
+    """Measure Proxy-Anchor and Proxy-Triplet, computed in the same blocks."""
     works: dict[str, Work] = {
         LIMIT: sizes.bare_products(),
         "nofuss": sizes.of_function(
@@ -191,7 +191,7 @@ def _relatives(sizes: Sizes) -> Iterator[Row]:
 
 
 def _optimizers(classes: int) -> Iterator[Row]:
-    """One step over dense gradients of all proxies, against one copy of the proxies."""
+    """Measure one step over dense gradients of all proxies, against one copy of the proxies."""
     p = nn.Parameter(torch.randn(classes, 64))
     p.grad = torch.randn(classes, 64)
     source, target = p.detach(), torch.empty(classes, 64)
@@ -208,7 +208,7 @@ def _optimizers(classes: int) -> Iterator[Row]:
 
 
 def _steps(sizes: Sizes) -> Iterator[Row]:
-    """Loss and update of all proxies."""
+    """Measure loss and update of all proxies."""
     p, m, v = sizes.proxies, torch.zeros_like(sizes.proxies), torch.zeros_like(sizes.proxies)
     products = sizes.bare_products()
 
@@ -241,13 +241,13 @@ def _steps(sizes: Sizes) -> Iterator[Row]:
 
 
 def _extra_mb(work: Work) -> float:
-    """The memory of a first step: what ours keep for the next one counts."""
+    """Return the memory of a first step, including what is kept for the next one."""
     release_workspaces()
     return extra_mb(work)
 
 
 def _repeats(classes: int) -> int:
-    """Enough for a steady median: more where a turn takes milliseconds."""
+    """Return how often to measure for a stable median: more for calls of milliseconds."""
     return 9 if classes > 50_000 else 99
 
 
@@ -263,7 +263,7 @@ def _rows(
     bar: float = nan,
     memory: bool = True,
 ) -> Iterator[Row]:
-    """The rows of one case: the limit first, then ours, which has the bar."""
+    """Return the rows of one case: the limit first, then ours, which has the bar."""
     limit, ours, *_ = works
     extra = {name: _extra_mb(work) if memory else nan for name, work in works.items()}
     for name in works:
@@ -276,7 +276,7 @@ def _rows(
 
 
 def _memory_kept(quick: bool) -> Iterator[Row]:
-    """The main cases again where malloc maps no block anew: a process of its own."""
+    """Measure the main cases in another process, whose malloc reuses freed blocks."""
     command = [sys.executable, "-m", "benchmarks.losses", *(["--quick"] if quick else [])]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     for line in done.stdout.splitlines():

@@ -1,12 +1,12 @@
-"""Proxy-NCA against the paper's four baselines on Omniglot, each given the same time.
+"""Proxy-NCA against the paper's four baselines on Omniglot, all with the same time.
 
     python -m benchmarks.omniglot FILE.npz --seconds 90
 
-The small convnet, one thread, so that CPU time is wall-clock time on a core of one's own and a
-busy machine changes nothing. Proxy-NCA takes batches of 32, shuffled; the baselines 128, as the
-paper has them, four items a class (N-pairs two). Each method gets the same tries: three rates,
-chosen by Recall@1 on a fifth of the *training* classes after a third of the time. Rates fall to
-zero as a cosine over the time. Scored on the evaluation classes, which were never looked at.
+The small convnet, one thread, so that CPU time is wall-clock time on a free core and a busy machine
+changes nothing. Proxy-NCA takes shuffled batches of 32; the baselines 128, as in the paper, with
+four items a class (N-pairs two). Each method gets the same tries: three rates, compared by Recall@1
+on a fifth of the *training* classes after a third of the time. Rates fall to zero as a cosine over
+the time. The evaluation classes are used only for the final scores.
 """
 
 import argparse
@@ -45,7 +45,7 @@ RATES = (3e-4, 1e-3, 3e-3)
 def fit(
     method: str, rate: float, data: Collection, *, seconds: float, seed: int
 ) -> tuple[Embedder, Preprocessing, int]:
-    """Train for `seconds` of CPU time, loading included; the model and the steps it took."""
+    """Train for `seconds` of CPU time, loading included; return the model and its steps."""
     batch, per_class = METHODS[method]
     asked = TrainConfig(
         preset="small", loss=method, rate=rate, head_rate=rate, proxy_rate=10 * rate, seed=seed
@@ -69,7 +69,7 @@ def fit(
 
 
 def choose_rate(method: str, data: Collection, *, seconds: float, seed: int) -> float:
-    """The rate with the best Recall@1 on held-out training classes."""
+    """Return the rate with the best Recall@1 on held-out training classes."""
     sides = hold_out(labels_of(data), 0.2, seed)
     kept, held = data.subset(sides.train), data.subset(sides.test)
     found = {}
@@ -84,13 +84,13 @@ def choose_rate(method: str, data: Collection, *, seconds: float, seed: int) -> 
 
 
 def labels_of(collection: Collection) -> Labels:
-    """The labels that a labelled collection has."""
+    """Return the labels of a labelled collection."""
     assert collection.labels is not None
     return collection.labels
 
 
 def main() -> None:
-    """Choose, train, score; a table and a JSON file."""
+    """Choose rates, train and score; print a table and write a JSON file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--seconds", type=float, default=90)

@@ -1,4 +1,4 @@
-"""Growth as log-log figures: lines named at their ends, told apart without colour."""
+"""Log-log figures of growth: lines are named at their ends, distinguishable without colour."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ MARKERS = "os^Dv"
 
 
 def draw(growth: Growth, path: Path) -> None:
-    """Seconds of each method against the size, both logarithmic."""
+    """Draw the seconds of each method against the size, both logarithmic."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     ends: list[tuple[float, str]] = []
@@ -32,7 +32,7 @@ def draw(growth: Growth, path: Path) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    gap = (high / low) ** 0.06  # lines that end close together keep their names apart
+    gap = (high / low) ** 0.06  # names of lines that end close together must not overlap
     place = 0.0
     for end, method in sorted(ends):
         place = max(end, place * gap)

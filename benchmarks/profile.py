@@ -1,9 +1,9 @@
-"""Where the time of one loss goes: operations, and pages fetched from the system.
+"""Profile one loss: time by operation, and memory pages requested from the system.
 
     python -m benchmarks.profile 32 64 11318
 
-Forward + backward of Proxy-NCA for a batch B, D dimensions and C classes, beside its three bare
-products: the table behind a bar that is missed.
+Forward + backward of Proxy-NCA for a batch B, D dimensions and C classes, beside its three matrix
+products: it shows why a bar is missed.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
         table.add_row(name, f"{ms:.3f}", f"{ms / limit:.2f}", str(calls))
     console = Console()
     console.print(f"three bare products {limit:.2f} ms, nofuss {seconds[OURS] * 1e3:.2f} ms")
-    console.print(f"{faults:.0f} pages fetched from the system a step; under the profiler:")
+    console.print(f"{faults:.0f} pages requested from the system a step; under the profiler:")
     console.print(table)
 
 

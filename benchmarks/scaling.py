@@ -1,9 +1,9 @@
-"""A million classes over several processes: strong and weak scaling of the sharded Proxy-NCA.
+"""Strong and weak scaling of the sharded Proxy-NCA: a million classes over several processes.
 
 Strong: the same million over two processes of one thread each, beside one process of two threads
 on the same cores. Weak: half a million each, beside one process with half a million on one core.
-Forward + backward, gathering the embeddings included, and the whole step with Adam; the memory is
-the highest resident size above that before the proxies were made. Wall-clock seconds.
+Measured are forward + backward with the gathering of embeddings, and the whole step with Adam, in
+wall-clock seconds; and the peak resident size above that before the proxies were made.
 """
 
 import json
@@ -30,7 +30,7 @@ EFFICIENCY = 0.85
 
 
 class Measured(NamedTuple):
-    """Medians of one way to run: seconds of the loss, of the whole step, and MB a process."""
+    """Medians of one way to run: seconds of the loss, of the whole step, and MB per process."""
 
     loss: float
     step: float
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
 
 def rows(*, quick: bool) -> Iterator[Row]:
-    """Strong, then weak; each way in a process (or two) of its own, in turns."""
+    """Measure strong, then weak scaling; ways take turns, each in new processes."""
     classes = MILLION // 10 if quick else MILLION
     ways = {
         "one process, two threads": (1, 2, classes),
@@ -58,7 +58,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
 
 
 def growth(*, quick: bool) -> Iterator[Growth]:
-    """No figure: there are two cores."""
+    """Return no figure: there are only two cores."""
     return iter(())
 
 
@@ -81,7 +81,7 @@ def _rows(case: str, name: str, limit: Measured, ours: Measured) -> Iterator[Row
 
 
 def _run(count: int, threads: int, classes: int) -> Measured:
-    """Measure one way in processes of its own."""
+    """Measure one way in new processes."""
     module = ["-m", "benchmarks.scaling", str(classes)]
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     done = subprocess.run(
@@ -96,7 +96,7 @@ def _run(count: int, threads: int, classes: int) -> Measured:
 
 
 def _measure(classes: int) -> Measured:
-    """As one of the processes: the slowest counts, and the largest."""
+    """Measure as one of the processes; return the slowest time and the largest memory."""
     before = resident_mb()
     criterion = ProxyNCA(classes, DIM, seed=0, sharded=processes.world() > 1)
     generator = torch.Generator().manual_seed(0)
@@ -106,7 +106,7 @@ def _measure(classes: int) -> Measured:
     optimizer = Adam(criterion.parameters(), fused=True)
     losses, steps = [], []
     for turn in range(REPEATS + 2):
-        processes.any_true(True)  # all start together
+        processes.any_true(True)  # a barrier: all start together
         began = time.perf_counter()
         criterion(gather(own, BATCH), labels).backward()
         between = time.perf_counter()
@@ -122,7 +122,7 @@ def _measure(classes: int) -> Measured:
 
 
 def main() -> None:
-    """Print what was measured as a JSON line, from the first process."""
+    """Print the measurements as a JSON line, in the first process."""
     with processes.joined():
         found = _measure(int(sys.argv[1]))
         if processes.first():

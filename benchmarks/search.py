@@ -1,6 +1,6 @@
-"""Search: the 10 nearest of one query, and of many, against faiss and against bare products.
+"""Search for the 10 nearest of one query, and of many, compared with faiss and a matrix product.
 
-The limit is the matrix product with all vectors, without looking at what came out.
+The limit is the matrix product with all vectors, without any selection from it.
 """
 
 import math
@@ -22,7 +22,7 @@ BUDGET = 0.050
 
 
 def rows(*, quick: bool) -> Iterator[Row]:
-    """One query and 256, over 100,000 and a million vectors."""
+    """Measure one query and 256, over 100,000 and a million vectors."""
     for n in (100_000,) if quick else (100_000, 1_000_000):
         vectors = _vectors(n)
         index = Index.build(vectors, names=[str(i) for i in range(n)])
@@ -32,7 +32,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
 
 
 def growth(*, quick: bool) -> Iterator[Growth]:
-    """One search against the number of vectors."""
+    """Measure one search against the number of vectors."""
     sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000)
     seconds: dict[str, list[float]] = {}
     for n in sizes:
@@ -79,7 +79,7 @@ def _compare(index: Index, queries: Tensor, *, repeats: int) -> Iterator[Row]:
 
 
 def _notes(works: dict[str, Callable[[], Any]], q: Tensor, x: Tensor) -> dict[str, str]:
-    """How many of the true neighbours each method finds."""
+    """Say how many of the true neighbours each method finds."""
     few = q[:32].double()
     true = torch.cdist(few, x.double()).topk(K, largest=False).indices
     notes = {}
@@ -93,7 +93,7 @@ def _notes(works: dict[str, Callable[[], Any]], q: Tensor, x: Tensor) -> dict[st
 
 
 def _percentile(index: Index, *, searches: int) -> Row:
-    """The 95th percentile of single searches, each by another query."""
+    """Return the 95th percentile of the time of single searches, each with another query."""
     queries = _vectors(searches + 5, seed=2)
     times = []
     for i in range(len(queries)):
@@ -108,7 +108,7 @@ def _percentile(index: Index, *, searches: int) -> Row:
 
 
 def _vectors(count: int, *, seed: int = 0) -> Tensor:
-    """Points around a thousand centres, as embeddings of classes lie."""
+    """Return points around a thousand centres, like embeddings of classes."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(1000, DIM, generator=torch.Generator().manual_seed(9))
     which = torch.randint(1000, (count,), generator=generator)

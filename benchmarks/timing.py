@@ -1,7 +1,7 @@
-"""How things are measured: interleaved medians, peak memory of one call, both allocators.
+"""Measure time and memory: interleaved medians, peak memory of one call, both allocators.
 
-Seconds differ between machines and hours; ratios of medians taken in turns in one run carry
-over. Memory is the highest resident size during one call above the resident size before it.
+Seconds differ between machines and hours; ratios of medians that are measured in turns in one run
+differ less. Memory is the peak resident size during one call above that before it.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Times the limit."""
+        """Multiple of the limit."""
         return self.seconds / self.limit_seconds
 
 
@@ -59,14 +59,14 @@ class Growth:
 def interleaved(
     works: dict[str, Callable[[], object]], *, repeats: int = 5, warmups: int = 1
 ) -> dict[str, float]:
-    """Median seconds of each, run in turns so that noise falls on all alike.
+    """Return median seconds of each, run in turns so that noise affects all alike.
 
-    Each turn has an order of its own: whoever always ran after a peer that empties the cache, or
-    gives its memory back to the system, would pay for that peer.
+    Each turn has another random order: a method that always ran after a peer that empties the
+    cache, or returns memory to the system, would pay for that peer.
 
-    With one thread (OMP_NUM_THREADS=1) these are seconds of CPU time, which are wall-clock
-    seconds on a core of one's own: for a machine that others use too. What takes longer than
-    PATIENCE is run once.
+    With one thread (OMP_NUM_THREADS=1) these are seconds of CPU time, which equal wall-clock
+    seconds on a free core, so that a busy machine can be used. What takes longer than PATIENCE is
+    run once.
     """
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -82,33 +82,33 @@ def interleaved(
 
 
 def extra_mb(work: Callable[[], object]) -> float:
-    """Peak resident memory during one call above that before it; nan without Linux's /proc."""
+    """Return the peak memory during one call above that before; nan without Linux's /proc."""
     if platform.system() != "Linux":
         return math.nan
     gc.collect()
-    # Memory that was freed but kept would hide what the call takes.
+    # Freed memory that the allocator kept would hide what the call needs.
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest resident size so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak resident size
     before = _status("VmRSS")
     work()
     return (_status("VmHWM") - before) / 1024
 
 
 def resident_mb(*, highest: bool = False) -> float:
-    """What this process holds now, or the most it ever held; nan without Linux's /proc."""
+    """Return the resident memory of this process, now or at its peak; nan without /proc."""
     if platform.system() != "Linux":
         return math.nan
     return _status("VmHWM" if highest else "VmRSS") / 1024
 
 
 def _status(field: str) -> int:
-    """A field of /proc/self/status, in kB."""
+    """Return a field of /proc/self/status, in kB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def keep_memory() -> None:
-    """Tell glibc to keep what it has, instead of mapping every large block anew (Linux)."""
+    """Make glibc keep freed memory instead of mapping every large block again (Linux)."""
     m_trim_threshold, m_mmap_max = -1, -4
     libc = ctypes.CDLL(None)
     libc.mallopt(m_mmap_max, 0)
@@ -117,7 +117,7 @@ def keep_memory() -> None:
 
 @cache
 def optional(name: str) -> ModuleType | None:
-    """A peer's module, or None with a word where it is not installed."""
+    """Import a peer's module; print a line and return None if it is not installed."""
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         print(f"{name} is not installed: its rows are left out")
         return None

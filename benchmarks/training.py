@@ -1,4 +1,4 @@
-"""One training epoch against the bare step: what loading, checks and the loop cost on top.
+"""A training epoch compared with its steps alone: the cost of loading, checks and the loop.
 
 Pictures: the folder of CUB-200-2011 that $NOFUSS_DATA names (or holds); skipped without it.
 """
@@ -25,7 +25,7 @@ from nofuss.training.step import train_step
 
 
 class First:
-    """The first few batches of a feed, as an epoch of their own."""
+    """The first few batches of a feed, as an epoch."""
 
     def __init__(self, feed: CollectionFeed, steps: int) -> None:
         self.feed, self.steps = feed, steps
@@ -34,13 +34,13 @@ class First:
         return self.steps
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
-        """These batches."""
+        """Return these batches."""
         batches = self.feed(epoch, start)
         return (batch for _, batch in zip(range(self.steps), batches, strict=False))
 
 
 def rows(*, quick: bool) -> Iterator[Row]:
-    """Epochs of a few steps: through the loop and the loader, and the same steps in memory."""
+    """Measure epochs of a few steps, with loop and loader, and the same steps from memory."""
     folder = _cub()
     if folder is None:
         print("training: $NOFUSS_DATA names no CUB_200_2011; skipped")
@@ -83,7 +83,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
 
 
 def growth(*, quick: bool) -> Iterator[Growth]:
-    """No figure: an epoch grows with its steps."""
+    """Return no figure: an epoch grows with its steps."""
     yield from ()
 
 

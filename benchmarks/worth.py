@@ -1,13 +1,14 @@
-"""What the learned metric is worth: ours by default beside peers, on the same fixed features.
+"""What learning a metric is worth: our defaults and peers on the same fixed features.
 
     python -m benchmarks.worth peers FOLDER …    pytorch-metric-learning's losses, LDA, NCA
     python -m benchmarks.worth vectors FOLDER …  ProxyEmbedding() beside PCA, LDA, NCA
 
 A FOLDER is a data set of pictures (CUB_200_2011, class folders) or a file of arrays; its features
-are those that `nofuss train` keeps. Every peer gets the same number of tries, compared on the same
-folds of the *training* classes as ours, the same number of steps, and the best is scored once on
-the test classes: the data's own, or half of the classes, three splits then. [ ] is the difference
-from the first row: 95%, the same queries, classes resampled, its ends averaged over the splits.
+are those that `nofuss train` computes. Every peer gets the same number of tries, compared on the
+same folds of the *training* classes as ours, and the same number of steps; the best is scored once
+on the test classes: the official ones, or half of the classes in three splits. [ ] is the 95%
+interval of the difference from the first row, on the same queries, with classes resampled; its ends
+are averaged over the splits.
 """
 
 import argparse
@@ -53,7 +54,7 @@ Embedding = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """Vectors of classes to learn from, and of others to find."""
+    """Vectors of training classes, and of test classes."""
 
     name: str
     x: Tensor
@@ -63,7 +64,7 @@ class Task:
 
 
 def tasks(path: Path, seeds: int) -> Iterator[Task]:
-    """One for the data's own split, else one for each of several halves."""
+    """Return a task for the official split, or one for each of several random halves."""
     collection = open_data(path)
     assert collection.labels is not None
     if collection.kind == "vectors":
@@ -82,7 +83,7 @@ def tasks(path: Path, seeds: int) -> Iterator[Task]:
 
 
 def task(name: str, x: Tensor, y: Tensor, train: Tensor) -> Task:
-    """Some rows for training, all others for the test."""
+    """Make a task with some rows for training and all others for the test."""
     test = torch.ones(len(y), dtype=torch.bool)
     test[train] = False
     compact = torch.unique(y[train], return_inverse=True)[1]
@@ -90,7 +91,7 @@ def task(name: str, x: Tensor, y: Tensor, train: Tensor) -> Task:
 
 
 def built_in() -> Iterator[Task]:
-    """Scikit-learn's digits, and vectors whose leading directions are noise."""
+    """Return scikit-learn's digits, and vectors whose leading directions are noise."""
     x, y = load_digits(return_X_y=True)
     labels = torch.from_numpy(y)
     yield task("digits", torch.from_numpy(x).float(), labels, (labels < 5).nonzero().flatten())
@@ -103,14 +104,14 @@ def built_in() -> Iterator[Task]:
 
 
 def ours(t: Task, dim: int | None = None) -> Embedding:
-    """The defaults."""
+    """Fit with our defaults."""
     found = ProxyEmbedding(dim).fit(t.x.numpy(), t.y.numpy())
     print(f"    {found.choice_.reason()}")
     return lambda x: torch.from_numpy(found.transform(x.numpy()))
 
 
 def by_scikit_learn(t: Task, dim: int) -> Iterator[tuple[str, Embedding]]:
-    """PCA, LDA with shrinkage, NCA, each in `dim` dimensions or as many as it has."""
+    """Fit PCA, LDA with shrinkage, and NCA, in `dim` dimensions or as many as they allow."""
     x, y = t.x.numpy(), t.y.numpy()
     most = min(dim, *x.shape)
     pca = PCA(most, random_state=0).fit(x)
@@ -142,7 +143,7 @@ class Try:
 
 
 def peer_loss(t: Try, classes: int, dim: int) -> nn.Module:
-    """A loss of pytorch-metric-learning."""
+    """Return a loss of pytorch-metric-learning."""
     made: dict[str, Callable[[], nn.Module]] = {
         "ProxyNCALoss": lambda: pml.ProxyNCALoss(classes, dim, softmax_scale=t.scale / 2),
         "ProxyAnchorLoss": lambda: pml.ProxyAnchorLoss(classes, dim, alpha=t.scale),
@@ -165,7 +166,7 @@ PEERS = (
 
 
 def train_peer(t: Try, inputs: Tensor, labels: Tensor, *, seed: int = 0) -> nn.Linear:
-    """A head on the inputs: from our closed form D × D at the identity, else F × D at random."""
+    """Train a head: D × D from the identity on our closed form, else F × D from random."""
     classes, dim = int(labels.max()) + 1, min(DIM, inputs.shape[1])
     torch.manual_seed(seed)
     head, criterion = nn.Linear(inputs.shape[1], dim), peer_loss(t, classes, dim)
@@ -194,7 +195,7 @@ def train_peer(t: Try, inputs: Tensor, labels: Tensor, *, seed: int = 0) -> nn.L
 
 
 def _at_class_means(criterion: nn.Module, directions: Tensor, labels: Tensor) -> None:
-    """Proxies of a peer at the class means; SoftTriple's several a class close to them."""
+    """Start a peer's proxies at the class means; SoftTriple's several near them."""
     for proxies in criterion.parameters():
         classes = int(labels.max()) + 1
         means = torch.zeros(classes, directions.shape[1]).index_add_(0, labels, directions)
@@ -203,13 +204,13 @@ def _at_class_means(criterion: nn.Module, directions: Tensor, labels: Tensor) ->
             proxies.copy_(means)
         elif proxies.shape == means.T.shape:
             proxies.copy_(means.T)
-        else:  # (D, centers × C): small differences let the centres part
+        else:  # (D, centers × C): small differences let the centres separate
             many = means.repeat_interleave(proxies.shape[1] // classes, 0)
             proxies.copy_((many + 0.01 * normalize(torch.randn_like(many))).T)
 
 
 def best_peer(t: Task, form: ClosedForm, loss: str, start: str) -> tuple[Embedding, Try]:
-    """The best of eight tries on two of the folds, then trained on all training classes."""
+    """Return the best of eight tries on two of the folds, trained on all training classes."""
     speeds = MOVES if start == "ours" else RATES
     tries = [Try(loss, scale, speed, start) for scale, speed in product((16.0, 32.0), speeds)]
     found = {}
@@ -237,7 +238,7 @@ def best_peer(t: Task, form: ClosedForm, loss: str, start: str) -> tuple[Embeddi
 
 
 def _start(form: ClosedForm, start: str, *, without: int | None = None) -> Embedding:
-    """What a peer's head gets: our closed form, or unit vectors of the features."""
+    """Return the inputs of a peer's head: our closed form, or normalized features."""
     if start != "ours":
         return normalize
     recipe = form.best()
@@ -246,7 +247,7 @@ def _start(form: ClosedForm, start: str, *, without: int | None = None) -> Embed
 
 
 def _always_trained(t: Task, recipe: Recipe, loss: str) -> Embedding:
-    """A loss of ours from our start, whatever the folds say of it."""
+    """Train a loss of ours from our start, whatever the folds decide."""
     config = TrainConfig(
         loss=loss,
         folds=0,
@@ -259,7 +260,7 @@ def _always_trained(t: Task, recipe: Recipe, loss: str) -> Embedding:
 
 
 def peers(t: Task) -> Iterator[tuple[str, Embedding]]:
-    """All rows of the table but ours and the untrained features."""
+    """Return all rows of the table except ours and the untrained features."""
     yield from by_scikit_learn(t, DIM)
     form = ClosedForm(t.x, t.y, class_folds(t.y), dim=min(DIM, t.x.shape[1]))
     form.compare(Pinned())
@@ -272,7 +273,7 @@ def peers(t: Task) -> Iterator[tuple[str, Embedding]]:
 
 
 def show(path_tasks: list[Task], rows: Callable[[Task], Iterator[tuple[str, Embedding]]]) -> None:
-    """A row a method: Recall@1 and MAP@R, mean over the tasks, and its difference from ours."""
+    """Print a row a method: mean Recall@1 and MAP@R, and the difference from ours."""
     found: dict[str, list[tuple[QueryScores, float]]] = {}
     for t in path_tasks:
         began = time.process_time()

@@ -53,7 +53,7 @@ def test_a_fault_at_a_write(
     kind: str, share: float, run_command: Commands, place: Place, writes: int
 ) -> None:
     assert writes > 50
-    verdict = disk.suffer(run_command, place, kind, 1 + int(share * writes))
+    verdict = disk.run_with_fault(run_command, place, kind, 1 + int(share * writes))
     assert verdict.complaints == []
     assert not verdict.finished
 

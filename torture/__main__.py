@@ -1,6 +1,6 @@
-"""`python -m torture [--kills N] [--seed N] [--only CAMPAIGN …]`: a table a campaign.
+"""`python -m torture [--kills N] [--seed N] [--only CAMPAIGN …]`: print a table for each campaign.
 
-Exits with 1 where anything was lost, unclear or late.
+Exits with 1 if anything was lost, unclear or late.
 """
 
 import argparse
@@ -22,7 +22,7 @@ console = Console(soft_wrap=True, highlight=False)
 
 
 def kills(home: Path, options: argparse.Namespace) -> list[str]:
-    """SIGKILL, with 0, 1 and 2 loader workers, a quarter into saves; some of started processes."""
+    """Kill with 0, 1 and 2 loader workers, a quarter within saves; forked and started processes."""
     place = prepare(home, epochs=12)
     each = -(-options.kills // 3)
     header = ("process", "workers", "kills", "in a save", "runs finished", "steps lost")
@@ -58,12 +58,12 @@ def _last(tallies: Iterator[kill.Tally]) -> kill.Tally:
 
 
 def disks(home: Path, options: argparse.Namespace) -> list[str]:
-    """Every write of a run in turn, for every kind of fault; and disks that are too small."""
+    """Fail every write of a run in turn, in every way; and run on disks that are too small."""
     place = prepare(home, epochs=2)
     table = Table("disk", "faults", "refused", "without effect", "slowest end, s", "complaints")
     complaints: list[str] = []
 
-    def tell(kind: str, verdicts: dict[int, disk.Verdict]) -> None:
+    def add_row(kind: str, verdicts: dict[int, disk.Verdict]) -> None:
         found = [f"{kind}, {at}: {text}" for at, v in verdicts.items() for text in v.complaints]
         without = sum(verdict.finished for verdict in verdicts.values())
         slowest = max(verdict.seconds for verdict in verdicts.values())
@@ -75,16 +75,16 @@ def disks(home: Path, options: argparse.Namespace) -> list[str]:
     with faulty_commands(home) as run_command:
         writes = range(1, disk.writes_of(run_command, place) + 1, options.every)
         for kind in disk.KINDS:
-            tell(kind, {at: disk.suffer(run_command, place, kind, at) for at in writes})
+            add_row(kind, {at: disk.run_with_fault(run_command, place, kind, at) for at in writes})
         if disk.can_mount(place):
             sizes = [4 * 2**i for i in range(12)]  # KB, to 8 MB
-            tell("really full", {size: disk.fill(run_command, place, size) for size in sizes})
+            add_row("really full", {size: disk.fill(run_command, place, size) for size in sizes})
     console.print(table)
     return complaints
 
 
 def damages(home: Path, options: argparse.Namespace) -> list[str]:
-    """Every file of a run."""
+    """Damage every file of a run."""
     place = prepare(home, epochs=2)
     counts: defaultdict[str, list[damage.Case]] = defaultdict(list)
     with faulty_commands(home) as run_command:
@@ -104,7 +104,7 @@ def damages(home: Path, options: argparse.Namespace) -> list[str]:
 
 
 def memories(home: Path, options: argparse.Namespace) -> list[str]:
-    """Peaks."""
+    """Measure the peak memory of every command."""
     table = Table("command", "peak MB")
     for row in memory.every_command(home):
         table.add_row(row.what, f"{row.megabytes:,.0f}")
@@ -117,7 +117,7 @@ def memories(home: Path, options: argparse.Namespace) -> list[str]:
 
 
 def attacks(home: Path, options: argparse.Namespace) -> list[str]:
-    """What strangers may do."""
+    """Attack commands with what strangers may send."""
     return attack(home, options.seed, say=console.print)
 
 
@@ -134,12 +134,12 @@ def main() -> int:
     """Run the campaigns one after the other."""
     parser = argparse.ArgumentParser(prog="python -m torture", description=__doc__)
     parser.add_argument(
-        "--kills", type=int, default=201, help="in all; a third for each worker count"
+        "--kills", type=int, default=201, help="total kills; a third for each number of workers"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of moments and damages")
-    parser.add_argument("--every", type=int, default=1, help="every n-th write only")
+    parser.add_argument("--seed", type=int, default=0, help="seed of moments and damages")
+    parser.add_argument("--every", type=int, default=1, help="fail only every n-th write")
     parser.add_argument(
-        "--flips", type=int, default=4, help="bits to flip in each file, one a time"
+        "--flips", type=int, default=4, help="bits to flip in each file, one at a time"
     )
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS))
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Attacks: real commands on what strangers made, and several of them at once.
+"""Attacks: real commands on what strangers made, and several commands at once.
 
-A campaign yields a `Case` for each attack. A command must refuse in one line, or do its work as if
-nothing had been there; whatever else happened is told in the case's complaints.
+A campaign yields a `Case` for each attack. A command must refuse in one line, or do its work as
+without the attack; anything else is a complaint of the case.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from torture import attack_pictures, attack_runs, attack_server, attack_together
 from torture.measured import Case
 
 Campaign = Callable[[Path, int], Iterator[Case]]
-"""Given an empty folder to work in and a seed."""
+"""Called with an empty folder to work in and a seed."""
 
 ATTACKS: dict[str, Campaign] = {
     "runs of strangers": attack_runs.campaign,
@@ -24,7 +24,7 @@ ATTACKS: dict[str, Campaign] = {
 
 
 def attack(home: Path, seed: int, *, say: Callable[[object], None]) -> list[str]:
-    """Every campaign, a row of the table each; all complaints."""
+    """Run every campaign, print a row of the table for each, return all complaints."""
     table = Table("attack", "cases", "refused", "survived", "peak MB", "longest, s", "complaints")
     complaints: list[str] = []
     for name, campaign in ATTACKS.items():

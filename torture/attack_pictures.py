@@ -1,8 +1,8 @@
-"""Every bomb of the catalogue: decoded in a process that is watched, listed by `doctor`, uploaded.
+"""Decode every bomb of the catalogue in a measured process, list it with `doctor`, upload it.
 
-Decoding has to end within 5 seconds of the processor's time and 300 MB above the idle process,
-with the pixels or with one line. `doctor`, `train` and `index` meet bombs of every kind in one
-folder, among honest pictures, and have to do their work.
+Decoding must end within 5 seconds of processor time and 300 MB above the idle process, with the
+pixels or with one line. `doctor`, `train` and `index` find bombs of every kind in one folder, among
+honest pictures, and must do their work.
 """
 
 import io
@@ -27,15 +27,15 @@ from torture.training import FLAGS, write_pictures
 
 SECONDS, MEGABYTES = 5.0, 300.0
 SLACK = 4 * 2**30
-"""Bytes above the idle process at which a bomb is stopped before it takes the machine with it."""
+"""Bytes above the idle process at which a bomb is stopped, to protect the machine."""
 FIT = Preprocessing(size=224, resize=256)
 
 
 def campaign(home: Path, seed: int) -> Iterator[Case]:
-    """One by one, then all in one folder, then to the page."""
+    """Decode bombs one by one, then in one folder, then upload them to the page."""
     folder = home / "bombs"
     folder.mkdir()
-    _decode_honest()  # what is loaded once is no part of a bomb's cost
+    _decode_honest()  # what is loaded only once is not part of a bomb's cost
     for number, (name, make) in enumerate(bombs().items()):
         path = folder / f"{number}.png"
         path.write_bytes(make())
@@ -45,7 +45,7 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
 
 
 def defuse(name: str, path: Path) -> Case:
-    """Decode one file in a process of its own, from its path and from memory."""
+    """Decode one file in a separate process, from its path and from memory."""
     worst = Case(name, False, 0.0, 0.0, [])
     for how in ("path", "memory"):
         refused, seconds, megabytes, complaint = _measured(path, from_memory=how == "memory")
@@ -65,25 +65,25 @@ def defuse(name: str, path: Path) -> Case:
 
 
 def _measured(path: Path, *, from_memory: bool) -> tuple[bool, float, float, str]:
-    """Fork, decode, and tell: refused or not, processor seconds, megabytes, what went wrong."""
+    """Decode in a fork; return whether refused, processor seconds, megabytes, and a complaint."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        told = json.dumps(_decode_watched(path, from_memory)).encode()
-        os.write(writing, told)
+        result = json.dumps(_decode_measured(path, from_memory)).encode()
+        os.write(writing, result)
         os._exit(0)
     os.close(writing)
     with open(reading, "rb") as pipe:
-        told = pipe.read()
+        result = pipe.read()
     _, status = os.waitpid(child, 0)
-    if not told:
+    if not result:
         return False, 0.0, 0.0, f"ended by signal {os.waitstatus_to_exitcode(status)}"
-    refused, seconds, megabytes, complaint = json.loads(told)
+    refused, seconds, megabytes, complaint = json.loads(result)
     return refused, seconds, megabytes, complaint
 
 
-def _decode_watched(path: Path, from_memory: bool) -> tuple[bool, float, float, str]:
+def _decode_measured(path: Path, from_memory: bool) -> tuple[bool, float, float, str]:
     signal.alarm(120)
     size = _status("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (size + SLACK, size + SLACK))
@@ -114,7 +114,7 @@ def _decode_honest() -> None:
 
 
 def commands(home: Path, folder: Path) -> Iterator[Case]:
-    """Bombs of every kind among honest pictures; every third, so that it stays within minutes."""
+    """Run commands on bombs among honest pictures; every third bomb, to stay within minutes."""
     data = write_pictures(home / "mixed")
     for file in sorted(folder.iterdir())[::3]:
         if file.stat().st_size < UPLOAD:
@@ -130,15 +130,15 @@ def commands(home: Path, folder: Path) -> Iterator[Case]:
         ended = run_measured(home, *words)
         others = [] if ended.code == 0 else [f"exit {ended.code}"]
         if words[0] == "doctor" and "too narrow" not in ended.said:
-            others.append("doctor does not name the narrow ones")
+            others.append("doctor does not list the narrow ones")
         case = judged(f"{words[0]} over many of them", ended, *others)
-        # Threads decode several at once: as many bounds as there are processors.
+        # As many threads as processors decode at once, and the limit holds for each.
         above = (ended.megabytes - idle) / (os.cpu_count() or 1)
         yield case._replace(megabytes=above)
 
 
 def uploads(home: Path, folder: Path) -> Iterator[Case]:
-    """Every bomb that the page takes, and an honest client beside them."""
+    """Upload every bomb that is not too large, with an honest client before and after."""
     place = home / "page"
     place.mkdir()
     with served(place, prepare_run(place)) as server:

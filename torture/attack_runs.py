@@ -1,8 +1,8 @@
-"""Runs that a stranger made: links where our commands write, what is no file where they read, and
-values that no training would leave (`forgeries.py`).
+"""Runs that a stranger made: links where commands write, special files where they read, and values
+that training never writes (`forgeries.py`).
 
-Every attack has a copy of one finished run. A folder beside it stands for the rest of the disk: no
-byte of it may change, and nothing may appear in it.
+Every attack gets a copy of one finished run. A folder beside it stands for the rest of the disk: no
+byte in it may change, and no file may be added.
 """
 
 import os
@@ -19,7 +19,7 @@ from torture.training import FLAGS, write_pictures
 
 
 class Attack(NamedTuple):
-    """A forgery, and the commands that meet it."""
+    """A forgery, and the commands to run on it."""
 
     name: str
     forge: Forge
@@ -27,7 +27,7 @@ class Attack(NamedTuple):
 
 
 def campaign(home: Path, seed: int) -> Iterator[Case]:
-    """Every forgery, and every command that meets it."""
+    """Run every attack."""
     data, whole = write_pictures(home / "data"), home / "whole"
     make: list[tuple[object, ...]] = [("train", data, "--out", whole, *FLAGS, "--epochs", "2")]
     for words in [*make, ("index", whole)]:
@@ -35,10 +35,10 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
         assert ended.code == 0, ended.said
     for attack in ATTACKS:
         for command in attack.commands:
-            yield _suffer(home, whole, data, attack, command)
+            yield _run_attack(home, whole, data, attack, command)
 
 
-def _suffer(home: Path, whole: Path, data: Path, attack: Attack, command: str) -> Case:
+def _run_attack(home: Path, whole: Path, data: Path, attack: Attack, command: str) -> Case:
     run, disk = home / "run", home / "disk"
     for folder in (run, disk):
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,7 +65,7 @@ def _suffer(home: Path, whole: Path, data: Path, attack: Attack, command: str) -
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """Return the content of all files below a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -77,7 +77,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def file_link(name: str) -> Forge:
-    """A link at a name that is written, to a file elsewhere."""
+    """Put a link to a file elsewhere in the place of a file that is written."""
 
     def forge(run: Path, disk: Path) -> None:
         (run / name).unlink(missing_ok=True)
@@ -87,7 +87,7 @@ def file_link(name: str) -> Forge:
 
 
 def hard_link(name: str) -> Forge:
-    """The same file under a second name."""
+    """Put a hard link to a file elsewhere in the place of a file that is written."""
 
     def forge(run: Path, disk: Path) -> None:
         (run / name).unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def hard_link(name: str) -> Forge:
 
 
 def folder_link(name: str) -> Forge:
-    """A sub-folder that is another run's."""
+    """Replace a sub-folder by a link to another run's."""
 
     def forge(run: Path, disk: Path) -> None:
         shutil.rmtree(run / name)
@@ -107,7 +107,7 @@ def folder_link(name: str) -> Forge:
 
 
 def checkpoint_link(run: Path, disk: Path) -> None:
-    """A checkpoint that is another run's, and is removed when there are newer ones."""
+    """Replace checkpoints, which are removed when there are newer ones, by another run's."""
     for step in (run / "checkpoints").iterdir():
         shutil.rmtree(step)
         step.symlink_to(disk / "other run" / "checkpoints" / step.name)
@@ -121,15 +121,22 @@ LINKS = [
     ),
     *(
         Attack(f"{name} is a link", file_link(name), ("evaluate", "train"))
-        for name in (".scores.json.new", ".report.html.new", ".embeddings.safetensors.new")
+        for name in (
+            *(".scores.json.new", ".report.html.new", ".README.md.new"),
+            ".embeddings.safetensors.new",
+        )
     ),
     *(
         Attack(f"{name} is a link", file_link(name), ("train",))
-        for name in (".metrics.jsonl.new", ".config.json.new", "metrics.jsonl", "README.md")
+        for name in (".metrics.jsonl.new", ".config.json.new", "metrics.jsonl")
     ),
     *(
         Attack(f"{name} is a link", file_link(name), ("evaluate",))
         for name in ("scores.json", "report.html", "suspects.csv", "embeddings.safetensors")
+    ),
+    *(
+        Attack(f"{name} is a link", file_link(name), ("evaluate", "train"))
+        for name in ("README.md",)
     ),
     *(
         Attack(f"{LOCK} is a {kind}", make(LOCK), WRITERS)
@@ -147,11 +154,11 @@ LINKS = [
 ]
 
 
-# What is no file, where something is read
+# Special files where something is read
 
 
 def no_file(name: str, make: Callable[[Path], object]) -> Forge:
-    """Something in the place of a file."""
+    """Put something else in the place of a file."""
 
     def forge(run: Path, disk: Path) -> None:
         file = next(iter(run.glob(name)))
@@ -162,7 +169,7 @@ def no_file(name: str, make: Callable[[Path], object]) -> Forge:
 
 
 def sparse(path: Path) -> None:
-    """A terabyte of nothing."""
+    """Make a sparse file of a terabyte."""
     with path.open("wb") as file:
         file.truncate(2**40)
 
@@ -194,7 +201,7 @@ NO_FILES = [
 ]
 
 
-# Values that no training leaves
+# Values that training never writes
 
 
 FORGED = [

@@ -1,7 +1,7 @@
-"""Attacks on `nofuss serve`: connections, requests, bodies and files that are meant to hold it up.
+"""Attacks on `nofuss serve`: connections, requests, bodies and files that are meant to block it.
 
-Each attack is given a server at work and yields what can be said against it. Between attacks an
-honest client has to be served as before, and the server may not have said anything.
+Each attack gets a running server and returns complaints. After each attack an honest client must be
+served as before, and the server must not have printed anything.
 """
 
 import json
@@ -19,13 +19,13 @@ from torture.picture_files import jpeg, with_scans
 from torture.served import Served, children, honest, prepare_run, served
 
 STOP_SECONDS = 4.0
-"""Ctrl-C has to end it in two; the rest is for a machine that does other things too."""
+"""Ctrl-C must end it within two; the rest is for a busy machine."""
 MEGABYTES = 300.0
-"""That one picture may take, above an idle process."""
+"""Most memory for one picture, above an idle process."""
 
 
 SLOW = with_scans(jpeg(2_400, 2_400, "L", progressive=True), 250)
-"""Within the limits, and some seconds of work."""
+"""Within the limits, and takes some seconds to decode."""
 COOKIES = ('a_prefs={"theme":"dark"}', "a=b=c", '"', "x=é", "a b=c d", "=", "a=,;", "nofuss-1=x")
 GARBAGE = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
@@ -42,10 +42,10 @@ GARBAGE = {
 
 
 def silent(server: Served) -> list[str]:
-    """Say nothing, 250 times."""
+    """Open 250 connections and send nothing."""
     for _ in range(250):
         line = socket.socket()
-        line.setblocking(False)  # a full queue is the attacker's trouble
+        line.setblocking(False)  # do not wait where the queue is full
         line.connect_ex(("127.0.0.1", server.port))
         server.held.append(line)
         time.sleep(0.002)
@@ -53,14 +53,14 @@ def silent(server: Served) -> list[str]:
 
 
 def half_heads(server: Served) -> list[str]:
-    """Begin a request, 250 times."""
+    """Begin 250 requests and do not finish them."""
     for _ in range(250):
         server.send(b"GET / HTTP/1.1\r\nHost: ")
     return honest(server)
 
 
 def half_bodies(server: Served) -> list[str]:
-    """Announce a picture and do not send it."""
+    """Announce pictures and do not send them."""
     for _ in range(40):
         server.send(server.head("POST", "/api/search", "Content-Length: 100000\r\n") + b"x")
     time.sleep(6)
@@ -68,14 +68,14 @@ def half_bodies(server: Served) -> list[str]:
 
 
 def never_reading(server: Served) -> list[str]:
-    """Ask and do not take the answers."""
+    """Send requests and do not read the answers."""
     for _ in range(60):
         server.send(server.head(path="/page.js") * 50)
     return honest(server)
 
 
 def slow_pictures(server: Served) -> list[str]:
-    """Send work for seconds and leave: nobody may go on with it."""
+    """Upload slow pictures and disconnect: their decoding must stop."""
     length = f"Content-Length: {len(SLOW)}\r\n"
     for _ in range(12):
         line = server.send(server.head("POST", "/api/search", length) + SLOW)
@@ -86,7 +86,7 @@ def slow_pictures(server: Served) -> list[str]:
     busy = _processor_seconds(server)
     time.sleep(1)
     if _processor_seconds(server) - busy > 0.5:
-        complaints.append("still decodes for a sender who left")
+        complaints.append("still decodes for a client that has disconnected")
     return complaints
 
 
@@ -100,7 +100,7 @@ def _processor_seconds(server: Served) -> float:
 
 
 def garbage(server: Served) -> list[str]:
-    """What is no request, or hardly one."""
+    """Send what is not a request, or hardly one."""
     for content in GARBAGE.values():
         for _ in range(5):
             line = server.send(content)
@@ -111,7 +111,7 @@ def garbage(server: Served) -> list[str]:
 
 
 def cookies(server: Served) -> list[str]:
-    """Other applications on this host have cookies too."""
+    """Send cookies of other applications beside the token."""
     return [
         f"locked out by the cookie {cookie!r}"
         for cookie in COOKIES
@@ -120,7 +120,7 @@ def cookies(server: Served) -> list[str]:
 
 
 def no_files(server: Served) -> list[str]:
-    """Items whose files have become pipes, devices, sockets and holes of terabytes."""
+    """Replace files of items by pipes, devices, sockets and sparse terabytes."""
     items = json.loads(server.ask("/api/map")[1])["rows"]
     names = [json.loads(server.ask(f"/api/items/{row}")[1])["name"] for row in items]
     data = server.run.parent / "data"
@@ -178,11 +178,11 @@ ATTACKS: dict[str, Attack] = {
 
 
 def carry_out(server: Served, name: str) -> Case:
-    """One attack; afterwards the server has to be quiet, small and at work."""
+    """Run one attack; the server must print nothing, stay small and still answer."""
     before, began, said = server.megabytes(), time.monotonic(), server.said
     complaints = ATTACKS[name](server)
     seconds = time.monotonic() - began
-    server.hang_up()
+    server.disconnect()
     if news := server.said.removeprefix(said):
         complaints.append(f"said {news[:200]!r}")
     grown = server.megabytes() - before
@@ -192,7 +192,7 @@ def carry_out(server: Served, name: str) -> Case:
 
 
 def stop(server: Served, hold: Attack | None = None) -> list[str]:
-    """Ctrl-C, whatever is going on."""
+    """Send Ctrl-C, during the attack `hold` if there is one."""
     if hold is not None:
         hold(server)
     began = time.monotonic()
@@ -209,7 +209,7 @@ def stop(server: Served, hold: Attack | None = None) -> list[str]:
 
 
 def hold(server: Served) -> list[str]:
-    """Uploads that take seconds, a body that does not come, a silent connection."""
+    """Send slow uploads, a request without its body, and open an idle connection."""
     for _ in range(6):
         length = f"Content-Length: {len(SLOW)}\r\n"
         server.send(server.head("POST", "/api/search", length) + SLOW)
@@ -220,7 +220,7 @@ def hold(server: Served) -> list[str]:
 
 
 def campaign(home: Path, seed: int) -> Iterator[Case]:
-    """Every attack on one server, then some on servers of their own."""
+    """Run every attack on one server, then some on separate servers."""
     run = prepare_run(home)
     with served(home, run) as server:
         honest(server)

@@ -1,6 +1,7 @@
-"""Commands at once on one run: nothing is lost or mixed, and the second is told who is first.
+"""Run commands at the same time on one run: nothing may be lost or mixed.
 
-Which of two comes first is left to the system, so every race is run several times.
+The second command must name the process of the first. Which one is first is up to the system, so
+every race is run several times.
 """
 
 import json
@@ -20,7 +21,7 @@ WRITING = ("is being written by process", "is not empty and is never overwritten
 
 
 def campaign(home: Path, seed: int) -> Iterator[Case]:
-    """Races, kills, and a training that others come into."""
+    """Run races, kills, and commands during a training."""
     draw = random.Random(seed)
     data, whole = write_pictures(home / "data"), home / "whole"
     ended = run_forked(home, "train", data, "--out", whole, *FLAGS, "--epochs", "2")
@@ -47,7 +48,7 @@ def _case(name: str, ended: list[Ended], *complaints: str) -> Case:
 
 
 def _two_trainings(home: Path, data: Path, number: int, draw: random.Random) -> Case:
-    """One finishes with its own settings; the other leaves nothing."""
+    """Start two trainings: one finishes with its settings; the other leaves nothing."""
     run = home / f"twice-{number}"
     words = ("train", data, "--out", run, *FLAGS, "--epochs", "3", "--seed")
     first = Forked(home, *words, 1)
@@ -64,7 +65,7 @@ def _two_trainings(home: Path, data: Path, number: int, draw: random.Random) -> 
 
 
 def _two_updates(home: Path, data: Path, whole: Path, draw: random.Random) -> Case:
-    """Each of a folder of its own; whoever was refused tries again."""
+    """Index two folders at once; a command that was refused tries again."""
     run, wanted = _fresh(home, whole), [data / "class 0", data / "class 1"]
     left, ended = list(wanted), list[Ended]()
     while left:
@@ -83,7 +84,7 @@ def _two_updates(home: Path, data: Path, whole: Path, draw: random.Random) -> Ca
 
 
 def _update_and_search(home: Path, data: Path, whole: Path, draw: random.Random) -> Case:
-    """A reader finds the former index or the new one."""
+    """Search during an update: the reader finds the old index or the new one."""
     run = _fresh(home, whole)
     ended = [run_forked(home, "index", run, data / "class 0")]
     writer = Forked(home, "index", run, data / "class 1")
@@ -95,7 +96,7 @@ def _update_and_search(home: Path, data: Path, whole: Path, draw: random.Random)
 
 
 def _killed_and_resumed(home: Path, data: Path, number: int, draw: random.Random) -> Case:
-    """A lock that is left behind by SIGKILL holds nobody up, not even at once."""
+    """Resume during a training, and right after it is killed: its lock must not remain."""
     run = home / f"killed-{number}"
     first = Forked(home, "train", data, "--out", run, *FLAGS, "--epochs", "2000")
     first.wait_for("epoch   1")
@@ -107,6 +108,6 @@ def _killed_and_resumed(home: Path, data: Path, number: int, draw: random.Random
     first.wait()
     complaints = [] if resumed.code == 0 else [f"did not resume: {resumed.line!r}"]
     if f"is being written by process {first.process.pid} " not in second.line:
-        complaints.append(f"the second was told {second.line!r}")
+        complaints.append(f"the second command printed {second.line!r}")
     complaints += [f"left behind: {path.name}" for path in run.rglob(".*")]
     return _case("a resumption beside, and after a kill", [second, resumed], *complaints)

@@ -1,4 +1,4 @@
-"""Pictures that are small to send and dear to open: a catalogue over every format.
+"""Pictures that are small to send and expensive to open: a catalogue of all formats.
 
 The six formats that are opened get bombs of their own, by size, shape, depth, structure and
 metadata; every other format that Pillow knows how to write gets one, to be refused unread.
@@ -144,7 +144,7 @@ def _jpeg() -> dict[str, Make]:
 
 
 def _scans_over_noise() -> bytes:
-    """Scans that change every coefficient, as many as fit into an upload."""
+    """Return scans that change every coefficient, as many as fit into an upload."""
     noise = np.random.default_rng(0).integers(0, 256, (500, 500), dtype=np.uint8)
     whole = saved(Image.fromarray(noise), "JPEG", progressive=True, quality=95)
     scan = len(whole) - whole.rindex(b"\xff\xda")
@@ -152,7 +152,7 @@ def _scans_over_noise() -> bytes:
 
 
 def _at_the_limit() -> dict[str, Make]:
-    """As large as is let through, each on another way to its pixels."""
+    """Return pictures at the limits, each decoded in a different way."""
     clear = chunk(b"tRNS", bytes(256))
     turned = chunk(b"eXIf", saved_exif(6))
     return {
@@ -183,7 +183,7 @@ def _at_the_limit() -> dict[str, Make]:
 
 
 def _others() -> dict[str, Make]:
-    """A picture of every other format that Pillow writes."""
+    """Return a picture of every other format that Pillow writes."""
     image = Image.new("RGB", (256, 256), "gray")
     modes = {"BLP": "P", "MSP": "1", "XBM": "1", "SPIDER": "F", "FITS": "L", "GBR": "L"}
     kinds = (
@@ -209,7 +209,7 @@ def _others() -> dict[str, Make]:
 
 
 def bombs() -> dict[str, Make]:
-    """Every bomb by name: "PNG, 2,000 × 1"."""
+    """Return every bomb by a name such as "PNG, 2,000 × 1"."""
     made = {
         "PNG": _png(),
         "JPEG": _jpeg(),

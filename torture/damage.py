@@ -1,8 +1,8 @@
-"""Every file of a run directory damaged in turn: noticed, or harmless; and mended by --resume.
+"""Damage every file of a run directory in turn: it must be noticed or harmless, and be repaired.
 
-Readers (`evaluate`, `search`) must refuse the run in one line or answer as before. `train --resume`
-must end with the bits of an undisturbed run; only what a run is made from, config.json, can't be
-made again, and is refused.
+`search` must refuse the run in one line or answer as before. `train --resume` must end with the
+bits of an undisturbed run; only config.json, which a run is made from, can't be made again, and is
+refused.
 """
 
 import random
@@ -18,7 +18,7 @@ Damage = Callable[[Path, random.Random], None]
 
 
 def flip(file: Path, draw: random.Random) -> None:
-    """One bit, anywhere."""
+    """Flip one bit anywhere."""
     content = bytearray(file.read_bytes())
     if content:
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
@@ -26,18 +26,18 @@ def flip(file: Path, draw: random.Random) -> None:
 
 
 def cut(file: Path, draw: random.Random) -> None:
-    """The end is missing."""
+    """Cut off the end."""
     content = file.read_bytes()
     file.write_bytes(content[: draw.randrange(len(content) or 1)])
 
 
 def empty(file: Path, draw: random.Random) -> None:
-    """Nothing is left."""
+    """Empty the file."""
     file.write_bytes(b"")
 
 
 def remove(file: Path, draw: random.Random) -> None:
-    """The file is gone."""
+    """Delete the file."""
     file.unlink()
 
 
@@ -50,12 +50,12 @@ class Case(NamedTuple):
     file: str
     damage: str
     noticed: bool
-    """A reader or the resumption said something about it."""
+    """Whether `search` or the resumption said something about it."""
     complaints: list[str]
 
 
 def finished_run(run_command: Commands, place: Place) -> Path:
-    """A run with an index, to be damaged."""
+    """Make a run with an index."""
     run = place.home / "whole"
     for words in (place.first(run), ("index", run)):
         outcome = run_command(*words)
@@ -72,7 +72,7 @@ def campaign(
     only: Container[str] | None = None,
     how: Collection[str] = tuple(DAMAGES),
 ) -> Iterator[Case]:
-    """Every file, or only some, in every way, or some; bits are flipped several times."""
+    """Damage every file (or `only` some) in every way (or `how`); flip bits several times."""
     draw = random.Random(seed)
     whole = finished_run(run_command, place)
     query = next(place.data.rglob("*.png"))
@@ -82,7 +82,7 @@ def campaign(
     for file in files if only is None else filter(only.__contains__, files):
         for name, damage in ((name, DAMAGES[name]) for name in how):
             for _ in range(flips if damage is flip else 1):
-                run = place.home / "hurt"  # a word that no message has
+                run = place.home / "hurt"  # a word that is in no message
                 shutil.rmtree(run, ignore_errors=True)
                 shutil.copytree(whole, run)
                 damage(run / file, draw)
@@ -106,13 +106,13 @@ def _judge(
     resumed = run_command("train", "--out", str(run), "--resume")
     if file == "config.json":
         if not _refused(resumed) and (resumed.code or differing(run, place.reference)):
-            complaints.append(f"went on: {resumed.said[-300:]!r}")
+            complaints.append(f"resumed: {resumed.said[-300:]!r}")
     else:
         if resumed.code:
-            complaints.append(f"did not go on: {resumed.said[-300:]!r}")
+            complaints.append(f"did not resume: {resumed.said[-300:]!r}")
         complaints += [f"differs: {name}" for name in differing(run, place.reference)]
-    spoken = "damaged" in resumed.said or "can't be read" in resumed.said
-    return Case(file, damage, refused or _refused(resumed) or spoken, complaints)
+    reported = "damaged" in resumed.said or "can't be read" in resumed.said
+    return Case(file, damage, refused or _refused(resumed) or reported, complaints)
 
 
 def _answer(run_command: Commands, run: Path, query: Path) -> Outcome:
@@ -121,6 +121,6 @@ def _answer(run_command: Commands, run: Path, query: Path) -> Outcome:
 
 
 def _refused(outcome: Outcome) -> bool:
-    """In one line, and nothing else."""
+    """Return whether it ended with one line that is meant for the user."""
     lines = outcome.said.strip().splitlines()
     return outcome.code == 2 and lines[-1].startswith("nofuss: ") and "unexp" not in lines[-1]

@@ -1,4 +1,4 @@
-"""A disk that is full, fails or turns read-only at every write in turn; and a kill there."""
+"""Let a disk fill up, fail or turn read-only at every write in turn; or kill the process there."""
 
 import errno
 import shutil
@@ -22,16 +22,16 @@ PATIENCE = 5.0
 
 
 class Verdict(NamedTuple):
-    """What one fault led to."""
+    """The result of one fault."""
 
     complaints: list[str]
     seconds: float
     finished: bool
-    """The command came to its end all the same: the fault hit what is not needed."""
+    """Whether the command finished all the same: the fault hit something optional."""
 
 
 def writes_of(run_command: Commands, place: Place) -> int:
-    """How many calls of an undisturbed run change something below its directory."""
+    """Return how many calls of an undisturbed run change something below its directory."""
     run = place.home / "counted"
     shutil.rmtree(run, ignore_errors=True)
     outcome = run_command(*place.first(run), fault=Fault(run, at=0))
@@ -40,8 +40,8 @@ def writes_of(run_command: Commands, place: Place) -> int:
     return outcome.writes
 
 
-def suffer(run_command: Commands, place: Place, kind: str, at: int) -> Verdict:
-    """One run with one fault, looked at, gone on with, and compared with an undisturbed one."""
+def run_with_fault(run_command: Commands, place: Place, kind: str, at: int) -> Verdict:
+    """Run with one fault, check the output, resume, and compare with an undisturbed run."""
     error, once = KINDS[kind]
     run = place.home / "faulty"
     shutil.rmtree(run, ignore_errors=True)
@@ -50,13 +50,11 @@ def suffer(run_command: Commands, place: Place, kind: str, at: int) -> Verdict:
         complaints = [] if outcome.code == -9 else [f"not killed: {outcome.code}"]
     else:
         complaints = _unclear(outcome, run)
-    return Verdict(
-        complaints + _gone_on(run_command, place, run), outcome.seconds, not outcome.code
-    )
+    return Verdict(complaints + _resume(run_command, place, run), outcome.seconds, not outcome.code)
 
 
 def fill(run_command: Commands, place: Place, kilobytes: int) -> Verdict:
-    """A run on a real disk that is too small for it, then the same with room; needs root."""
+    """Run on a real disk that is too small, enlarge it and resume; needs root."""
     disk = place.home / "small"
     disk.mkdir(exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={kilobytes}k", "none", disk)
@@ -65,14 +63,14 @@ def fill(run_command: Commands, place: Place, kilobytes: int) -> Verdict:
         outcome = run_command(*place.first(run))
         complaints = _unclear(outcome, run)
         _mount("-o", "remount,size=256m", disk)
-        complaints += _gone_on(run_command, place, run)
+        complaints += _resume(run_command, place, run)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
     return Verdict(complaints, outcome.seconds, not outcome.code)
 
 
 def can_mount(place: Place) -> bool:
-    """Whether small disks can be had here."""
+    """Return whether small disks can be mounted here."""
     try:
         _mount("-t", "tmpfs", "none", place.home / "data", stderr=subprocess.DEVNULL)
     except (OSError, subprocess.CalledProcessError):
@@ -85,7 +83,7 @@ def _mount(*words: object, stderr: int | None = None) -> None:
 
 
 def _unclear(outcome: Outcome, run: Path) -> list[str]:
-    """Complaints about how a command ended that could not write."""
+    """Return complaints about how a command that could not write has ended."""
     complaints = []
     if outcome.code:
         line = outcome.said.splitlines()[-1] if outcome.said else ""
@@ -99,17 +97,17 @@ def _unclear(outcome: Outcome, run: Path) -> list[str]:
     return complaints
 
 
-def _gone_on(run_command: Commands, place: Place, run: Path) -> list[str]:
-    """Complaints about what is left, and about going on with it."""
+def _resume(run_command: Commands, place: Place, run: Path) -> list[str]:
+    """Resume the run; return complaints about what was left and about the result."""
     complaints: list[str] = []
     load_checkpoint(run / "checkpoints", say=complaints.append)
     resumed = run_command(*place.again(run))
     if resumed.code:
-        complaints.append(f"did not go on: {resumed.said.strip().splitlines()[-1:]}")
+        complaints.append(f"did not resume: {resumed.said.strip().splitlines()[-1:]}")
     complaints += [f"differs: {name}" for name in differing(run, place.reference)]
     return complaints + [f"left behind: {path}" for path in remains(run)]
 
 
 def remains(run: Path) -> list[Path]:
-    """Half-written things that nobody cleared away."""
+    """Return half-written files that were not removed."""
     return sorted(path.relative_to(run) for path in run.rglob(".*"))

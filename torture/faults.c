@@ -1,6 +1,6 @@
-/* The n-th call that changes something below a folder fails, and so do all after it; or only
-   that one; or the process is killed at it. Loaded in front of libc (LD_PRELOAD), so that it sees
-   the calls of every library in the process. Planned from Python: faults_plan(). */
+/* Let the n-th call that changes something below a folder fail, and all after it or only that one;
+   or kill the process at it. Loaded before libc (LD_PRELOAD), so that it sees the calls of every
+   library in the process. faults_plan() is called from Python. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -44,7 +44,7 @@ static int below(int directory, const char *path) {
     return strncmp(full, under, strlen(under)) == 0;
 }
 
-/* Whether this call fails; a full disk still lets go of what it has. */
+/* Return whether this call fails; a full disk still deletes and renames. */
 static int fails(int directory, const char *path, int needs_room) {
     int before = errno;
     if (!below(directory, path)) return errno = before, 0;

@@ -1,7 +1,7 @@
-"""The real command with a fault at its n-th write: see faults.c.
+"""Run the real command with a fault at its n-th write; see faults.c.
 
-Starting Python and torch costs more than the training, so the processes are forked from one that
-has imported everything and done nothing. They run `main` as `python -m nofuss` does.
+Starting Python and torch takes longer than the training, so processes are forked from one that has
+only imported everything. They run `main` as `python -m nofuss` does.
 """
 
 import ctypes
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PRELOADED = ("nofuss.training.pipeline", "nofuss.search.indexing", "torch._dynamo")
-"""What costs most to import; an optimizer brings in the last."""
+"""The slowest imports; an optimizer needs the last."""
 KILL = 0
-"""Instead of an error number: the process is killed at the call."""
+"""In place of an error number: kill the process at the call."""
 
 
 class Fault(NamedTuple):
-    """At the n-th call that changes something below a folder."""
+    """A failure of the n-th call that changes something below a folder."""
 
     under: Path
     at: int
@@ -45,29 +45,29 @@ class Outcome(NamedTuple):
 
 
 class Running:
-    """A command that has been started; looks like a `subprocess.Popen`."""
+    """A running command, with the interface of `subprocess.Popen`."""
 
     def __init__(self, child: ForkServerProcess) -> None:
         self.child = child
         child.start()
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Return its exit code, None while it runs."""
         return self.child.exitcode
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.child.kill()
 
     def wait(self) -> int:
-        """Its exit code, negative for a signal."""
+        """Wait for its end; return the exit code, negative for a signal."""
         self.child.join()
         assert self.child.exitcode is not None
         return self.child.exitcode
 
 
 class Commands:
-    """Starts commands in processes that are forked; see this file's head."""
+    """Starts commands in forked processes; see the top of this file."""
 
     def __init__(self, home: Path) -> None:
         self.home, self._context = home, multiprocessing.get_context("forkserver")
@@ -76,7 +76,7 @@ class Commands:
     def start(
         self, words: Sequence[object], log: Path, fault: Fault | None = None, count: Any = None
     ) -> Running:
-        """Start a command; what it says goes to the log."""
+        """Start a command; its output goes to the log."""
         arguments = ([str(word) for word in words], self.home, log, fault, count)
         return Running(self._context.Process(target=_child, args=arguments))
 
@@ -90,7 +90,7 @@ class Commands:
 
 @contextmanager
 def faulty_commands(home: Path) -> Iterator[Commands]:
-    """Commands with the shim in front of libc; needs a C compiler and Linux."""
+    """Provide commands with the shim loaded before libc; needs a C compiler and Linux."""
     before = {name: os.environ.get(name) for name in ("LD_PRELOAD", "OMP_NUM_THREADS")}
     os.environ |= {"LD_PRELOAD": str(compile_shim(home)), "OMP_NUM_THREADS": "1"}
     commands = Commands(home)
@@ -103,7 +103,7 @@ def faulty_commands(home: Path) -> Iterator[Commands]:
 
 
 def compile_shim(home: Path) -> Path:
-    """faults.c as a library."""
+    """Compile faults.c to a library."""
     shim = home / "faults.so"
     source = files("torture").joinpath("faults.c")
     options = ("-shared", "-fPIC", "-O1", "-Wall", "-o", str(shim), str(source), "-ldl")
@@ -112,7 +112,7 @@ def compile_shim(home: Path) -> Path:
 
 
 def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: Any) -> None:
-    """In the new process: plan the fault, then be the program."""
+    """Plan the fault, then run the program, in the new process."""
     from nofuss.cli import main
 
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -125,7 +125,7 @@ def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: 
         shim.faults_plan(under, ctypes.c_long(fault.at), fault.error, int(fault.once))
     try:
         code = main(words)
-    except SystemExit as leaving:  # of --help
+    except SystemExit as leaving:  # raised by --help
         code = int(leaving.code or 0)
     sys.stdout.flush()
     if count is not None:

@@ -1,4 +1,4 @@
-"""Values that no training leaves in a run, vouched for by every checksum there is."""
+"""Values that training never writes into a run, with all checksums made to match."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from nofuss.files.atomic import read_json, seal, sha256, write_json
 
 Forge = Callable[[Path, Path], None]
-"""Given the run and the rest of the disk."""
+"""Called with the run and a folder that stands for the rest of the disk."""
 
 
 def model_json(**changes: Any) -> Forge:
-    """Other values in model.json, and in its preprocessing and its extra."""
+    """Change values in model.json, in its preprocessing and its extra."""
 
     def forge(run: Path, disk: Path) -> None:
         file = run / "model" / "model.json"
@@ -33,7 +33,7 @@ def model_json(**changes: Any) -> Forge:
 
 
 def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
-    """Other weights of the head."""
+    """Change the weights of the head."""
 
     def forge(run: Path, disk: Path) -> None:
         file = run / "model" / "weights.safetensors"
@@ -51,7 +51,7 @@ def _seal_model(run: Path) -> None:
 
 
 def index_vectors(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
-    """Other vectors in the index."""
+    """Change the vectors in the index."""
 
     def forge(run: Path, disk: Path) -> None:
         file = next((run / "index").glob("vectors-*"))
@@ -64,7 +64,7 @@ def index_vectors(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
 
 
 def index_items(change: Callable[[dict[str, Any]], Any]) -> Forge:
-    """Other items in the index."""
+    """Change the items in the index."""
 
     def forge(run: Path, disk: Path) -> None:
         file = next((run / "index").glob("items-*"))
@@ -83,7 +83,7 @@ def _seal_index(file: Path) -> None:
 
 
 def checkpoint(change: Callable[[torch.Tensor], torch.Tensor] | None = None, **state: Any) -> Forge:
-    """Another state, or other moments of the optimizer, in every checkpoint."""
+    """Change the state, or the moments of the optimizer, in every checkpoint."""
 
     def forge(run: Path, disk: Path) -> None:
         for step in (run / "checkpoints").iterdir():
@@ -102,7 +102,7 @@ def checkpoint(change: Callable[[torch.Tensor], torch.Tensor] | None = None, **s
 
 
 def config(**changes: Any) -> Forge:
-    """Other settings."""
+    """Change settings."""
 
     def forge(run: Path, disk: Path) -> None:
         file = run / "config.json"
@@ -112,7 +112,7 @@ def config(**changes: Any) -> Forge:
 
 
 def named(what: str) -> Forge:
-    """Items of the index that are no pictures; each name is another way to the same."""
+    """Rename items of the index to something that is not a picture."""
 
     def forge(run: Path, disk: Path) -> None:
         os.mkfifo(disk / "pipe.png")
@@ -126,7 +126,7 @@ def named(what: str) -> Forge:
 
 
 def deep(run: Path, disk: Path) -> None:
-    """Brackets without end."""
+    """Return a text of very many nested brackets."""
     (run / "config.json").write_text("[" * 500_000)
 
 

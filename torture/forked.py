@@ -1,6 +1,6 @@
-"""The real command in a process that is forked from one that has imported everything.
+"""Run the real command in a process forked from one that has imported everything.
 
-Starting Python and torch takes seconds, most attacks a fraction of one.
+Starting Python and torch takes seconds, most attacks take a fraction of one.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ PRELOADED = (
 
 
 class Forked:
-    """A command at work; the like of `measured.Started`."""
+    """A running command, with the interface of `measured.Started`."""
 
     def __init__(self, home: Path, *words: object) -> None:
         context = _context()
@@ -38,16 +38,16 @@ class Forked:
 
     @property
     def said(self) -> str:
-        """So far."""
+        """The output so far."""
         return self._log.read_text(errors="backslashreplace")
 
     def wait_for(self, words: str) -> None:
-        """Until it has said this, or has ended."""
+        """Wait until it has printed this, or has ended."""
         while words not in self.said and self.process.is_alive():
             time.sleep(0.01)
 
     def wait(self) -> Ended:
-        """Until its end; killed where it does not come."""
+        """Wait for its end; kill it after PATIENCE seconds."""
         self.process.join(max(0.0, PATIENCE - (time.monotonic() - self._began)))
         if self.process.is_alive():
             self.process.kill()
@@ -71,7 +71,7 @@ def _context() -> ForkServerContext:
 
 
 def _run(words: list[str], home: Path, log: Path, peak: Any) -> None:
-    """In the new process: be the program."""
+    """Run the program, in the new process."""
     from nofuss.cli import main
 
     target = os.open(log, os.O_WRONLY | os.O_TRUNC | os.O_APPEND)
@@ -84,7 +84,7 @@ def _run(words: list[str], home: Path, log: Path, peak: Any) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     try:
         code = main(words)
-    except SystemExit as leaving:  # of --help
+    except SystemExit as leaving:  # raised by --help
         code = int(leaving.code or 0)
     sys.stdout.flush()
     peak.value = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,9 +1,9 @@
-"""SIGKILL at random moments of `nofuss train`, and aimed into its saves.
+"""Kill `nofuss train` (SIGKILL) at random moments, and within its saves.
 
-A run is started, killed, resumed, killed again, until it comes to its end; then the next. A save is
-hit when the kill leaves its half-written folder behind. After every kill the run must open, its
-newest checkpoint be whole and no older than any that was there before, and the next process must
-go on from it. Every step is saved, so a step is the most that can be lost.
+A run is started, killed and resumed until it finishes; then the next one. A kill was within a save
+if it left a half-written folder. After every kill the run must open, its newest checkpoint must be
+whole and no older than any before, and the next process must resume from it. Every step is saved,
+so at most one step can be lost.
 """
 
 import random
@@ -27,20 +27,20 @@ Start = Callable[[Sequence[object], Path], "Process"]
 
 
 class Process(Protocol):
-    """A command that runs: of subprocess, or forked."""
+    """A running command, started by subprocess or forked."""
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Return its exit code, None while it runs."""
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
 
     def wait(self) -> int:
-        """Its exit code at its end."""
+        """Wait for its end; return the exit code."""
 
 
 def executed(home: Path) -> Start:
-    """`python -m nofuss`, as a user starts it: most of its time goes into imports."""
+    """Start `python -m nofuss` as a user does; imports take most of its time."""
 
     def start(words: Sequence[object], log: Path) -> Process:
         with log.open("w") as said:
@@ -54,12 +54,12 @@ def executed(home: Path) -> Start:
     return start
 
 
-AT_WORK, GOING_ON = "classes", r"resuming at epoch (\d+), step (\d+)"
+STARTED, RESUMED = "classes", r"resuming at epoch (\d+), step (\d+)"
 
 
 @dataclass
 class Tally:
-    """What happened with so many workers."""
+    """What happened with a number of workers."""
 
     workers: int
     kills: int = 0
@@ -67,14 +67,14 @@ class Tally:
     """Kills that left a half-written checkpoint."""
     finished: int = 0
     lost: int = 0
-    """Most steps of a finished epoch that a kill took."""
+    """Most steps of a finished epoch that a kill lost."""
     complaints: list[str] = field(default_factory=list)
 
 
 def campaign(
     place: Place, start: Start, workers: int, *, kills: int, in_saves: int, seed: int
 ) -> Iterator[Tally]:
-    """Kill until there are so many, and so many of them in saves; the tally after each process."""
+    """Kill until both counts are reached; yield the tally after each process."""
     draw, tally = random.Random(f"{seed} {workers}"), Tally(workers)
     span = _undisturbed(place, start, workers, tally)
     number = 0
@@ -84,7 +84,7 @@ def campaign(
         expected = 0
         while True:
             attempt = _Attempt(place, start, run, workers)
-            if draw.random() < 0.1:  # while it still loads
+            if draw.random() < 0.1:  # while it still imports
                 attempt.wait(time.monotonic() + draw.uniform(0, span))
             else:
                 attempt.wait_for_words()
@@ -94,11 +94,11 @@ def campaign(
                 time.sleep(draw.uniform(0, 0.015))
             elif draw.random() < 0.8:
                 attempt.wait(began + draw.uniform(0, span))
-            else:  # to its end: on a busy machine none might get there
+            else:  # to its end: on a busy machine no run might finish otherwise
                 attempt.process.wait()
             seen = _newest(run)
             ended = attempt.kill()
-            tally.complaints += attempt.went_on_from(expected)
+            tally.complaints += attempt.resumed_from(expected)
             if ended:
                 if attempt.process.poll() != 0:
                     tally.complaints.append(f"{run.name}: exit {attempt.process.poll()}")
@@ -114,7 +114,7 @@ def campaign(
 
 
 def _undisturbed(place: Place, start: Start, workers: int, tally: Tally) -> float:
-    """Seconds from the first word of a run to its end; the number of workers changes no bit."""
+    """Return seconds from the first output to the end; check that workers change no bit."""
     run = place.home / f"undisturbed-{workers}"
     attempt = _Attempt(place, start, run, workers)
     attempt.wait_for_words()
@@ -127,16 +127,16 @@ def _undisturbed(place: Place, start: Start, workers: int, tally: Tally) -> floa
 
 
 def _half_written(run: Path) -> set[tuple[str, int]]:
-    """Saves that have begun; a folder of the same name may be of a later one."""
+    """Return saves that have begun, with inodes: a later save may have the same name."""
     found = set()
     for path in (run / "checkpoints").glob(".step-*.new"):
-        with suppress(FileNotFoundError):  # done in this moment
+        with suppress(FileNotFoundError):  # just finished
             found.add((path.name, path.stat().st_ino))
     return found
 
 
 def _inspect(run: Path, seen: int, tally: Tally) -> int:
-    """The step that the run can go on from, after a kill; 0 for its start."""
+    """Check a killed run; return the step that it can be resumed from, 0 for its start."""
     if not (run / "config.json").is_file():
         return 0
     try:
@@ -146,7 +146,7 @@ def _inspect(run: Path, seen: int, tally: Tally) -> int:
     checkpoint = load_checkpoint(run / "checkpoints", say=tally.complaints.append)
     step = 0 if checkpoint is None else checkpoint.step
     if step < seen:
-        tally.complaints.append(f"{run.name}: step {step} is left, {seen} was there before")
+        tally.complaints.append(f"{run.name}: step {step} is left, step {seen} had been saved")
     metrics = run / "metrics.jsonl"
     if metrics.is_file():
         done = STEPS_PER_EPOCH * len(metrics.read_text().splitlines())
@@ -170,11 +170,11 @@ class _Attempt:
         self.process = start(words, self.log)
 
     def wait_for_words(self) -> None:
-        """Until it is at work."""
-        self._until(lambda: AT_WORK in self.log.read_text(), 0.01)
+        """Wait until it has opened the data."""
+        self._until(lambda: STARTED in self.log.read_text(), 0.01)
 
     def wait_for_save(self, count: int) -> None:
-        """Until the count-th save that begins from now on."""
+        """Wait for the count-th save that begins from now on."""
         begun: set[tuple[str, int]] = set()
 
         def enough() -> bool:
@@ -184,7 +184,7 @@ class _Attempt:
         self._until(enough, 0.0005)
 
     def wait(self, until: float) -> None:
-        """Until a moment, or the process's own end."""
+        """Wait until a moment, or until the process ends."""
         self._until(lambda: time.monotonic() > until, 0.001)
 
     def _until(self, reached: Callable[[], bool], pause: float) -> None:
@@ -192,13 +192,13 @@ class _Attempt:
             time.sleep(pause)
 
     def kill(self) -> bool:
-        """True where it had ended by itself before."""
+        """Kill it; return whether it had ended before."""
         ended = self.process.poll() is not None
         self.process.kill()
         return self.process.wait() == 0 or ended
 
-    def went_on_from(self, step: int) -> list[str]:
-        """Complaints where it says that it went on from elsewhere."""
-        found = re.search(GOING_ON, self.log.read_text())
+    def resumed_from(self, step: int) -> list[str]:
+        """Return a complaint if it says that it resumed from another step."""
+        found = re.search(RESUMED, self.log.read_text())
         said = (int(found[1]) - 1) * STEPS_PER_EPOCH + int(found[2]) - 1 if found else step
-        return [] if said == step else [f"{self.run.name}: went on from {said}, not {step}"]
+        return [] if said == step else [f"{self.run.name}: resumed from step {said}, not {step}"]

@@ -1,4 +1,4 @@
-"""A command that is measured: how it ended, what it said, how long it took, the most it held."""
+"""Run a command and measure it: exit code, output, time and peak memory."""
 
 import os
 import subprocess
@@ -25,35 +25,35 @@ class Ended(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The last thing said."""
+        """The last line of the output."""
         return self.said.strip().splitlines()[-1] if self.said.strip() else ""
 
     @property
     def refused(self) -> bool:
-        """In one line that was meant for the user."""
+        """Whether it ended with one line that is meant for the user."""
         clear = self.line.startswith("nofuss: ") and "(unexpected" not in self.line
         return self.code in (1, 2) and clear and "Traceback" not in self.said
 
     def complaints(self) -> list[str]:
-        """What can be said against it whatever was attacked: it crashed, or hung."""
+        """Return a complaint if it crashed or hung, whatever was attacked."""
         if self.code == 0 or self.refused:
             return []
         return [f"exit {self.code} after {self.seconds:.0f} s, said {self.line!r}"]
 
 
 class Case(NamedTuple):
-    """One attack and what came of it."""
+    """One attack and its result."""
 
     name: str
     refused: bool
-    """In one line; otherwise the work was done as if nothing had been there."""
+    """Whether it was refused in one line; otherwise the work was done as without the attack."""
     seconds: float
     megabytes: float
     complaints: list[str]
 
 
 def judged(name: str, ended: Ended, *others: str) -> Case:
-    """The case of one command, with what else there is to complain of."""
+    """Return the case of one command, with other complaints added."""
     complaints = [*ended.complaints(), *others]
     return Case(name, ended.refused, ended.seconds, ended.megabytes, complaints)
 
@@ -61,12 +61,12 @@ def judged(name: str, ended: Ended, *others: str) -> Case:
 def run_measured(
     home: Path, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:
-    """Run the real command to its end, or to the end of all patience."""
+    """Run the real command to its end, or kill it after PATIENCE seconds."""
     return Started(home, *words, env=env, cwd=cwd).wait()
 
 
 class Started:
-    """A command at work."""
+    """A running command."""
 
     def __init__(
         self,
@@ -89,17 +89,17 @@ class Started:
 
     @property
     def said(self) -> str:
-        """So far."""
+        """The output so far."""
         return self._log.read_text(errors="backslashreplace")
 
     def wait_for(self, words: str) -> None:
-        """Until it has said this, or has ended."""
-        left = os.WEXITED | os.WNOHANG | os.WNOWAIT  # `wait` wants to measure it
+        """Wait until it has printed this, or has ended."""
+        left = os.WEXITED | os.WNOHANG | os.WNOWAIT  # leave the status for `wait`, which measures
         while words not in self.said and not os.waitid(os.P_PID, self.process.pid, left):
             time.sleep(0.01)
 
     def wait(self) -> Ended:
-        """Until its end; killed where it does not come."""
+        """Wait for its end; kill it after PATIENCE seconds."""
         while True:
             ended, status, usage = os.wait4(self.process.pid, os.WNOHANG)
             if ended:

@@ -1,4 +1,4 @@
-"""The most memory that each command holds, and whether training holds more as it goes on."""
+"""Measure the peak memory of each command, and whether it grows with the epochs of training."""
 
 import os
 import subprocess
@@ -17,9 +17,9 @@ class Peak(NamedTuple):
 
 
 def peak(home: Path, *words: object) -> float:
-    """Run the real command to its end; its largest resident set, in MB.
+    """Run the real command; return its largest resident set in MB.
 
-    Not less than this process's own, which the system counts in from the moment of the start.
+    It is at least this process's own, which Linux counts from the moment of the fork.
     """
     log = home / "said.txt"
     with log.open("w") as said:
@@ -34,7 +34,7 @@ def peak(home: Path, *words: object) -> float:
 
 
 def every_command(home: Path) -> Iterator[Peak]:
-    """On the built-in characters, and with the largest default network on photographs."""
+    """Measure on the built-in characters, and with the largest default network on photographs."""
     photos = write_pictures(home / "photos")
     train = ("train", "--out", "run", "--epochs", "1")
     yield Peak("train (characters, 1 epoch)", peak(home, *train))
@@ -52,7 +52,7 @@ def every_command(home: Path) -> Iterator[Peak]:
 
 
 def over_epochs(home: Path, *epochs: int) -> Iterator[Peak]:
-    """The same training, longer and longer; what leaks grows with it."""
+    """Measure the same training with more and more epochs: a leak grows with them."""
     photos = write_pictures(home / "photos")
     for count in epochs:
         words = ("train", photos, "--out", f"run-{count}", *FLAGS, "--epochs", str(count))

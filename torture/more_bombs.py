@@ -25,13 +25,13 @@ from torture.picture_files import (
 
 Make = Callable[[], bytes]
 SIDE = 8_900
-"""A side of pictures of 79 megapixels: just under what was once the only limit."""
+"""Side of a square picture of 79 megapixels."""
 UPLOAD = 24_000_000
-"""Bytes that the page takes at most."""
+"""Most bytes of an upload."""
 
 
 def gif_bombs() -> dict[str, Make]:
-    """Bombs in GIF."""
+    """Return bombs in GIF."""
     comment = b"!\xfe" + b"\x01a" * (UPLOAD // 2) + b"\0"
     clear = b"!\xf9\x04\x09\0\0\0\0"
     return {
@@ -53,7 +53,7 @@ def gif_bombs() -> dict[str, Make]:
 
 
 def webp_bombs() -> dict[str, Make]:
-    """Bombs in WebP."""
+    """Return bombs in WebP."""
     noise = np.random.default_rng(0).integers(0, 256, (2_000, 2_000, 3), dtype=np.uint8)
     return {
         "16,000 × 1": lambda: webp(vp8l(16_000, 1)),
@@ -91,7 +91,7 @@ def webp_bombs() -> dict[str, Make]:
 
 
 def bmp_bombs() -> dict[str, Make]:
-    """Bombs in BMP."""
+    """Return bombs in BMP."""
     return {
         "60,000 × 1": lambda: bmp(60_000, 1, bytes(180_000)),
         "large": lambda: bmp(SIDE, SIDE, bytes(3 * SIDE * SIDE)),
@@ -109,7 +109,7 @@ def bmp_bombs() -> dict[str, Make]:
 
 
 def tiff_bombs() -> dict[str, Make]:
-    """Bombs in TIFF."""
+    """Return bombs in TIFF."""
     line = zeros(3 * 5_000)
     huge_dictionary = lzma.compress(
         bytes(10**6),

@@ -1,4 +1,4 @@
-"""Write picture files by hand, header by header, so that they can claim what no encoder would."""
+"""Write picture files by hand, header by header, with claims that no encoder would make."""
 
 import io
 import struct
@@ -25,7 +25,7 @@ _ADAM7 = (
 
 
 def zeros(count: int, *, period: bytes = b"\0") -> bytes:
-    """So many bytes, repeating a period, as a zlib stream; made in pieces."""
+    """Return `count` repeating bytes as a zlib stream, made in pieces."""
     packer = zlib.compressobj(9)
     piece = period * max(1, 2**20 // len(period))
     whole, rest = divmod(count, len(piece))
@@ -34,7 +34,7 @@ def zeros(count: int, *, period: bytes = b"\0") -> bytes:
 
 
 def chunk(kind: bytes, body: bytes) -> bytes:
-    """A chunk of a PNG."""
+    """Return a chunk of a PNG."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
@@ -50,7 +50,7 @@ def png(
     row_filter: int = 0,
     after: bytes = b"",
 ) -> bytes:
-    """A black PNG; `before` are chunks ahead of the pixels, `pixels` other IDAT chunks."""
+    """Return a black PNG; `before` are chunks ahead of the pixels, `pixels` other IDAT chunks."""
     bits = depth * _CHANNELS[color]
 
     def rows(w: int, h: int) -> int:
@@ -69,7 +69,7 @@ def png(
 
 
 def tiff(tags: Mapping[int, Tag], data: bytes, *, order: str = "<") -> bytes:
-    """A TIFF with one folder of tags; `data` begins at byte 8."""
+    """Return a TIFF with one directory of tags; `data` begins at byte 8."""
     sizes = {1: "B", 2: "B", 3: "H", 4: "I", 7: "B"}
     entries, extra = b"", b""
     at = 8 + len(data) + len(data) % 2
@@ -105,7 +105,7 @@ def tiff_picture(
     rows: int | None = None,
     more: Mapping[int, Tag] | None = None,
 ) -> bytes:
-    """A TIFF of strips, or of tiles, whose places in the file are free to choose."""
+    """Return a TIFF of strips or tiles with given offsets in the file."""
     counts = counts or [len(data)] * len(offsets)
     tags: dict[int, Tag] = {
         256: (4, [width]),
@@ -125,7 +125,7 @@ def tiff_picture(
 
 
 def bmp(width: int, height: int, data: bytes, *, bits: int = 24, compression: int = 0) -> bytes:
-    """A BMP; with 8 bits or fewer it gets a gray palette."""
+    """Return a BMP; with 8 bits or fewer it has a gray palette."""
     palette = b"".join(bytes([i, i, i, 0]) for i in range(2**bits)) if bits <= 8 else b""
     start = 14 + 40 + len(palette)
     info = struct.pack(
@@ -135,13 +135,13 @@ def bmp(width: int, height: int, data: bytes, *, bits: int = 24, compression: in
 
 
 def gif(width: int, height: int, *, before: bytes = b"", frames: Iterable[bytes] = ()) -> bytes:
-    """A GIF of one colour table; without frames, one of zeros that fills the screen."""
+    """Return a GIF with one colour table; by default with one frame of zeros."""
     head = b"GIF89a" + struct.pack("<HHBBB", width, height, 0xF7, 0, 0) + bytes(range(256)) * 3
     return head + before + b"".join(frames or [gif_frame(width, height)]) + b";"
 
 
 def gif_frame(width: int, height: int, *, at: tuple[int, int] = (0, 0), most: int = 2**62) -> bytes:
-    """A frame of zeros, in codes that grow as long as they may: 4,096 entries, then a reset."""
+    """Return a frame of zeros in the longest codes: 4,096 entries, then a reset."""
     count, codes = width * height, bytearray()
     held, room = 256, 9  # a clear code first
 
@@ -176,7 +176,7 @@ def gif_frame(width: int, height: int, *, at: tuple[int, int] = (0, 0), most: in
 
 
 def vp8l(width: int, height: int) -> bytes:
-    """Pixels of one colour in WebP's lossless code: no bit a pixel, so some 30 bytes in all."""
+    """Return pixels of one colour in lossless WebP: about 30 bytes, no bits for a pixel."""
     bits = f"{width - 1:014b}"[::-1] + f"{height - 1:014b}"[::-1] + "0" + "000"
     bits += "0" + "0" + "0"  # no transform, no colour cache, no groups of codes
     bits += ("1" + "0" + "1" + "00000000") * 4 + "1" + "0" + "0" + "0"  # one symbol each
@@ -185,67 +185,67 @@ def vp8l(width: int, height: int) -> bytes:
 
 
 def riff_chunk(kind: bytes, body: bytes) -> bytes:
-    """A chunk of a WebP."""
+    """Return a chunk of a WebP."""
     return kind + struct.pack("<I", len(body)) + body + b"\0" * (len(body) % 2)
 
 
 def webp(*chunks: bytes) -> bytes:
-    """A WebP of these chunks."""
+    """Return a WebP of these chunks."""
     body = b"WEBP" + b"".join(chunks)
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def webp_canvas(width: int, height: int, flags: int) -> bytes:
-    """The VP8X chunk; flags: 2 moves, 4 XMP, 8 Exif, 16 transparency."""
+    """Return the VP8X chunk; flags: 2 animation, 4 XMP, 8 Exif, 16 alpha."""
     size = struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
     return riff_chunk(b"VP8X", bytes([flags, 0, 0, 0]) + size)
 
 
 def webp_frame(width: int, height: int) -> bytes:
-    """An ANMF chunk with a frame at the corner."""
+    """Return an ANMF chunk with a frame at the corner."""
     place = bytes(6) + struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
     return riff_chunk(b"ANMF", place + struct.pack("<I", 40)[:3] + b"\0" + vp8l(width, height))
 
 
 def jpeg(width: int, height: int, mode: str = "RGB", **options: object) -> bytes:
-    """A flat JPEG by Pillow."""
+    """Return a JPEG of one colour, written by Pillow."""
     return saved(
         Image.new(mode, (width, height), "gray" if mode != "CMYK" else 0), "JPEG", **options
     )
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:
-    """The picture as a file of a format."""
+    """Return the picture as a file of a format."""
     with io.BytesIO() as file:
         image.save(file, kind, **options)
         return file.getvalue()
 
 
 def with_scans(content: bytes, count: int) -> bytes:
-    """A JPEG whose last scan comes so many times."""
+    """Return a JPEG with its last scan repeated."""
     scan = content[content.rindex(b"\xff\xda") : -2]
     return content[:-2] + scan * count + b"\xff\xd9"
 
 
 def after_start(content: bytes, segments: bytes) -> bytes:
-    """A JPEG with segments right behind its first marker."""
+    """Return a JPEG with segments inserted after its first marker."""
     return content[:2] + segments + content[2:]
 
 
 def segment(marker: int, body: bytes) -> bytes:
-    """A JPEG segment with its length."""
+    """Return a JPEG segment with its length."""
     return bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body
 
 
 def exif(entries: int, size: int) -> bytes:
-    """An Exif block whose many tags all claim the same bytes."""
+    """Return an Exif block whose many tags all claim the same bytes."""
     folder = struct.pack("<H", entries)
     folder += b"".join(struct.pack("<HHII", 40_000 + i, 7, size, 8) for i in range(entries))
     return b"II*\0" + struct.pack("<I", 8) + folder + bytes(max(0, size - len(folder)))
 
 
 def saved_exif(orientation: int) -> bytes:
-    """An Exif block that says how the picture is turned."""
+    """Return an Exif block with the orientation of the picture."""
     found = Image.Exif()
     found[0x0112] = orientation
     return found.tobytes().removeprefix(b"Exif\0\0")

@@ -1,4 +1,4 @@
-"""A real `nofuss serve` to be attacked, and an honest client who has to be served meanwhile."""
+"""A real `nofuss serve` to attack, and an honest client that must be served meanwhile."""
 
 import http.client
 import io
@@ -18,12 +18,12 @@ from torture.measured import run_measured
 from torture.training import FLAGS, command, environment, write_pictures
 
 HONEST_SECONDS = 10.0
-"""An honest client waits no longer than this, whatever others do."""
+"""How long an honest client waits, whatever others do."""
 
 
 @dataclass
 class Served:
-    """A server, how to reach it, and what it says."""
+    """A server, its address, and its output."""
 
     process: "subprocess.Popen[bytes]"
     log: Path
@@ -34,35 +34,35 @@ class Served:
 
     @property
     def said(self) -> str:
-        """All it has said since it printed its address."""
+        """The output since it printed its address."""
         return self.log.read_text(errors="backslashreplace").split("stop with Ctrl-C\n")[-1]
 
     def head(self, method: str = "GET", path: str = "/api/about", more: str = "") -> bytes:
-        """The head of a request that is let in."""
+        """Return the head of a request with the token."""
         lines = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
         return f"{lines}Cookie: nofuss-{self.port}={self.token}\r\n{more}\r\n".encode()
 
     def connect(self) -> socket.socket:
-        """A connection that stays until the attack is over."""
+        """Open a connection that stays until the attack is over."""
         line = socket.create_connection(("127.0.0.1", self.port), timeout=HONEST_SECONDS)
         self.held.append(line)
         return line
 
     def send(self, content: bytes) -> socket.socket:
-        """These bytes over a connection of their own; the server may hang up meanwhile."""
+        """Send bytes over a new connection; the server may close it meanwhile."""
         line = self.connect()
         with suppress(OSError):
             line.sendall(content)
         return line
 
-    def hang_up(self) -> None:
-        """End all connections."""
+    def disconnect(self) -> None:
+        """Close all connections."""
         for line in self.held:
             line.close()
         self.held.clear()
 
     def ask(self, path: str, body: bytes | None = None, cookie: str = "") -> tuple[int, bytes]:
-        """An honest request."""
+        """Send an honest request; return status and body."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HONEST_SECONDS)
         headers = {"Cookie": f"{cookie}nofuss-{self.port}={self.token}"}
         try:
@@ -73,7 +73,7 @@ class Served:
             line.close()
 
     def megabytes(self) -> float:
-        """The most that the server, or any of its processes, has held so far."""
+        """Return the peak memory so far of the server or any of its processes."""
         peaks = []
         for pid in (self.process.pid, *children(self.process.pid)):
             with suppress(OSError):
@@ -83,7 +83,7 @@ class Served:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that a process has started, and that still run."""
+    """Return the running child processes of a process."""
     try:
         tasks = Path(f"/proc/{pid}/task").iterdir()
         return [int(c) for t in tasks for c in (t / "children").read_text().split()]
@@ -93,7 +93,7 @@ def children(pid: int) -> list[int]:
 
 @contextmanager
 def served(home: Path, run: Path, *, descriptors: int | None = None) -> Iterator[Served]:
-    """`nofuss serve` on a free port, killed at the end if it still runs."""
+    """Run `nofuss serve` on a free port; kill it at the end if it still runs."""
     log = home / f"server-{time.monotonic_ns()}.txt"
 
     def limit() -> None:
@@ -122,11 +122,11 @@ def served(home: Path, run: Path, *, descriptors: int | None = None) -> Iterator
         process.kill()
         process.wait()
         if server is not None:
-            server.hang_up()
+            server.disconnect()
 
 
 def honest(server: Served) -> list[str]:
-    """What an honest client would complain of."""
+    """Return the complaints of an honest client."""
     complaints = []
     for what, path, body in (
         ("the page", "/", None),
@@ -155,7 +155,7 @@ HONEST = _honest_picture()
 
 
 def prepare_run(home: Path) -> Path:
-    """A run of pictures with an index of them."""
+    """Make a run of pictures with an index of them."""
     data, run = write_pictures(home / "data"), home / "run"
     for words in (("train", data, "--out", run, *FLAGS, "--epochs", "1"), ("index", run)):
         ended = run_measured(home, *words)

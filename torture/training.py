@@ -1,4 +1,4 @@
-"""The small training that suffers, on a folder of 32 pictures, and the bits it leaves."""
+"""The small training that is disturbed, on 32 pictures, and the bits it must end with."""
 
 import json
 import os
@@ -15,7 +15,7 @@ FLAGS = ("--preset", "small", "--size", "16", "--batch", "8", "--dim", "4", "--h
 
 
 def write_pictures(folder: Path) -> Path:
-    """Eight classes of four pictures each, half of them for training."""
+    """Write eight classes of four pictures each; half of the classes are for training."""
     random = np.random.default_rng(0)
     for c in range(8):
         (folder / f"class {c}").mkdir(parents=True)
@@ -27,17 +27,17 @@ def write_pictures(folder: Path) -> Path:
 
 
 def command(*arguments: object) -> list[str]:
-    """The real program."""
+    """Return the command line of the real program."""
     return [sys.executable, "-m", "nofuss", *map(str, arguments)]
 
 
 def environment(home: Path) -> dict[str, str]:
-    """One thread, for the bits of a sum depend on how it is shared out; a cache of its own."""
+    """Return the environment: one thread, as the bits of a sum depend on threads, and a cache."""
     return os.environ | {"OMP_NUM_THREADS": "1", "NOFUSS_CACHE": str(home / "cache")}
 
 
 class Place(NamedTuple):
-    """Where a campaign works: the data, a cache, and what an undisturbed run leaves."""
+    """The folder of a campaign: data, cache, and the files of an undisturbed run."""
 
     home: Path
     data: Path
@@ -45,18 +45,18 @@ class Place(NamedTuple):
     reference: dict[str, bytes]
 
     def first(self, run: Path) -> tuple[str, ...]:
-        """The words that start a run."""
+        """Return the arguments that start a run."""
         return ("train", str(self.data), "--out", str(run), *FLAGS, "--epochs", str(self.epochs))
 
     def again(self, run: Path) -> tuple[str, ...]:
-        """The words that go on with it, or start it where it does not yet exist."""
+        """Return the arguments that resume a run, or start it if it does not exist."""
         if not (run / "config.json").is_file():
             return self.first(run)
         return ("train", "--out", str(run), "--resume")
 
 
 def prepare(home: Path, *, epochs: int) -> Place:
-    """Write the data and train once, undisturbed."""
+    """Write the data and train once without disturbance."""
     place = Place(home, write_pictures(home / "data"), epochs, {})
     run = home / "undisturbed"
     subprocess.run(
@@ -70,7 +70,7 @@ def prepare(home: Path, *, epochs: int) -> Place:
 
 
 def bits(run: Path) -> dict[str, bytes]:
-    """All that a finished run must have in common with any other: the rest is times and places."""
+    """Return what must be equal in all finished runs: everything but times and paths."""
     last = max((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))
     files = [
         run / "model" / "weights.safetensors",
@@ -87,7 +87,7 @@ def bits(run: Path) -> dict[str, bytes]:
 
 
 def differing(run: Path, reference: dict[str, bytes]) -> list[str]:
-    """Names of what is missing from a finished run, or not the same."""
+    """Return names of what is missing from a run or differs from the reference."""
     try:
         found = bits(run)
     except (OSError, ValueError) as error:

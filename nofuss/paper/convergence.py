@@ -27,13 +27,13 @@ def trials(source: Source, rates: Rates) -> list[Trial]:
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
     """Return two figures, and the steps Proxy-NCA needs for the best baseline's final score."""
-    found = {m: [results[t] for t in seeds_of(source, rates, m)] for m in LOSSES}
-    by_step = {m: _mean_curve(rs, "step") for m, rs in found.items()}
-    by_time = {m: _mean_curve(rs, "time") for m, rs in found.items()}
+    results_of = {m: [results[t] for t in seeds_of(source, rates, m)] for m in LOSSES}
+    by_step = {m: _mean_curve(rs, "step") for m, rs in results_of.items()}
+    by_time = {m: _mean_curve(rs, "time") for m, rs in results_of.items()}
     best = max(BASELINES, key=lambda m: by_step[m][-1][1])
     target = by_step[best][-1][1]
     start = by_step[best][0][1]
-    final = difference(found["proxy-nca"], found[best])
+    final = difference(results_of["proxy-nca"], results_of[best])
     most = start + MOST * (target - start)
 
     def reached(curves: dict[str, Curve], height: float) -> tuple[float | None, float | None]:
@@ -78,8 +78,8 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             )
         ],
         figures=[
-            Figure("Recall@1 against steps", "steps", _series(found, "step")),
-            Figure("Recall@1 against time", "seconds of training", _series(found, "time")),
+            Figure("Recall@1 against steps", "steps", _series(results_of, "step")),
+            Figure("Recall@1 against time", "seconds of training", _series(results_of, "time")),
         ],
         values={
             "target": target,
@@ -140,21 +140,21 @@ def verdict(
 
 def most_of_the_way(best: str, height: float, reached: tuple[float | None, float | None]) -> str:
     """Compare the steps to nine tenths of the best baseline's gain, which depend less on noise."""
-    own, other = reached
+    ours, theirs = reached
     level = f"{100 * height:.2f}, nine tenths of the best baseline's gain"
-    if own is None:
+    if ours is None:
         return f"Proxy-NCA never reaches {level}."
-    if not own or not other:
+    if not ours or not theirs:
         return f"Proxy-NCA or {best} starts at or above {level}."
     return (
-        f"Proxy-NCA reaches {level}, after {own:,.0f} steps, {best} after {other:,.0f}: "
-        f"{other / own:.1f} times as fast."
+        f"Proxy-NCA reaches {level}, after {ours:,.0f} steps, {best} after {theirs:,.0f}: "
+        f"{theirs / ours:.1f} times as fast."
     )
 
 
 def _ratio(reached: tuple[float | None, float | None]) -> float | None:
-    own, other = reached
-    return other / own if own and other else None
+    ours, theirs = reached
+    return theirs / ours if ours and theirs else None
 
 
 def _times(result: Result) -> list[float]:
@@ -165,15 +165,15 @@ def _axis(result: Result, kind: str) -> list[float]:
     return _times(result) if kind == "time" else [float(row["step"]) for row in result["curve"]]
 
 
-def _mean_curve(found: list[Result], kind: str) -> Curve:
-    across = [mean(xs) for xs in zip(*(_axis(r, kind) for r in found), strict=True)]
-    heights = zip(*([row["recall@1"] for row in r["curve"]] for r in found), strict=True)
+def _mean_curve(results: list[Result], kind: str) -> Curve:
+    across = [mean(xs) for xs in zip(*(_axis(r, kind) for r in results), strict=True)]
+    heights = zip(*([row["recall@1"] for row in r["curve"]] for r in results), strict=True)
     return list(zip(across, map(mean, heights), strict=True))
 
 
-def _series(found: dict[str, list[Result]], kind: str) -> list[Series]:
+def _series(results_of: dict[str, list[Result]], kind: str) -> list[Series]:
     lines = []
-    for m, rs in found.items():
+    for m, rs in results_of.items():
         heights = zip(*([row["recall@1"] for row in r["curve"]] for r in rs), strict=True)
         across = [x for x, _ in _mean_curve(rs, kind)]
         lines.append(

@@ -119,12 +119,12 @@ def how(source: Source, rates: Rates) -> list[str]:
 
 def machine(device: str = "auto") -> dict[str, Any]:
     """Return what the numbers were computed on."""
-    found = environment(device)
+    about = environment(device)
     return {
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "device": found["device"],
+        "device": about["device"],
         "threads": torch.get_num_threads(),
-        "python": found["python"],
-        "versions": found["versions"],
+        "python": about["python"],
+        "versions": about["versions"],
     }

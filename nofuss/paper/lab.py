@@ -53,14 +53,14 @@ class Lab:
 
     def run(self, source: Source, trials: Sequence[Trial]) -> Mapping[Trial, Result]:
         """Return the result of each trial, from its file if there is one."""
-        found: dict[Trial, Result] = {}
+        results: dict[Trial, Result] = {}
         for trial in dict.fromkeys(trials):
             key = trial.key(source)
             kept = self.find(key)
-            found[trial] = self._do(source, trial, key) if kept is None else kept
+            results[trial] = self._do(source, trial, key) if kept is None else kept
             self.ahead.pop(key, None)
-            self._remember(source, trial, found[trial])
-        return found
+            self._remember(source, trial, results[trial])
+        return results
 
     def find(self, key: str) -> Result | None:
         """Return a stored result; None if there is none, or a damaged one."""

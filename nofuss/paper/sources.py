@@ -103,12 +103,12 @@ def find_folders(data: Path) -> dict[str, Path]:
         raise DataError(
             f"--data {data} is not a folder; expected a data set's folder, or one that holds it"
         )
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for folder in (data, *sorted(path for path in data.iterdir() if path.is_dir())):
         reader = benchmarks.layout_of(folder)
         if reader is not None:
-            found.setdefault(_READERS[reader], folder)
-    return found
+            folders.setdefault(_READERS[reader], folder)
+    return folders
 
 
 def missing(name: str, data: Path | None) -> str:

@@ -46,32 +46,35 @@ def trials(source: Source, rates: Rates) -> list[Trial]:
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
     """Return the table, the order of the methods, and the paper's numbers."""
-    found = {m: [results[t] for t in seeds_of(source, rates, m)] for m in LOSSES}
+    results_of = {m: [results[t] for t in seeds_of(source, rates, m)] for m in LOSSES}
     order = order_of(source.name)
-    own = PUBLISHED.get(source.name, {})
+    published = PUBLISHED.get(source.name, {})
     columns = [f"recall@{k}" for k in source.ks] + ["nmi"]
-    pairs = {pair: difference(found[pair[0]], found[pair[1]]) for pair in combinations(order, 2)}
-    ranked = sorted(found, key=lambda m: -mean(r["recall@1"] for r in found[m]))
+    pairs = {
+        pair: difference(results_of[pair[0]], results_of[pair[1]])
+        for pair in combinations(order, 2)
+    }
+    ranked = sorted(results_of, key=lambda m: -mean(r["recall@1"] for r in results_of[m]))
     starts = [results[trial] for trial in starts_of(source)]
     baselines = {name: [result] for name, result in untrained_scores(source).items()}
     baselines["where all start"] = starts
-    rows = [_row(METHODS[m], found[m], columns, own, m) for m in ranked]
-    rows += [_row(name, some, columns, own) for name, some in baselines.items()]
+    rows = [_row(METHODS[m], results_of[m], columns, published, m) for m in ranked]
+    rows += [_row(name, some, columns, published) for name, some in baselines.items()]
     head = ["%", *(_title(c) for c in columns)]
-    if own:
+    if published:
         head += [f"paper: {_title(c)}" for c in ("recall@1", "nmi")]
-    values = {m: {c: summary([r[c] for r in found[m]]) for c in columns} for m in LOSSES}
+    values = {m: {c: summary([r[c] for r in results_of[m]]) for c in columns} for m in LOSSES}
     return Entry(
         title=f"{PLACES[source.name]}: {source.title}",
         claim=(
-            f"In the paper, by Recall@1 on {'Cars196' if len(own) < 3 else source.title}: "
+            f"In the paper, by Recall@1 on {'Cars196' if len(published) < 3 else source.title}: "
             + " > ".join(METHODS[m] for m in order)
             + "."
         ),
         verdict=[
             ordering(order, pairs, ranked),
-            against_start(found, mean(r["recall@1"] for r in starts)),
-            *levels(source, found, own),
+            against_start(results_of, mean(r["recall@1"] for r in starts)),
+            *levels(source, results_of, published),
         ],
         tables=[
             Table("Unseen classes, last epoch; ± is the 95% t-interval over seeds", head, rows),
@@ -85,7 +88,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             "pairs": {
                 f"{a} − {b}": vars(d) | {"verdict": d.verdict} for (a, b), d in pairs.items()
             },
-            "paper": own,
+            "paper": published,
         },
     )
 
@@ -135,16 +138,16 @@ def ordering(
     )
 
 
-def certainty(found: Iterable[Difference]) -> str:
+def certainty(differences: Iterable[Difference]) -> str:
     """Say how certain verdicts are; some of many will be wrong."""
-    several = all(d.over_seeds for d in found)
+    several = all(d.over_seeds for d in differences)
     over = "over seeds and over classes" if several else "over classes alone: one seed"
     return f"95%, each by itself, {over}"
 
 
-def against_start(found: dict[str, list[Result]], start: float) -> str:
+def against_start(results_of: dict[str, list[Result]], start: float) -> str:
     """Say which methods training has improved."""
-    ends = {METHODS[m]: mean(r["recall@1"] for r in rs) for m, rs in found.items()}
+    ends = {METHODS[m]: mean(r["recall@1"] for r in rs) for m, rs in results_of.items()}
     gained = [name for name, end in ends.items() if end > start]
     lost = [name for name in ends if name not in gained]
     base = f"{100 * start:.2f}"
@@ -158,9 +161,11 @@ def against_start(found: dict[str, list[Result]], start: float) -> str:
     )
 
 
-def levels(source: Source, found: dict[str, list[Result]], own: dict[str, Any]) -> list[str]:
+def levels(
+    source: Source, results_of: dict[str, list[Result]], published: dict[str, Any]
+) -> list[str]:
     """Say why the numbers themselves are not the paper's."""
-    if not own:
+    if not published:
         return ["The paper has no such table; its order on Cars196 is what is compared."]
     why = {
         "minutes": "a head on fixed features of another, better backbone is trained here, where "
@@ -171,8 +176,8 @@ def levels(source: Source, found: dict[str, list[Result]], own: dict[str, Any]) 
         + ("" if "weights" in source.budget.settings else "; and no ImageNet weights were given"),
     }[source.budget.name]
     gaps = {
-        m: 100 * mean(r["recall@1"] for r in found[m]) - row["recall@1"]
-        for m, row in own.items()
+        m: 100 * mean(r["recall@1"] for r in results_of[m]) - row["recall@1"]
+        for m, row in published.items()
         if "recall@1" in row
     }
     if not gaps:
@@ -186,15 +191,15 @@ def levels(source: Source, found: dict[str, list[Result]], own: dict[str, Any]) 
 
 def _row(
     name: str,
-    found: Sequence[Result],
+    results: Sequence[Result],
     columns: Sequence[str],
     published: dict[str, Any],
     loss: str = "",
 ) -> list[str]:
-    cells = [name, *(shown([r[c] for r in found]) for c in columns)]
+    cells = [name, *(shown([r[c] for r in results]) for c in columns)]
     if published:
-        own = published.get(loss, {})
-        cells += [f"{own[c]:.2f}" if c in own else "–" for c in ("recall@1", "nmi")]
+        numbers = published.get(loss, {})
+        cells += [f"{numbers[c]:.2f}" if c in numbers else "–" for c in ("recall@1", "nmi")]
     return cells
 
 

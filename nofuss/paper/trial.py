@@ -105,8 +105,8 @@ def run_trial(
     )
 
     def embed(rows: Rows) -> Tensor:
-        found = source.collection.subset(rows)
-        return Encoder(embedder, preprocessing).embed_collection(found)
+        items = source.collection.subset(rows)
+        return Encoder(embedder, preprocessing).embed_collection(items)
 
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
     start = measure() if measure else {}
@@ -145,15 +145,15 @@ def run_trial(
 def scores(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None = None) -> Result:
     """Return Recall@K; for test classes also NMI, and hits by class for the bootstrap."""
     ranks = ranks_of_first_positive(vectors, labels)
-    found: Result = {f"recall@{k}": v for k, v in recall_of_ranks(ranks, source.ks).items()}
+    result: Result = {f"recall@{k}": v for k, v in recall_of_ranks(ranks, source.ks).items()}
     if trial is not None and trial.fold is not None:
-        return found
-    found["nmi"] = nmi(vectors, labels, seed=0 if trial is None else trial.config.seed)
+        return result
+    result["nmi"] = nmi(vectors, labels, seed=0 if trial is None else trial.config.seed)
     query = (ranks > 0).cpu().numpy()
-    own = np.unique(labels, return_inverse=True)[1][query]
-    found["queries"] = np.bincount(own).tolist()
-    found["hits"] = np.bincount(own, (ranks == 1).cpu().numpy()[query]).astype(int).tolist()
-    return found
+    classes = np.unique(labels, return_inverse=True)[1][query]
+    result["queries"] = np.bincount(classes).tolist()
+    result["hits"] = np.bincount(classes, (ranks == 1).cpu().numpy()[query]).astype(int).tolist()
+    return result
 
 
 def _measure(
@@ -183,15 +183,15 @@ def _measure(
             criterion = training.criterion
             assert isinstance(criterion, ProxyLoss)
             vectors = embed(train_rows[sample])
-            own = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
+            assigned = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
             norm = (float(criterion.scale or 18) / 2) ** 0.5
             proxies = criterion.proxies.detach().cpu()
-            found = {
+            measured = {
                 name: proxy_bounds(
                     vectors,
                     compact,
                     proxies,
-                    own,
+                    assigned,
                     norm_x=norm,
                     norm_p=norm,
                     printed=printed,
@@ -199,7 +199,7 @@ def _measure(
                 )
                 for name, printed in (("corrected", False), ("printed", True))
             }
-            return {name: _as_dict(value) for name, value in found.items()}
+            return {name: _as_dict(value) for name, value in measured.items()}
 
         return bounds
     return None

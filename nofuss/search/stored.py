@@ -113,10 +113,10 @@ def read_stored(folder: Path) -> Stored:
 
 
 def _read(folder: Path, manifest: Any) -> Stored:
-    found, kind, checksums = manifest["format"], manifest["kind"], manifest["sha256"]
-    if found != FORMAT or kind not in get_args(Kind):
+    version, kind, checksums = manifest["format"], manifest["kind"], manifest["sha256"]
+    if version != FORMAT or kind not in get_args(Kind):
         raise RunError(
-            f"{folder} holds an index of format {found!r:.20}, expected {FORMAT}; "
+            f"{folder} holds an index of format {version!r:.20}, expected {FORMAT}; "
             "open it with the version of nofuss that wrote it, or make it again"
         )
     files = {part: folder / _file(part, checksums) for part in _PARTS}
