@@ -29,7 +29,8 @@ ABANDONED = 24 * 3600.0
 """Seconds after which a temporary file belongs to no running process."""
 LIMIT = 8 * 2**30
 """Bytes that features and graphs of backbones may take together."""
-_LIMITED = re.compile(r"features-[0-9a-f]{32}\.sqlite|backbone-[0-9a-f]{32}\.onnx")
+# Features of earlier versions were safetensors: nothing reads them any more, so they only take room.
+_LIMITED = re.compile(r"features-[0-9a-f]{32}\.(sqlite|safetensors)|backbone-[0-9a-f]{32}\.onnx")
 
 
 def cache_directory() -> Path:

@@ -1,9 +1,9 @@
 """Features of pictures by one backbone, kept by picture: <cache>/features-<key>.sqlite.
 
 The key of the file covers all that the features depend on but the picture: weights, preprocessing,
-mirroring, device. In it, a picture is known by its path, size and time of change (arrays: by their
-bytes), so that a new picture in a folder, a CSV over the same folder or another command compute
-only what is missing, and a killed command loses a chunk at most. Each row has a checksum; a
+mirroring, device. In it, a picture is identified by its path, size and time of change (arrays: by their
+bytes). After a picture was added, for a CSV over the same folder and in other commands, only missing
+features are computed, and a killed command loses at most one chunk. Each row has a checksum; a
 damaged row or file is computed again.
 """
 
@@ -23,7 +23,7 @@ from nofuss.data.collection import Collection
 from nofuss.files.checksum import array_bytes, digest_of
 
 WAIT_SECONDS = 30.0
-"""For another process that writes."""
+"""How long to wait for another process that writes."""
 _PAGE = 16384  # a page holds three rows of 1,280 numbers
 _OVERHEAD = 1.5  # of the file over its numbers, at most, for rows of a kilobyte or more
 _AT_ONCE = 500  # keys in one query; SQLite allows 999 parameters at least
@@ -39,7 +39,7 @@ def picture_keys(collection: Collection) -> list[bytes]:
     for path in collection.paths:
         try:
             status = path.stat()
-        except OSError:  # gone since it was listed: whoever reads it says so
+        except OSError:  # deleted since it was listed: reading it will report that
             keys.append(b"")
             continue
         text = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
@@ -48,7 +48,7 @@ def picture_keys(collection: Collection) -> list[bytes]:
 
 
 class FeatureStore:
-    """A file of features, each `width` float32 numbers; any failure of it is a miss."""
+    """A file of features, each `width` float32 numbers; what can't be read counts as missing."""
 
     def __init__(self, file: Path, width: int) -> None:
         self.file, self.width = file, width
@@ -81,7 +81,7 @@ class FeatureStore:
         return features, known
 
     def write(self, keys: Sequence[bytes], features: NDArray[np.float32]) -> None:
-        """Keep features (N, width), all or none of them; a full disk keeps none."""
+        """Write features (N, width), all or none of them: none if the disk is full."""
         if not self._is_ours():
             return
         size = self.file.stat().st_size if self.file.exists() else 0
@@ -99,7 +99,7 @@ class FeatureStore:
                 database.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", rows)
 
     def _is_ours(self) -> bool:
-        """Whether the file is regular or does not exist; links and pipes are left alone."""
+        """Return whether the file is regular or does not exist; links and pipes are not used."""
         try:
             return stat.S_ISREG(self.file.lstat().st_mode)
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class FeatureStore:
 
     @contextmanager
     def _failing_softly(self) -> Iterator[None]:
-        """Delete a file that is no database; ignore one that can't be used now."""
+        """Delete a file that is not a database; ignore errors of one that can't be used now."""
         try:
             yield
         except sqlite3.OperationalError:  # read-only, a full disk, locked for too long, no table

@@ -82,6 +82,14 @@ def test_the_longest_unused_features_make_room(cache: Path) -> None:
     assert not second.exists()
 
 
+def test_features_of_earlier_versions_make_room(cache: Path) -> None:
+    """They were safetensors, which nothing reads any more."""
+    old = cache / f"features-{1:032x}.safetensors"
+    old.write_bytes(bytes(100))
+    assert make_room(100, limit=150)
+    assert not old.exists()
+
+
 def test_what_is_larger_than_the_limit_drives_nothing_out(cache: Path) -> None:
     kept = kept_file(cache, 1, 100, used=1)
     assert not make_room(500, limit=400)
