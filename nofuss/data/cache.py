@@ -29,7 +29,7 @@ ABANDONED = 24 * 3600.0
 """Seconds after which a temporary file belongs to no running process."""
 LIMIT = 8 * 2**30
 """Bytes that features and graphs of backbones may take together."""
-# Features of earlier versions were safetensors: nothing reads them any more, so they only take room.
+# Earlier versions kept features as safetensors, which are not read any more.
 _LIMITED = re.compile(r"features-[0-9a-f]{32}\.(sqlite|safetensors)|backbone-[0-9a-f]{32}\.onnx")
 
 

@@ -1,10 +1,10 @@
 """Features of pictures by one backbone, kept by picture: <cache>/features-<key>.sqlite.
 
 The key of the file covers all that the features depend on but the picture: weights, preprocessing,
-mirroring, device. In it, a picture is identified by its path, size and time of change (arrays: by their
-bytes). After a picture was added, for a CSV over the same folder and in other commands, only missing
-features are computed, and a killed command loses at most one chunk. Each row has a checksum; a
-damaged row or file is computed again.
+mirroring, device. In the file, a picture is identified by its path, size and time of change (arrays
+by their bytes). So only missing features are computed after a picture was added, for a CSV over the
+same folder, and in other commands; a killed command loses at most one chunk. Each row has a
+checksum; a damaged row or file is computed again.
 """
 
 import os
