@@ -70,6 +70,11 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return (x2 + y2 - 2 * x @ y.transpose(-1, -2)).clamp_min(0)
 
 
+def exact_squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Return |xᵢ − yⱼ|² for all pairs as sums of squared differences: slower, no cancellation."""
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
+
+
 def distances(x: Tensor, y: Tensor) -> Tensor:
     """Return |xᵢ − yⱼ| for all pairs, with gradient zero (not NaN) where points coincide."""
     d2 = squared_distances(x, y)

@@ -3,7 +3,13 @@ import math
 import pytest
 import torch
 
-from nofuss.geometry import are_ordinary, distances, normalize, squared_distances
+from nofuss.geometry import (
+    are_ordinary,
+    distances,
+    exact_squared_distances,
+    normalize,
+    squared_distances,
+)
 
 
 def test_directions_have_unit_length_and_zero_stays_zero():
@@ -60,3 +66,11 @@ def test_second_derivatives_are_finite_at_zero_and_where_points_coincide(functio
     hessian = torch.autograd.functional.hessian(lambda x: function(x).exp().sum(), x)
     assert hessian.isfinite().all()
     assert hessian.any()
+
+
+def test_exact_squared_distances_keep_the_digits_that_a_product_loses() -> None:
+    """Two points 1e-6 apart, far from the origin: |x|² + |y|² − 2 x·y has none of them left."""
+    x = torch.tensor([[1e4, 0.0], [1e4, 1e-6]], dtype=torch.float64)
+    expected = torch.tensor([[0, 1e-12], [1e-12, 0]], dtype=torch.float64)
+    torch.testing.assert_close(exact_squared_distances(x, x), expected, rtol=1e-12, atol=0)
+    assert (squared_distances(x, x) - expected).abs().max() > 1e-13

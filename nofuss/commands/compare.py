@@ -3,7 +3,6 @@
 import io
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,7 +130,7 @@ def _on_data(paths: Sequence[Path], data: Path, device: str, *, quiet: bool) -> 
 
 def _queries_of(path: Path, collection: Collection, device: str, *, quiet: bool) -> PerQuery:
     encoder, label = load(path, device=device), f"embedding with {path.name}"
-    with nullcontext() if quiet else console.progress(label, len(collection)) as progress:
+    with console.progress(label, len(collection), quiet=quiet) as progress:
         vectors = encoder.embed_collection(collection, progress=progress)
     assert collection.labels is not None
     return per_query(vectors, collection.labels)

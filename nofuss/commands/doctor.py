@@ -109,7 +109,7 @@ def diagnose(
             diagnosis.notes.append(f"{single:,} classes have one item, which has no match to find")
     usable = np.arange(len(collection))
     if collection.kind == "pictures":
-        with console.progress("looking at files", len(collection), quiet=quiet) as progress:
+        with console.progress("checking files", len(collection), quiet=quiet) as progress:
             report = scan_pictures(collection, progress=progress)
         unreadable = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
         diagnosis.unusable = [
@@ -137,15 +137,12 @@ def diagnose(
         with console.progress("embedding", len(subset), quiet=quiet) as progress:
             vectors = encoder.embed_collection(subset, progress=progress)
         diagnosis.doubtful_labels = doubtful_labels(vectors, subset)
-    diagnosis.suggestion = suggest(collection, data)
-    if collection.kind == "vectors" and len(usable) < len(collection):  # training refuses them
-        cure = "drop or fix the rows that can't be used"
-        diagnosis.suggestion = f"{cure}, then {diagnosis.suggestion}"
+    diagnosis.suggestion += suggest(collection, data)
     return diagnosis
 
 
 def _check_rows(collection: Collection, diagnosis: Diagnosis) -> NDArray[np.int64]:
-    """Return the rows of finite vectors; note the others, and values that training refuses."""
+    """Return the rows of finite vectors; note what training refuses, and suggest to fix it."""
     assert collection.array is not None
     finite = is_finite(collection.array)
     diagnosis.unusable = [
@@ -156,6 +153,9 @@ def _check_rows(collection: Collection, diagnosis: Diagnosis) -> NDArray[np.int6
         check_vectors(collection.array[finite], name=collection.name)
     except DataError as error:
         diagnosis.notes.append(str(error))
+        diagnosis.suggestion += "scale the values, then "
+    if diagnosis.unusable:
+        diagnosis.suggestion += "drop or fix the rows that can't be used, then "
     return np.flatnonzero(finite)
 
 

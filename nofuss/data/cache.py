@@ -1,6 +1,6 @@
 """Where rendered, scanned and decoded data is kept between runs, and how it is written and read.
 
-    <cache>/features-<key>.safetensors    features of a fixed backbone
+    <cache>/features-<key>.sqlite         features by a backbone, see model/feature_store.py
     <cache>/backbone-<key>.onnx           a backbone's graph for onnxruntime
     <cache>/characters-<key>.npz          the built-in characters
     <cache>/scans/<key>.json              what `scan.py` found in each file
@@ -23,18 +23,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
-
-from nofuss.files.atomic import TEMPORARY, check_regular, memory, new_file, read_json, sealed_json
-from nofuss.files.checksum import array_bytes, sha256_of
+from nofuss.files.atomic import TEMPORARY, new_file, read_json, sealed_json
 
 ABANDONED = 24 * 3600.0
 """Seconds after which a temporary file belongs to no running process."""
 LIMIT = 8 * 2**30
 """Bytes that features and graphs of backbones may take together."""
-_LIMITED = re.compile(r"features-[0-9a-f]{32}\.safetensors|backbone-[0-9a-f]{32}\.onnx")
+# Earlier versions kept features as safetensors, which are not read any more.
+_LIMITED = re.compile(r"features-[0-9a-f]{32}\.(sqlite|safetensors)|backbone-[0-9a-f]{32}\.onnx")
 
 
 def cache_directory() -> Path:
@@ -71,11 +67,12 @@ def mark_used(path: Path) -> None:
         os.utime(path)
 
 
-def make_room(needed: int, *, limit: int | None = None) -> bool:
+def make_room(needed: int, *, limit: int | None = None, keep: Path | None = None) -> bool:
     """Delete features and graphs, longest unused first, until `needed` bytes fit the limit.
 
     Return False, and delete nothing, where `needed` alone is more than the limit. Files under
-    other names, folders and links are neither counted nor deleted.
+    other names, folders and links are neither counted nor deleted. keep: a file that is to hold
+    the `needed` bytes, not counted and not deleted either.
     """
     room = (LIMIT if limit is None else limit) - needed
     if room < 0:
@@ -85,7 +82,9 @@ def make_room(needed: int, *, limit: int | None = None) -> bool:
         for path in cache_directory().iterdir():
             with suppress(FileNotFoundError):  # another process has just deleted it
                 status = path.lstat()
-                if _LIMITED.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
+                if path == keep or not _LIMITED.fullmatch(path.name):
+                    continue
+                if stat.S_ISREG(status.st_mode):
                     files.append((status.st_mtime, status.st_size, path))
     total = 0
     for _, size, path in sorted(files, reverse=True):  # the last used come first, and stay
@@ -102,36 +101,6 @@ def warn_damaged(path: Path, problem: object) -> None:
     warnings.warn(f"{path} is damaged ({reason}) and made again", stacklevel=3)
 
 
-def write_tensor(path: Path, tensor: Tensor) -> bool:
-    """Write one tensor with its checksum; return False where that fails."""
-    tensor = tensor.detach().cpu().contiguous()
-    content = save({"kept": tensor}, metadata={"sha256": _checksum(tensor)})
-    return try_write(path, lambda file: file.write(content))
-
-
-def read_tensor(path: Path, *, like: Tensor) -> Tensor | None:
-    """Read what `write_tensor` wrote, of the shape and type of `like` (on any device, also meta).
-
-    Return None if there is no file, or (with a warning) a damaged or different one.
-    """
-    try:
-        check_regular(path, limit=memory())
-        with safe_open(path, framework="pt") as file:
-            checksum: str = (file.metadata() or {})["sha256"]
-            tensor: Tensor = file.get_tensor("kept")
-        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
-            raise ValueError(f"{tensor.dtype} {tuple(tensor.shape)}, not {tuple(like.shape)}")
-        if checksum != _checksum(tensor):
-            raise ValueError("its checksum differs")
-        mark_used(path)
-        return tensor
-    except FileNotFoundError:
-        return None
-    except (OSError, SafetensorError, KeyError, ValueError) as problem:
-        warn_damaged(path, problem)
-        return None
-
-
 def write_notes(path: Path, notes: dict[str, Any]) -> bool:
     """Write an object as JSON with its checksum; return False where that fails."""
     return try_write(path, lambda file: file.write(sealed_json(notes)))
@@ -146,7 +115,3 @@ def read_notes(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as problem:
         warn_damaged(path, problem)
         return {}
-
-
-def _checksum(tensor: Tensor) -> str:
-    return sha256_of([array_bytes(tensor.numpy())])

@@ -37,4 +37,4 @@ def open_data(path: str | Path | None, *, check_values: bool = True) -> Collecti
         return open_arrays(path, check_values=check_values)
     if suffix in PICTURE_SUFFIXES:
         raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
-    raise DataError(f"can't tell what {printable(path)} is; expected {ACCEPTED}")
+    raise DataError(f"can't recognise {printable(path)}; expected {ACCEPTED}")

@@ -60,11 +60,12 @@ def near_duplicates(bits: NDArray[np.bool_], thumbnails: NDArray[np.float32]) ->
 
     bits: (N, 64) difference hashes; thumbnails: (N, 256), as `look_at` returns them.
     """
+    # Disjoint sets: each item points to another of its group, and the root to itself.
     parent = list(range(len(bits)))
 
     def root(i: int) -> int:
         while parent[i] != i:
-            parent[i] = parent[parent[i]]
+            parent[i] = parent[parent[i]]  # halves the path for the next search
             i = parent[i]
         return i
 

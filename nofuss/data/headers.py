@@ -22,7 +22,7 @@ def count_scans(content: bytes, most: int) -> int:
         if kind == _END:
             break
         scans += kind == _SCAN
-        if kind not in (_START, _ALONE):  # these have no length, all others have
+        if kind not in (_START, _ALONE):  # all other markers are followed by a length
             at += int.from_bytes(content[at : at + 2], "big")
     return scans
 

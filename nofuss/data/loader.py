@@ -101,7 +101,9 @@ def _fetcher(
         return lambda chosen: _from_dataset(collection.dataset, chosen, preprocessing)
     if (decoded := collection.decoded) is not None:
         if decoded.made_for != before_crop(preprocessing):
-            raise ValueError("the pictures were decoded for another preprocessing; decode_ahead()")
+            raise ValueError(
+                "the pictures were decoded for another preprocessing; call decode_ahead() again"
+            )
         return lambda chosen: [decoded[i] for i in chosen]
     return lambda chosen: [decode_resized(collection.paths[i], preprocessing) for i in chosen]
 

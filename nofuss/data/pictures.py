@@ -66,7 +66,7 @@ class DecodedPictures:
         self.paths, self.preprocessing, self.place = paths, preprocessing, place
         self.channels = channels(preprocessing)
         self.made_for = before_crop(preprocessing)
-        ends = np.cumsum(shapes.prod(axis=1) * self.channels)
+        ends = np.cumsum(shapes.prod(axis=1) * self.channels)  # of each picture in the bytes
         self.starts = np.concatenate(([0], ends))
         if len(pixels) != self.starts[-1]:
             raise ValueError(f"{len(pixels):,} bytes of pixels; expected {self.starts[-1]:,}")
@@ -129,6 +129,7 @@ def decode_ahead(
                 return collection
             if expected <= limit:
                 _make_room(home, limit - expected)
+            # A fifth of the free space stays free, and a set over the limit is not even begun.
             if expected <= min(limit, 0.8 * shutil.disk_usage(home).free):
                 _build(place, collection.paths, preprocessing, limit, progress, workers)
                 decoded = _open(place, collection.paths, preprocessing)

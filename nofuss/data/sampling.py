@@ -40,8 +40,8 @@ def m_per_class(labels: ArrayLike, batch: int, m: int, *, seed: int, epoch: int)
     order = generator.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]  # by class, at random within it
     _, sizes = np.unique(labels, return_counts=True)
-    starts = np.cumsum(sizes) - sizes
-    groups = len(sizes) // per_batch
+    starts = np.cumsum(sizes) - sizes  # where the items of each class begin in `order`
+    groups = len(sizes) // per_batch  # batches that one pass over all classes fills
     if not groups:
         raise ValueError(
             f"{len(sizes)} classes can't fill a batch of {batch} with {m} items each; "
@@ -53,6 +53,7 @@ def m_per_class(labels: ArrayLike, batch: int, m: int, *, seed: int, epoch: int)
     while len(batches) < steps:
         turn = generator.permutation(len(sizes))[: groups * per_batch].reshape(groups, per_batch)
         for classes in turn[: steps - len(batches)]:
+            # Each visit of a class takes its next m items, and starts again after the last.
             within = (visits[classes, None] * m + np.arange(m)) % sizes[classes, None]
             batches.append(order[starts[classes, None] + within].reshape(-1))
             visits[classes] += 1

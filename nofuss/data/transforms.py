@@ -24,11 +24,12 @@ CROP_Y, CROP_X, FLIP, AFFINE, NUM_DRAWS = 0, 1, 2, slice(3, 9), 9
 def draws(seed: int, epoch: int, samples: ArrayLike) -> NDArray[np.float64]:
     """Return (N, 9) numbers uniform in [0, 1), a row a sample, by SplitMix64 over the counters."""
     with np.errstate(over="ignore"):  # the hash relies on integers that wrap around
+        # Seed, epoch and sample are mixed in one after the other; then one hash for each number.
         state = _mix(np.uint64(seed % 2**64))
         state = _mix(state ^ np.uint64(epoch))
         rows = _mix(state ^ np.asarray(samples).astype(np.uint64))
         cells = _mix(rows[:, None] + np.arange(1, NUM_DRAWS + 1, dtype=np.uint64) * GOLDEN)
-    uniform: NDArray[np.float64] = (cells >> np.uint64(11)) * 2.0**-53
+    uniform: NDArray[np.float64] = (cells >> np.uint64(11)) * 2.0**-53  # 53 bits, as doubles have
     return uniform
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.task import DENSE, Retrieval, squared_distances
+from nofuss.evaluate.task import DENSE, Retrieval
+from nofuss.geometry import exact_squared_distances
 
 
 def ranks_of_positives(task: Retrieval, rows: slice, limit: Tensor | None, block: int) -> Tensor:
@@ -58,7 +59,7 @@ def _sorted_distances(task: Retrieval, rows: slice) -> Tensor:
     # query needs a good part of it, all distances are cheaper than one difference a pair.
     if width > DENSE * (span.stop - span.start):
         place = (place - span.start).clamp_(0, span.stop - span.start - 1)
-        squared = squared_distances(x, task.gallery.points(span)).gather(1, place)
+        squared = exact_squared_distances(x, task.gallery.points(span)).gather(1, place)
     else:
         difference = task.gallery.points(place.view(-1)).view(len(x), width, -1).sub_(x[:, None])
         squared = difference.square_().sum(2)

@@ -184,7 +184,7 @@ def _count_within(task: Retrieval, nearest: Tensor, block: int) -> Tensor:
     """Return, (N,), how many items of other classes are at most as far as the nearest positive."""
     counter = _Counter(task, nearest, block)
     product = task.left.new_empty(block * block)  # reused: fresh memory is slow
-    # Views made once: at this block size slicing anew would cost a tenth of the product.
+    # Views made once: at this block size slicing again would cost a tenth of the product.
     strips = [(i, task.left[i], counter.low[i]) for i in blocks(0, len(task.left), block)]
     gallery = [(j, task.right[j].T) for j in blocks(0, len(task.right), block)]
     for i, (rows, x, low) in islice(enumerate(strips), rank(), None, world()):

@@ -3,7 +3,7 @@
 What is counted is exact. Points are the vectors on the unit sphere, or as given; their squared
 distances in float64, as a sum of squared differences, decide. But a product in float32 is many
 times faster and decides nearly all pairs: `left @ right.T` is the cosine, or −|x − y|²/2 around the
-mean where the points lie so close together that their cosines would be much alike. `band` says
+mean where the points lie so close together that their cosines would hardly differ. `band` says
 between which similarities its rounding leaves a pair undecided; only the distances of such pairs
 are computed in float64 (`pairs`). Sorting by class puts every positive pair near the diagonal.
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nofuss.evaluate.checked import classes_of, lengths_of, shared_classes, vectors_of
-from nofuss.geometry import Array
+from nofuss.geometry import Array, exact_squared_distances
 
 BLOCK = 512  # a product, 1 MB, stays in a core's cache
 CONE = 0.7  # unit vectors with a longer mean than this are compared by −d²/2 around it
@@ -104,7 +104,7 @@ class Retrieval(NamedTuple):
         """Return squared distances in float64 of the pairs (i, j) of a block, (P,)."""
         x, y = self.queries.points(rows), self.gallery.points(cols)
         if len(i) > DENSE * len(x) * len(y):
-            return squared_distances(x, y)[i, j]
+            return exact_squared_distances(x, y)[i, j]
         difference = x[i].sub_(y[j])
         return difference.square_().sum(1)
 
@@ -271,8 +271,3 @@ def _distance_factors(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     one = torch.ones_like(half)
     left, right = torch.cat([x, half, one], 1), torch.cat([x, one, half], 1)
     return left.float(), right.float(), x.norm(dim=1)
-
-
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Return all |xᵢ − yⱼ|² from differences, without the cancellation of |x|² + |y|² − 2 x·y."""
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()

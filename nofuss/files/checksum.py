@@ -7,6 +7,7 @@ copies of each other. Both find damage and differences; neither is a signature.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def sha256_of_file(file: IO[bytes]) -> str:
 
 def digest_of_file(file: IO[bytes]) -> str:
     """Return the BLAKE2b digest of the rest of an open file, without holding it in memory."""
-    kind = lambda: hashlib.blake2b(digest_size=KEY_SIZE)  # noqa: E731
+    kind = partial(hashlib.blake2b, digest_size=KEY_SIZE)
     return hashlib.file_digest(file, kind).hexdigest()  # type: ignore[arg-type]
 
 

@@ -28,6 +28,8 @@ def write_folder(path: Path) -> Iterator[Path]:
         if not path.exists():
             new.rename(path)
         elif not _exchange(new, path):
+            # Without an atomic exchange, `path` is missing between two renames; a kill there is
+            # repaired by `_bring_back` when the folder is written the next time.
             old = path.with_name(temporary_name(path.name, "old"))
             path.rename(old)
             try:

@@ -110,7 +110,7 @@ class RunLock:
 
     def _acquire(self, run: Path) -> int:
         until = time.monotonic() + PATIENCE
-        while True:
+        while True:  # until the file at the path is the one that is locked
             descriptor = self._open(run)
             try:
                 is_free = _lock(descriptor)

@@ -1,11 +1,12 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
@@ -17,15 +18,19 @@ from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
-from nofuss.model.features import accelerate_for, run_over
-from nofuss.model.inference import extract, for_inference
+from nofuss.model.feature_store import picture_keys
+from nofuss.model.features import accelerate_for, feature_store, features_of, run_over
+from nofuss.model.inference import extract, for_inference, through_head
 from nofuss.model.weights import load_model
 
 BATCH = 32
 
 
 class Encoder:
-    """A trained model, opened by `nofuss.load`: `embed` returns unit vectors for search."""
+    """A trained model, opened by `nofuss.load`: `embed` returns unit vectors for search.
+
+    keep_features: keep the backbone's features of collections, and use those that are kept.
+    """
 
     def __init__(
         self,
@@ -34,7 +39,10 @@ class Encoder:
         *,
         class_names: Sequence[str] = (),
         extra: dict[str, Any] | None = None,
+        keep_features: bool = False,
     ) -> None:
+        is_kept = keep_features and preprocessing is not None
+        self._store = feature_store(embedder.backbone, preprocessing) if is_kept else None
         self.embedder = for_inference(embedder)
         self.preprocessing = preprocessing
         self.class_names = tuple(class_names)
@@ -53,11 +61,7 @@ class Encoder:
         is_single = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
         if is_single or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put a single one into a list")
-        views = (
-            test_views([self._picture(item) for item in items[i : i + BATCH]], self.preprocessing)
-            for i in range(0, len(items), BATCH)
-        )
-        return _unit(extract(self.embedder, views, count=len(items)))
+        return _unit(extract(self.embedder, self._views(items), count=len(items)))
 
     def embed_collection(
         self,
@@ -69,12 +73,50 @@ class Encoder:
     ) -> Tensor:
         """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`."""
         check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
-        accelerate_for(self.embedder.backbone, len(collection))
-        embeddings = run_over(
-            self.embedder, collection, self.preprocessing, workers=workers, progress=progress
-        )
+        if self.preprocessing is not None and self._store is not None:
+            features = features_of(
+                self.embedder.backbone,
+                collection,
+                self.preprocessing,
+                store=self._store,
+                workers=workers,
+                progress=progress,
+            )
+            embeddings = through_head(self.embedder, self.embedder.to_head(features))
+        else:
+            accelerate_for(self.embedder.backbone, len(collection))
+            embeddings = run_over(
+                self.embedder, collection, self.preprocessing, workers=workers, progress=progress
+            )
         _check_finite(embeddings)
         return normalize(embeddings) if unit else embeddings
+
+    def kept_features(self, collection: Collection) -> tuple[Tensor, NDArray[np.bool_]]:
+        """Return features (N, F) of a collection that are kept, and which of them are."""
+        if self._store is None or collection.kind == "dataset":
+            width = self.embedder.backbone.features
+            return torch.zeros(len(collection), width), np.zeros(len(collection), dtype=bool)
+        features, is_known = self._store.read(picture_keys(collection))
+        return torch.from_numpy(features), is_known
+
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Return unit embeddings (N, dim) of features (N, F) of the backbone."""
+        return _unit(through_head(self.embedder, self.embedder.to_head(features)))
+
+    def features(self, pictures: Sequence[NDArray[np.uint8]], collection: Collection) -> Tensor:
+        """Return features (N, F) of pictures, and keep them as those of the collection."""
+        assert self.preprocessing is not None
+        found = extract(self.embedder.backbone, self._views(pictures), count=len(pictures))
+        if self._store is not None:
+            self._store.write(picture_keys(collection), found.numpy())
+        return found
+
+    def _views(self, items: Sequence[Any]) -> Iterator[Tensor]:
+        """Yield pictures as inputs, a batch at a time."""
+        assert self.preprocessing is not None
+        for i in range(0, len(items), BATCH):
+            pictures = [self._picture(item) for item in items[i : i + BATCH]]
+            yield test_views(pictures, self.preprocessing)
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None
@@ -134,6 +176,7 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
         saved.preprocessing,
         class_names=saved.class_names,
         extra=saved.extra,
+        keep_features=True,
     )
 
 

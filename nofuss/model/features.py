@@ -1,56 +1,115 @@
-"""Features of a fixed backbone, computed once and kept in the cache: an epoch takes seconds."""
+"""Features of a fixed backbone, computed once and kept by picture: an epoch takes seconds."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory, make_room, read_tensor, try_write, write_tensor
+from nofuss.data.cache import cache_directory, make_room, try_write
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.distributed.device import device_of
-from nofuss.distributed.processes import any_true
+from nofuss.distributed.processes import all_sum, first, world
 from nofuss.files.checksum import Bytes, digest_of, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
+from nofuss.model.feature_store import FeatureStore, picture_keys
 from nofuss.model.inference import extract_together, for_inference
-from nofuss.model.onnx_backbone import OnnxNetwork, accelerate
+from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_file
 from nofuss.terminal import console
 
 WORTH_EXPORT = 1000
 """Number of pictures from which exporting the backbone to onnxruntime saves time."""
-ONNX_BATCH, TORCH_BATCH, VECTOR_BATCH = 8, 32, 4096
+ONNX_BATCH, TORCH_BATCH, VECTOR_BATCH = 8, 16, 4096
 """Items loaded at once; onnxruntime is fastest while a batch fits the processor's cache."""
+CHUNK = 2048
+"""Pictures whose features are kept at once."""
 
 
 def backbone_features(
     embedder: Embedder, collection: Collection, preprocessing: Preprocessing, *, workers: int = 0
 ) -> Tensor:
-    """Return features (N, F) of the centre crops, from the cache if they are there.
-
-    The key covers items, preprocessing, mirroring, the kind of device and every weight of the
-    backbone.
-    """
-    file, features = _cache_file(embedder, collection, preprocessing), None
-    # The key can't cover the pixels of a dataset, or what a module from Python does.
-    is_kept = collection.kind != "dataset" and embedder.backbone.name != OWN
-    if is_kept:
-        like = torch.empty(len(collection), embedder.backbone.features, device="meta")
-        features = read_tensor(file, like=like)
-    if not any_true(features is None)[0]:
-        assert features is not None
-        return features
-    backbone = for_inference(embedder).backbone
-    accelerate_for(backbone, len(collection))
+    """Return features (N, F) of the centre crops; those that are kept are not computed again."""
+    store = feature_store(embedder.backbone, preprocessing)
     with console.progress("computing features once", len(collection)) as progress:
-        features = run_over(backbone, collection, preprocessing, workers=workers, progress=progress)
-    if is_kept and make_room(features.nbytes):
-        write_tensor(file, features)
+        return features_of(
+            for_inference(embedder).backbone,
+            collection,
+            preprocessing,
+            store=store,
+            workers=workers,
+            progress=progress,
+        )
+
+
+def feature_store(backbone: Backbone, preprocessing: Preprocessing | None) -> FeatureStore | None:
+    """Return where features of this backbone are kept; None if a key can't cover what it does.
+
+    The key covers preprocessing, mirroring, the kind of device and every weight, as they are before
+    batch norm is folded.
+    """
+    if preprocessing is None or backbone.name == OWN:
+        return None
+
+    def parts() -> Iterator[Bytes]:
+        yield f"{preprocessing} {torch.__version__} mirror {backbone.mirror}".encode()
+        if (kind := device_of(backbone).type) != "cpu":  # a GPU may round its products
+            yield kind.encode()
+        yield from tensor_parts(backbone.state_dict())
+
+    file = cache_directory() / f"features-{digest_of(parts())}.sqlite"
+    return FeatureStore(file, backbone.features)
+
+
+def features_of(
+    backbone: Backbone,
+    collection: Collection,
+    preprocessing: Preprocessing,
+    *,
+    store: FeatureStore | None,
+    workers: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Return features (N, F) of all items: what `store` has, else computed and put there.
+
+    They are kept chunk by chunk, so that a killed command continues where it was.
+    """
+    if collection.kind == "dataset":  # the pixels of its items can't be known beforehand
+        store = None
+    features, missing = torch.zeros(len(collection), backbone.features), np.arange(len(collection))
+    keys: list[bytes] = []
+    if store is not None:
+        keys = picture_keys(collection)
+        kept, is_known = store.read(keys)
+        # Of several processes one may have read before another has written.
+        everywhere = all_sum(torch.from_numpy(is_known).int()) == world()
+        features, missing = torch.from_numpy(kept), np.flatnonzero(~everywhere.numpy())
+    if len(missing):
+        accelerate_for(backbone, len(collection), missing=len(missing))
+    done = len(collection) - len(missing)
+    for start in range(0, len(missing), CHUNK):
+        rows = missing[start : start + CHUNK]
+        tell = partial(_report, progress, done + start)
+        part = run_over(
+            backbone, collection.subset(rows), preprocessing, workers=workers, progress=tell
+        )
+        features[rows] = part
+        if store is not None and first():
+            store.write([keys[i] for i in rows], part.numpy())
+    if progress:
+        progress(len(collection))
     return features
+
+
+def _report(progress: Callable[[int], None] | None, before: int, done: int) -> None:
+    if progress:
+        progress(before + done)
 
 
 def run_over(
@@ -73,8 +132,14 @@ def run_over(
         loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
         return (batch.inputs for batch in loaded)
 
+    chosen = in_order(len(collection), batch)
+    if preprocessing is not None and len(chosen):
+        # All batches have one size: a picture's features do not depend on what else is missing.
+        padding = np.full(batch - len(chosen[-1]), chosen[-1][-1])
+        chosen[-1] = np.concatenate([chosen[-1], padding])
+    tell = progress and (lambda done: progress(min(done, len(collection))))
     with one_torch_thread() if in_onnx else nullcontext():
-        return extract_together(model, load, in_order(len(collection), batch), progress)
+        return extract_together(model, load, chosen, tell)[: len(collection)]
 
 
 @contextmanager
@@ -88,12 +153,16 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def accelerate_for(backbone: Backbone, count: int) -> None:
+def accelerate_for(backbone: Backbone, count: int, *, missing: int | None = None) -> None:
     """Let onnxruntime run a backbone on `count` pictures, if that saves time.
 
-    Only the number decides, so that the same command gives the same bits again.
+    missing: how many of them are to be computed; for a few of many, only a graph that is kept is
+    used. The number of pictures decides, so that the same command gives the same bits again.
     """
-    if count < WORTH_EXPORT:
+    if count < WORTH_EXPORT or not can_accelerate(backbone):
+        return
+    is_kept = graph_file(backbone, cache_directory()).is_file()
+    if missing is not None and missing < WORTH_EXPORT and not is_kept:
         return
 
     def write(file: Path, graph: bytes) -> None:
@@ -102,17 +171,3 @@ def accelerate_for(backbone: Backbone, count: int) -> None:
 
     if accelerate(backbone, cache_directory(), write):
         console.say(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
-
-
-def _cache_file(embedder: Embedder, collection: Collection, preprocessing: Preprocessing) -> Path:
-    def parts() -> Iterator[Bytes]:
-        yield f"{collection.fingerprint()} {preprocessing} {torch.__version__}".encode()
-        if (kind := device_of(embedder).type) != "cpu":  # a GPU may round its products
-            yield kind.encode()
-        if embedder.backbone.mirror:
-            yield b"mirrored"
-        for path in collection.paths:  # other pixels in a file of the same size change its time
-            yield f"{path.stat().st_mtime_ns} ".encode()
-        yield from tensor_parts(embedder.backbone.state_dict())
-
-    return cache_directory() / f"features-{digest_of(parts())}.safetensors"

@@ -178,13 +178,14 @@ def _leading_subspace(total: Tensor, factor: Tensor, dim: int, *, rounds: int = 
     With some more directions than needed, a few rounds suffice (Halko, Martinsson & Tropp 2011).
     """
     width = len(factor)
-    spare = min(width, dim + max(8, dim // 4))
+    spare = min(width, dim + max(8, dim // 4))  # more directions than needed converge sooner
     basis = torch.eye(width, spare, dtype=total.dtype)
-    for _ in range(rounds):
+    for _ in range(rounds):  # multiply by L⁻¹·T·L⁻ᵀ, then make the columns orthonormal again
         x = total @ torch.linalg.solve_triangular(factor.T, basis, upper=True)
         x = torch.linalg.solve_triangular(factor, x, upper=False)
         basis = torch.linalg.qr(x).Q
     x = total @ torch.linalg.solve_triangular(factor.T, basis, upper=True)
+    # Within the subspace the problem is small enough for exact eigenvectors (Rayleigh-Ritz).
     small = basis.T @ torch.linalg.solve_triangular(factor, x, upper=False)
     return basis @ _leading((small + small.T) / 2, dim).T
 

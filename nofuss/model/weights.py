@@ -172,7 +172,7 @@ def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preproc
         "numbers": all(type(x) in (int, float) and math.isfinite(x) for x in numbers),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
-        raise ValueError(f"preprocessing has an impossible {', '.join(wrong)}")
+        raise ValueError(f"preprocessing has an invalid {', '.join(wrong)}")
     return preprocessing
 
 

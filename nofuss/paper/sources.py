@@ -4,7 +4,6 @@ With `minutes` photographs become features of a fixed backbone, computed once an
 then takes seconds. Without --data the built-in characters are used.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import Rows
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError
+from nofuss.files.checksum import digest_of
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
 from nofuss.paper.budgets import CHARACTERS, PHOTOGRAPHS, Budget
@@ -145,10 +145,10 @@ def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
     if budget.classes is not None:
         pictures = _fewer_classes(pictures, budget.classes)
     assert pictures.split is not None
-    key = hashlib.blake2b(pictures.fingerprint().encode(), digest_size=16)
+    identity = [pictures.fingerprint().encode()]
     collection, features = _prepared(pictures, budget)
     if features is not None:
-        key.update(f"{tuple(features.shape)} {features.double().sum():.6g}".encode())
+        identity.append(f"{tuple(features.shape)} {features.double().sum():.6g}".encode())
     source = Source(
         name=name,
         budget=budget,
@@ -157,7 +157,7 @@ def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
         features=features,
         train_rows=np.flatnonzero(pictures.split == "train"),
         test_rows=np.flatnonzero(pictures.split == "test"),
-        fingerprint=key.hexdigest(),
+        fingerprint=digest_of(identity),
     )
     return source if features is None else _fit_dim(source, features.shape[1])
 

@@ -3,7 +3,6 @@
 A trial scores its last epoch. Trials that choose a rate (`fold`) use training classes only.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from nofuss.config import TrainConfig, to_json
 from nofuss.data.split import Rows
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
+from nofuss.files.checksum import digest_of
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets
@@ -64,7 +64,7 @@ class Trial:
         if self.record == "neighbours":
             settings["grid"] = GRID_FORMAT
         text = json.dumps(settings, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+        return digest_of([text.encode()], size=10)
 
     def cost(self, source: Source) -> float:
         """Return the number of items seen, which its time is proportional to."""

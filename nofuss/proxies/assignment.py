@@ -60,8 +60,8 @@ class Assignment(nn.Module, ABC):
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return triplets over proxies from positives y (B, D) and negatives z (B, K, D)."""
         raise ValueError(
-            f"{self.name} assignment finds a proxy by its label; bare triplets have none: "
-            "pass assignment='dynamic'"
+            f"got triplets without labels; {self.name} assignment needs labels: pass them, or "
+            "assignment='dynamic'"
         )
 
     def _nearest(self, distances: Tensor) -> Tensor:

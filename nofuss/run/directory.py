@@ -134,7 +134,7 @@ def resume_run(
     restarted: torchrun repeated the command of the run, so its flags change nothing.
     """
     if given.out is None:
-        raise RunError("--resume needs to know which run: add --out RUN")
+        raise RunError("--resume needs the run to resume; add --out RUN")
     saved, default = open_run(given.out).config, TrainConfig()
     changes = {
         name: getattr(given, name)

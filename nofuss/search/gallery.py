@@ -247,19 +247,26 @@ def _embed(
         return chosen, encoder.embed_collection(collection.subset(chosen)), []
     preprocessing = encoder.preprocessing
     assert preprocessing is not None
+    features, is_known = encoder.kept_features(collection.subset(chosen))
+    missing = [at for at, known in enumerate(is_known) if not known]
 
-    def read(i: int) -> NDArray[np.uint8] | PictureError:
+    def read(at: int) -> NDArray[np.uint8] | PictureError:
         try:
-            return middle(decode_resized(collection.paths[i], preprocessing), preprocessing)
+            return middle(
+                decode_resized(collection.paths[chosen[at]], preprocessing), preprocessing
+            )
         except PictureError as error:
             return error
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pictures = list(pool.map(read, chosen))
-    rows = [i for i, p in zip(chosen, pictures, strict=True) if not isinstance(p, PictureError)]
-    readable = [p for p in pictures if not isinstance(p, PictureError)]
-    vectors = encoder.embed(readable) if readable else torch.empty(0, encoder.dim)
-    return rows, vectors, [str(p) for p in pictures if isinstance(p, PictureError)]
+        pictures = dict(zip(missing, pool.map(read, missing), strict=True))
+    readable = {at: p for at, p in pictures.items() if not isinstance(p, PictureError)}
+    if readable:
+        new = collection.subset([chosen[at] for at in readable])
+        features[list(readable)] = encoder.features(list(readable.values()), new)
+    kept = [at for at in range(len(chosen)) if is_known[at] or at in readable]
+    messages = [str(p) for p in pictures.values() if isinstance(p, PictureError)]
+    return [chosen[at] for at in kept], encoder.embed_features(features[kept]), messages
 
 
 def _version(collection: Collection, item: int, before: Version | None) -> Version:

@@ -143,7 +143,9 @@ def test_values_beyond_float32_are_noted(tmp_path: Path, capsys: Capture) -> Non
     file = tmp_path / "v.npz"
     np.savez(file, vectors=np.eye(4) * 1e20, labels=[0, 0, 1, 1])
     assert main(["doctor", str(file)]) == 0
-    assert "v reaches 1e+20; the squares of such values are beyond" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "v reaches 1e+20; the squares of such values are beyond" in printed
+    assert f"next: scale the values, then nofuss train {file}" in printed
 
 
 def test_arrays_have_copies_too(tmp_path: Path) -> None:

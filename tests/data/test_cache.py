@@ -1,18 +1,14 @@
 import os
 import time
-import warnings
 from pathlib import Path
 
 import pytest
-import torch
 
 from nofuss.data.cache import (
     cache_directory,
     make_room,
     mark_used,
-    read_tensor,
     try_write,
-    write_tensor,
 )
 from nofuss.files.atomic import temporary_name
 
@@ -56,39 +52,11 @@ def test_what_killed_writers_left_goes_after_a_day(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == left
 
 
-def test_every_changed_bit_of_a_tensor_is_noticed(tmp_path: Path) -> None:
-    """Or it is in the padding of the header, and the tensor is the same."""
-    file, kept = tmp_path / "features", torch.arange(6.0).reshape(2, 3)
-    like = torch.empty(2, 3, device="meta")
-    assert read_tensor(file, like=like) is None
-    assert write_tensor(file, kept)
-    whole = file.read_bytes()
-    noticed = 0
-    for bit in range(8 * len(whole)):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(damaged)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            found = read_tensor(file, like=like)
-        noticed += len(said)
-        assert (found is None) == bool(said)
-        assert found is None or torch.equal(found, kept)
-    assert noticed > 7 * len(whole)
-
-
-@pytest.mark.parametrize("other", [torch.zeros(3, 3), torch.zeros(2, 2), torch.zeros(2, 3).half()])
-def test_a_tensor_of_another_shape_is_made_again(other: torch.Tensor, tmp_path: Path) -> None:
-    write_tensor(tmp_path / "features", other)
-    with pytest.warns(UserWarning, match=r"features is damaged \(torch.float\d\d \(.*\), not"):
-        assert read_tensor(tmp_path / "features", like=torch.empty(2, 3)) is None
-
-
 # Room for features
 
 
 def kept_file(cache: Path, number: int, size: int, *, used: float) -> Path:
-    file = cache / f"features-{number:032x}.safetensors"
+    file = cache / f"features-{number:032x}.sqlite"
     file.write_bytes(bytes(size))
     os.utime(file, (used, used))
     return file
@@ -114,6 +82,14 @@ def test_the_longest_unused_features_make_room(cache: Path) -> None:
     assert not second.exists()
 
 
+def test_features_of_earlier_versions_make_room(cache: Path) -> None:
+    """They were safetensors, which nothing reads any more."""
+    old = cache / f"features-{1:032x}.safetensors"
+    old.write_bytes(bytes(100))
+    assert make_room(100, limit=150)
+    assert not old.exists()
+
+
 def test_what_is_larger_than_the_limit_drives_nothing_out(cache: Path) -> None:
     kept = kept_file(cache, 1, 100, used=1)
     assert not make_room(500, limit=400)
@@ -126,10 +102,10 @@ def test_room_is_made_of_our_files_only(
     """Other names, folders and links stay, whatever their size and age."""
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "thesis"
     elsewhere.write_bytes(bytes(1000))
-    (cache / f"features-{1:032x}.safetensors").symlink_to(elsewhere)
-    (cache / f"features-{2:032x}.safetensors").mkdir()
-    others = ["features-mine.safetensors", f"features-{3:032x}.safetensors.bak", "thesis"]
-    others += [f"my-features-{3:032x}.safetensors", f"characters-{3:016x}.npz"]
+    (cache / f"features-{1:032x}.sqlite").symlink_to(elsewhere)
+    (cache / f"features-{2:032x}.sqlite").mkdir()
+    others = ["features-mine.sqlite", f"features-{3:032x}.sqlite.bak", "thesis"]
+    others += [f"my-features-{3:032x}.sqlite", f"characters-{3:016x}.npz"]
     for name in others:
         (cache / name).write_bytes(bytes(1000))
         os.utime(cache / name, (0, 0))
@@ -145,11 +121,3 @@ def test_room_in_a_cache_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("NOFUSS_CACHE", "/nowhere/at/all")
     assert make_room(100)
     mark_used(cache_directory() / "features")
-
-
-def test_reading_counts_as_use(cache: Path) -> None:
-    file = cache / f"features-{1:032x}.safetensors"
-    write_tensor(file, torch.zeros(2, 3))
-    os.utime(file, (1, 1))
-    assert read_tensor(file, like=torch.empty(2, 3)) is not None
-    assert file.stat().st_mtime > time.time() - 60

@@ -98,5 +98,5 @@ def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:
     with pytest.raises(DataError, match="is one picture"):
         open_data(tmp_path / "flat" / "1.png")
     (tmp_path / "data.xyz").touch()
-    with pytest.raises(DataError, match=r"can't tell what .*data\.xyz is"):
+    with pytest.raises(DataError, match=r"can't recognise .*data\.xyz"):
         open_data(tmp_path / "data.xyz")

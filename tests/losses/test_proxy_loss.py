@@ -125,7 +125,9 @@ def test_bare_triplets_need_dynamic_assignment(
 ) -> None:
     x = batch[0]
     criterion = ProxyNCA(4, 5, proxies_per_class=proxies_per_class)
-    with pytest.raises(ValueError, match="pass assignment='dynamic'"):
+    with pytest.raises(
+        ValueError, match="assignment needs labels: pass them, or assignment='dynamic'"
+    ):
         criterion(x, positives=x, negatives=x)
 
 

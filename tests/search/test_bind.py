@@ -11,6 +11,6 @@ def test_a_bind_beyond_loopback_without_a_token_is_refused(picture_run: Path) ->
         [*command, "--host", "0.0.0.0", "--no-token"], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 2
-    assert "the token must stay" in result.stderr
+    assert "so a token is needed" in result.stderr
     assert "http" not in result.stdout
     assert len(result.stderr.strip().splitlines()) == 1

@@ -134,7 +134,7 @@ class _Fused(torch.autograd.Function):
         shard: Shard | None,
         with_gradients: bool,
     ) -> Tensor:
-        """Compute the loss and its gradients; `backward` only hands them out."""
+        """Compute the loss and its gradients; `backward` only returns them."""
         needs = (
             with_gradients and ctx.needs_input_grad[1],
             with_gradients and ctx.needs_input_grad[3],

@@ -145,7 +145,7 @@ class Walk:
             # Row 0 stands in for a positive that another process holds; `here` makes it count 0.
             self.row, self.here = positive * held, held.to(x)[:, None]
         # Two rows at least, so that every anchor has a negative in the first chunk: a running
-        # maximum then starts at a logit of its own.
+        # maximum then starts at a logit.
         self.rows = min(len(proxies), max(2, CHUNK // max(x.shape)))
         self.starts = range(0, len(proxies), self.rows)
         # Sorted once, the positives of a chunk are one run: from cuts[i] to cuts[i + 1].
