@@ -23,7 +23,7 @@ REQUEST_SECONDS = 300.0
 """For a request and its answer, whatever the client does with it."""
 A_CLIENT = 64
 """Most connections of one address."""
-STOP_SECONDS = 1.5
+STOP_SECONDS = 1.0
 """After Ctrl-C, for requests under way."""
 _MOST, _QUEUE, _RESERVE = 200, 64, 40
 _BACKLOG = 256  # connections that the system queues until they are accepted
