@@ -35,6 +35,8 @@ COMMANDS = {
     "compare": "Compare runs on the same items, with intervals.",
     "reproduce": "Reproduce the paper's tables and figures, and put its numbers beside ours.",
 }
+NEEDED_BYTES = 1200 * 2**20
+"""Address space that torch, scikit-learn and the smallest training take with two threads."""
 IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index"}
 
 Call = partial[None]
@@ -53,6 +55,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
     name, *rest = argv
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
+    _check_address_space()
     main = import_module(f"nofuss.commands.{name}").main
 
     @wraps(main)
@@ -178,6 +181,18 @@ def _is_out_of_memory(error: Exception) -> bool:
         *("failed to map segment", "could not create a primitive", "can't start new thread"),
     )
     return isinstance(error, MemoryError) or any(each in str(error).lower() for each in words)
+
+
+def _check_address_space() -> None:
+    """Raise MemoryError if the shell allows less than torch and its libraries need.
+
+    They do not fail in order: an import ends in a SystemError, and OpenBLAS waits forever.
+    """
+    if sys.platform == "win32":
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < NEEDED_BYTES:
+        raise MemoryError
 
 
 def _more_memory() -> str:

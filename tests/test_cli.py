@@ -182,7 +182,7 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("evaluate {home}/none", "not a run directory"),
         ("embed {home} {home}/photos --out x.txt", ".npz or .safetensors"),
         ("embed {home} {home}/photos --out {home}/vectors.npz", "never overwritten"),
-        ("embed {home} {home}/photos --out no/x.npz", "no folder no"),
+        ("embed {home} {home}/photos --out no/x.npz", "the folder no does not exist"),
     ],
 )
 def test_refusals(words: str, said: str, nofuss: Call, home: Path, tmp_path: Path) -> None:
