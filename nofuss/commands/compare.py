@@ -153,7 +153,8 @@ def _same_but_for_the_seed(runs: Sequence[Run]) -> dict[str, list[int]]:
     differing = [key for key in settings_of[0] if len({str(s[key]) for s in settings_of}) > 1]
     names = {}
     for rows, settings in zip(rows_of, settings_of, strict=True):
-        words = ", ".join(f"{key} {settings[key]}" for key in differing[:3])
+        shown = [key for key in differing if settings[key] is not None][:3]
+        words = ", ".join(f"{key} {settings[key]}" for key in shown)
         names[words if len(rows) > 1 and words else str(runs[rows[0]].path)] = rows
     return names
 
@@ -238,7 +239,8 @@ def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
         axes.axvline(0, color="0.6", linewidth=1)
         axes.set_yticks(places, [row["name"] for row in others])
         axes.set_ylim(-0.5, len(others) - 0.5)
-        axes.set_xlabel(f"{label}: points more than {found[0]['name']}")
+        axes.set_xlabel(f"{label}, points")
+    figure.suptitle(f"difference to {found[0]['name']}, 95% over classes", fontsize="medium")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
