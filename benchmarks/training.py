@@ -18,7 +18,7 @@ from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import sides_of
 from nofuss.training.feed import CollectionFeed
 from nofuss.training.job import build_model
-from nofuss.training.loop import Silent, Training, train
+from nofuss.training.loop import Silent, Training, run_loop
 from nofuss.training.presets import resolve
 from nofuss.training.setup import build_criterion, build_training
 from nofuss.training.step import train_step
@@ -66,7 +66,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
 
     def epoch() -> None:
         training.epochs = training.epoch + 1
-        train(training, feed, watch=Silent())
+        run_loop(training, feed, watch=Silent())
 
     def loading() -> None:
         for _ in feed(0, 0):

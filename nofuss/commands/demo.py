@@ -12,7 +12,7 @@ from nofuss.distributed import processes
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search import Index
 from nofuss.terminal import console
-from nofuss.training.pipeline import train
+from nofuss.training.pipeline import run_training
 
 
 def main(
@@ -37,7 +37,7 @@ def main(
     console.say(
         "Half of the characters are for training. The other half is not seen until the end."
     )
-    path = train(TrainConfig(out=out, epochs=epochs, seed=seed))
+    path = run_training(TrainConfig(out=out, epochs=epochs, seed=seed))
     if processes.first():
         with processes.alone():
             _show_what_it_learned(path, seed=seed)

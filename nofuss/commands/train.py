@@ -11,6 +11,6 @@ def main(
     config: Annotated[TrainConfig, arg(name="")], *, given: Suppress[frozenset[str]] = frozenset()
 ) -> None:
     """Learn a distance from labelled data and score it on classes not seen in training."""
-    from nofuss.training.pipeline import train  # here, so that --help does not load torch
+    from nofuss.training.pipeline import run_training  # here, so that --help does not load torch
 
-    train(config, given=given)
+    run_training(config, given=given)

@@ -26,8 +26,7 @@ from nofuss.report.findings import neighbours
 from nofuss.report.grids import GridGroup, Items, retrieval_grid
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.job import build_model
-from nofuss.training.loop import Training, Watch
-from nofuss.training.loop import train as run_loop
+from nofuss.training.loop import Training, Watch, run_loop
 from nofuss.training.prepare import prepare
 from nofuss.training.step import NonFiniteLoss
 

@@ -11,7 +11,7 @@ from nofuss.data.arrays import from_arrays
 from nofuss.data.collection import Collection, from_dataset
 from nofuss.errors import UsageError, in_python
 from nofuss.model.backbones import OWN, own_backbone
-from nofuss.training.pipeline import train as run_training
+from nofuss.training.pipeline import run_training
 
 
 def train(

@@ -24,7 +24,7 @@ from nofuss.training.fold_results import (
 )
 from nofuss.training.folds import class_folds
 from nofuss.training.head import DIM, composed, prepare_head
-from nofuss.training.loop import Silent, Watch, train
+from nofuss.training.loop import Silent, Watch, run_loop
 
 SCORES = ("recall@1", "map@r")
 
@@ -103,7 +103,7 @@ def fit_head(
         return choice, start
     inputs = start(form.inputs(choice.recipe.root))
     training, feed = prepare_head(config, inputs, labels, device=device)
-    train(training, feed, watch=watch)
+    run_loop(training, feed, watch=watch)
     return choice, composed(training.model, start)
 
 

@@ -19,7 +19,7 @@ from nofuss.run.choice import CLOSED, NOTHING, TRAINED
 from nofuss.training.closed_form import ClosedForm
 from nofuss.training.folds import pooled, query_scores, sample_rows
 from nofuss.training.head import prepare_head
-from nofuss.training.loop import Watch, train
+from nofuss.training.loop import Watch, run_loop
 
 SCORED_ITEMS = 3000
 """Items of a fold that the methods are compared on."""
@@ -110,7 +110,7 @@ def _train_fold(
             curve.append((training.epoch + 1, *mean_scores(scores)))
         return {}
 
-    train(training, feed, watch=watch, validate=look, stop=stop)
+    run_loop(training, feed, watch=watch, validate=look, stop=stop)
     return embed(held_out), curve
 
 

@@ -39,8 +39,7 @@ from nofuss.training.fold_results import (
 from nofuss.training.folds import FOLDS, class_folds, query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
-from nofuss.training.loop import Training
-from nofuss.training.loop import train as run_loop
+from nofuss.training.loop import Training, run_loop
 from nofuss.training.prepare import prepare
 
 CHOICE = "choice.json"

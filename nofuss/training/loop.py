@@ -126,7 +126,7 @@ class Training:
         self.loss_sum, self.history = state["loss_sum"], state["history"]
 
 
-def train(
+def run_loop(
     t: Training,
     feed: Feed,
     *,

@@ -51,7 +51,7 @@ from nofuss.training.setup import build_criterion
 from nofuss.training.step import NonFiniteLoss
 
 
-def train(
+def run_training(
     config: TrainConfig,
     collection: Collection | None = None,
     *,

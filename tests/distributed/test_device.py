@@ -22,7 +22,7 @@ from nofuss.distributed.device import choose_device
 from nofuss.errors import UsageError
 from nofuss.model.embedder import build_embedder
 from nofuss.model.weights import save_model
-from nofuss.training.pipeline import train
+from nofuss.training.pipeline import run_training
 from tests.losses.test_every_loss import EVERY
 
 
@@ -84,12 +84,12 @@ def test_a_run_there_is_a_run_here(lazy: torch.device, tmp_path: Path, assignmen
         data=_vectors(tmp_path), dim=4, epochs=2, batch=36, folds=0, assignment=assignment
     )
     config = replace(config, optimizer="rmsprop")  # torch has no fused Adam for this device
-    here = train(replace(config, out=tmp_path / "here", device="cpu"))
-    there = train(replace(config, out=tmp_path / "there", device="lazy"))
+    here = run_training(replace(config, out=tmp_path / "here", device="cpu"))
+    there = run_training(replace(config, out=tmp_path / "there", device="lazy"))
     _assert_alike(there, here)
     assert json.loads((there / "environment.json").read_text())["device"] == "lazy"
     (there / "checkpoints" / f"step-{_last_step(there)}" / "state.json").unlink()
-    _assert_alike(train(TrainConfig(out=there, resume=True, device="cpu")), here)
+    _assert_alike(run_training(TrainConfig(out=there, resume=True, device="cpu")), here)
 
 
 def test_pictures_are_embedded_there(lazy: torch.device, tmp_path: Path) -> None:

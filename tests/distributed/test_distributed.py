@@ -12,7 +12,7 @@ from nofuss.config import TrainConfig
 from nofuss.errors import UsageError
 from nofuss.search import Index
 from nofuss.search.indexing import index_run
-from nofuss.training.pipeline import train
+from nofuss.training.pipeline import run_training
 from tests.tiny_run import draw, train_pictures
 from tests.training import equal_training as trainings
 from tests.training.equal_losses import check_losses
@@ -90,5 +90,5 @@ def test_max_restarts_asks_for_the_run_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     with pytest.raises(UsageError, match="add --out RUN"):
-        train(TrainConfig())
+        run_training(TrainConfig())
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ from nofuss.training.checkpoint import (
     optimizer_tensors,
 )
 from nofuss.training.checks import loss_on_one_batch
-from nofuss.training.loop import Interrupted, Training, train
+from nofuss.training.loop import Interrupted, Training, run_loop
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
 
@@ -76,9 +76,9 @@ def check_training() -> None:
     ):
         with processes.alone():
             expected = make(kind, sharded=False)
-            train(expected, FEED, watch=Recorder())
+            run_loop(expected, FEED, watch=Recorder())
         t = make(kind, sharded=sharded)
-        train(t, FEED, watch=Recorder())
+        run_loop(t, FEED, watch=Recorder())
         assert [row["loss"] for row in t.history] == pytest.approx(
             [row["loss"] for row in expected.history], rel=1e-9
         )
@@ -113,7 +113,7 @@ def write_checkpoint(folder: Path) -> None:
     """Two epochs of three, then the whole state of it as one process would have it."""
     t, watch = make("static", sharded=True), Recorder()
     with pytest.raises(Interrupted):
-        train(t, FEED, watch=watch, checkpoints=folder, stop=lambda: len(watch.losses) >= 8)
+        run_loop(t, FEED, watch=watch, checkpoints=folder, stop=lambda: len(watch.losses) >= 8)
 
 
 def read_checkpoint(folder: Path, expected: Path) -> None:
@@ -129,13 +129,13 @@ def read_checkpoint(folder: Path, expected: Path) -> None:
     assert own is not None
     t.restore(own)
     compare(t, whole.tensors, rel=0)
-    train(t, FEED, watch=Recorder())
+    run_loop(t, FEED, watch=Recorder())
     compare(t, end.tensors, rel=1e-6)
 
 
 def write_the_end(folder: Path) -> None:
     """Three epochs at a stretch in one process."""
-    train(make("static", sharded=False), FEED, watch=Recorder(), checkpoints=folder)
+    run_loop(make("static", sharded=False), FEED, watch=Recorder(), checkpoints=folder)
 
 
 def check_scores() -> None:

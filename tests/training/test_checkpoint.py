@@ -20,7 +20,7 @@ from nofuss.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from nofuss.training.loop import train
+from nofuss.training.loop import run_loop
 
 FILES = ("tensors.safetensors", "state.json", "manifest.json")
 
@@ -70,7 +70,7 @@ def test_optimizer_goes_on_as_if_never_saved(
     """State equal after loading, in the parameters' memory layout, and equal after more steps."""
     kept = training(name, schedule="constant")
     kept.until = 1
-    train(kept, feed, watch=watch, checkpoints=tmp_path)
+    run_loop(kept, feed, watch=watch, checkpoints=tmp_path)
     back = training(name, schedule="constant")
     checkpoint = load_checkpoint(tmp_path, say=silent)
     assert checkpoint is not None
@@ -82,7 +82,7 @@ def test_optimizer_goes_on_as_if_never_saved(
     assert all(v.stride() == weight.stride() for v in state.values() if v.shape == weight.shape)
     for t in (kept, back):
         t.until = 3
-        train(t, feed, watch=watch)
+        run_loop(t, feed, watch=watch)
     assert same(module_tensors("m", back.model), module_tensors("m", kept.model))
     assert same(optimizer_tensors(back.optimizer), optimizer_tensors(kept.optimizer))
 
@@ -247,7 +247,7 @@ def test_forged_optimizer_state_is_refused(
     """A fused optimizer walks past the end of a moment that is shorter than its parameter."""
     t = training(name, schedule="constant")
     t.until = 1
-    train(t, feed, watch=watch)
+    run_loop(t, feed, watch=watch)
     whole = optimizer_tensors(t.optimizer)
     restore_optimizer(t.optimizer, whole)
     moment = max((k for k in whole if whole[k].ndim), key=lambda k: whole[k].numel())

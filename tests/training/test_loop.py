@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nofuss.losses import ProxyNCA
 from nofuss.proxies.assignment import Dynamic
 from nofuss.training.checkpoint import load_checkpoint, module_tensors, optimizer_tensors
-from nofuss.training.loop import Interrupted, Silent, Training, train
+from nofuss.training.loop import Interrupted, Silent, Training, run_loop
 from nofuss.training.step import NonFiniteLoss
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
@@ -55,10 +55,10 @@ def run_in_pieces(make: Make, feed: Any, folder: Path, pieces: list[int]) -> Tra
         t, watch = make(), Recorder()
         resume(t, folder)
         with pytest.raises(Interrupted):
-            train(t, feed, watch=watch, checkpoints=folder, stop=StopAfter(watch, steps))
+            run_loop(t, feed, watch=watch, checkpoints=folder, stop=StopAfter(watch, steps))
     t = make()
     resume(t, folder)
-    train(t, feed, watch=Recorder(), checkpoints=folder)
+    run_loop(t, feed, watch=Recorder(), checkpoints=folder)
     return t
 
 
@@ -75,7 +75,7 @@ def test_interrupted_equals_uninterrupted(
 ) -> None:
     """12 steps in three epochs; 4 and 8 are the ends of epochs."""
     whole = make_training(name)
-    train(whole, feed, watch=Recorder())
+    run_loop(whole, feed, watch=Recorder())
     broken = run_in_pieces(lambda: make_training(name), feed, tmp_path, pieces)
     assert_same_bits(broken, whole)
     assert losses(broken) == losses(whole)
@@ -87,7 +87,7 @@ def test_dynamic_assignment_resumes_too(tmp_path: Path, feed: Pictures) -> None:
         return make_training(criterion=criterion)
 
     whole = make()
-    train(whole, feed, watch=Recorder())
+    run_loop(whole, feed, watch=Recorder())
     assert_same_bits(run_in_pieces(make, feed, tmp_path, [2, 3, 3]), whole)
 
 
@@ -96,7 +96,7 @@ def test_the_model_really_is_random(feed: Pictures) -> None:
     runs = [make_training() for _ in range(2)]
     runs[1].seed += 1
     for t in runs:
-        train(t, feed, watch=Recorder())
+        run_loop(t, feed, watch=Recorder())
     assert losses(runs[0]) != losses(runs[1])
 
 
@@ -104,7 +104,7 @@ def test_the_callers_random_numbers_are_left_alone(feed: Pictures) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    train(make_training(), feed, watch=Recorder())
+    run_loop(make_training(), feed, watch=Recorder())
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -114,7 +114,7 @@ def test_an_interrupted_run_has_the_same_history(
 ) -> None:
     """An epoch has four steps: after its last one the row is written before training stops."""
     whole = make_training()
-    train(whole, feed, watch=Recorder())
+    run_loop(whole, feed, watch=Recorder())
     t = run_in_pieces(make_training, feed, tmp_path, [steps])
 
     def rows(of: Training) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
 
     t = make_training()
     with pytest.raises(Interrupted):
-        train(
+        run_loop(
             t,
             feed,
             watch=Recorder(),
@@ -148,7 +148,7 @@ def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
 
 
 def test_checkpoints_by_time_and_by_epoch(tmp_path: Path, feed: Pictures) -> None:
-    train(make_training(), feed, watch=Recorder(), checkpoints=tmp_path, checkpoint_seconds=0)
+    run_loop(make_training(), feed, watch=Recorder(), checkpoints=tmp_path, checkpoint_seconds=0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-11", "step-12"]
 
 
@@ -159,7 +159,7 @@ def test_rows_have_loss_and_scores(feed: Pictures) -> None:
         modes.append(t.model.training)
         return {"score": 0.5}
 
-    train(t, feed, watch=watch, validate=validate)
+    run_loop(t, feed, watch=watch, validate=validate)
     assert modes == [False] * 3
     assert [row["epoch"] for row in watch.rows] == [1, 2, 3]
     assert all(row["score"] == 0.5 for row in watch.rows)
@@ -181,7 +181,7 @@ def test_rates_follow_the_schedule(schedule: str, factors: list[float], feed: Pi
         def step(self, *told: Any) -> None:
             seen.append([group["lr"] for group in t.optimizer.param_groups])
 
-    train(t, feed, watch=Rates())
+    run_loop(t, feed, watch=Rates())
     bases = (1e-3, 1e-2, 1e-1)
     assert seen == [pytest.approx([base * f for base in bases]) for f in factors]
 
@@ -199,11 +199,11 @@ class SpoiltFeed(Pictures):
 def test_nan_loss_stops_before_the_update_and_names_the_batch(tmp_path: Path) -> None:
     t, twin = make_training(), make_training()
     with pytest.raises(NonFiniteLoss, match="nan") as raised:
-        train(t, SpoiltFeed(), watch=Recorder(), checkpoints=tmp_path)
+        run_loop(t, SpoiltFeed(), watch=Recorder(), checkpoints=tmp_path)
     assert raised.value.indices.tolist() == list(range(200, 208))
     watch = Recorder()
     with pytest.raises(Interrupted):
-        train(twin, Pictures(), watch=watch, stop=StopAfter(watch, 6))
+        run_loop(twin, Pictures(), watch=watch, stop=StopAfter(watch, 6))
     # batch norm's statistics saw the batch; nothing that is learned did
     for a, b in zip(t.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -226,7 +226,7 @@ def test_nan_gradient_stops_before_the_update(feed: Pictures) -> None:
     t = make_training(criterion=InfiniteSlope())
     before = [p.clone() for p in t.model.parameters()]
     with pytest.raises(NonFiniteLoss, match="gradient is not finite") as raised:
-        train(t, feed, watch=Recorder())
+        run_loop(t, feed, watch=Recorder())
     assert raised.value.indices.tolist() == list(range(8))
     assert all(torch.equal(a, b) for a, b in zip(before, t.model.parameters(), strict=True))
     assert not t.optimizer.state
@@ -240,7 +240,7 @@ def test_collapse_is_said(feed: Pictures) -> None:
         head.bias.fill_(1)
     for group in t.optimizer.param_groups:
         group["base_rate"] = 0.0
-    train(t, feed, watch=watch)
+    run_loop(t, feed, watch=watch)
     assert watch.rows[0]["spread"] < 0.01
     assert len(watch.said) == 1
     assert "collapsed" in watch.said[0]
@@ -248,7 +248,7 @@ def test_collapse_is_said(feed: Pictures) -> None:
 
 def test_a_healthy_training_says_nothing(feed: Pictures) -> None:
     watch = Recorder()
-    train(make_training(), feed, watch=watch)
+    run_loop(make_training(), feed, watch=watch)
     assert watch.said == []
     assert all(0.01 < row["spread"] <= 1 for row in watch.rows)
 
@@ -256,7 +256,7 @@ def test_a_healthy_training_says_nothing(feed: Pictures) -> None:
 def test_proxies_in_use_are_counted(feed: Pictures) -> None:
     criterion = ProxyNCA(5, 4, scale=16, seed=3, assignment="dynamic")
     t, watch = make_training(criterion=criterion), Recorder()
-    train(t, feed, watch=watch)
+    run_loop(t, feed, watch=watch)
     assert all(0 < row["proxies_in_use"] <= 1 for row in watch.rows)
 
 
@@ -282,7 +282,7 @@ def test_losses_of_pytorch_metric_learning_run_here(
 
     feed, whole = Pictures(), make()
     first = [p.clone() for p in whole.criterion.parameters()]
-    train(whole, feed, watch=Recorder())
+    run_loop(whole, feed, watch=Recorder())
     moved = zip(first, whole.criterion.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in moved)
     assert_same_bits(run_in_pieces(make, feed, tmp_path, [3]), whole)
@@ -304,7 +304,7 @@ def test_bare_triplets(tmp_path: Path) -> None:
 
     whole = make()
     first = whole.criterion.proxies.clone()  # type: ignore[operator]
-    train(whole, Thirds(), watch=Recorder())
+    run_loop(whole, Thirds(), watch=Recorder())
     assert not torch.equal(first, whole.criterion.proxies)  # type: ignore[arg-type]
     assert_same_bits(run_in_pieces(make, Thirds(), tmp_path, [3]), whole)
 
