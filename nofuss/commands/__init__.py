@@ -9,5 +9,14 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from nofuss.errors import UsageError
+
 RunPath = Annotated[Path, Positional, arg(metavar="RUN")]
 DeviceName = Annotated[str, arg(metavar="NAME")]
+
+
+def check_new_png(flag: str, file: Path) -> None:
+    """Raise UsageError unless `file` can be written: a PNG that does not exist yet."""
+    if file.suffix.lower() != ".png" or file.exists():
+        reason = "exists and is never overwritten" if file.exists() else "does not end in .png"
+        raise UsageError(f"{flag} {file} {reason}; give another name")

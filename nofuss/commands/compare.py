@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 from tyro.conf import Positional, arg
 
-from nofuss.commands import DeviceName
+from nofuss.commands import DeviceName, check_new_png
 from nofuss.config import TrainConfig, to_json
 from nofuss.data.collection import Collection
 from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, UsageError
-from nofuss.evaluate.beside import scorable
-from nofuss.evaluate.intervals import paired_difference
+from nofuss.evaluate.intervals import SeededDifference, paired_difference, t_interval
 from nofuss.evaluate.queries import PerQuery, per_query
+from nofuss.evaluate.side_by_side import scorable
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import load
-from nofuss.paper.statistics import Difference, t_interval
 from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.terminal import console
@@ -71,9 +70,8 @@ def main(
     """
     if len(runs) < 2:
         raise UsageError(f"got {len(runs)} run; give two or more to compare")
-    if figure is not None and (figure.suffix.lower() != ".png" or figure.exists()):
-        reason = "exists and is never overwritten" if figure.exists() else "does not end in .png"
-        raise UsageError(f"--figure {figure} {reason}; give another name")
+    if figure is not None:
+        check_new_png("--figure", figure)
     opened = [open_run(path) for path in runs]
     groups = _same_but_for_the_seed(opened)
     if len(groups) < 2:
@@ -189,7 +187,7 @@ def _difference(method: Method, first: Method, score: str, seed: int) -> dict[st
     if len(ours) == len(theirs) > 1:
         gaps = [float(a.mean() - b.mean()) for a, b in zip(ours, theirs, strict=True)]
         over_seeds = t_interval(gaps)
-    found = Difference(gap.mean, over_seeds, (gap.low, gap.high))
+    found = SeededDifference(gap.mean, over_seeds, (gap.low, gap.high))
     return asdict(found) | {"verdict": found.verdict}
 
 

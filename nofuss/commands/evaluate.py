@@ -17,8 +17,8 @@ from nofuss.data.split import by_folds, sides_of
 from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
-from nofuss.evaluate.beside import KS, scorable
 from nofuss.evaluate.protocol import evaluate
+from nofuss.evaluate.side_by_side import KS, scorable
 from nofuss.evaluate.task import Options
 from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load

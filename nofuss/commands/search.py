@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tyro.conf import Positional, arg
 
-from nofuss.commands import RunPath
+from nofuss.commands import RunPath, check_new_png
 from nofuss.data import open_data
 from nofuss.data.collection import printable
 from nofuss.errors import DataError, UsageError
@@ -50,9 +50,8 @@ def main(
         raise UsageError("no picture to search for; give one or more pictures")
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
-    if show is not None and (show.suffix.lower() != ".png" or show.exists()):
-        reason = "exists and is never overwritten" if show.exists() else "does not end in .png"
-        raise UsageError(f"--show {show} {reason}; give another name")
+    if show is not None:
+        check_new_png("--show", show)
     opened, encoder = open_run(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
     searchable = open_searchable(opened, encoder, say=_be_silent if json else console.say)

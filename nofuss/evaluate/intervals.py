@@ -1,16 +1,24 @@
-"""Intervals of scores: the bootstrap over classes, for one model or for the difference of two.
+"""Chance in scores: which classes happen to be tested, and the seeds of training.
 
-Queries of one class tend to hit or miss together, so whole classes are resampled; intervals over
-single queries would be too narrow.
+Classes are resampled whole, since the queries of a class succeed and fail together; intervals over
+single queries would be too narrow. Over seeds there is a t-interval. A difference between methods
+counts only if it is beyond both.
 """
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nofuss.evaluate.checked import classes_of
 from nofuss.geometry import Array, as_tensor
+
+Interval = tuple[float, float]
+Verdict = Literal["above", "below", "indistinguishable"]
 
 
 def class_intervals(
@@ -61,3 +69,32 @@ def paired_difference(
     classes = classes_of(labels, len(gap))
     ends = class_intervals({"gap": gap}, classes, seed=seed, resamples=resamples)["gap"]
     return Difference(float(gap.mean()), *ends)
+
+
+def t_interval(values: Sequence[float]) -> Interval | None:
+    """Return the 95% interval of Student's t around the mean; None for a single value."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
+
+
+@dataclass(frozen=True)
+class SeededDifference:
+    """A score of one method minus that of another, each over several trainings."""
+
+    mean: float
+    over_seeds: Interval | None
+    """95% t-interval over paired seeds; None with one seed."""
+    over_classes: Interval
+    """95% interval over resampled test classes, of the mean over seeds."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Above or below only if both intervals exclude zero."""
+        ends = [self.over_classes, *([self.over_seeds] if self.over_seeds else [])]
+        if all(low > 0 for low, _ in ends):
+            return "above"
+        return "below" if all(high < 0 for _, high in ends) else "indistinguishable"

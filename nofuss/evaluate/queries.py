@@ -1,9 +1,11 @@
 """Scores of single queries, for paired comparisons of two models and for finding hard classes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +29,15 @@ class QueryScores:
         return (self.recall + self.map_at_r) / 2
 
 
+def pooled(parts: Sequence[QueryScores]) -> QueryScores:
+    """Return the queries of all parts together."""
+    return QueryScores(
+        torch.cat([part.recall for part in parts]),
+        torch.cat([part.map_at_r for part in parts]),
+        torch.cat([part.labels for part in parts]),
+    )
+
+
 class PerQuery(NamedTuple):
     """Scores of each query, (Q,), in the caller's order, without items alone in their class."""
 
@@ -34,6 +45,11 @@ class PerQuery(NamedTuple):
     labels: NDArray[np.generic]  # its label, as given
     recall1: Tensor  # 1.0 where the nearest other item is of its class, else 0.0
     map_at_r: Tensor  # the average precision within its R nearest
+
+    @property
+    def scores(self) -> QueryScores:
+        """Return the scores without their rows."""
+        return QueryScores(self.recall1, self.map_at_r, torch.as_tensor(self.labels))
 
 
 def per_query(embeddings: Array, labels: Array, *, normalize: bool = True) -> PerQuery:

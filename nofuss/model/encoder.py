@@ -41,8 +41,7 @@ class Encoder:
         extra: dict[str, Any] | None = None,
         keep_features: bool = False,
     ) -> None:
-        is_kept = keep_features and preprocessing is not None
-        self._store = feature_store(embedder.backbone, preprocessing) if is_kept else None
+        self._store = feature_store(embedder.backbone, preprocessing) if keep_features else None
         self.embedder = for_inference(embedder)
         self.preprocessing = preprocessing
         self.class_names = tuple(class_names)
@@ -92,8 +91,8 @@ class Encoder:
         return normalize(embeddings) if unit else embeddings
 
     def kept_features(self, collection: Collection) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Return features (N, F) of a collection that are kept, and which of them are."""
-        if self._store is None or collection.kind == "dataset":
+        """Return features (N, F) of pictures that are kept, and which of them are."""
+        if self._store is None:
             width = self.embedder.backbone.features
             return torch.zeros(len(collection), width), np.zeros(len(collection), dtype=bool)
         features, is_known = self._store.read(picture_keys(collection))

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper.entry import Entry, Results
 from nofuss.paper.published import METHODS
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
-from nofuss.paper.statistics import Difference, difference
+from nofuss.paper.statistics import difference
 from nofuss.paper.sweep import Curves, Sweep, trials_of
 from nofuss.paper.tables import certainty
 from nofuss.paper.trial import Record, Trial
@@ -81,7 +82,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
     )
 
 
-def verdict(gaps: Mapping[str, Mapping[float, Difference]], usual: Mapping[str, int]) -> str:
+def verdict(gaps: Mapping[str, Mapping[float, SeededDifference]], usual: Mapping[str, int]) -> str:
     """Say at which batches each method differs from what it is at the budget's own."""
     parts = []
     for m, by_size in gaps.items():

@@ -6,11 +6,12 @@ The trainings are those of the tables. Time includes steps and loading, not the 
 from itertools import accumulate, pairwise
 from statistics import mean
 
+from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper.entry import Entry, Figure, Results, Series, Table, point
 from nofuss.paper.published import BASELINES, FASTER, METHODS
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
-from nofuss.paper.statistics import Difference, difference
+from nofuss.paper.statistics import difference
 from nofuss.paper.tables import certainty, seeds_of
 from nofuss.paper.trial import Result, Trial
 
@@ -109,7 +110,7 @@ def verdict(
     target: float,
     in_steps: tuple[float | None, float | None],
     in_time: tuple[float | None, float | None],
-    final: Difference,
+    final: SeededDifference,
 ) -> str:
     """Compare the speed-up over the best baseline with the paper's."""
     level = f"the final Recall@1 of the best baseline ({best}, {100 * target:.2f})"

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from nofuss.evaluate.intervals import t_interval
 from nofuss.paper.published import METHODS
 from nofuss.paper.rates import Rates, at_edge
 from nofuss.paper.sources import Source
-from nofuss.paper.statistics import list_words, t_interval
+from nofuss.paper.statistics import list_words
 from nofuss.paper.trial import Result, Trial
 from nofuss.run.directory import environment
 

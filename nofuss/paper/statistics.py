@@ -1,33 +1,15 @@
-"""Means with their intervals, and whether two methods can be distinguished.
+"""Scores and differences of trials as results.json and the page's sentences have them."""
 
-There are two sources of chance. Seeds: a t-interval over trainings. Classes: which classes happen
-to be tested, by the bootstrap over classes. A difference counts as shown only if it is beyond both.
-"""
-
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import mean, stdev
-from typing import Any, Literal
+from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
 
-from nofuss.evaluate.intervals import class_intervals
+from nofuss.evaluate.intervals import Interval, SeededDifference, class_intervals, t_interval
 
 RESAMPLES = 2000
-Interval = tuple[float, float]
-Verdict = Literal["above", "below", "indistinguishable"]
-
-
-def t_interval(values: Sequence[float]) -> Interval | None:
-    """Return the 95% interval of Student's t around the mean; None for a single value."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return mean(values) - half, mean(values) + half
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -36,26 +18,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": mean(values), "interval": ends and list(ends), "seeds": list(values)}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Recall@1 of one method minus that of another, as shares."""
-
-    mean: float
-    over_seeds: Interval | None
-    """95% t-interval over paired seeds; None with one seed."""
-    over_classes: Interval
-    """95% interval over resampled test classes, of the mean over seeds."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Above or below only if both intervals exclude zero."""
-        ends = [self.over_classes, *([self.over_seeds] if self.over_seeds else [])]
-        if all(low > 0 for low, _ in ends):
-            return "above"
-        return "below" if all(high < 0 for _, high in ends) else "indistinguishable"
-
-
-def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Difference:
+def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> SeededDifference:
     """Compare results of the same seeds on the same test classes."""
     gaps = [a["recall@1"] - b["recall@1"] for a, b in zip(one, other, strict=True)]
     hits = np.mean([r["hits"] for r in one], 0) - np.mean([r["hits"] for r in other], 0)
@@ -67,7 +30,7 @@ def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -
     ends = class_intervals(
         {"gap": torch.from_numpy(means)}, torch.from_numpy(classes), seed=0, resamples=RESAMPLES
     )
-    return Difference(mean(gaps), t_interval(gaps), ends["gap"])
+    return SeededDifference(mean(gaps), t_interval(gaps), ends["gap"])
 
 
 def list_words(words: Sequence[str]) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper.entry import Entry, Results, Table, shown
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source, raw_features
-from nofuss.paper.statistics import Difference, difference, list_words, span, summary
+from nofuss.paper.statistics import difference, list_words, span, summary
 from nofuss.paper.trial import Result, Trial, scores
 from nofuss.training.baselines import untrained
 
@@ -107,7 +108,7 @@ def untrained_scores(source: Source) -> dict[str, Result]:
 
 
 def ordering(
-    order: Sequence[str], pairs: dict[tuple[str, str], Difference], ranked: Sequence[str]
+    order: Sequence[str], pairs: dict[tuple[str, str], SeededDifference], ranked: Sequence[str]
 ) -> str:
     """Say whether the paper's order holds, by the intervals."""
     first = order[0]
@@ -138,7 +139,7 @@ def ordering(
     )
 
 
-def certainty(differences: Iterable[Difference]) -> str:
+def certainty(differences: Iterable[SeededDifference]) -> str:
     """Say how certain verdicts are; some of many will be wrong."""
     several = all(d.over_seeds for d in differences)
     over = "over seeds and over classes" if several else "over classes alone: one seed"
@@ -203,7 +204,7 @@ def _row(
     return cells
 
 
-def _pair_table(pairs: dict[tuple[str, str], Difference]) -> Table:
+def _pair_table(pairs: dict[tuple[str, str], SeededDifference]) -> Table:
     head = ["the paper's better − worse", "difference of R@1", "95%, seeds", "95%, classes", "so"]
     words = {"above": "confirmed", "below": "reversed", "indistinguishable": "indistinguishable"}
     rows = [

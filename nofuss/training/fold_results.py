@@ -12,12 +12,12 @@ from torch import Tensor
 
 from nofuss.config import TrainConfig
 from nofuss.evaluate.intervals import Difference, paired_difference
-from nofuss.evaluate.queries import QueryScores
+from nofuss.evaluate.queries import QueryScores, pooled
 from nofuss.geometry import normalize
 from nofuss.model.start import untrained_head
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED
 from nofuss.training.closed_form import ClosedForm
-from nofuss.training.folds import pooled, query_scores, sample_rows
+from nofuss.training.folds import query_scores, sample_rows
 from nofuss.training.head import prepare_head
 from nofuss.training.loop import Watch, run_loop
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nofuss.data.split import FEWEST_CLASSES
 from nofuss.evaluate.queries import QueryScores
+from nofuss.evaluate.side_by_side import scorable
 from nofuss.geometry import normalize
 
 FOLDS = 4
@@ -36,7 +37,7 @@ def class_folds(labels: Tensor, count: int = FOLDS) -> list[Fold]:
     blocks = np.array_split(classes.numpy(), count)
     sides = [torch.isin(labels, torch.from_numpy(block)) for block in blocks]
     folds = [Fold(side.nonzero().flatten(), (~side).nonzero().flatten()) for side in sides]
-    return folds if all(_has_queries(labels[fold.held_out]) for fold in folds) else []
+    return folds if all(scorable(labels[fold.held_out]) for fold in folds) else []
 
 
 def sample_rows(labels: Tensor, rows: Tensor, most: int) -> Tensor:
@@ -74,17 +75,3 @@ def query_scores(embeddings: Tensor, labels: Tensor) -> QueryScores:
         map_at_r[rows] = precisions.sum(1) / relatives[rows].clamp_min(1)
     queries = relatives > 0
     return QueryScores(recall[queries].double(), map_at_r[queries].double(), labels[queries])
-
-
-def pooled(parts: list[QueryScores]) -> QueryScores:
-    """The queries of all folds together."""
-    return QueryScores(
-        torch.cat([p.recall for p in parts]),
-        torch.cat([p.map_at_r for p in parts]),
-        torch.cat([p.labels for p in parts]),
-    )
-
-
-def _has_queries(labels: Tensor) -> bool:
-    sizes = torch.unique(labels, return_counts=True)[1]
-    return len(sizes) > 1 and int(sizes.max()) > 1

@@ -14,9 +14,9 @@ from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import by_folds
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
-from nofuss.evaluate.beside import scorable, score_folds
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
+from nofuss.evaluate.side_by_side import scorable, score_folds
 from nofuss.evaluate.threshold import Threshold, calibrate
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder

@@ -24,7 +24,7 @@ from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import TrainingError, UsageError
-from nofuss.evaluate.beside import gain_over, scorable, score_all
+from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
 from nofuss.evaluate.threshold import ENOUGH_CLASSES, ENOUGH_ITEMS, calibrate
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place

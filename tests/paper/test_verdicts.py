@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from nofuss.evaluate.intervals import SeededDifference, t_interval
 from nofuss.paper import batch_size, bounds, convergence, proxies_per_label, tables
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
-from nofuss.paper.statistics import Difference, difference, t_interval
+from nofuss.paper.statistics import difference
 
 
 def result(share: float, *, classes: int = 40, queries: int = 50) -> dict[str, object]:
@@ -29,11 +30,11 @@ def test_t_interval_is_scipys() -> None:
 
 
 def test_a_difference_is_shown_only_beyond_both_intervals() -> None:
-    assert Difference(0.1, (0.05, 0.15), (0.02, 0.18)).verdict == "above"
-    assert Difference(0.1, (-0.05, 0.25), (0.02, 0.18)).verdict == "indistinguishable"
-    assert Difference(0.1, (0.05, 0.15), (-0.02, 0.22)).verdict == "indistinguishable"
-    assert Difference(-0.1, (-0.15, -0.05), (-0.18, -0.02)).verdict == "below"
-    assert Difference(-0.1, None, (-0.18, -0.02)).verdict == "below"
+    assert SeededDifference(0.1, (0.05, 0.15), (0.02, 0.18)).verdict == "above"
+    assert SeededDifference(0.1, (-0.05, 0.25), (0.02, 0.18)).verdict == "indistinguishable"
+    assert SeededDifference(0.1, (0.05, 0.15), (-0.02, 0.22)).verdict == "indistinguishable"
+    assert SeededDifference(-0.1, (-0.15, -0.05), (-0.18, -0.02)).verdict == "below"
+    assert SeededDifference(-0.1, None, (-0.18, -0.02)).verdict == "below"
 
 
 def test_difference_is_antisymmetric() -> None:
@@ -95,10 +96,10 @@ def test_first_reached_interpolates() -> None:
     assert convergence.first_reached(curve, 0.6) is None
 
 
-def gap(mean: float, *, sure: bool = True) -> Difference:
+def gap(mean: float, *, sure: bool = True) -> SeededDifference:
     """A difference that is shown, or one that is not."""
     ends = (mean - 0.001, mean + 0.001) if sure else (-1.0, 1.0)
-    return Difference(mean, ends, ends)
+    return SeededDifference(mean, ends, ends)
 
 
 def test_convergence_beside_the_papers_three() -> None:
@@ -156,7 +157,7 @@ def test_classes_are_resampled_whole() -> None:
 
 
 def test_batches_that_matter_or_not() -> None:
-    def words(nca: Difference, lifted: Difference) -> str:
+    def words(nca: SeededDifference, lifted: SeededDifference) -> str:
         gaps = {"proxy-nca": {16: nca}, "lifted": {16: lifted}}
         return batch_size.verdict(gaps, {"proxy-nca": 64})
 
@@ -167,7 +168,7 @@ def test_batches_that_matter_or_not() -> None:
 
 
 def test_one_seed_is_said_to_be_one() -> None:
-    assert "one seed" in tables.certainty([Difference(0.1, None, (0.05, 0.15))])
+    assert "one seed" in tables.certainty([SeededDifference(0.1, None, (0.05, 0.15))])
     assert "over seeds and over classes" in tables.certainty([gap(0.1)])
 
 

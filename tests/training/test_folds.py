@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nofuss.training.folds import class_folds, pooled, query_scores, sample_rows
+from nofuss.evaluate.queries import pooled
+from nofuss.training.folds import class_folds, query_scores, sample_rows
 
 
 def test_folds_hold_out_every_class_once_and_neighbours_together() -> None:

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
-from nofuss.evaluate.queries import PerQuery, QueryScores
+from nofuss.evaluate.queries import PerQuery, pooled
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
@@ -31,9 +30,9 @@ def gain_over(
     name: str, ours: Sequence[PerQuery], theirs: Sequence[PerQuery], *, seed: int
 ) -> dict[str, Any]:
     """Return the gain over the method `name`, paired by query, over all folds."""
-    ours_, theirs_ = _joined(ours), _joined(theirs)
-    recall = paired_difference(ours_.recall, theirs_.recall, ours_.labels, seed)
-    precision = paired_difference(ours_.map_at_r, theirs_.map_at_r, ours_.labels, seed)
+    a, b = (pooled([part.scores for part in parts]) for parts in (ours, theirs))
+    recall = paired_difference(a.recall, b.recall, a.labels, seed)
+    precision = paired_difference(a.map_at_r, b.map_at_r, a.labels, seed)
     return {"over": name, "recall@1": [*recall], "map@r": [*precision]}
 
 
@@ -65,15 +64,6 @@ def score_folds(
     }
 
 
-def _joined(parts: Sequence[PerQuery]) -> QueryScores:
-    """Return every query of every fold."""
-    return QueryScores(
-        torch.cat([part.recall1 for part in parts]),
-        torch.cat([part.map_at_r for part in parts]),
-        torch.cat([torch.as_tensor(part.labels) for part in parts]),
-    )
-
-
 def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
     means: dict[str, Any] = {}
     for name, value in parts[0].as_dict().items():
@@ -81,7 +71,7 @@ def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
             weights = [p.items if name in ("nmi", "ami") else p.queries for p in parts]
             values = [p.as_dict()[name] for p in parts]
             means[name] = float(np.average(values, weights=weights))
-    queries = _joined([part.per_query for part in parts])
+    queries = pooled([part.per_query.scores for part in parts])
     ends = class_intervals(
         {"recall@1": queries.recall, "map@r": queries.map_at_r},
         queries.labels,
