@@ -5,6 +5,7 @@
     ├── DataError             exit 2   data that can't be read or used as asked
     ├── RunError              exit 2   a run directory that can't be opened or overwritten
     ├── TrainingError         exit 1   training that failed while it was running
+    ├── StoreError            exit 1   a database that can't be reached, or refuses
     └── ProcessError          exit 1   another process that ended, hangs or can't be reached
 
 The library's pure functions raise plain `ValueError` for a caller's mistake;
@@ -46,6 +47,10 @@ class RunError(NofussError):
 
 class TrainingError(NofussError):
     """Training failed while it was running."""
+
+
+class StoreError(NofussError):
+    """A database that can't be reached, or refuses what is asked of it."""
 
 
 class ProcessError(NofussError):

@@ -1,7 +1,7 @@
-"""`nofuss search`: find what is most like a picture, in the run's index or its test items."""
+"""`nofuss search`: find what is most like a picture, in an index or the run's test items."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 from tyro.conf import Positional, arg
 
-from nofuss.commands import RunPath, check_new_png
+from nofuss.commands import IndexUrl, RunPath, check_new_png
 from nofuss.data import open_data
 from nofuss.data.collection import printable
+from nofuss.data.columns import Type, shown
 from nofuss.errors import DataError, UsageError
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
-from nofuss.search.index import Index
 from nofuss.search.searchable import Pictures, open_searchable
+from nofuss.search.stores import Searched
+from nofuss.search.where import Condition, FilterError, parse_filter
 from nofuss.terminal import console
 
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
@@ -31,6 +33,8 @@ def main(
     ],
     *,
     k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10,
+    where: Annotated[str | None, arg(metavar="FILTER", help_behavior_hint="")] = None,
+    index: IndexUrl = None,
     json: bool = False,
     show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
 ) -> None:
@@ -43,6 +47,9 @@ def main(
         run: A run directory of `nofuss train`.
         pictures: One or more pictures (or an .npz of vectors, for a run on vectors).
         k: Number of neighbours.
+        where: Find only items whose columns match, as in "price<20 and shop=='north'". Columns are
+            those of a CSV besides path, label and split, and `label`; see docs/engines.md.
+        index: The database that `nofuss index --to URL` wrote to.
         json: Print the results as JSON.
         show: Also draw the results, a row a query, the query on the left; never overwritten.
     """
@@ -53,13 +60,15 @@ def main(
     if show is not None:
         check_new_png("--show", show)
     opened, encoder = open_run(run), load(run)
+    say = _be_silent if json else console.say
+    searchable = open_searchable(opened, encoder, index, say=say)
+    found_in = searchable.index
+    condition = None if where is None else read_filter(where, found_in.types)
     names, vectors = _embed_queries(encoder, pictures)
-    searchable = open_searchable(opened, encoder, say=_be_silent if json else console.say)
-    index = searchable.index
-    distances, rows = index.search(vectors, k)
+    distances, rows = found_in.search(vectors, k, where=condition)
     threshold = encoder.extra.get("threshold")
     results = [
-        answer(name, d, r, index, threshold=threshold)
+        answer(name, d, r, found_in, threshold=threshold)
         for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
     ]
     if json:
@@ -67,7 +76,7 @@ def main(
         console.answer(content)
     else:
         for result in results:
-            _print(result, threshold)
+            _print(result, threshold, found_in.types)
         if threshold is None:
             console.say("no threshold is known: training held out too few classes to find one")
     if show is not None:
@@ -80,15 +89,16 @@ def answer(
     query: str,
     distances: Sequence[float],
     rows: Sequence[int],
-    index: Index,
+    index: Searched,
     *,
     threshold: float | None,
 ) -> dict[str, Any]:
     """Return a query's neighbours, ready for JSON; `found` is None without a threshold."""
+    found_rows = [row for row in rows if row >= 0]  # what fills up is at the end
+    found_items = zip(index.items(found_rows), found_rows, distances, strict=False)
     neighbours = [
-        {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
-        for distance, row in zip(distances, rows, strict=True)
-        if row >= 0
+        {"path": name, "label": label, "distance": distance, "row": row, "columns": dict(cells)}
+        for (name, label, cells), row, distance in found_items
     ]
     nearest = min(distances, default=float("inf"))
     found = None if threshold is None else nearest <= threshold
@@ -111,16 +121,27 @@ def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str]
     return names, torch.cat(vectors)
 
 
-def _print(result: dict[str, Any], threshold: float | None) -> None:
+def read_filter(text: str, types: Mapping[str, Type]) -> Condition:
+    """Return what --where says; UsageError if it can't be read."""
+    try:
+        return parse_filter(text, types)
+    except FilterError as error:
+        raise UsageError(f"--where: {error}") from None
+
+
+def _print(result: dict[str, Any], threshold: float | None, types: Mapping[str, Type]) -> None:
     """Print a heading and a line a neighbour."""
     console.say(printable(result["query"]))
     if result["found"] is False:
         console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
     for neighbour in result["neighbours"]:
         label = neighbour["label"] if neighbour["label"] is not None else "–"
-        console.say(
-            f"  {neighbour['distance']:.3f}  {printable(label)}  {printable(neighbour['path'])}"
+        cells = "".join(
+            f"  {printable(name)}: {shown(value, types[name])}"
+            for name, value in neighbour["columns"].items()
         )
+        path = printable(neighbour["path"])
+        console.say(f"  {neighbour['distance']:.3f}  {printable(label)}  {path}{cells}")
 
 
 def _be_silent(_: str) -> None:
@@ -135,8 +156,8 @@ def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Picture
         row: list[Cell] = [(pictures[query], printable(Path(query).name), verdict)]
         for neighbour in result["neighbours"]:
             label, distance = neighbour["label"], f"{neighbour['distance']:.3f}"
-            shown = "no label" if label is None else printable(label)
-            row.append((pictures[neighbour["path"]], shown, distance))
+            title = "no label" if label is None else printable(label)
+            row.append((pictures[neighbour["path"]], title, distance))
         rows.append(row)
     buffer = io.BytesIO()
     draw_grid(rows).save(buffer, "PNG")

@@ -5,26 +5,30 @@ waits; nothing is stored.
 """
 
 import asyncio
+import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
 from nofuss.data.collection import printable
+from nofuss.data.columns import shown
 from nofuss.data.decode import FORMATS, PictureError
 from nofuss.data.thumbnail import encoded
 from nofuss.report.thumbnails import data_uri
+from nofuss.search.columns import LABEL
 from nofuss.search.decoders import Decoders, Seen
+from nofuss.search.refusals import Refused
 from nofuss.search.searchable import SIDE
-from nofuss.search.shelf import Found, Shelf
+from nofuss.search.shelf import Found, Shelf, as_text
+from nofuss.search.where import Condition, FilterError, parse_filter
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
@@ -35,14 +39,6 @@ PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
 MOST = 100
 """Most neighbours of one search."""
 MEDIA = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
-
-
-class Refused(Exception):
-    """A request that is answered with an error status and one line."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
 
 
 class Page:
@@ -66,10 +62,12 @@ class Page:
     async def about(self, request: Request) -> Response:
         """Return what the page says at its top, and the classes of its filter."""
         shelf = self.shelf
+        types = await run_in_threadpool(lambda: shelf.index.types)
         return JSONResponse(
             {
                 "title": shelf.title,
-                "items": len(shelf.index),
+                "items": shelf.size,
+                "columns": {name: kind for name, kind in types.items() if name != LABEL},
                 "classes": shelf.classes,
                 "dim": shelf.index.dim,
                 "pictures": shelf.pictures is not None,
@@ -79,18 +77,27 @@ class Page:
             }
         )
 
+    async def some(self, request: Request) -> Response:
+        """Return some items, others each time."""
+        count, seed = self._count(request, "12"), secrets.randbits(32)
+        rows = await run_in_threadpool(self.shelf.index.sample, count, seed=seed)
+        return JSONResponse(await self._describe(rows))
+
     async def item(self, request: Request) -> Response:
-        """Return the name and label of an item."""
-        return JSONResponse(self._describe(self._row(request.path_params["number"])))
+        """Return the name, label and columns of an item."""
+        [item] = await self._describe([self._row(request.path_params["number"])])
+        return JSONResponse(item)
 
     async def neighbours(self, request: Request) -> Response:
         """Return the neighbours of an item of the index."""
         row = self._row(request.query_params.get("item", ""))
-        k, only = self._options(request)
-        shelf = self.shelf
-        query = shelf.index.vectors[row]
-        found = await run_in_threadpool(shelf.search, query, k, only=only, without=row)
-        return JSONResponse(await self._answer(found, query) | {"query": self._describe(row)})
+        k, only, where = await self._options(request)
+        [item] = await self._describe([row])
+        [query] = await run_in_threadpool(self.shelf.index.vectors_of, [row])
+        found = await run_in_threadpool(
+            self.shelf.search, query, k, only=only, where=where, without=row
+        )
+        return JSONResponse(await self._answer(found, query) | {"query": item})
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
@@ -98,7 +105,7 @@ class Page:
             raise Refused(
                 400, "this run embeds vectors, not pictures; search from one of its items"
             )
-        k, only = self._options(request)
+        k, only, where = await self._options(request)
         body = bytearray()
         try:
             await self._read(request, body)
@@ -110,10 +117,10 @@ class Page:
         async with self.busy:
             query = await run_in_threadpool(self._embed, seen)
         spent = 1000 * (time.perf_counter() - began)
-        shown = data_uri(seen.content, seen.media)
-        found = await run_in_threadpool(self.shelf.search, query, k, only=only)
+        picture = data_uri(seen.content, seen.media)
+        found = await run_in_threadpool(self.shelf.search, query, k, only=only, where=where)
         answer = await self._answer(found, query)
-        return JSONResponse(answer | {"query": {"picture": shown}, "embedding_ms": spent})
+        return JSONResponse(answer | {"query": {"picture": picture}, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
         """Return the map; the first call takes some seconds."""
@@ -122,7 +129,10 @@ class Page:
     async def picture(self, request: Request) -> Response:
         """Return an item's picture by its number."""
         row = self._row(request.path_params["number"])
-        image = await run_in_threadpool(self.shelf.picture, row)
+        try:
+            image = await run_in_threadpool(self.shelf.picture, row)
+        except LookupError:
+            raise self._no_item() from None
         try:
             if isinstance(image, Path):
                 decoding = self.decoders.decode(image, side=SIDE)
@@ -165,51 +175,71 @@ class Page:
 
     async def _answer(self, found: Found, query: Tensor) -> dict[str, Any]:
         pairs = zip(found.rows, found.distances, strict=True)
+        items = await self._describe(found.rows)
         results = [
-            self._describe(row) | {"rank": rank, "distance": round(distance, 4)}
-            for rank, (row, distance) in enumerate(pairs, start=1)
+            item | {"rank": rank, "distance": round(distance, 4)}
+            for rank, (item, (_, distance)) in enumerate(zip(items, pairs, strict=True), start=1)
         ]
         answer = {
             "results": results,
             "searching_ms": found.milliseconds,
-            "items": len(self.shelf.index),
+            "items": self.shelf.size,
             "nothing": found.nothing,
             "place": None,
         }
         if self.shelf.drawn:
-            rows = [query, *(self.shelf.index.vectors[row] for row in found.rows)]
-            places = await run_in_threadpool(self.shelf.place, torch.stack(rows))
+            vectors = await run_in_threadpool(self.shelf.index.vectors_of, found.rows)
+            places = await run_in_threadpool(self.shelf.place, torch.cat([query[None], vectors]))
             answer["place"] = places[0].tolist()
             for result, place in zip(results, places[1:], strict=True):
                 result["place"] = place.tolist()
         return answer
 
-    def _describe(self, row: int) -> dict[str, Any]:
-        index = self.shelf.index
-        name = "/".join(index.names[row].replace("\\", "/").split("/")[-2:])  # no path of this disk
-        return {"item": row, "name": printable(name), "label": index.labels[row]}
+    async def _describe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return what the page shows of some items."""
+        try:
+            items = await run_in_threadpool(self.shelf.index.items, rows)
+        except LookupError:
+            raise self._no_item() from None
+        types = await run_in_threadpool(lambda: self.shelf.index.types)
+        return [
+            {
+                "item": as_text(row),
+                "name": printable("/".join(name.replace("\\", "/").split("/")[-2:])),
+                "label": label,
+                "columns": {name: shown(value, types[name]) for name, value in cells.items()},
+            }  # the last two parts of a path: the rest is nobody's business
+            for row, (name, label, cells) in zip(rows, items, strict=True)
+        ]
 
     def _row(self, text: str) -> int:
-        """Return the row that a text gives; pictures are never named in any other way."""
-        if (
-            text.isascii()
-            and text.isdigit()
-            and len(text) < 12
-            and int(text) < len(self.shelf.index)
-        ):
+        """Return the number that a text gives; pictures are never named in any other way."""
+        if text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**63:
             return int(text)
-        raise Refused(404, f"no such item; items are numbered 0 to {len(self.shelf.index) - 1}")
+        raise self._no_item()
 
-    def _options(self, request: Request) -> tuple[int, int | None]:
-        """Return k and the class to search in."""
-        k, only = request.query_params.get("k", "24"), request.query_params.get("class", "")
+    def _no_item(self) -> Refused:
+        return Refused(404, f"no such item among the {self.shelf.size:,} of this index")
+
+    def _count(self, request: Request, default: str) -> int:
+        k = request.query_params.get("k", default)
         if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
             raise Refused(400, f"k must be a whole number from 1 to {MOST}")
-        if not only:
-            return int(k), None
-        if only not in self.shelf.classes:
+        return int(k)
+
+    async def _options(self, request: Request) -> tuple[int, int | None, Condition | None]:
+        """Return k, the class to search in, and the filter."""
+        k, only = self._count(request, "24"), request.query_params.get("class", "")
+        if only and only not in self.shelf.classes:
             raise Refused(400, "no such class")
-        return int(k), self.shelf.classes.index(only)
+        text, where = request.query_params.get("where", ""), None
+        if text.strip():
+            types = await run_in_threadpool(lambda: self.shelf.index.types)
+            try:
+                where = parse_filter(text, types)
+            except FilterError as error:
+                raise Refused(400, f"the filter can't be read: {error}") from None
+        return k, self.shelf.classes.index(only) if only else None, where
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
@@ -229,32 +259,3 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> See
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def refuse(request: Request, error: Exception) -> Response:
-    """Answer with the status and message of a `Refused`."""
-    assert isinstance(error, Refused)
-    # Close: the unread rest of a body must not be taken for the next request.
-    return JSONResponse({"error": error.message}, error.status, {"Connection": "close"})
-
-
-async def refuse_picture(request: Request, error: Exception) -> Response:
-    """Say what is wrong with an uploaded picture."""
-    assert isinstance(error, PictureError)
-    formats = "JPEG, PNG, WebP, BMP, GIF or TIFF"
-    words = {
-        "not a picture": f"this is not a picture of a known format; send {formats}",
-        "oversized": f"the picture has too many pixels ({error.detail}); send a smaller one",
-        "truncated": "the picture is cut off; send the whole file",
-        "too narrow": f"the picture is nearly a line ({error.detail}); send a part of it",
-        "too complex": f"the picture takes too long to decode ({error.detail}); save it anew",
-        "too slow": f"the picture takes too long to decode ({error.detail}); save it anew",
-    }
-    message = words.get(error.reason, f"the picture can't be read; send {formats}")
-    return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)
-
-
-async def refuse_http(request: Request, error: Exception) -> Response:
-    """Refuse an unknown address or method."""
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)

@@ -55,6 +55,7 @@ function show(results) {
       said = `rank ${result.rank}, ${label}, distance ${result.distance.toFixed(3)}, search from this`;
     }
     if (!state.about.pictures || !result.label) words.append(text("name", result.name));
+    for (const [column, value] of Object.entries(result.columns)) words.append(text("column", `${column}: ${value}`));
     if (state.about.pictures) card.append(pictureOf(result.item));
     card.append(words);
     card.setAttribute("aria-label", said);
@@ -78,6 +79,7 @@ async function search(query) {
   }
   const options = new URLSearchParams({ k: "24" });
   if (only) options.set("class", only);
+  if ($("where").value.trim()) options.set("where", $("where").value);
   $("status").textContent = "Searching…";
   try {
     let answer;
@@ -124,10 +126,7 @@ function present(query, answer, only) {
 }
 
 async function surprise() {
-  const count = state.about.items;
-  const wanted = new Set();
-  while (wanted.size < Math.min(12, count)) wanted.add(Math.floor(Math.random() * count));
-  const items = await Promise.all([...wanted].map((item) => ask(`api/items/${item}`)));
+  const items = await ask("api/items?k=12");
   $("results-title").textContent = "Start from one of these";
   $("nothing").hidden = true;
   $("query").hidden = true;
@@ -390,8 +389,20 @@ function wireFilter() {
     if (state.query) search(state.query);
   };
   $("class").addEventListener("change", filter);
+  $("where").addEventListener("change", filter);
   $("all").addEventListener("click", () => { $("class").value = ""; filter(); $("class").focus(); });
   $("some").addEventListener("click", () => surprise().catch((error) => complain(sentence(error.message))));
+}
+
+// The filter field, where items have columns; its help is made of them.
+function offerColumns(columns) {
+  const names = Object.keys(columns);
+  $("where-options").hidden = !names.length;
+  if (!names.length) return;
+  const samples = { number: "<20", text: "=='north'", date: ">='2024-05-31'", bool: "==true" };
+  const quoted = (name) => (/^[\p{L}_][\p{L}\p{N}_]*$/u.test(name) ? name : `\`${name}\``);
+  $("where").placeholder = names.slice(0, 2).map((name) => quoted(name) + samples[columns[name]]).join(" and ");
+  $("where-help").textContent = `Columns: ${names.map((name) => `${name} (${columns[name]})`).join(", ")}. Join with and, or, not.`;
 }
 
 async function start() {
@@ -412,6 +423,7 @@ async function start() {
   sharp($("query"));
   sharp($("tip-picture"));
   if (about.pictures) wireUploads();
+  offerColumns(about.columns);
   wireFilter();
   wireMap();
   plane.load();

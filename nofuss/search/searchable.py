@@ -1,7 +1,8 @@
 """What a run is searched in, by `nofuss search` and on the page alike, and the pictures behind it.
 
-That is the run's index. A run without an index is searched in its test items (all of its items
-where no classes were kept for testing), whose embeddings training has left; nothing is written.
+That is the run's index, or the database that the user names. A run without an index is searched in
+its test items (all of its items where no classes were kept for testing), whose embeddings training
+has left; nothing is written.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,10 +22,12 @@ from nofuss.model.encoder import Encoder
 from nofuss.report.thumbnails import picture
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
-from nofuss.search.gallery import BUILT_IN, item_names, source_of, sources
 from nofuss.search.index import Index
-from nofuss.search.indexing import open_index
+from nofuss.search.indexing import check_store, open_index
+from nofuss.search.items import BUILT_IN, item_names, source_of
 from nofuss.search.stored import holds_parts
+from nofuss.search.stores import Searched, open_store
+from nofuss.search.stores.local import Local
 from nofuss.terminal import console
 
 SIDE = 224
@@ -54,18 +57,28 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Searchable:
-    """An index, in memory or on disk, and where its items are from."""
+    """An index, in memory, on disk or in a database, and where its items are from."""
 
     title: str
-    index: Index
+    index: Searched
     sources: list[str]
     """What `Pictures` takes."""
 
 
 def open_searchable(
-    run: Run, encoder: Encoder, *, say: Callable[[str], None] = console.say
+    run: Run,
+    encoder: Encoder,
+    url: str | None = None,
+    *,
+    say: Callable[[str], None] = console.say,
 ) -> Searchable:
-    """Open the run's index, or build one of its test items in memory."""
+    """Open the index at a URL, or the run's, or build one of its test items in memory."""
+    if url is not None:
+        store = open_store(url, flag="--index")
+        check_store(store, run, encoder)
+        if not len(store):
+            raise DataError(f"the index in {store.shown} is empty")
+        return Searchable(store.shown, store, list(store.sources()))
     if not holds_parts(run.path / "index"):
         searchable = _test_items(run, encoder, say)
         say(
@@ -79,7 +92,7 @@ def open_searchable(
             f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run.path)} "
             "DIR"
         )
-    return Searchable("the index of this run", index, sources(index))
+    return Searchable("the index of this run", index, list(Local(index).sources()))
 
 
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:

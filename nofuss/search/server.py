@@ -2,13 +2,14 @@
 
     GET  /                     the page; /page.js, /page.css
     GET  /api/about            title, number of items, classes
-    GET  /api/items/N          name and label of an item
+    GET  /api/items            some items, others each time
+    GET  /api/items/N          name, label and columns of an item
     GET  /api/search?item=N    neighbours of an item
     POST /api/search           neighbours of the picture in the body
     GET  /api/map              items and proxies on a plane
     GET  /pictures/N           an item's picture, small, encoded again
 
-See handlers.py for the answers, guard.py for who may ask.
+See handlers.py for the answers, refusals.py for the errors, guard.py for who may ask.
 """
 
 import asyncio
@@ -20,13 +21,12 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from nofuss.data.decode import PictureError
 from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
-from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_picture
+from nofuss.search.handlers import Page
+from nofuss.search.refusals import REFUSALS
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.terminal import console
 
@@ -51,23 +51,20 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
             Route("/page.js", page.static("page.js")),
             Route("/page.css", page.static("page.css")),
             Route("/api/about", page.about),
+            Route("/api/items", page.some),
             Route("/api/items/{number}", page.item),
             Route("/api/search", page.neighbours, methods=["GET"]),
             Route("/api/search", page.upload, methods=["POST"]),
             Route("/api/map", page.map),
             Route("/pictures/{number}", page.picture),
         ],
-        exception_handlers={
-            Refused: refuse,
-            PictureError: refuse_picture,
-            HTTPException: refuse_http,
-        },
+        exception_handlers=REFUSALS,
         lifespan=draw_ahead,
     )
     return Guard(app, host=host, port=port, token=token)
 
 
-def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
+def serve(run: Path, *, host: str, port: int, token: bool = True, index: str | None = None) -> None:
     """Run `nofuss serve` until interrupted."""
     import uvicorn
 
@@ -80,12 +77,12 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
         )
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
-    shelf = open_shelf(run)
+    shelf = open_shelf(run, index)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    console.say(f"{shelf.title}: {len(shelf.index):,} items")
+    console.say(f"{shelf.title}: {shelf.size:,} items")
     console.say(f"open http://{shown}:{port}/" + (f"?token={secret}" if secret else ""))
     console.say("stop with Ctrl-C")
     Connection.most, queue = room()

@@ -6,6 +6,7 @@ See searchable.py for which index that is.
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,16 +17,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.evaluate.neighbours import nearest
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.run.embeddings import RunEmbeddings
-from nofuss.search.index import Index
-from nofuss.search.plane import Plane, lay_out
+from nofuss.search.columns import LABEL
+from nofuss.search.plane import ANCHORS, Plane, lay_out
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
+from nofuss.search.stores import Searched
+from nofuss.search.where import Compare, Condition, Every
 
 STARS = 100
 """Most proxies on the map."""
+COUNT_SECONDS = 60
 ON_MAP = 20_000
 """Most items on the map."""
 
@@ -46,17 +49,19 @@ class Shelf:
     """An index with everything the page shows of it."""
 
     title: str
-    index: Index
+    index: Searched
     encoder: Encoder
     pictures: Pictures | None
     """None where the items are vectors."""
     proxies: Tensor
     proxy_names: list[str]
     _drawing: Lock = field(default_factory=Lock)
+    _size: int = 0
+    _counted: float = -inf
 
     def picture(self, row: int) -> Path | Image.Image | None:
         """Return an item's picture, or the file that holds it, or None where there is none."""
-        return None if self.pictures is None else self.pictures[self.index.names[row]]
+        return None if self.pictures is None else self.pictures[self.index.items([row])[0].name]
 
     @property
     def threshold(self) -> float | None:
@@ -64,29 +69,35 @@ class Shelf:
         value = self.encoder.extra.get("threshold")
         return float(value) if isinstance(value, int | float) else None
 
+    @property
+    def size(self) -> int:
+        """Number of items; counted again every minute, as a database counts one by one."""
+        if time.monotonic() > self._counted + COUNT_SECONDS:
+            self._size, self._counted = len(self.index), time.monotonic()
+        return self._size
+
     @cached_property
     def classes(self) -> list[str]:
         """Names of the classes, sorted."""
-        return sorted({label for label in self.index.labels if label is not None})
-
-    @cached_property
-    def codes(self) -> NDArray[np.int64]:
-        """(N,) positions in `classes`; −1 without a label."""
-        place = {name: i for i, name in enumerate(self.classes)}
-        return np.array([-1 if c is None else place[c] for c in self.index.labels], np.int64)
+        return self.index.classes
 
     def search(
-        self, query: Tensor, k: int, *, only: int | None = None, without: int | None = None
+        self,
+        query: Tensor,
+        k: int,
+        *,
+        only: int | None = None,
+        where: Condition | None = None,
+        without: int | None = None,
     ) -> Found:
         """Return the k nearest of a vector (D,), in class `only`, leaving out item `without`."""
         began = time.perf_counter()
         wanted = k if without is None else k + 1
-        if only is None:
-            distances, rows = self.index.search(query[None], wanted)
-        else:
-            of_class = torch.from_numpy(np.flatnonzero(self.codes == only))
-            distances, rows = nearest(query[None], self.index.vectors[of_class], wanted)
-            rows = of_class[rows]
+        parts = [] if where is None else [where]
+        if only is not None:
+            parts.append(Compare(LABEL, "==", self.classes[only]))
+        condition = Every(tuple(parts)) if parts else None
+        distances, rows = self.index.search(query[None], wanted, where=condition)
         pairs = [
             (int(row), float(distance))
             for row, distance in zip(rows[0], distances[0], strict=True)
@@ -99,7 +110,7 @@ class Shelf:
 
     @cached_property
     def _plane(self) -> Plane:
-        return lay_out(self.index.vectors, self.proxies)
+        return lay_out(self.index.vectors_of(self.index.sample(ANCHORS)), self.proxies)
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
         """Return where vectors lie on the map; the first call draws it and takes some seconds."""
@@ -115,21 +126,26 @@ class Shelf:
     @cached_property
     def map(self) -> dict[str, Any]:
         """The page's map: rows, x, y and class of the items; x, y and name of the proxies."""
-        rows = np.arange(len(self.index))
-        if len(rows) > ON_MAP:
-            rows = np.sort(np.random.default_rng(0).permutation(len(rows))[:ON_MAP])
-        places = self.place(self.index.vectors[torch.from_numpy(rows)])
+        rows = self.index.sample(ON_MAP)
+        places = self.place(self.index.vectors_of(rows))
+        code = {name: i for i, name in enumerate(self.classes)}
+        labels = [item.label for item in self.index.items(rows)]
         stars = self.place(self.proxies)
         return {
-            "rows": rows.tolist(),
+            "rows": [as_text(row) for row in rows],
             "places": places.astype(np.float64).round(4).reshape(-1).tolist(),
-            "classes": self.codes[rows].tolist(),
+            "classes": [-1 if label is None else code.get(label, -1) for label in labels],
             "stars": stars.astype(np.float64).round(4).reshape(-1).tolist(),
             "star_names": self.proxy_names,
         }
 
 
-def open_shelf(path: Path) -> Shelf:
+def as_text(number: int) -> int | str:
+    """Return an item's number for the page: as text where a browser would round it."""
+    return number if number < 2**53 else str(number)
+
+
+def open_shelf(path: Path, url: str | None = None) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
     kept = kept_embeddings(run, encoder)
@@ -137,7 +153,7 @@ def open_shelf(path: Path) -> Shelf:
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder)
+    searchable = open_searchable(run, encoder, url)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
     return Shelf(searchable.title, searchable.index, encoder, pictures, proxies, names)
 
