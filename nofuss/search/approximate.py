@@ -55,7 +55,9 @@ class Approximate:
         `among` are the only rows that may be found.
         """
         faiss, lists = faiss_module(), self._index.nlist
-        options = {"nprobe": min(lists, max(8, round(PROBED * lists)))}
+        share = 1.0 if among is None else max(1, len(among)) / len(vectors)
+        # The fewer items may be found, the fewer each list holds, and the more are searched.
+        options = {"nprobe": min(lists, max(8, round(PROBED * lists / share)))}
         if among is not None:
             bits = torch.zeros(len(vectors), dtype=torch.bool).index_fill_(0, among, True)
             packed = np.packbits(bits.numpy(), bitorder="little")

@@ -23,7 +23,7 @@ from nofuss.search.where import Condition, parse_filter
 
 __all__ = ["MANIFEST", "Index", "Kind", "Label"]
 
-FEW = 0.05
+FEW = 0.1
 """Share of the items below which an approximate index, too, compares a query with all of them."""
 
 

@@ -7,8 +7,6 @@
 A `put` replaces items by their id, so that one that was killed is repeated without harm.
 """
 
-import json
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,8 +16,18 @@ import torch
 from torch import Tensor
 
 from nofuss.data.columns import Type
-from nofuss.errors import StoreError, UsageError
+from nofuss.errors import StoreError
 from nofuss.search.stores.address import Address
+from nofuss.search.stores.milvus_collections import (
+    ITEM,
+    NOTE,
+    create_items,
+    create_notes,
+    import_pymilvus,
+    item_of,
+    note_of,
+    parsed,
+)
 from nofuss.search.stores.milvus_filter import expression, quoted
 from nofuss.search.stores.store import (
     About,
@@ -33,35 +41,19 @@ from nofuss.search.stores.store import (
 )
 from nofuss.search.where import Condition
 
-M, EF_CONSTRUCTION = 16, 200
-"""Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
 EF_SEARCH = 100
 """Candidates of a search at least; recall against all distances is then near one."""
 _PAGE = 10_000  # items in one query; Milvus allows 16,384
-_TEXT = 65_535  # bytes, the most that Milvus allows
-_ITEM = ("name", "label", "columns")
-_NOTE = ("source", "size", "mtime_ns", "digest", "facts")
-
-
-def _pymilvus() -> Any:
-    try:
-        import pymilvus
-    except ImportError:
-        raise UsageError(
-            "an index in Milvus needs pymilvus: pip install 'nofuss[milvus]'"
-        ) from None
-    logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)  # it logs what it also raises
-    return pymilvus
 
 
 class Milvus(Store):
     """The index in one collection."""
 
     def __init__(self, address: Address) -> None:
-        pymilvus = _pymilvus()
+        pymilvus = import_pymilvus()
         self._address, self.shown = address, address.shown
+        self._is_file = address.location.endswith(".db")
         self._name, self._notes = address.name, f"{address.name}_about"
-        self._types = pymilvus.DataType
         self._errors = (pymilvus.exceptions.MilvusException, OSError, ValueError, RuntimeError)
         with self._speaking():
             self._client = pymilvus.MilvusClient(
@@ -92,50 +84,17 @@ class Milvus(Store):
                 fields = self._client.describe_collection(self._name)["fields"]
                 [dim] = [f["params"]["dim"] for f in fields if f["name"] == "embedding"]
             else:  # killed between the two: make the rest
-                self._create_items(dim)
+                create_items(self._client, self._name, int(dim), exact=self._is_file)
             self._client.load_collection(self._name)
             return About(found["model"], int(dim), found["metric"], found["format"])
 
     def create(self, about: About) -> None:
         """Make an empty index."""
-        kind = self._types
         with self._speaking():
             if not self._client.has_collection(self._notes):
-                fields = {"key": (kind.VARCHAR, {"max_length": _TEXT}), "value": (kind.JSON, {})}
-                self._create(self._notes, fields, 2, "FLAT", {})
+                create_notes(self._client, self._notes)
             self._put_about("index", about._asdict())
-            self._create_items(about.dim)
-
-    def _create_items(self, dim: int) -> None:
-        text, number = self._types.VARCHAR, self._types.INT64
-        fields: dict[str, tuple[Any, dict[str, int]]] = {
-            "name": (text, {"max_length": _TEXT}),
-            "label": (text, {"max_length": _TEXT}),
-            "source": (text, {"max_length": _TEXT}),
-            "size": (number, {}),
-            "mtime_ns": (number, {}),
-            "digest": (text, {"max_length": 128}),
-            "facts": (text, {"max_length": 64}),
-            "columns": (self._types.JSON, {}),
-        }
-        self._create(self._name, fields, dim, "HNSW", {"M": M, "efConstruction": EF_CONSTRUCTION})
-
-    def _create(
-        self,
-        name: str,
-        fields: Mapping[str, tuple[Any, Mapping[str, int]]],
-        dim: int,
-        kind: str,
-        params: Mapping[str, int],
-    ) -> None:
-        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
-        schema.add_field("id", self._types.INT64, is_primary=True)
-        for field, (of, options) in fields.items():
-            schema.add_field(field, of, **options)
-        schema.add_field("embedding", self._types.FLOAT_VECTOR, dim=dim)
-        index = self._client.prepare_index_params()
-        index.add_index("embedding", index_type=kind, metric_type="L2", params=dict(params))
-        self._client.create_collection(name, schema=schema, index_params=index)
+            create_items(self._client, self._name, about.dim, exact=self._is_file)
 
     # Notes of the whole index
 
@@ -147,7 +106,7 @@ class Milvus(Store):
             output_fields=["key", "value"],
             consistency_level="Strong",
         )
-        return {from_utf8(row["key"]): _parsed(row["value"]) for row in rows}
+        return {from_utf8(row["key"]): parsed(row["value"]) for row in rows}
 
     def _put_about(self, key: str, value: Mapping[str, Any]) -> None:
         row = {"id": number_of(key), "key": to_utf8(key), "value": dict(value)}
@@ -175,12 +134,12 @@ class Milvus(Store):
 
     def notes(self, source: str, names: Sequence[str]) -> dict[str, Note]:
         """Return the notes of all items of a source, and of these names whatever their source."""
-        rows = list(self._all(f"source == {quoted(to_utf8(source))}", "name", *_NOTE))
-        found = {from_utf8(row["name"]): _note(row) for row in rows}
+        rows = list(self._all(f"source == {quoted(to_utf8(source))}", "name", *NOTE))
+        found = {from_utf8(row["name"]): note_of(row) for row in rows}
         missing = [number_of(name) for name in names if name not in found]
         for start in range(0, len(missing), _PAGE):
-            for row in self._by_number(missing[start : start + _PAGE], "name", *_NOTE):
-                found[from_utf8(row["name"])] = _note(row)
+            for row in self._by_number(missing[start : start + _PAGE], "name", *NOTE):
+                found[from_utf8(row["name"])] = note_of(row)
         return found
 
     def put(self, records: Sequence[Record], vectors: Tensor) -> None:
@@ -251,7 +210,7 @@ class Milvus(Store):
                 data=list(queries.numpy()),
                 limit=k,
                 filter="" if where is None else expression(where),
-                search_params={"metric_type": "L2", "params": {"ef": max(EF_SEARCH, 2 * k)}},
+                search_params={"metric_type": "L2", "params": self._effort(k)},
                 consistency_level="Bounded",
             )
         for i, hits in enumerate(answers):
@@ -260,9 +219,12 @@ class Milvus(Store):
             numbers[i, : len(rows)] = torch.tensor([row[1] for row in rows], dtype=torch.int64)
         return distances, numbers
 
+    def _effort(self, k: int) -> dict[str, int]:
+        return {} if self._is_file else {"ef": max(EF_SEARCH, 2 * k)}
+
     def items(self, numbers: Sequence[int], /) -> list[Item]:
         """Return what is known of the items with these numbers; KeyError if one is not there."""
-        found = {row["id"]: _item(row) for row in self._by_number(numbers, *_ITEM)}
+        found = {row["id"]: item_of(row) for row in self._by_number(numbers, *ITEM)}
         return [found[number] for number in numbers]
 
     def vectors_of(self, numbers: Sequence[int], /) -> Tensor:
@@ -275,12 +237,12 @@ class Milvus(Store):
         """Return numbers of at most `count` items, sorted; any range of digests is a sample."""
         start = int(np.random.default_rng(seed).integers(2**63))
         numbers = self._from(start, 2**63 - 1, count)
-        if len(numbers) < count:
-            numbers += self._from(0, start - 1, count - len(numbers))
-        return sorted(numbers)
+        return sorted(numbers + self._from(0, start - 1, count - len(numbers)))
 
     def _from(self, first: int, last: int, count: int) -> list[int]:
-        """Return `count` of the ids between two numbers."""
+        """Return at most `count` of the ids between two numbers."""
+        if not count:
+            return []
         with self._speaking():
             rows = self._client.query(
                 self._name,
@@ -330,23 +292,10 @@ class Milvus(Store):
 
     def records(self) -> Iterator[Record]:
         """Yield all items."""
-        for row in self._all("", *_ITEM, *_NOTE):
-            yield Record(_item(row), _note(row))
+        for row in self._all("", *ITEM, *NOTE):
+            yield Record(item_of(row), note_of(row))
 
     def close(self) -> None:
         """Disconnect."""
         with self._speaking():
             self._client.close()
-
-
-def _item(row: Mapping[str, Any]) -> Item:
-    return Item(from_utf8(row["name"]), row["label"] or None, _parsed(row["columns"]))
-
-
-def _note(row: Mapping[str, Any]) -> Note:
-    source, *rest = (row[field] for field in _NOTE)
-    return Note(from_utf8(source), *rest)
-
-
-def _parsed(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str | bytes) else value

@@ -13,7 +13,7 @@ def expression(where: Condition) -> str:
             field, known = "label", 'label != ""'
         else:
             field = f"columns[{quoted(where.column)}]"
-            known = f"exists {field}"
+            known = f"(exists {field})"  # in parentheses, or it takes `and` in
         test = f"{field} {where.operator} {_literal(where.value)}"
         # For `!=`, and for labels, something without a value would match.
         return f"({known} and {test})"
@@ -21,7 +21,7 @@ def expression(where: Condition) -> str:
         if where.column == LABEL:
             return 'label == ""' if where.missing else 'label != ""'
         exists = f"exists columns[{quoted(where.column)}]"
-        return f"not {exists}" if where.missing else exists
+        return f"(not {exists})" if where.missing else f"({exists})"
     if not where.parts:
         return "id >= 0" if isinstance(where, Every) else "id < 0"
     word = " and " if isinstance(where, Every) else " or "

@@ -9,9 +9,7 @@ Every `put` is one transaction. Values reach SQL as parameters only, names as qu
 
 import json
 import struct
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,10 @@ import torch
 from torch import Tensor
 
 from nofuss.data.columns import Type
-from nofuss.errors import StoreError, UsageError
+from nofuss.errors import StoreError
 from nofuss.search.columns import LABEL
 from nofuss.search.stores.address import Address
+from nofuss.search.stores.postgres_connection import Connection
 from nofuss.search.stores.postgres_filter import condition_sql, value_sql
 from nofuss.search.stores.store import (
     About,
@@ -43,54 +42,13 @@ MOST_DIMENSIONS = 2000  # of an HNSW index of pgvector; more are searched one by
 _IDS = 10_000  # in one query
 
 
-def _psycopg() -> Any:
-    try:
-        import psycopg
-        import psycopg.sql
-    except ImportError:
-        raise UsageError(
-            "an index in PostgreSQL needs psycopg: pip install 'nofuss[postgres]'"
-        ) from None
-    return psycopg
-
-
 class Postgres(Store):
     """The index in one table. Safe to use from several threads: queries wait for each other."""
 
     def __init__(self, address: Address) -> None:
-        self._psycopg = _psycopg()
         self._address, self.shown = address, address.shown
-        self._lock = threading.RLock()
-        self._connection: Any = None
-        sql = self._psycopg.sql
-        self._names = {
-            "t": sql.Identifier(address.name),
-            "about": sql.Identifier(f"{address.name}_about"),
-            "hnsw": sql.Identifier(f"{address.name}_hnsw"),
-            "by_source": sql.Identifier(f"{address.name}_source"),
-        }
-        with self._cursor():
-            pass  # to fail early
-
-    @contextmanager
-    def _cursor(self, *, binary: bool = False) -> Iterator[Any]:
-        """Open a transaction; connect again if the connection was lost."""
-        with self._lock, self._address.speaking(self._psycopg.Error, OSError, UnicodeError):
-            if self._connection is None or self._connection.closed:
-                self._connection = self._psycopg.connect(
-                    self._address.location, connect_timeout=10, application_name="nofuss"
-                )
-            connection = self._connection
-            with connection.transaction(), connection.cursor(binary=binary) as cursor:
-                yield cursor
-
-    def _query(self, text: str, **names: Any) -> Any:
-        return self._psycopg.sql.SQL(text).format(**self._names, **names)
-
-    def _run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._cursor() as cursor:
-            cursor.execute(self._query(text), values or None)
-            return cursor.fetchall() if cursor.description else []
+        self._db = Connection(address)
+        self._cursor, self._query, self._run = self._db.cursor, self._db.query, self._db.run
 
     @property
     def about(self) -> About | None:
@@ -129,7 +87,7 @@ class Postgres(Store):
                     "source text NOT NULL, size bigint NOT NULL, mtime_ns bigint NOT NULL, "
                     "digest text NOT NULL, facts text NOT NULL, columns jsonb NOT NULL, "
                     "embedding vector({dim}) NOT NULL)",
-                    dim=self._psycopg.sql.Literal(about.dim),
+                    dim=self._db.psycopg.sql.Literal(about.dim),
                 )
             )
             cursor.execute(self._query("CREATE INDEX {by_source} ON {t} (source)"))
@@ -175,7 +133,7 @@ class Postgres(Store):
             return
         head = struct.pack(">HH", vectors.shape[1], 0)  # as pgvector reads vectors
         contents = vectors.numpy().astype(">f4")
-        jsonb = self._psycopg.types.json.Jsonb
+        jsonb = self._db.psycopg.types.json.Jsonb
         with self._cursor() as cursor:
             cursor.execute(self._query("CREATE TEMP TABLE new (LIKE {t}) ON COMMIT DROP"))
             with cursor.copy("COPY new FROM STDIN (FORMAT BINARY)") as copy:
@@ -199,7 +157,7 @@ class Postgres(Store):
         if not len(records):
             return
         rows = [self._row(record) for record in records]
-        jsonb = self._psycopg.types.json.Jsonb
+        jsonb = self._db.psycopg.types.json.Jsonb
         with self._cursor() as cursor:
             cursor.executemany(
                 self._query(
@@ -232,11 +190,11 @@ class Postgres(Store):
                     self._query(
                         "CREATE INDEX IF NOT EXISTS {hnsw} ON {t} USING hnsw "
                         "(embedding vector_l2_ops) WITH (m = {m}, ef_construction = {ef})",
-                        m=self._psycopg.sql.Literal(M),
-                        ef=self._psycopg.sql.Literal(EF_CONSTRUCTION),
+                        m=self._db.psycopg.sql.Literal(M),
+                        ef=self._db.psycopg.sql.Literal(EF_CONSTRUCTION),
                     )
                 )
-        sql = self._psycopg.sql
+        sql = self._db.psycopg.sql
         with self._cursor() as cursor:
             for column, kind in self.types.items():
                 if column == LABEL:
@@ -269,7 +227,7 @@ class Postgres(Store):
     ) -> tuple[Tensor, Tensor]:
         """Return distances and numbers (Q, k), nearest first; inf and −1 fill up."""
         values: list[Any] = []
-        sql = self._psycopg.sql
+        sql = self._db.psycopg.sql
         condition = sql.SQL("true") if where is None else condition_sql(where, self.types, values)
         query = self._query(
             "SELECT id, embedding <-> %s::vector AS distance FROM {t} WHERE {condition} "
@@ -338,6 +296,4 @@ class Postgres(Store):
 
     def close(self) -> None:
         """Disconnect."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
+        self._db.close()
