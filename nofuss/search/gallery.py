@@ -83,6 +83,11 @@ class Changes:
     unchanged: int = 0
     unreadable: list[str] = field(default_factory=list)
 
+    @property
+    def wrote(self) -> bool:
+        """Whether other vectors are in the index now."""
+        return bool(self.added or self.changed or self.removed)
+
     def describe(self) -> str:
         """Return words like "12 new, 1 changed, 3 removed, 11,772 unchanged"."""
         counts = {"new": self.added, "changed": self.changed, "removed": self.removed}

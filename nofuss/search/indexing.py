@@ -17,6 +17,7 @@ from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.run.directory import Run, open_run
 from nofuss.search.gallery import (
+    Changes,
     model_digest,
     plan,
     remove_source,
@@ -26,7 +27,7 @@ from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.search.items import open_items
 from nofuss.search.stores import open_store
 from nofuss.search.stores.local import Local
-from nofuss.search.stores.recall import measure_recall
+from nofuss.search.stores.recall import describe_recall
 from nofuss.search.stores.store import About, Store, Target
 from nofuss.terminal import console
 
@@ -51,7 +52,7 @@ def index_run(
         target = Local(index, save=lambda: _save(index, folder))
         changes = change(target, encoder, data or run.config.data, remove=remove)
         _save(index, folder)
-        console.say(f"{changes}: {len(index):,} items in {folder}")
+        console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
         return index
 
 
@@ -69,8 +70,8 @@ def index_into(
         changes = change(store, encoder, data or run.config.data, remove=remove)
         with console.busy(f"building the index of {store.shown}"):
             store.finish()
-        console.say(f"{changes}: {len(store):,} items in {store.shown}")
-        if recall := measure_recall(store):
+        console.say(f"{changes.describe()}: {len(store):,} items in {store.shown}")
+        if changes.wrote and (recall := describe_recall(store)):
             console.say(recall)
 
 
@@ -152,14 +153,14 @@ def _former(run: Run, encoder: Encoder, kind: Kind | None) -> Index:
     return Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
 
 
-def change(target: Target, encoder: Encoder, data: Path | None, *, remove: bool) -> str:
+def change(target: Target, encoder: Encoder, data: Path | None, *, remove: bool) -> Changes:
     """Add the items at a path to an index, or update or remove them; return what was done."""
     if remove:
         count = remove_source(target, data)
         if not count:
             known = ", ".join(target.sources()) or "nothing"
             raise UsageError(f"the index holds nothing of {_shown(data)}; it holds: {known}")
-        return f"{count:,} items of {_shown(data)} removed"
+        return Changes(removed=count)
     collection = open_items(data)
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
     console.say(collection.describe())
@@ -171,7 +172,7 @@ def change(target: Target, encoder: Encoder, data: Path | None, *, remove: bool)
     with console.progress("embedding", total, quiet=not total) as progress:
         changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)
-    return changes.describe()
+    return changes
 
 
 def _save(index: Index, folder: Path) -> None:

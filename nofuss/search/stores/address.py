@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from nofuss.errors import NofussError, StoreError, UsageError
 
@@ -72,7 +72,7 @@ def read_address(url: str, *, flag: str) -> Address:
         return _milvus_server(parts, options, flag)
     name = _checked(options.pop("table", DEFAULT), "table", flag)
     where = f"{_host(parts)}/{unquote(parts.path.strip('/'))}?table={name}"
-    plain = parts._replace(scheme="postgresql", query=urlencode(options))
+    plain = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote))
     secrets = [parts.password or "", os.environ.get("PGPASSWORD", "")]
     secrets += [options.get(option, "") for option in _SECRET_OPTIONS]
     return Address(

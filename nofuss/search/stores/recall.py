@@ -11,7 +11,7 @@ MOST = 2_000_000
 CHUNK = 50_000
 
 
-def measure_recall(store: Store) -> str | None:
+def describe_recall(store: Store) -> str | None:
     """Return a line on recall@10 against all distances; None where there is nothing to compare."""
     count = len(store)
     if count < 2:
@@ -20,7 +20,9 @@ def measure_recall(store: Store) -> str | None:
         return f"recall was not checked: {count:,} items are too many to read back"
     share = recall(store)
     note = "" if share >= 0.95 else "; consider the run's own index (without --to), which is exact"
-    return f"recall@{K} against exact search: {share:.1%} on {QUERIES} of its items{note}"
+    return (
+        f"recall@{K} against exact search: {share:.1%} on {min(QUERIES, count)} of its items{note}"
+    )
 
 
 def recall(store: Store, *, queries: int = QUERIES, k: int = K) -> float:
