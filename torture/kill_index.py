@@ -59,7 +59,6 @@ def campaign(engine: str, *, kills: int, seed: int) -> Iterator[Tally]:
     """Kill until the count is reached; yield the tally after each process."""
     tally, draw = Tally(engine), random.Random(f"{seed} {engine}")
     home = Path(tempfile.mkdtemp(prefix="kill-index-"))
-    home.chmod(0o755)  # PostgreSQL runs as a user of its own
     try:
         run = prepare(home)
         with running(engine, home) as url:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,23 +61,23 @@ def main(
     if show is not None:
         check_new_png("--show", show)
     opened, encoder = open_run(run), load(run)
-    say = _be_silent if json else console.say
-    searchable = open_searchable(opened, encoder, index, say=say)
-    found_in = searchable.index
-    condition = None if where is None else read_filter(where, found_in.types)
     names, vectors = _embed_queries(encoder, pictures)
-    distances, rows = found_in.search(vectors, k, where=condition)
+    say = _be_silent if json else console.say
     threshold = encoder.extra.get("threshold")
-    results = [
-        answer(name, d, r, found_in, threshold=threshold)
-        for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
-    ]
+    with closing(open_searchable(opened, encoder, index, say=say)) as searchable:
+        found_in, types = searchable.index, searchable.index.types
+        condition = None if where is None else read_filter(where, types)
+        distances, rows = found_in.search(vectors, k, where=condition)
+        results = [
+            answer(name, d, r, found_in, threshold=threshold)
+            for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
+        ]
     if json:
         content = {"run": str(run), "metric": METRIC, "threshold": threshold, "queries": results}
         console.answer(content)
     else:
         for result in results:
-            _print(result, threshold, found_in.types)
+            _print(result, threshold, types)
         if threshold is None:
             console.say("no threshold is known: training held out too few classes to find one")
     if show is not None:

@@ -6,6 +6,7 @@ has left; nothing is written.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from nofuss.search.index import Index
 from nofuss.search.indexing import check_store, open_index
 from nofuss.search.items import BUILT_IN, item_names, source_of
 from nofuss.search.stored import holds_parts
-from nofuss.search.stores import Searched, open_store
+from nofuss.search.stores import Searched, Store, open_store
 from nofuss.search.stores.local import Local
 from nofuss.terminal import console
 
@@ -64,6 +65,11 @@ class Searchable:
     sources: list[str]
     """What `Pictures` takes."""
 
+    def close(self) -> None:
+        """Disconnect from a database."""
+        if isinstance(self.index, Store):
+            self.index.close()
+
 
 def open_searchable(
     run: Run,
@@ -74,11 +80,13 @@ def open_searchable(
 ) -> Searchable:
     """Open the index at a URL, or the run's, or build one of its test items in memory."""
     if url is not None:
-        store = open_store(url, flag="--index")
-        check_store(store, run, encoder)
-        if not len(store):
-            raise DataError(f"the index in {store.shown} is empty")
-        return Searchable(store.shown, store, list(store.sources()))
+        with ExitStack() as on_failure:
+            store = on_failure.enter_context(closing(open_store(url, flag="--index")))
+            check_store(store, run, encoder)
+            if not len(store):
+                raise DataError(f"the index in {store.shown} is empty")
+            on_failure.pop_all()
+            return Searchable(store.shown, store, list(store.sources()))
     if not holds_parts(run.path / "index"):
         searchable = _test_items(run, encoder, say)
         say(

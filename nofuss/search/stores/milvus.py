@@ -21,12 +21,14 @@ from nofuss.search.stores.address import Address
 from nofuss.search.stores.milvus_collections import (
     ITEM,
     NOTE,
+    connect,
     create_items,
     create_notes,
     import_pymilvus,
     item_of,
     note_of,
     parsed,
+    release_file,
 )
 from nofuss.search.stores.milvus_filter import expression, quoted
 from nofuss.search.stores.store import (
@@ -56,9 +58,7 @@ class Milvus(Store):
         self._name, self._notes = address.name, f"{address.name}_about"
         self._errors = (pymilvus.exceptions.MilvusException, OSError, ValueError, RuntimeError)
         with self._speaking():
-            self._client = pymilvus.MilvusClient(
-                uri=address.location, token=address.token, timeout=10
-            )
+            self._client = connect(address, is_file=self._is_file)
 
     def _speaking(self) -> Any:
         return self._address.speaking(*self._errors)
@@ -299,3 +299,5 @@ class Milvus(Store):
         """Disconnect."""
         with self._speaking():
             self._client.close()
+            if self._is_file:
+                release_file(self._address)

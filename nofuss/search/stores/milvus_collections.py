@@ -3,9 +3,11 @@
 import json
 import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
-from nofuss.errors import UsageError
+from nofuss.errors import StoreError, UsageError
+from nofuss.search.stores.address import Address
 from nofuss.search.stores.store import Item, Note, from_utf8
 
 M, EF_CONSTRUCTION = 16, 200
@@ -23,8 +25,32 @@ def import_pymilvus() -> Any:
         raise UsageError(
             "an index in Milvus needs pymilvus: pip install 'nofuss[milvus]'"
         ) from None
-    logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)  # it logs what it also raises
+    for name in ("pymilvus", "milvus_lite", "grpc._server"):  # they log what they also raise
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     return pymilvus
+
+
+def connect(address: Address, *, is_file: bool) -> Any:
+    """Return a client of a server, or of a file that this process then serves to itself."""
+    pymilvus = import_pymilvus()
+    if is_file and find_spec("milvus_lite") is None:
+        raise UsageError("a file of Milvus needs milvus-lite: pip install 'nofuss[milvus]'")
+    try:
+        return pymilvus.MilvusClient(uri=address.location, token=address.token, timeout=10)
+    except pymilvus.exceptions.MilvusException:
+        if is_file:
+            raise StoreError(
+                f"{address.shown} can't be opened: another process has it open (stop that one "
+                "first), or it is not of Milvus Lite"
+            ) from None
+        raise
+
+
+def release_file(address: Address) -> None:
+    """Let other processes open the file."""
+    from milvus_lite.server_manager import server_manager_instance
+
+    server_manager_instance.release_server(address.location)
 
 
 def create_notes(client: Any, name: str) -> None:
