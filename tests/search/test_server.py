@@ -119,7 +119,8 @@ def test_vectors_are_served_without_pictures(tmp_path: Path) -> None:
 
 
 def test_without_the_token_there_is_nothing(server: Server) -> None:
-    for path in ("/", "/page.js", "/api/about", "/api/map", "/pictures/0", "/nowhere"):
+    api = ("/api/about", "/api/map", "/api/items", "/api/items/0", "/api/search?item=0&where=x")
+    for path in ("/", "/page.js", *api, "/pictures/0", "/nowhere"):
         assert server.request(path, signed_in=False).status == 403
     wrong = {"Cookie": f"nofuss-{server.port}=guess"}
     assert server.request("/api/about", signed_in=False, headers=wrong).status == 403

@@ -100,13 +100,14 @@ class Milvus(Store):
 
     def _about_rows(self) -> dict[str, Any]:
         self._client.load_collection(self._notes)
-        rows = self._client.query(
-            self._notes,
-            filter="id >= 0",
-            output_fields=["key", "value"],
-            consistency_level="Strong",
-        )
+        rows = self._query(self._notes, "id >= 0", ["key", "value"])
         return {from_utf8(row["key"]): parsed(row["value"]) for row in rows}
+
+    def _query(self, name: str, condition: str, fields: list[str]) -> Any:
+        """Return the rows that match, also those written a moment ago."""
+        return self._client.query(
+            name, filter=condition, output_fields=fields, consistency_level="Strong"
+        )
 
     def _put_about(self, key: str, value: Mapping[str, Any]) -> None:
         row = {"id": number_of(key), "key": to_utf8(key), "value": dict(value)}
@@ -188,9 +189,7 @@ class Milvus(Store):
 
     def __len__(self) -> int:
         with self._speaking():
-            [row] = self._client.query(
-                self._name, filter="", output_fields=["count(*)"], consistency_level="Strong"
-            )
+            [row] = self._query(self._name, "", ["count(*)"])
             return int(row["count(*)"])
 
     @property
@@ -256,13 +255,8 @@ class Milvus(Store):
         if not numbers:
             return []
         with self._speaking():
-            found = self._client.query(
-                self._name,
-                filter=f"id in {list(map(int, numbers))}",
-                output_fields=["id", *fields],
-                consistency_level="Strong",
-            )
-            return list(found)
+            condition, wanted = f"id in {list(map(int, numbers))}", ["id", *fields]
+            return list(self._query(self._name, condition, wanted))
 
     def _all(self, condition: str, *fields: str) -> Iterator[Any]:
         """Yield the fields of all items that match, read in the order of their ids."""
