@@ -9,8 +9,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
+from datetime import date, datetime
+from math import isfinite
+from typing import Any, Literal
 
 from nofuss.errors import visible
 from nofuss.files.checksum import digest_of
@@ -48,6 +49,28 @@ def read_column(cells: Sequence[str]) -> Column | None:
         if all((value is None) == (not text) for value, text in zip(values, texts, strict=True)):
             return Column(kind, values)
     return Column("text", [clean(text) if text else None for text in texts])
+
+
+def as_column(values: "Column | Sequence[Any]") -> Column:
+    """Return a column of Python values: bools, numbers, dates or text, and None."""
+    if isinstance(values, Column):
+        return values
+    known = [value for value in values if value is not None]
+    kinds: dict[Type, Any] = {"bool": bool, "number": (int, float), "date": date, "text": str}
+    for kind, of in kinds.items():
+        if all(isinstance(value, of) for value in known):
+            return Column(kind, [None if v is None else _plain(v, kind) for v in values])
+    raise ValueError("a column holds bools, numbers, dates or text, and None; got a mixture")
+
+
+def _plain(value: Any, kind: Type) -> Value:
+    if kind == "number":
+        if not isfinite(value):
+            raise ValueError(f"a column holds {value}; use None for a missing number")
+        return float(value)
+    if kind == "date":
+        return read_value(value.isoformat()[:19], "date")
+    return clean(value) if kind == "text" else bool(value)
 
 
 def read_value(text: str, kind: Type) -> Value:

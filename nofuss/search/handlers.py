@@ -63,10 +63,11 @@ class Page:
         """Return what the page says at its top, and the classes of its filter."""
         shelf = self.shelf
         types = await run_in_threadpool(lambda: shelf.index.types)
+        size = await run_in_threadpool(lambda: shelf.size)
         return JSONResponse(
             {
                 "title": shelf.title,
-                "items": shelf.size,
+                "items": size,
                 "columns": {name: kind for name, kind in types.items() if name != LABEL},
                 "classes": shelf.classes,
                 "dim": shelf.index.dim,
@@ -183,7 +184,7 @@ class Page:
         answer = {
             "results": results,
             "searching_ms": found.milliseconds,
-            "items": self.shelf.size,
+            "items": await run_in_threadpool(lambda: self.shelf.size),
             "nothing": found.nothing,
             "place": None,
         }

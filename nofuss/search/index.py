@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data.columns import Column, Type, cells_of
+from nofuss.data.columns import Column, Type, as_column, cells_of
 from nofuss.errors import unknown_name
 from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
@@ -59,13 +59,13 @@ class Index:
         *,
         names: Sequence[str],
         labels: Sequence[Label] | None = None,
-        columns: Mapping[str, Column] | None = None,
+        columns: Mapping[str, Column | Sequence[Any]] | None = None,
         kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
     ) -> "Index":
         """Build an index of vectors (N, D); `extra` is anything JSON can hold, stored with it.
 
-        `columns` are what filters see: {"price": Column("number", [9.5, None, …])}.
+        `columns` are what filters see: {"price": [9.5, None, …], "shop": ["north", …]}.
         """
         if kind not in get_args(Kind):
             raise unknown_name("kind of index", kind, get_args(Kind))
@@ -101,7 +101,7 @@ class Index:
         *,
         names: Sequence[str],
         labels: Sequence[Label] | None = None,
-        columns: Mapping[str, Column] | None = None,
+        columns: Mapping[str, Column | Sequence[Any]] | None = None,
     ) -> None:
         """Append items, of known or new classes."""
         x = _unit(vectors)
@@ -115,7 +115,7 @@ class Index:
         if len(rows) < len(names) or rows.keys() & self._rows.keys():
             twice = next(n for i, n in enumerate(names) if n in self or rows[n] != len(self) + i)
             raise ValueError(f"the index would hold {twice!r} twice; remove() the other one first")
-        self.table.extend(len(x), columns or {})
+        self.table.extend(len(x), {n: as_column(c) for n, c in (columns or {}).items()})
         self.vectors = torch.cat([self.vectors, x]) if len(self) else x
         self.names.extend(names)
         self.labels.extend(labels)

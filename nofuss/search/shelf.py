@@ -155,7 +155,9 @@ def open_shelf(path: Path, url: str | None = None) -> Shelf:
         proxies, names = _stars(kept, encoder)
     searchable = open_searchable(run, encoder, url)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    return Shelf(searchable.title, searchable.index, encoder, pictures, proxies, names)
+    shelf = Shelf(searchable.title, searchable.index, encoder, pictures, proxies, names)
+    _ = shelf.classes  # now, since a database may take its time
+    return shelf
 
 
 def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:

@@ -136,7 +136,7 @@ def test_columns_follow_their_items() -> None:
     """Removed, added, saved and loaded, in an index of another kind."""
     changed = index()
     changed.remove(["0", "1"])
-    changed.add(np.ones((1, 6)), names=["new"], columns={"price": Column("number", [7.0])})
+    changed.add(np.ones((1, 6)), names=["new"], columns={"price": [7]})
     assert [changed.items([row])[0].cells for row in (0, 4)] == [
         {"price": 20.0, "shop": "south"},
         {"price": 7.0},
@@ -144,7 +144,11 @@ def test_columns_follow_their_items() -> None:
     _, rows = changed.search(np.ones((1, 6)), 6, where="price<8 and shop is null")
     assert [changed.names[row] for row in rows[0]] == ["new"]
     with pytest.raises(ValueError, match="column price is text here, but number in the index"):
-        changed.add(np.ones((1, 6)), names=["x"], columns={"price": Column("text", ["7"])})
+        changed.add(np.ones((1, 6)), names=["x"], columns={"price": ["7"]})
+    with pytest.raises(ValueError, match="got a mixture"):
+        changed.add(np.ones((1, 6)), names=["x"], columns={"price": ["7", 7]})
+    with pytest.raises(ValueError, match="2 values of price for 1 items"):
+        changed.add(np.ones((1, 6)), names=["x"], columns={"price": [7, 8]})
     assert len(changed) == 5
 
 

@@ -239,8 +239,9 @@ class Postgres(Store):
         numbers = torch.full((len(queries), k), -1, dtype=torch.int64)
         with self._cursor() as cursor:
             cursor.execute(f"SET LOCAL hnsw.ef_search = {min(1000, max(EF_SEARCH, 2 * k))}")
-            # Without it a filter would only see the first candidates.
+            # Without these a filter would only see the first candidates, or the first 20,000.
             cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")
+            cursor.execute("SET LOCAL hnsw.max_scan_tuples = 200000")
             for i, vector in enumerate(queries.tolist()):
                 cursor.execute(query, [json.dumps(vector), *values])
                 rows = sorted((distance, number) for number, distance in cursor.fetchall())

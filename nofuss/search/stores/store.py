@@ -6,6 +6,7 @@ was killed is repeated without harm.
 """
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -18,6 +19,7 @@ from nofuss.search.where import Condition
 
 FORMAT = 1
 METRIC = "euclidean, unit vectors"
+TYPES_SECONDS = 10.0
 
 
 class Item(NamedTuple):
@@ -132,6 +134,8 @@ class Store(Searched, Target, ABC):
 
     shown: str
     """Its address without credentials."""
+    _types: dict[str, Type]
+    _types_until = 0.0
 
     @property
     @abstractmethod
@@ -166,11 +170,13 @@ class Store(Searched, Target, ABC):
 
     @property
     def types(self) -> dict[str, Type]:
-        """The columns that a filter may name, `label` among them."""
-        found: dict[str, Type] = {"label": "text"}
-        for columns in self.sources().values():
-            found |= columns
-        return found
+        """The columns that a filter may name, `label` among them; read again now and then."""
+        if time.monotonic() > self._types_until:
+            self._types = {"label": "text"}
+            for columns in self.sources().values():
+                self._types |= columns
+            self._types_until = time.monotonic() + TYPES_SECONDS
+        return self._types
 
 
 def number_of(name: str) -> int:
