@@ -32,7 +32,8 @@ def condition_sql(where: Condition, types: Mapping[str, Type], values: list[Any]
     from psycopg import sql
 
     if isinstance(where, Compare | Null):
-        value = value_sql(where.column, types[where.column])
+        # Doubled, as psycopg takes %s in a query with parameters for one of them.
+        value = value_sql(where.column.replace("%", "%%"), types[where.column])
         if isinstance(where, Null):
             return value + sql.SQL(" IS NULL" if where.missing else " IS NOT NULL")
         values.append(where.value)
