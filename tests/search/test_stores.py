@@ -30,6 +30,7 @@ from nofuss.search.where import Condition, parse_filter
 from tests.search.serving import serving
 from tests.search.test_where import COLUMNS, LABELS, TYPES, conditions
 from tests.tiny_run import CLASSES, draw, train_pictures
+from torture import kill_index
 from torture.databases import ENGINES, IN_URL, PASSWORD, missing, running
 
 pytestmark = pytest.mark.slow
@@ -296,3 +297,14 @@ def test_a_table_of_somebody_else_is_left_alone(server: str, run: Path) -> None:
 def test_an_index_that_is_gone_is_a_line(url: str) -> None:
     with opened(url) as store, pytest.raises(StoreError):
         len(store)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_killed_index_is_completed(engine: str) -> None:
+    """As in `python -m torture --only index`, which kills more often."""
+    if reason := missing(engine):
+        pytest.skip(reason)
+    for tally in kill_index.campaign(engine, kills=1, seed=1):
+        assert tally.complaints == []
+    assert tally.kills == 1
+    assert tally.finished >= 1
