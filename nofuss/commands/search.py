@@ -138,7 +138,7 @@ def _print(result: dict[str, Any], threshold: float | None, types: Mapping[str, 
     for neighbour in result["neighbours"]:
         label = neighbour["label"] if neighbour["label"] is not None else "–"
         cells = "".join(
-            f"  {printable(name)}: {shown(value, types[name])}"
+            f"  {printable(name)}: {shown(value, types.get(name, 'text'))}"
             for name, value in neighbour["columns"].items()
         )
         path = printable(neighbour["path"])

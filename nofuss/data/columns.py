@@ -103,7 +103,7 @@ def shown(value: Value, kind: Type) -> str:
         return "–"
     if kind == "bool":
         return "true" if value else "false"
-    if kind == "number":
+    if kind == "number" and not isinstance(value, str):
         return f"{value:.15g}"
     return str(value).removesuffix("T00:00:00") if kind == "date" else str(value)
 

@@ -208,7 +208,7 @@ class Page:
                 "item": as_text(row),
                 "name": printable("/".join(name.replace("\\", "/").split("/")[-2:])),
                 "label": label,
-                "columns": {name: shown(value, types[name]) for name, value in cells.items()},
+                "columns": {n: shown(value, types.get(n, "text")) for n, value in cells.items()},
             }  # the last two parts of a path: the rest is nobody's business
             for row, (name, label, cells) in zip(rows, items, strict=True)
         ]

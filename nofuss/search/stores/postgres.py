@@ -124,7 +124,7 @@ class Postgres(Store):
 
     def sources(self) -> dict[str, Mapping[str, Type]]:
         """Return the sources, and the types of their columns."""
-        rows = self._run("SELECT key, value FROM {about} WHERE key LIKE 'source %%' ORDER BY key")
+        rows = self._run("SELECT key, value FROM {about} WHERE key LIKE 'source %' ORDER BY key")
         return {from_utf8(key.removeprefix("source ")): value for key, value in rows}
 
     def put(self, records: Sequence[Record], vectors: Tensor) -> None:
