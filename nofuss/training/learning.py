@@ -52,7 +52,7 @@ def compute_features(job: Job) -> None:
         return
     if job.fixed or job.config.start != "random":
         if job.embedder.backbone.mirror:
-            console.say("pictures and their mirror images are averaged; --mirror False halves this")
+            console.say("pictures and their mirror images are averaged; --no-mirror halves this")
         job.features = backbone_features(
             job.embedder, job.collection, job.preprocessing, workers=job.config.workers
         )
