@@ -57,7 +57,18 @@ class TrainConfig:
         tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the built-in characters)"),
     ] = None
     """A folder of class folders, a CSV (path,label or anchor,positive,negative), arrays (.npz,
-    .safetensors), or the official folder of CUB-200-2011, Cars196 or Stanford Online Products."""
+    .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, or the
+    official folder of CUB-200-2011, Cars196 or Stanford Online Products."""
+    class_level: Annotated[
+        int | None,
+        tyro.conf.arg(metavar="N", help_behavior_hint="(default: the innermost folder)"),
+    ] = None
+    """Folders in folders: which of them is the class, 1 for the outermost."""
+    label_pattern: Annotated[
+        str | None, tyro.conf.arg(metavar="REGEX", help_behavior_hint="(default: the folder)")
+    ] = None
+    """The class is in the name: a regular expression, searched in the path below DATA, whose first
+    group is the class, as '^(.+)_' for robin_17.jpg."""
     out: Annotated[
         Path | None,
         tyro.conf.arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),
@@ -240,6 +251,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "shrinkage": (0, 1.0000001),
     "folds": (0, 65),
     "size": (16, 4096),
+    "class_level": (1, 65),
     "seed": (0, 2**31),
     "checkpoint_seconds": (0, float("inf")),
 }

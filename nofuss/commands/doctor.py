@@ -5,11 +5,19 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from nofuss.config import TrainConfig, check_limits
+
 
 def main(
     data: Annotated[Path, Positional, arg(metavar="DATA")],
     *,
     run: Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")] = None,
+    class_level: Annotated[
+        int | None, arg(metavar="N", help_behavior_hint="(default: the innermost folder)")
+    ] = None,
+    label_pattern: Annotated[
+        str | None, arg(metavar="REGEX", help_behavior_hint="(default: the folder)")
+    ] = None,
     json: bool = False,
 ) -> None:
     """Find problems in data: unreadable files, copies, doubtful labels. Changes nothing.
@@ -17,8 +25,13 @@ def main(
     Args:
         data: Any layout that `nofuss train` reads.
         run: A run directory, whose model finds labels that the nearest neighbours contradict.
+        class_level: Which of the folders in folders is the class, as for `nofuss train`.
+        label_pattern: A regular expression that finds the class in a path, as for `nofuss train`.
         json: Print everything that was found as JSON.
     """
-    from nofuss.report.diagnosis import diagnose_data  # here, so that --help does not load torch
+    from nofuss.data.labelling import labelling_of  # here, so that --help does not load torch
+    from nofuss.report.diagnosis import diagnose_data
 
-    diagnose_data(data, run=run, as_json=json)
+    config = TrainConfig(class_level=class_level, label_pattern=label_pattern)
+    check_limits(config)
+    diagnose_data(data, labelling=labelling_of(config), run=run, as_json=json)

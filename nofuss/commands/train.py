@@ -9,6 +9,7 @@ from nofuss.config import TrainConfig
 GROUPS = {
     "What you will touch": (
         *("out", "epochs", "preset", "dim", "test_share", "seed", "device", "resume"),
+        *("class_level", "label_pattern"),
     ),
     "What you may touch": (),
     "What the paper and its experiments need": (

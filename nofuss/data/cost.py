@@ -32,7 +32,8 @@ MAX_TAGS, MAX_PIECES = 4_096, 2**15
 """Tags of a TIFF; its strips or tiles, or the chunks of a WebP."""
 
 _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}  # bytes a pixel; others 4
-_WEBP = 12  # bytes a pixel that libwebp and its wrapper keep: two canvases and a copy
+# Bytes a pixel that decoders and their wrappers keep beside Pillow's own.
+_KEPT = {"WEBP": 12, "AVIF": 16, "HEIF": 16}
 _RAW, _OLD_JPEG, _JPEG, _ZSTD = 1, 6, 7, 50000  # compressions of TIFF
 _ZSTD_WINDOW = 2**27
 
@@ -73,14 +74,16 @@ class Metered:
 
 def check_start(file: Metered) -> int:
     """Check a file before any decoder reads it; return the bytes needed beside the pixels."""
-    head = file.read(4)
+    head = file.read(12)
     file.seek(0)
-    if head == b"RIFF":
+    if head[4:8] == b"ftyp":
+        file.ahead += 2 * file.size  # AVIF and HEIC are read completely before their header
+    if head[:4] == b"RIFF":
         file.ahead += 2 * file.size  # read completely, here and by the decoder
         if count_chunks(file.read(), MAX_PIECES) == MAX_PIECES:
             raise TooMuch("too complex", f"over {MAX_PIECES:,} chunks")
         file.seek(0)
-    return _check_tiff(file) if is_tiff(head) else 0
+    return _check_tiff(file) if is_tiff(head[:4]) else 0
 
 
 def check_size(width: int, height: int) -> None:
@@ -106,8 +109,8 @@ def middle(width: int, height: int, side: int) -> tuple[int, int, int, int]:
 def check_work(image: Image.Image, file: Metered) -> int:
     """Refuse JPEGs with too many scans; return the bytes that decoding needs beside the pixels."""
     file.ahead = 2**63  # what is read from here on are pixels
-    if image.format == "WEBP":
-        return _WEBP * image.width * image.height
+    if image.format in _KEPT:
+        return _KEPT[image.format] * image.width * image.height
     if image.format not in ("JPEG", "MPO"):
         return 0
     blocks = jpeg_blocks(image.width, image.height, getattr(image, "layer", ()))

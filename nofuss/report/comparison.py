@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nofuss.config import TrainConfig, to_json
 from nofuss.data.collection import Collection
+from nofuss.data.labelling import labelling_of
 from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.evaluate.intervals import SeededDifference, paired_difference, t_interval
@@ -87,7 +88,8 @@ def _on_test_classes(runs: Sequence[Run]) -> list[PerQuery]:
                 f"{run.path} was tested on other items than {runs[0].path}; train with the same "
                 "data and --test-share, or add --data DATA"
             )
-    collection, _ = open_usable(runs[0].config.data, say=lambda _: None)
+    config = runs[0].config
+    collection, _ = open_usable(config.data, labelling=labelling_of(config), say=lambda _: None)
     cure = "restore them, or add --data DATA"
     check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
     labels = np.asarray(collection.labels)[kept[0].test_rows]

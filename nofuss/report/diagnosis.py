@@ -16,6 +16,7 @@ from nofuss.data.arrays import check_vectors, is_finite
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
 from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates, row_digests
+from nofuss.data.labelling import Labelling, check_used
 from nofuss.data.scan import CONFLICT, DUPLICATE
 from nofuss.errors import DataError, command
 from nofuss.model.encoder import load
@@ -58,6 +59,8 @@ class Diagnosis:
     histogram: list[tuple[str, int]] = field(default_factory=list)
     """Items a class, in doubling steps → number of classes."""
     notes: list[str] = field(default_factory=list)
+    passed_over: list[tuple[str, str]] = field(default_factory=list)
+    """Name and reason of each file that is not read at all."""
     unusable: list[dict[str, str]] = field(default_factory=list)
     duplicates: list[Group] = field(default_factory=list)
     near_duplicates: list[Group] = field(default_factory=list)
@@ -66,9 +69,11 @@ class Diagnosis:
     suggestion: str = ""
 
 
-def diagnose_data(data: Path, *, run: Path | None, as_json: bool) -> None:
+def diagnose_data(data: Path, *, labelling: Labelling, run: Path | None, as_json: bool) -> None:
     """Print what is in the data, what is wrong with them, and what to run next."""
-    collection = open_data(data, check_values=False)  # bad rows are listed, not refused
+    # Bad rows are listed, not refused.
+    collection = open_data(data, labelling=labelling, check_values=False)
+    check_used(collection, labelling)
     if not as_json:
         console.say(collection.describe())
     diagnosis = diagnose(collection, data=data, run=run, quiet=as_json)
@@ -84,6 +89,7 @@ def diagnose(
     """Count items, scan files, find copies, and (with a run) compare labels with neighbours."""
     diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
     diagnosis.notes += collection.notes
+    diagnosis.passed_over += collection.passed_over
     if collection.labels is not None:
         sizes = np.bincount(collection.labels, minlength=collection.num_classes)
         diagnosis.per_class = {

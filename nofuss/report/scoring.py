@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nofuss.data.collection import GALLERY, QUERY, Collection
+from nofuss.data.labelling import Labelling, labelling_of
 from nofuss.data.split import by_folds, sides_of
 from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
@@ -72,8 +73,9 @@ def _evaluate(
     run = open_run(path)
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say
+    labelling = labelling_of(run.config)
     with processes.in_turn():
-        collection, _ = open_usable(data or run.config.data, say=say)
+        collection, _ = open_usable(data or run.config.data, labelling=labelling, say=say)
     processes.check_same("data", collection.fingerprint)
     if data is None:
         cure = "restore them, or give DATA to score the run on other data"
@@ -87,7 +89,7 @@ def _evaluate(
         whole, collection = collection, collection.subset(test)
         say(collection.describe())
         ks = sorted({*ks, *KS})  # scores.json always has the usual ones
-    searched = None if gallery is None else _open_gallery(gallery, say)
+    searched = None if gallery is None else _open_gallery(gallery, labelling, say)
     if searched is None and (collection.labels is None or not scorable(collection.labels)):
         raise DataError(
             f"{collection.name} can't be scored: it needs two classes, one of them with two items"
@@ -134,9 +136,9 @@ def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]
     return kept | ({"gain": gain} if max(map(abs, gaps)) < SHOWN else {})
 
 
-def _open_gallery(gallery: Path, say: Callable[[str], None]) -> Collection:
+def _open_gallery(gallery: Path, labelling: Labelling, say: Callable[[str], None]) -> Collection:
     with processes.in_turn():
-        collection, _ = open_usable(gallery, say=say)
+        collection, _ = open_usable(gallery, labelling=labelling, say=say)
     processes.check_same("gallery", collection.fingerprint)
     return collection
 
