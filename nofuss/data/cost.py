@@ -11,6 +11,7 @@ from typing import IO, Any, cast
 
 from PIL import Image
 
+from nofuss.data.avif import stream_pixels
 from nofuss.data.headers import count_chunks, count_scans, is_tiff, jpeg_blocks, tiff_layout
 
 MAX_FILE = 2**28
@@ -33,7 +34,7 @@ MAX_TAGS, MAX_PIECES = 4_096, 2**15
 
 _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}  # bytes a pixel; others 4
 # Bytes a pixel that decoders and their wrappers keep beside Pillow's own.
-_KEPT = {"WEBP": 12, "AVIF": 16, "HEIF": 16}
+_KEPT = {"WEBP": 12, "AVIF": 12, "HEIF": 12}
 _RAW, _OLD_JPEG, _JPEG, _ZSTD = 1, 6, 7, 50000  # compressions of TIFF
 _ZSTD_WINDOW = 2**27
 
@@ -77,7 +78,8 @@ def check_start(file: Metered) -> int:
     head = file.read(12)
     file.seek(0)
     if head[4:8] == b"ftyp":
-        file.ahead += 2 * file.size  # AVIF and HEIC are read completely before their header
+        file.ahead += 2 * file.size  # AVIF and HEIC: read completely, here and by the decoder
+        _check_streams(file)
     if head[:4] == b"RIFF":
         file.ahead += 2 * file.size  # read completely, here and by the decoder
         if count_chunks(file.read(), MAX_PIECES) == MAX_PIECES:
@@ -130,6 +132,19 @@ def check_memory(
     if needed > MAX_MEMORY:
         sizes = f"{needed // 10**6:,} MB to decode; at most {MAX_MEMORY // 10**6}"
         raise TooMuch("oversized", sizes)
+
+
+def _check_streams(file: Metered) -> None:
+    """Refuse an AVIF whose streams have more pixels than a decoder may make."""
+    if file.size > MAX_MEMORY // 4:
+        raise TooMuch("oversized", f"over {MAX_MEMORY // 4 // 10**6} MB of AVIF or HEIC")
+    try:
+        pixels = stream_pixels(file.read())
+    except (ValueError, IndexError, struct.error) as error:
+        raise TooMuch("too complex", str(error)) from error
+    file.seek(0)
+    if pixels * _KEPT["AVIF"] > MAX_MEMORY:
+        raise TooMuch("oversized", f"{pixels // 10**6:,} megapixels in its streams")
 
 
 def _check_scans(file: Metered, blocks: int) -> int:

@@ -130,7 +130,7 @@ def _decode(file: cost.Metered, mode: str, at_least: int) -> Image.Image:
 
 def _orientation(image: Image.Image) -> int:
     """Return the Exif orientation: 1 for upright, 2 to 8 for a turned or mirrored picture."""
-    if len(image.info.get("exif", b"")) > _MAX_EXIF:
+    if len(image.info.get("exif") or b"") > _MAX_EXIF:
         del image.info["exif"]  # more than any camera writes, and slow to read
     value = image.getexif().get(ExifTags.Base.Orientation, 1)
     return value if value in range(2, 9) else 1

@@ -53,7 +53,10 @@ def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOL
         raise DataError(f"{name} has samples that can't be used: {first_five(complaints)}")
     if not samples:
         raise DataError(f"{name} holds no pictures; expected 0001.jpg, 0001.cls, … in its shards")
-    labels, layout = [sample.label for sample in samples], f"WebDataset, {len(files):,} shards"
+    labels, layout = (
+        [sample.label for sample in samples],
+        f"WebDataset, {len(files):,} shard{'s'[: len(files) > 1]}",
+    )
     if not any(labels):
         labels = [labelling.class_of(Path(sample.name)) or "" for sample in samples]
         layout += labelling.describe()

@@ -66,7 +66,7 @@ def test_shards_are_read_in_order_without_unpacking(shards: Path) -> None:
     assert data.fingerprint() == open_data(shards).fingerprint()
     one = open_data(shards / "photos-001.tar")
     assert len(one) == 4
-    assert one.describe().endswith("WebDataset, 1 shards")
+    assert one.describe().endswith("WebDataset, 1 shard")
 
 
 def test_processes_read_different_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
