@@ -105,8 +105,8 @@ class TrainConfig:
     size: _Count = None
     """Side of the picture that the backbone sees; the backbone's own if not given."""
     mirror: _Switch = None
-    """Average the features of each picture and its mirror image, in search too: better neighbours
-    for twice the time a picture. Not for characters."""
+    """Average the features of each picture that is searched or scored with those of its mirror
+    image: better neighbours for twice the time a picture. Not for characters."""
     start: Annotated[
         Literal["random", "pca", "whitened"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
     ] = None

@@ -51,10 +51,15 @@ def compute_features(job: Job) -> None:
         job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
         return
     if job.fixed or job.config.start != "random":
-        if job.embedder.backbone.mirror:
-            console.say("pictures and their mirror images are averaged; --mirror False halves this")
+        # Averages with mirror images are for search. Statistics of the training classes change as
+        # little by them as any average over hundreds of pictures (LOG.md).
+        is_scored = by_folds(job.config, job.collection)
         job.features = backbone_features(
-            job.embedder, job.collection, job.preprocessing, workers=job.config.workers
+            job.embedder,
+            job.collection,
+            job.preprocessing,
+            straight=None if is_scored else job.sides.train,
+            workers=job.config.workers,
         )
     if not job.fixed and job.collection.kind == "pictures":
         count = len(job.collection)
