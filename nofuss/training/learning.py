@@ -54,6 +54,9 @@ def compute_features(job: Job) -> None:
         # Averages with mirror images are for search. Statistics of the training classes change as
         # little by them as any average over hundreds of pictures (LOG.md).
         is_scored = by_folds(job.config, job.collection)
+        if job.embedder.backbone.mirror:
+            which = "pictures" if is_scored else "pictures that are scored"
+            console.say(f"{which} are averaged with their mirror images; --no-mirror: faster")
         job.features = backbone_features(
             job.embedder,
             job.collection,

@@ -18,6 +18,7 @@ from torch import Tensor
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.decode import PictureError
+from nofuss.data.labelling import check_used, labelling_of
 from nofuss.data.scan import ScanReport
 from nofuss.data.split import by_folds, classes_in, sides_of
 from nofuss.data.usable import check_supervision, open_usable
@@ -84,7 +85,9 @@ def _train_locked(
         assert config.out is not None
         lock.take(config.out)
     with processes.in_turn():
-        collection, scan = open_usable(config.data if collection is None else collection)
+        labelling = labelling_of(config)
+        collection, scan = open_usable(collection or config.data, labelling=labelling)
+        check_used(collection, labelling)
     check_supervision(collection)
     config = settle(config, collection)
     sides = sides_of(collection, config)
