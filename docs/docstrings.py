@@ -24,7 +24,9 @@ class HouseStyle(Extension):
     def on_class(self, *, cls: Class, **_: Any) -> None:
         """Rewrite the docstring of a class with the parameters of its constructor."""
         init = cls.members.get("__init__")
-        names = {p.name.lstrip("*") for p in init.parameters} if isinstance(init, Function) else set()
+        names = (
+            {p.name.lstrip("*") for p in init.parameters} if isinstance(init, Function) else set()
+        )
         _rewrite(cls, names)
 
 

@@ -27,6 +27,7 @@ OPEN = {
     "size",
     "per_class",
     "test_share",
+    "tensorboard",
 }
 
 
