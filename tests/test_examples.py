@@ -35,12 +35,17 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="needs pip install wandb")
     for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path)}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    sent = list[dict[str, float]]()
+    sent, finish = list[dict[str, float]](), wandb.finish
+
+    def read_then_finish() -> None:
+        sent.append(dict(wandb.summary))
+        finish()
+
     log = example("wandb_callback", monkeypatch).log
-    monkeypatch.setattr(wandb, "finish", lambda: sent.append(dict(wandb.summary)))
+    monkeypatch.setattr(wandb, "finish", read_then_finish)
     run = small_training(tmp_path, log)
     assert sent[0]["recall@1"] == recall_of(run)
-    assert sent[0]["epoch/loss"] > 0
+    assert [*tmp_path.glob("wandb/offline-run-*/*.wandb")]
 
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
