@@ -200,6 +200,8 @@ class TrainConfig:
     """Threads that prepare batches in advance."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is also written after every epoch."""
+    tensorboard: _Path = None
+    """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
     """Linux: return freed memory to the system at once. By default the program keeps it, which
     makes training faster and holds memory at its peak."""

@@ -29,6 +29,7 @@ OPEN = {
     "size",
     "per_class",
     "test_share",
+    "tensorboard",
 }
 
 

@@ -42,7 +42,7 @@ from nofuss.files.lock import LOCK, RunLock, check_in_place
 
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
 _FREE = {"out", "resume", "force", "data", "freeze"}
-_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory"}
+_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,12 @@ def resume_run(
         for name in _settings()
         if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
     }
-    kept = {name: getattr(given, name) for name in _FREE - {"data"}}
-    return dataclasses.replace(saved, **changes, **kept, data=given.data or saved.data)
+    kept = {name: getattr(given, name) for name in _FREE - {"data", "tensorboard"}}
+    paths = {
+        "data": given.data or saved.data,
+        "tensorboard": given.tensorboard or saved.tensorboard,
+    }
+    return dataclasses.replace(saved, **changes, **kept, **paths)
 
 
 def continue_run(

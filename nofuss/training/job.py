@@ -21,6 +21,7 @@ from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
 from nofuss.training.head import DIM
+from nofuss.training.listeners import Listeners
 from nofuss.training.presets import resolve
 from nofuss.training.setup import items_per_class
 
@@ -37,6 +38,7 @@ class Job:
     sides: Sides
     embedder: Embedder
     preprocessing: Preprocessing | None
+    listeners: Listeners
     features: Tensor | None = None
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
     criterion: nn.Module | None = None

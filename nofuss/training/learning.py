@@ -39,6 +39,7 @@ from nofuss.training.fold_results import (
 from nofuss.training.folds import FOLDS, class_folds, query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
+from nofuss.training.listeners import Heard
 from nofuss.training.loop import Training, run_loop
 from nofuss.training.prepare import prepare
 
@@ -262,7 +263,7 @@ def _run(
         run_loop(
             training,
             feed,
-            watch=display,
+            watch=Heard(display, job.listeners, job.run, training.optimizer),
             validate=validate,
             before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
             checkpoints=job.run.checkpoints,

@@ -40,12 +40,14 @@ from nofuss.report.card import write_card
 from nofuss.run.choice import TRAINED
 from nofuss.run.directory import Run, continue_run, create_run, resume_run
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.run.events import Callback
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 from nofuss.terminal.scores import score_table
 from nofuss.training.baselines import untrained
 from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
 from nofuss.training.learning import compute_features, learn
+from nofuss.training.listeners import Listeners
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
 from nofuss.training.setup import build_criterion
@@ -58,14 +60,16 @@ def run_training(
     *,
     given: Container[str] = (),
     backbone: Backbone | None = None,
+    callback: Callback | None = None,
 ) -> Path:
     """Train, score on unseen classes, write a run directory and return its path.
 
     given: names of settings that the user set; a resumed run must agree with them.
     backbone: a module from Python instead of a backbone by name.
+    callback: is called with an `Event` after every step and epoch.
     """
     with RunLock() as lock:  # from before the run is read until all of it is written
-        return _train_locked(config, collection, given, lock, backbone)
+        return _train_locked(config, collection, given, lock, backbone, callback)
 
 
 def _train_locked(
@@ -74,6 +78,7 @@ def _train_locked(
     given: Container[str],
     lock: RunLock,
     backbone: Backbone | None,
+    callback: Callback | None,
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
@@ -84,6 +89,7 @@ def _train_locked(
         config = resume_run(config, explicit=given, restarted=processes.restarted())
         assert config.out is not None
         lock.take(config.out)
+    listeners = Listeners(config, callback)
     with processes.in_turn():
         labelling = labelling_of(config)
         collection, scan = open_usable(collection or config.data, labelling=labelling)
@@ -110,9 +116,10 @@ def _train_locked(
     if collection.split is None and config.test_share is None and len(sides.test):
         out = len(classes_in(collection, sides.test))
         console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
-    job = Job(run, collection, sides, embedder, preprocessing)
+    job = Job(run, collection, sides, embedder, preprocessing, listeners)
     try:
-        _train(job, scan, fingerprint)
+        with listeners:
+            _train(job, scan, fingerprint)
         return run.path
     except NonFiniteLoss as error:
         raise _explain_non_finite(job, error) from None
@@ -144,6 +151,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     run.write("data.json", describe_sides(job))
     if scan.problems and processes.first():
         write_file(run.path / "scan.csv", scan.as_csv())
+    job.listeners.start(run)
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
         learn(job, stop)
@@ -155,7 +163,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     kept = _embed_sides(job, fingerprint)
     if processes.first():
         kept.save(run.path)
-    _score(job, torch.from_numpy(kept.test))
+    scores = _score(job, torch.from_numpy(kept.test))
     if processes.first():
         with processes.alone():
             write_card(run)
@@ -163,6 +171,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
                 report = write_report(run.path, job.collection, kept)
             console.say(f"report: {report}")
             console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
+            job.listeners.end(run, scores, kept, job.collection)
 
 
 def _calibrate(job: Job) -> None:
@@ -227,20 +236,19 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     )
 
 
-def _score(job: Job, found: Tensor) -> None:
-    """Score on unseen classes beside what needs no training; write scores.json."""
+def _score(job: Job, found: Tensor) -> dict[str, Any]:
+    """Score on unseen classes beside what needs no training; return what scores.json holds."""
     config, rows = job.config, job.sides.test
     if job.fold_scores is not None:
         title = "every class, scored by a model that has not seen it"
-        _report_scores(job, title, job.fold_scores)
-        return
+        return _report_scores(job, title, job.fold_scores)
     if job.collection.labels is None or not len(rows):
         console.say("no test classes, so no scores; try it: nofuss evaluate RUN DATA")
-        return
+        return {}
     labels = np.asarray(job.collection.labels)[rows]
     if not scorable(labels):
         console.say("the test classes are too few to score: two are needed, one with two items")
-        return
+        return {}
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
     with console.busy("scoring on unseen classes"):
@@ -251,14 +259,15 @@ def _score(job: Job, found: Tensor) -> None:
         queries = [ours.per_query], [other.per_query]
         scores["gain"] = gain_over(name, *queries, seed=config.seed)
     beside = {name: other.as_dict() for name, other in columns.items()}
-    _report_scores(job, "unseen classes", scores | {"baselines": beside})
+    return _report_scores(job, "unseen classes", scores | {"baselines": beside})
 
 
-def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:
+def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> dict[str, Any]:
     kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
     name = job.config.loss if kept == TRAINED else kept
     score_table(title, {name: scores} | scores["baselines"])
     job.run.write("scores.json", scores | {"method": name})
+    return scores
 
 
 def _show_differences(rows: list[list[str]]) -> None:
