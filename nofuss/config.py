@@ -72,7 +72,7 @@ class TrainConfig:
     preset: Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] = "auto"
     """Settings that go together. auto chooses by the data: frozen for photographs (the backbone is
     fixed, its features are computed once), small for small pictures, vectors for vectors. finetune
-    trains the whole network; paper trains it as the paper does."""
+    also trains the last stages of the network; paper trains all of it as the paper does."""
     freeze: bool = False
     """Short for --preset frozen."""
 
@@ -129,6 +129,14 @@ class TrainConfig:
     )
     """Fixed features: folds of the training classes on which the start is chosen and training has
     to prove its gain; 0 skips both and always trains."""
+    unfreeze: Annotated[
+        str | None, tyro.conf.arg(metavar="N|all", help_behavior_hint=_by_preset)
+    ] = None
+    """With --preset finetune: how many of the network's last stages are trained. Activations in
+    front of them are kept in the cache, so that the others run once a view. all: the whole network,
+    without kept activations."""
+    views: _Count = None
+    """With --unfreeze N: random views of each picture; an epoch uses one of them."""
     freeze_batch_norm: _Switch = None
     """Keep the batch-norm statistics of the backbone fixed."""
     warmup: _Count = None
@@ -225,7 +233,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("dim", "batch"), (1, 2**31)),
+    **dict.fromkeys(("dim", "batch", "views"), (1, 2**31)),
     **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
     "workers": (0, 1025),
     **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),

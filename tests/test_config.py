@@ -27,6 +27,8 @@ OPEN = {
     "size",
     "per_class",
     "test_share",
+    "unfreeze",
+    "views",
 }
 
 

@@ -93,8 +93,17 @@ class EfficientNetLite(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return pooled features (B, 1280)."""
-        maps: Tensor = self.body.extract_features(inputs)
-        return maps.mean((2, 3))
+        return self.run(inputs, 0, len(self.body._blocks))
+
+    def run(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Run some of the blocks, with the stem if they start at 0, and pool if they end last."""
+        body = self.body
+        blocks, drop = body._blocks, body._global_params.drop_connect_rate or 0.0
+        if not first:
+            x = body._swish(body._bn0(body._conv_stem(x)))
+        for i in range(first, last):  # later blocks are skipped more often in training
+            x = blocks[i](x, drop_connect_rate=drop * i / len(blocks))
+        return body._swish(body._bn1(body._conv_head(x))).mean((2, 3)) if last == len(blocks) else x
 
 
 def build_backbone(

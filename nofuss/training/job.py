@@ -17,6 +17,7 @@ from nofuss.evaluate.threshold import Threshold
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.stages import check_unfreeze, fix_first, fixed_count
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
@@ -58,6 +59,11 @@ class Job:
     def fixed(self) -> bool:
         """Whether only the head is trained, on features that stay fixed."""
         return self.config.preset in ("frozen", "vectors")
+
+    @property
+    def fixed_stages(self) -> int:
+        """Number of the backbone's first stages that are never trained; 0 if there are none."""
+        return fixed_count(self.embedder.backbone, self.config.unfreeze)
 
     @property
     def dim(self) -> int:
@@ -141,6 +147,17 @@ def check_dim(config: TrainConfig, width: int) -> TrainConfig:
         return config
     console.say(f"note: dim is {width} instead of {config.dim}: the features have no more")
     return replace(config, dim=width)
+
+
+def check_stages(
+    config: TrainConfig, embedder: Embedder, preprocessing: Preprocessing | None
+) -> TrainConfig:
+    """Fill in and check how many stages are trained, and freeze the others."""
+    if config.preset != "finetune" or preprocessing is None:
+        return config
+    unfreeze = check_unfreeze(embedder.backbone, config.unfreeze, size=preprocessing.size)
+    fix_first(embedder, unfreeze)
+    return replace(config, unfreeze=unfreeze)
 
 
 def describe_sides(job: Job) -> dict[str, Any]:

@@ -43,7 +43,15 @@ from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 from nofuss.terminal.scores import score_table
 from nofuss.training.baselines import untrained
-from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
+from nofuss.training.job import (
+    Job,
+    build_model,
+    check_dim,
+    check_stages,
+    describe_sides,
+    dim_of,
+    settle,
+)
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
@@ -90,6 +98,7 @@ def _train_locked(
     sides = sides_of(collection, config)
     embedder, preprocessing = build_model(config, collection, backbone)
     config = check_dim(config, embedder.backbone.features)
+    config = check_stages(config, embedder, preprocessing)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)

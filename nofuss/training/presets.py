@@ -45,6 +45,7 @@ PRESETS: dict[str, Preset] = {
         "freeze_batch_norm": True,
         "warmup": 1,
         "mirror": True,
+        "views": 8,
     },
     "small": _COMMON
     | {
@@ -100,6 +101,9 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         raise UsageError(f"--preset {preset} does not fit {kind}; leave it out")
     fixed = preset in ("frozen", "vectors")
     _check_fits(config, fixed=fixed, kind=kind)
+    for name in ("unfreeze", "views") if preset != "finetune" else ():
+        if getattr(config, name) is not None:
+            raise UsageError(f"--{name} is for --preset finetune; add it, or drop --{name}")
     if kind == "vectors" and config.size is not None:
         raise UsageError("--size is for pictures, and the data are vectors; drop it")
     if config.free_norms and config.scale is not None:
