@@ -27,8 +27,10 @@ OPEN = {
     "size",
     "per_class",
     "test_share",
+    "lora",
     "unfreeze",
     "views",
+    "zoom",
 }
 
 

@@ -29,6 +29,7 @@ class Embedder(nn.Module):
         self._backbone_frozen = False
         self._batch_norm_frozen = False
         self._fixed: list[nn.Module] = []
+        self._fixed_parameters: list[nn.Parameter] = []
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
@@ -58,7 +59,7 @@ class Embedder(nn.Module):
 
         Those that are never trained are left out.
         """
-        fixed = {id(p) for module in self._fixed for p in module.parameters()}
+        fixed = {id(p) for p in self._fixed_parameters}
         return (p for p in self.backbone.parameters() if id(p) not in fixed)
 
     def head_parameters(self) -> Iterator[nn.Parameter]:
@@ -70,9 +71,14 @@ class Embedder(nn.Module):
         self._backbone_frozen = frozen
         self._refresh_freezing()
 
-    def keep_fixed(self, modules: Iterable[nn.Module]) -> None:
-        """Freeze modules of the backbone for good, batch-norm statistics included."""
+    def keep_fixed(self, modules: Iterable[nn.Module], bare: Iterable[nn.Parameter] = ()) -> None:
+        """Freeze modules of the backbone for good, batch-norm statistics included.
+
+        bare: single parameters that are frozen too.
+        """
         self._fixed = list(modules)
+        self._fixed_parameters = [p for module in self._fixed for p in module.parameters()]
+        self._fixed_parameters += bare
         self._refresh_freezing()
 
     def freeze_batch_norm(self, frozen: bool = True) -> None:
@@ -95,8 +101,8 @@ class Embedder(nn.Module):
         self.backbone.requires_grad_(not self._backbone_frozen)
         for norm in self._batch_norms():
             norm.requires_grad_(not (self._backbone_frozen or self._batch_norm_frozen))
-        for module in self._fixed:
-            module.requires_grad_(False)
+        for parameter in self._fixed_parameters:
+            parameter.requires_grad_(False)
         self.train(self.training)
 
     def _batch_norms(self) -> list[nn.Module]:
@@ -111,16 +117,18 @@ def build_embedder(
     weights: Weights = PRETRAINED,
     root: bool = False,
     mirror: bool = False,
+    size: int | None = None,
     seed: int = 0,
 ) -> Embedder:
     """Build an embedder on a backbone, or on the name of one.
 
-    Random parts are drawn from `seed`; torch's own generators are left as they are.
+    size: of the pictures, where the network depends on it. Random parts are drawn from `seed`;
+    torch's own generators are left as they are.
     """
     with own_random_numbers(torch.device("cpu")) as set_seed:
         set_seed(seed)
         network = backbone
         if isinstance(network, str):
-            network = build_backbone(network, channels=channels, weights=weights)
+            network = build_backbone(network, channels=channels, weights=weights, size=size)
         network.mirror = mirror
         return Embedder(network, dim, root=root)

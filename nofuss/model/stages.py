@@ -97,6 +97,8 @@ class Trunk(nn.Module):
         stages = split(backbone)[:count]
         self._forwards = [stage.forward for stage in stages]
         self.owned = nn.ModuleList(module for stage in stages for module in stage.modules)
+        # Such as the positions of a transformer's patches, which are added in its first stage.
+        self.bare = nn.ParameterList(backbone.network.parameters(recurse=False))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the activations in front of the next stage."""
@@ -140,6 +142,8 @@ def stages_agree(backbone: Backbone, size: int) -> bool:
         expected, found = backbone.network(inputs), inputs
         for stage in split(backbone):
             found = stage.forward(found)
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # another structure after all
+        return False
     finally:
         for module, training in modes:
             module.training = training
@@ -178,5 +182,6 @@ def fixed_count(backbone: Backbone, unfreeze: str | None) -> int:
 
 def fix_first(embedder: Embedder, unfreeze: str | None) -> None:
     """Freeze the stages in front of those that are trained."""
-    stages = split(embedder.backbone)[: fixed_count(embedder.backbone, unfreeze)]
-    embedder.keep_fixed(module for stage in stages for module in stage.modules)
+    if count := fixed_count(embedder.backbone, unfreeze):
+        trunk = Trunk(embedder.backbone, count)
+        embedder.keep_fixed(trunk.owned, trunk.bare)

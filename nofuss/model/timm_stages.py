@@ -1,6 +1,6 @@
 """The stages of timm's networks, by the names that its families of networks share.
 
-timm builds most networks in one of four ways; each gives a list of (forward, modules). Whether they
+timm builds most networks in one of five ways; each gives a list of (forward, modules). Whether they
 really give the network's features is checked on an example, see `stages_agree`.
 """
 
@@ -17,13 +17,51 @@ def timm_stages(network: Any) -> Found:
     names = {name for name, _ in network.named_children()}
     if {"patch_embed", "blocks", "norm"} <= names and hasattr(network, "_pos_embed"):
         return _transformer(network)
-    if {"stem", "stages", "head"} <= names and hasattr(network, "norm_pre"):
-        return _staged(network)
-    if {"conv1", "bn1", "layer1", "layer4"} <= names:
-        return _residual(network)
-    if {"conv_stem", "blocks", "conv_head", "bn2"} <= names:
-        return _efficient(network)
+    if {"patch_embed", "layers", "norm"} <= names:  # Swin
+        return _stages(network, [network.patch_embed], network.layers, [network.norm])
+    if {"stem", "stages"} <= names and hasattr(network, "norm_pre"):  # ConvNeXt
+        return _stages(network, [network.stem], network.stages, [network.norm_pre])
+    if {"conv1", "bn1", "maxpool", "layer4"} <= names:  # ResNet
+        front = [network.conv1, network.bn1, network.act1, network.maxpool]
+        layers = [network.layer1, network.layer2, network.layer3, network.layer4]
+        return _stages(network, front, layers, [])
+    if {"conv_stem", "bn1", "blocks"} <= names:  # EfficientNet, MobileNet
+        end = [network.conv_head, network.bn2] if "bn2" in names else []
+        return _stages(network, [network.conv_stem, network.bn1], network.blocks, end)
     return []
+
+
+def _stages(
+    network: Any, front: list[nn.Module], stages: Iterable[nn.Module], end: list[nn.Module]
+) -> Found:
+    """Return stages, the first with what comes before them and the last with what comes after."""
+    first, *middle, last = stages
+    inner = [first, *middle, last]
+    behind = [child for child in network.children() if not _within(inner + front, child)]
+    return [
+        (_chain(*front, first), [*front, first]),
+        *((stage, [stage]) for stage in middle),
+        (_chain(last, *end, network.forward_head), [last, *behind]),
+    ]
+
+
+def _transformer(network: Any) -> Found:
+    """Return the blocks of a vision transformer (ViT, DeiT, DINOv2, CLIP, SigLIP) as stages."""
+
+    def embed(x: Tensor) -> Tensor:
+        x = network._pos_embed(network.patch_embed(x))
+        result: Tensor = network.norm_pre(network.patch_drop(x))
+        return result
+
+    first, *middle, last = network.blocks
+    front = [network.patch_embed, network.pos_drop, network.patch_drop, network.norm_pre]
+    taken = [*front, first, *middle, last]
+    behind = [child for child in network.children() if not _within(taken, child)]
+    return [
+        (_chain(embed, first), [*front, first]),
+        *((block, [block]) for block in middle),
+        (_chain(last, network.norm, network.forward_head), [last, *behind]),
+    ]
 
 
 def _chain(*layers: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
@@ -35,66 +73,7 @@ def _chain(*layers: Callable[[Any], Any]) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def _rest(network: nn.Module, taken: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the children of a network that are not among the taken ones."""
-    names = {id(module) for module in taken}
-    return [child for child in network.children() if id(child) not in names]
-
-
-def _transformer(network: Any) -> Found:
-    """Vision transformers (ViT, DeiT, DINOv2, CLIP, SigLIP): every block is a stage."""
-
-    def embed(x: Tensor) -> Tensor:
-        x = network._pos_embed(network.patch_embed(x))
-        result: Tensor = network.norm_pre(network.patch_drop(x))
-        return result
-
-    first, *middle, last = network.blocks
-    tail = [network.norm, network.fc_norm, network.head_drop, network.head]
-    if getattr(network, "attn_pool", None) is not None:
-        tail.append(network.attn_pool)
-    front = [m for m in _rest(network, [*tail, network.blocks]) if m is not first]
-    return [
-        (_chain(embed, first), [*front, first]),
-        *((block, [block]) for block in middle),
-        (_chain(last, network.norm, network.forward_head), [last, *tail]),
-    ]
-
-
-def _staged(network: Any) -> Found:
-    """ConvNeXt and its relatives: a stem, stages, a head."""
-    first, *middle, last = network.stages
-    return [
-        (_chain(network.stem, first), [network.stem, first]),
-        *((stage, [stage]) for stage in middle),
-        (
-            _chain(last, network.norm_pre, network.forward_head),
-            [last, network.norm_pre, network.head],
-        ),
-    ]
-
-
-def _residual(network: Any) -> Found:
-    """ResNets: four layers behind a stem."""
-    stem = [network.conv1, network.bn1, network.act1, network.maxpool]
-    last = network.layer4
-    return [
-        (_chain(*stem, network.layer1), [*stem, network.layer1]),
-        *((layer, [layer]) for layer in (network.layer2, network.layer3)),
-        (_chain(last, network.forward_head), _rest(network, [*stem, *_first_layers(network)])),
-    ]
-
-
-def _first_layers(network: Any) -> list[nn.Module]:
-    return [network.layer1, network.layer2, network.layer3]
-
-
-def _efficient(network: Any) -> Found:
-    """EfficientNets and MobileNets: a stem, groups of blocks, a last convolution."""
-    first, *middle, last = network.blocks
-    stem, top = [network.conv_stem, network.bn1], [network.conv_head, network.bn2]
-    return [
-        (_chain(*stem, first), [*stem, first]),
-        *((group, [group]) for group in middle),
-        (_chain(last, *top, network.forward_head), [last, *top]),
-    ]
+def _within(taken: list[nn.Module], child: nn.Module) -> bool:
+    """Return whether a child is one of these modules or contains one of them."""
+    modules = {id(module) for module in child.modules()}
+    return any(id(module) in modules for module in taken)

@@ -74,8 +74,8 @@ def activations_of(
         return activations.cpu()
 
     def parts() -> Iterator[Bytes]:
-        how = f"{preprocessing} {torch.__version__} {count} {views} {augmented} {seed} {shape}"
-        yield how.encode()
+        how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
+        yield f"{preprocessing} {how} {torch.__version__} {count} {views} {shape}".encode()
         if device.type != "cpu":
             yield device.type.encode()
         yield from tensor_parts(Trunk(embedder.backbone, count).state_dict())

@@ -17,7 +17,8 @@ from nofuss.evaluate.threshold import Threshold
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.stages import check_unfreeze, fix_first, fixed_count
+from nofuss.model.lora import add_adapters
+from nofuss.model.stages import ALL, check_unfreeze, fix_first, fixed_count
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
@@ -27,6 +28,10 @@ from nofuss.training.setup import items_per_class
 
 SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
+
+ZOOM, LIGHT = 0.25, 0.25
+"""Random crops for the last stages show this share of a picture or more, in light that changes by
+this share or less (LOG.md)."""
 
 
 @dataclass
@@ -104,6 +109,7 @@ def build_model(
         channels=channels,
         weights=weights,
         root=bool(config.root),
+        size=config.size,
         seed=config.seed,
     )
     embedder.to(choose_device(config.device))
@@ -151,13 +157,21 @@ def check_dim(config: TrainConfig, width: int) -> TrainConfig:
 
 def check_stages(
     config: TrainConfig, embedder: Embedder, preprocessing: Preprocessing | None
-) -> TrainConfig:
-    """Fill in and check how many stages are trained, and freeze the others."""
-    if config.preset != "finetune" or preprocessing is None:
-        return config
-    unfreeze = check_unfreeze(embedder.backbone, config.unfreeze, size=preprocessing.size)
-    fix_first(embedder, unfreeze)
-    return replace(config, unfreeze=unfreeze)
+) -> tuple[TrainConfig, Preprocessing | None]:
+    """Fill in and check how many stages are trained and how crops are drawn; freeze the others."""
+    if preprocessing is None:
+        return config, None
+    if config.preset == "finetune":
+        unfreeze = check_unfreeze(embedder.backbone, config.unfreeze, size=preprocessing.size)
+        fix_first(embedder, unfreeze)
+        config = replace(config, unfreeze=unfreeze)
+    if config.lora is not None:
+        add_adapters(embedder, config.lora, unfreeze=config.unfreeze, seed=config.seed)
+    if config.zoom is None and config.unfreeze not in (None, ALL) and preprocessing.flip:
+        config = replace(config, zoom=ZOOM)
+    if config.zoom is not None and config.zoom < 1:
+        preprocessing = replace(preprocessing, zoom=config.zoom, light=LIGHT)
+    return config, preprocessing
 
 
 def describe_sides(job: Job) -> dict[str, Any]:
