@@ -143,10 +143,8 @@ def _settings(description: dict[str, Any]) -> dict[str, Any]:
     for name, kind in kinds.items():
         if type(description[name]) is not kind:
             raise ValueError(f"{name} is {description[name]!r:.40}; expected {kind.__name__}")
-    preprocessing = description["preprocessing"]
-    size = preprocessing["size"] if preprocessing else None
-    if size is not None and not (type(size) is int and 1 <= size <= LARGEST_SIDE):
-        raise ValueError("preprocessing has an invalid size")
+    stored = description["preprocessing"]
+    size = stored["size"] if stored else None  # checked with the rest of the preprocessing
     return {name: description[name] for name in kinds} | {"size": size}
 
 
