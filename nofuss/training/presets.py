@@ -27,6 +27,14 @@ _HEAD: Preset = _COMMON | {
 # The same from another start, with epochs and rates that were found for the PCA on CUB: started at
 # random it over-fits the training classes and ends below the features it came from.
 _OTHER_START: Preset = {"epochs": 20, "head_rate": 1e-4, "proxy_rate": 1e-3, "folds": 0}
+# The whole network instead of its last stages: a smaller rate, and more epochs, as each is dear.
+_WHOLE: Preset = {
+    "epochs": 12,
+    "batch": 32,
+    "rate": 1e-4,
+    "head_rate": 1e-4,
+    "warmup": 1,
+}
 LORA_RATE = 1e-3
 """Rate of low-rank adapters, which start at zero."""
 PRESETS: dict[str, Preset] = {
@@ -38,14 +46,14 @@ PRESETS: dict[str, Preset] = {
         "start": "whitened",
         "folds": 4,
         "holdout": 0.1,
-        "epochs": 12,
-        "batch": 32,
-        "rate": 1e-4,
-        "head_rate": 1e-4,
+        "epochs": 8,
+        "batch": 64,
+        "rate": 2e-4,
+        "head_rate": 2e-4,
         "proxy_rate": 1e-2,
+        "scale": 16.0,
         "schedule": "cosine",
         "freeze_batch_norm": True,
-        "warmup": 1,
         "mirror": True,
         "views": 8,
     },
@@ -119,6 +127,8 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         pooled = preset in ("frozen", "finetune")  # activations: positive and heavy-tailed
         settings = settings | {"center": not pooled, "root": pooled}
         settings |= _OTHER_START if fixed else {}
+    if preset == "finetune" and (config.unfreeze == "all" or config.backbone == "own"):
+        settings = {k: v for k, v in (settings | _WHOLE).items() if k not in ("scale", "views")}
     if config.lora is not None:
         settings = settings | {"rate": LORA_RATE}
     filled = {name: value for name, value in settings.items() if getattr(config, name) is None}
