@@ -115,13 +115,20 @@ def test_only_new_and_changed_pictures_are_computed(
 
 
 def test_a_table_over_the_same_pictures_computes_none(
-    cache: Path, pictures: Collection, embedder: Embedder, computed: list[int], tmp_path: Path
+    cache: Path,
+    pictures: Collection,
+    embedder: Embedder,
+    computed: list[int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     backbone_features(embedder, pictures, SMALL)
+    assert "computing features once: 31 in" in capsys.readouterr().out
     rows = [f"{path},{path.parent.name}" for path in reversed(pictures.paths)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]))
     backbone_features(embedder, open_data(tmp_path / "table.csv"), SMALL)
     assert computed == [31]
+    assert "computing" not in capsys.readouterr().out
 
 
 def test_what_was_computed_before_an_interruption_is_kept(
