@@ -30,6 +30,10 @@ OPEN = {
     "per_class",
     "test_share",
     "tensorboard",
+    "lora",
+    "unfreeze",
+    "views",
+    "zoom",
 }
 
 

@@ -89,6 +89,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="hours",
         settings={
             "preset": "finetune",
+            "unfreeze": "all",
             "start": "pca",
             "dim": 64,
             "center": False,

@@ -142,7 +142,7 @@ def resume_run(
         if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
     }
     kept = {name: getattr(given, name) for name in _FREE - {"data", "tensorboard"}}
-    paths = {
+    paths: dict[str, Any] = {
         "data": given.data or saved.data,
         "tensorboard": given.tensorboard or saved.tensorboard,
     }

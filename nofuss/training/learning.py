@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from nofuss.data.collection import compact_labels
+from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import by_folds
 from nofuss.distributed import processes
@@ -22,14 +23,15 @@ from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
 from nofuss.model.features import backbone_features
+from nofuss.model.inference import through_head
 from nofuss.model.start import Affine
+from nofuss.model.trunk import activations_of, top_features
 from nofuss.run.choice import CLOSED, TRAINED, Choice
 from nofuss.terminal import console
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.checks import check_before_training
 from nofuss.training.choice import choice_of, start_of, untrained_choice
 from nofuss.training.closed_form import ClosedForm, Pinned
-from nofuss.training.feed import CollectionFeed
 from nofuss.training.fold_results import (
     FoldResult,
     held_out_embeddings,
@@ -40,7 +42,7 @@ from nofuss.training.folds import FOLDS, class_folds, query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
 from nofuss.training.listeners import Heard
-from nofuss.training.loop import Training, run_loop
+from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
 
 CHOICE = "choice.json"
@@ -195,13 +197,15 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         None if job.features is None else job.features[sides.train],
         embedder=job.embedder,
         preprocessing=job.preprocessing,
+        fixed_stages=job.fixed_stages,
     )
     job.criterion = training.criterion
     before = copy.deepcopy(job.embedder)
+    embed_held_out = _held_out_embeddings(job, held_out)
 
     def look(embedder: Embedder) -> QueryScores:
-        found = Encoder(embedder, job.preprocessing).embed_collection(held_out)
-        return query_scores(found, torch.from_numpy(np.asarray(held_out.labels)))
+        labels = torch.from_numpy(np.asarray(held_out.labels))
+        return query_scores(embed_held_out(embedder), labels)
 
     def validate() -> dict[str, float]:
         return {"held_out_recall@1": float(look(job.embedder).recall.mean())}
@@ -210,6 +214,24 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     _run(job, training, feed, stop, validate=validate if watched else None)
     if watched and job.config.epochs and job.config.start != "random":
         _keep_the_better(job, before, look)
+
+
+def _held_out_embeddings(job: Job, held_out: Collection) -> Callable[[Embedder], Tensor]:
+    """Return a function that embeds the held-out items, from kept activations if there are any."""
+    preprocessing, count = job.preprocessing, job.fixed_stages
+    if not count or not len(held_out):
+        return lambda embedder: Encoder(embedder, preprocessing).embed_collection(held_out)
+    assert preprocessing is not None
+    views = 2 if job.embedder.backbone.mirror else 1
+    kept = activations_of(
+        job.embedder, count, held_out, preprocessing, views=views, augmented=False
+    )
+
+    def embed(embedder: Embedder) -> Tensor:
+        features = top_features(embedder, count, kept)
+        return through_head(embedder, embedder.to_head(features))
+
+    return embed
 
 
 def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:
@@ -229,7 +251,7 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
         )
 
 
-def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
+def _begin(job: Job, training: Training, feed: Feed) -> None:
     """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
         checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
@@ -250,7 +272,7 @@ def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
 def _run(
     job: Job,
     training: Training,
-    feed: CollectionFeed,
+    feed: Feed,
     stop: Callable[[], bool],
     *,
     validate: Callable[[], dict[str, float]] | None = None,

@@ -34,6 +34,7 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
+from nofuss.model.lora import merge_adapters
 from nofuss.model.weights import save_model
 from nofuss.report import write_report
 from nofuss.report.card import write_card
@@ -45,7 +46,15 @@ from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 from nofuss.terminal.scores import score_table
 from nofuss.training.baselines import untrained
-from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
+from nofuss.training.job import (
+    Job,
+    build_model,
+    check_dim,
+    check_stages,
+    describe_sides,
+    dim_of,
+    settle,
+)
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.listeners import Listeners
 from nofuss.training.loop import Interrupted
@@ -99,6 +108,7 @@ def _train_locked(
     sides = sides_of(collection, config)
     embedder, preprocessing = build_model(config, collection, backbone)
     config = check_dim(config, embedder.backbone.features)
+    config, preprocessing = check_stages(config, embedder, preprocessing)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)
@@ -155,6 +165,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
         learn(job, stop)
+    merge_adapters(job.embedder)
     names = [collection.class_names[i] for i in classes_in(collection, sides.train)]
     _calibrate(job)
     extra = {} if job.threshold is None else job.threshold.as_extra()
