@@ -3,6 +3,7 @@
     <cache>/features-<key>.sqlite         features by a backbone, see model/feature_store.py
     <cache>/backbone-<key>.onnx           a backbone's graph for onnxruntime
     <cache>/characters-<key>.npz          the built-in characters
+    <cache>/han-<key>.npz                 Han and Hangul characters, see `han.py`
     <cache>/scans/<key>.json              what `scan.py` found in each file
     <cache>/pictures/<key>/               decoded pictures, see `pictures.py`
 

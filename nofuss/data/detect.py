@@ -3,28 +3,35 @@
 import os
 from pathlib import Path
 
+from nofuss.config import is_named_data
 from nofuss.data import benchmarks
 from nofuss.data.arrays import open_arrays
 from nofuss.data.collection import Collection, printable
 from nofuss.data.folder import PICTURE_SUFFIXES, open_folder
 from nofuss.data.glyphs import open_glyphs
+from nofuss.data.han import open_han
 from nofuss.data.table import header, open_manifest
 from nofuss.data.triplets import open_triplets
 from nofuss.errors import DataError
 
 ACCEPTED = (
     "a folder of class folders, a CSV with path,label or anchor,positive,negative, an .npz or "
-    ".safetensors file, or the folder of CUB-200-2011, Cars196 or Stanford Online Products"
+    ".safetensors file, the folder of CUB-200-2011, Cars196 or Stanford Online Products, or the "
+    "word han"
 )
 
 
 def open_data(path: str | Path | None, *, check_values: bool = True) -> Collection:
     """Recognise the data at `path` and open it; None is the built-in set of characters.
 
+    The word "han", where there is no such file, is the set of `han.py`.
+
     check_values: refuse vectors with NaN or infinity; False returns them as they are.
     """
     if path is None:
         return open_glyphs()
+    if is_named_data(Path(path)):
+        return open_han()
     path = Path(path).expanduser()
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
         return (benchmarks.layout_of(path) or open_folder)(path.absolute())
