@@ -152,12 +152,12 @@ CHARACTERS: dict[str, Budget] = {
 HAN: dict[str, Budget] = {
     "minutes": Budget(
         name="minutes",
-        settings={"preset": "small", "epochs": 3, "batch": 64, "size": 20, "holdout": 0.0},
-        words="The small convnet from random weights on 20 × 20 pixels, all characters",
+        settings={"preset": "small", "epochs": 3, "batch": 64, "size": 16, "holdout": 0.0},
+        words="The small convnet from random weights on 16 × 16 pixels, all characters",
         rates=(3e-4, 1e-3, 3e-3, 1e-2),
         seeds=1,
         folds=1,
-        try_classes=1000,
+        try_classes=500,
     ),
     "hours": Budget(
         name="hours",
