@@ -112,18 +112,26 @@ def how(source: Source, rates: Rates) -> list[str]:
         + f"; chosen: {chosen}.",
     ]
     if further := [m for m in FURTHER if m in rates]:
-        usual = usual_scale(source)
-        scales = [f"{NAMES[m]} {b.scales.get(m, usual):g}" for m in further]
-        lines.append(
-            f"Scales were chosen at those rates, on the same classes, from "
-            f"{', '.join(f'{factor * usual:g}' for factor in FACTORS)}: {', '.join(scales)}."
-        )
+        lines.append(_scales(source, further))
     if edge := at_edge(source, rates):
         lines.append(
             f"{list_words([NAMES[loss] for loss in edge])} took a rate at the edge of that "
             "grid; a wider grid might hold a better one."
         )
     return lines
+
+
+def _scales(source: Source, methods: Sequence[str]) -> str:
+    """Say which scales were chosen, and whether a wider grid might hold better ones."""
+    usual = usual_scale(source)
+    grid = [factor * usual for factor in FACTORS]
+    chosen = {m: source.budget.scales.get(m, usual) for m in methods}
+    return (
+        "Scales were chosen at those rates, on the same classes, from "
+        f"{', '.join(f'{scale:g}' for scale in grid)}: "
+        f"{', '.join(f'{NAMES[m]} {scale:g}' for m, scale in chosen.items())}"
+        + (", at the edge of that grid." if {*chosen.values()} & {grid[0], grid[-1]} else ".")
+    )
 
 
 def machine(device: str = "auto") -> dict[str, Any]:

@@ -7,8 +7,8 @@ which is what most public code calls Proxy-NCA.
 from nofuss.paper.published import METHODS
 
 FURTHER = {
-    "proxy-nca-scaled": "Proxy-NCA, best scale",
-    "proxy-nca++": "Proxy-NCA++, best scale",
+    "proxy-nca-scaled": "Proxy-NCA at its best scale",
+    "proxy-nca++": "Proxy-NCA++ at its best scale",
 }
 """Method → its name in tables. The scale is chosen at the method's rate, on the same folds."""
 NAMES = METHODS | FURTHER

@@ -155,11 +155,11 @@ def ordering(
 def beyond_the_paper(further: dict[str, SeededDifference]) -> str:
     """Compare Proxy-NCA as the field uses it with the paper's, by the intervals."""
     parts = [
-        f"{NAMES[m]} {100 * d.mean:+.2f} points ({d.verdict})".replace("-0", "−0")
+        f"{NAMES[m]} {100 * d.mean:+.2f} points, {d.verdict}".replace(" -", " −")
         for m, d in further.items()
     ]
     return (
-        f"Beside Proxy-NCA as the paper writes it, in Recall@1: {', '.join(parts)} "
+        f"Beside Proxy-NCA as the paper writes it, in Recall@1: {'; '.join(parts)} "
         f"({certainty(further.values())})."
     )
 

@@ -76,7 +76,7 @@ def test_tables_have_the_papers_methods_and_two_more(source: Source, tmp_path: P
     assert not any("best scale" in row[0] for row in pairs.rows), "the paper's order is its own"
     assert [row[0] for row in stages.rows] == list(NAMES.values())
     assert all(float(cell) >= 0 for row in stages.rows for cell in row[1:])
-    assert "Proxy-NCA++, best scale" in entry.verdict[1]
+    assert "Proxy-NCA++ at its best scale" in entry.verdict[1]
     assert entry.values["further"]["proxy-nca-scaled"]["mean"] == 0, "no scale was chosen"
 
 
