@@ -39,7 +39,7 @@ COMMANDS = {
 }
 NEEDED_BYTES = 1200 * 2**20
 """Address space that torch, scikit-learn and the smallest training take with two threads."""
-IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index"}
+IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index", "reproduce"}
 
 OTHER_NAMES = {
     **dict.fromkeys(("--lr", "--learning-rate", "--backbone-lr"), "--rate"),

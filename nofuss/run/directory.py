@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from nofuss.config import TrainConfig, check_limits, read_config, to_json
+from nofuss.config import TrainConfig, check_limits, is_named_data, read_config, to_json
 from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError, UsageError
@@ -106,7 +106,9 @@ def create_run(
         raise RunError(f"{path} is a file, not a folder; give another --out") from None
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
-    data = None if config.data is None else Path(os.path.abspath(config.data))
+    data = config.data
+    if data is not None and not is_named_data(data):
+        data = Path(os.path.abspath(data))
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     _describe(run, fingerprint)
     return run

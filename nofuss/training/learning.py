@@ -123,7 +123,7 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
         choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
-    threshold, scores = calibrate(found, own) if found else None, None
+    threshold, scores, by_class = calibrate(found, own) if found else None, None, None
     if found and by_folds(config, job.collection):
         with console.busy("scoring each class by a model that has not seen it"):
             raw = [form.features[fold.held_out] for fold in form.folds]
@@ -131,10 +131,12 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
             if results and choice.kept == TRAINED:
                 columns["closed form"] = [result.embeddings[CLOSED] for result in results]
             scores = score_folds(found, columns, own, seed=config.seed)
+            by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
         "threshold": threshold.as_extra() if threshold else None,
         "scores": scores,
+        "by_class": by_class,
     }
 
 
