@@ -79,8 +79,9 @@ class TrainConfig:
     loss: str = "proxy-nca"
     """proxy-nca, proxy-triplet, proxy-nca++, proxy-anchor, soft-triple; or over instances:
     nca, triplet, semi-hard, lifted, n-pairs, clustering."""
-    assignment: Literal["static", "dynamic"] = "static"
-    """static: each label has its proxy. dynamic: each point takes the closest proxy."""
+    assignment: Literal["static", "dynamic", "balanced"] = "static"
+    """static: each label has its proxy. dynamic: each point takes the closest proxy. balanced: each
+    label, or group of items that triplets link, takes the closest proxy of those least used."""
     proxies_per_class: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None
