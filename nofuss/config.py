@@ -58,8 +58,8 @@ class TrainConfig:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the built-in characters)"),
     ] = None
-    """A folder of class folders, a CSV (path,label or anchor,positive,negative), arrays (.npz,
-    .safetensors), or the official folder of CUB-200-2011, Cars196 or Stanford Online Products."""
+    """A folder of class folders, a CSV (path,label or anchor,positive,negative or a,b,same), arrays
+    (.npz, .safetensors), or the folder of CUB-200-2011, Cars196 or Stanford Online Products."""
     out: Annotated[
         Path | None,
         tyro.conf.arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),

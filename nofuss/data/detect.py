@@ -9,12 +9,12 @@ from nofuss.data.collection import Collection, printable
 from nofuss.data.folder import PICTURE_SUFFIXES, open_folder
 from nofuss.data.glyphs import open_glyphs
 from nofuss.data.table import header, open_manifest
-from nofuss.data.triplets import open_triplets
+from nofuss.data.triplets import PAIR_COLUMNS, open_pairs, open_triplets
 from nofuss.errors import DataError
 
 ACCEPTED = (
-    "a folder of class folders, a CSV with path,label or anchor,positive,negative, an .npz or "
-    ".safetensors file, or the folder of CUB-200-2011, Cars196 or Stanford Online Products"
+    "a folder of class folders, a CSV with path,label or anchor,positive,negative or a,b,same, an "
+    ".npz or .safetensors file, or the folder of CUB-200-2011, Cars196 or Stanford Online Products"
 )
 
 
@@ -32,7 +32,10 @@ def open_data(path: str | Path | None, *, check_values: bool = True) -> Collecti
         raise DataError(f"{printable(path)} does not exist; expected {ACCEPTED}")
     path, suffix = path.absolute(), path.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        return open_triplets(path) if "anchor" in header(path) else open_manifest(path)
+        columns = header(path)
+        if "anchor" in columns:
+            return open_triplets(path)
+        return open_pairs(path) if {*PAIR_COLUMNS} <= {*columns} else open_manifest(path)
     if suffix in (".npz", ".safetensors"):
         return open_arrays(path, check_values=check_values)
     if suffix in PICTURE_SUFFIXES:
