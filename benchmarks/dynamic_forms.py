@@ -87,7 +87,7 @@ class Soft(Other):
 
     def losses(self, x: Tensor, y: Tensor, z: Tensor, p: Tensor) -> Tensor:
         """Return the cross-entropy of x against the responsibilities of y."""
-        sharpness = self.scale * SOFTEST ** (min(1.0, self.step / self.steps) - 1)
+        sharpness: float = self.scale * SOFTEST ** (min(1.0, self.step / self.steps) - 1)
         target = (sharpness * (y @ p.detach().T)).softmax(1)
         self.idle[target.argmax(1)] = 0
         return -(target * (self.scale * (x @ p.T)).log_softmax(1)).sum(1)

@@ -85,6 +85,7 @@ def _lead(scores: dict[str, Any]) -> dict[str, Any] | None:
     """Return the result for the page's first sentences; None where nothing was scored."""
     gain = scores.get("gain")
     worth = {
+        "compared": None,
         "gain": gain and describe_gain(gain),
         "over": gain and gain["over"],
         "verdict": gain and _verdict(gain),
@@ -93,7 +94,7 @@ def _lead(scores: dict[str, Any]) -> dict[str, Any] | None:
         if "ordered" not in scores:
             return None
         share, interval = scores["ordered"], scores.get("ordered_interval")
-        return {"ordered": share, "interval": interval, "compared": compared(scores)} | worth
+        return worth | {"ordered": share, "interval": interval, "compared": compared(scores)}
     return worth | {
         "recall": scores["recall@1"],
         "interval": scores.get("recall@1_interval"),
