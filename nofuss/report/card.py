@@ -90,7 +90,8 @@ def _data(data: dict[str, Any]) -> str:
         f"| {sides[side]} | {len(data['classes'][side]):,} | {count:,} |"
         for side, count in data["items"].items()
     ]
-    table = "\n".join(["| | classes | items |", "|---|---:|---:|", *rows])
+    kind = "groups" if data.get("by_links") else "classes"
+    table = "\n".join([f"| | {kind} | items |", "|---|---:|---:|", *rows])
     return f"{_plain(data['description'])}\n\n{table}"
 
 
@@ -146,6 +147,8 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
             f"{errors['accepted']:.0%} of the items whose class was not in it were accepted. A "
             "larger index accepts more."
         )
+    elif "ordered" in scores and "recall@1" not in scores:
+        lines.append('Search never answers "nothing like this here": that needs labels.')
     else:
         lines.append(
             'Search never answers "nothing like this here": too few classes were held out to find '

@@ -175,6 +175,7 @@ def data(collection: Collection, stored: dict[str, Any]) -> Section:
     labels, classes = collection.labels, stored.get("classes", {})
     return {
         "description": stored.get("description", ""),
+        "kind": "groups" if stored.get("by_links") else "classes",
         "sides": [
             {"name": _SIDES.get(side, side), "size": size, "classes": len(classes.get(side, ()))}
             for side, size in stored.get("items", {}).items()

@@ -49,10 +49,16 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
         )
     reason = contradicted(collection)
     if not as_they_are and reason is None:
+        linked = links_of(collection)
         console.say(
-            f"no labels: {int(links_of(collection).groups.max()) + 1:,} groups of items that the "
-            f"{kind} link are learned like classes; assignment is balanced"
+            f"no labels: {int(linked.groups.max()) + 1:,} groups of items that the {kind} link are "
+            "learned like classes; assignment is balanced"
         )
+        if linked.dropped:
+            console.say(
+                f"note: some {kind} contradict each other; {linked.dropped:,} links that no others "
+                "confirm are left out"
+            )
         return replace(config, assignment="balanced")
     if not as_they_are and (kind == "pairs" or config.assignment == "balanced"):
         cure = "correct them" if kind == "pairs" else "correct them, or use --assignment dynamic"

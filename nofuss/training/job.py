@@ -148,7 +148,8 @@ def describe_sides(job: Job) -> dict[str, Any]:
     sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
     counts = {side: len(getattr(s, side)) for side in sides}
     classes = {side: [c.class_names[i] for i in classes_in(c, getattr(s, side))] for side in counts}
-    return {"description": c.describe(), "items": counts, "classes": classes}
+    described = {"description": c.describe(), "items": counts, "classes": classes}
+    return described | ({"by_links": True} if c.by_links else {})
 
 
 def _side(collection: Collection) -> int | None:

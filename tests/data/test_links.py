@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nofuss import linked_groups
@@ -19,6 +19,7 @@ from nofuss.data.comparisons import (
     to_score,
     without_groups,
 )
+from nofuss.data.links import _is_confirmed
 from nofuss.data.split import sides_of
 
 BALANCED = TrainConfig(assignment="balanced", test_share=0.25)
@@ -35,15 +36,58 @@ def by_hand(links: list[tuple[int, int]], count: int) -> list[int]:
     return [order.index(own[item]) if item in linked else -1 for item in range(count)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=12))
 def test_groups_are_what_links_connect(links: list[tuple[int, int]]) -> None:
     assert linked_groups(links, 9).groups.tolist() == by_hand(links, 9)
 
 
 def test_contradictions_are_counted() -> None:
-    linked = linked_groups([[0, 1], [1, 2], [3, 4]], 6, apart=[[0, 2], [0, 3], [5, 5], [3, 4]])
+    triangle = [[0, 1], [1, 2], [0, 2]]
+    linked = linked_groups([*triangle, [3, 4]], 6, apart=[[0, 2], [0, 3], [5, 5], [1, 2]])
     assert linked.contradictions == 2
-    assert linked.groups.tolist() == [0, 0, 0, 1, 1, -1]
+    assert linked.dropped == 1
+    assert linked.groups.tolist() == [0, 0, 0, -1, -1, -1]  # nothing confirms 3–4
+
+
+def test_a_wrong_link_is_dropped() -> None:
+    """Two squares, and a link between them that two known differences contradict."""
+    squares = [[0, 1], [1, 2], [2, 3], [3, 0], [4, 5], [5, 6], [6, 7], [7, 4]]
+    alone = linked_groups(squares, 8)
+    assert linked_groups([*squares, [0, 4]], 8).groups.max() == 0
+    linked = linked_groups([*squares, [0, 4]], 8, apart=[[1, 5], [2, 6]])
+    assert linked.groups.tolist() == alone.groups.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (linked.contradictions, linked.dropped) == (0, 1)
+
+
+def test_confirmation_against_walks_by_hand() -> None:
+    random = np.random.default_rng(0)
+    links = {tuple(sorted(random.permutation(12)[:2].tolist())) for _ in range(16)}
+    near = {i: {a + b - i for a, b in links if i in (a, b)} for i in range(12)}
+
+    def confirmed(a: int, b: int) -> bool:
+        two = near[a] & near[b]
+        three = [(c, d) for c in near[a] - {b} for d in near[b] - {a} if d in near[c]]
+        return bool(two or three)
+
+    ends = np.array(sorted(links))
+    assert _is_confirmed(ends, 12).tolist() == [confirmed(a, b) for a, b in ends.tolist()]
+
+
+def test_three_percent_of_wrong_links_do_not_join_classes() -> None:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(30), 15)
+    anchor = random.integers(450, size=1500)
+    positive = 15 * labels[anchor] + random.integers(15, size=1500)
+    is_wrong = random.random(1500) < 0.03
+    positive[is_wrong] = random.integers(450, size=is_wrong.sum())
+    negative = (anchor + 15 * random.integers(1, 30, size=1500)) % 450
+    links, apart = np.stack([anchor, positive], 1), np.stack([anchor, negative], 1)
+    assert linked_groups(links, 450).groups.max() < 10
+    groups = linked_groups(links, 450, apart=apart).groups
+    found = [labels[groups == group] for group in range(int(groups.max()) + 1)]
+    of_one_class = sum(np.bincount(each).max() for each in found)
+    assert of_one_class > 0.9 * (groups >= 0).sum() > 0.8 * 450
 
 
 def test_rows_beyond_the_items_are_refused() -> None:
