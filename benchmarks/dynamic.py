@@ -157,6 +157,23 @@ def in_use(criterion: nn.Module) -> float:
     return assignment.share_in_use() if isinstance(assignment, Dynamic | Balanced) else 1.0
 
 
+def at_start(source: Source) -> str:
+    """Say which proxies are the closest of some training item before the first step."""
+    config = source.budget.config("proxy-nca", source.budget.rates[0], assignment="dynamic")
+    rows = source.train_rows
+    items = source.collection.subset(rows)
+    embedder, preprocessing = build_model(config, items)
+    features = None if source.features is None else source.features[rows]
+    training, _ = prepare(config, items, features, embedder=embedder, preprocessing=preprocessing)
+    x = normalize(Encoder(embedder, preprocessing).embed_collection(items))
+    assert isinstance(training.criterion, ProxyLoss)
+    chosen = training.criterion.assign(x)
+    spread = 1 - float(x.mean(0).square().sum())
+    used = len(torch.unique(chosen))
+    proxies = len(training.criterion.proxies)
+    return f"{used} of {proxies} proxies are the closest of some item; spread {spread:.4f}"
+
+
 def run(source: Source, names: Iterable[str], *, seeds: int) -> dict[str, Any]:
     """Choose each form's rate on training classes, then train it with every seed."""
     found = {}
@@ -195,6 +212,7 @@ def main() -> None:
     results = json.loads(target.read_text()) if target.exists() else {}
     for name, folder in folders.items():
         source = open_source(name, folder, "minutes", seeds=None, weights=None)
+        print(f"{name}: {at_start(source)}", flush=True)
         results[name] = results.get(name, {}) | run(source, options.only, seeds=options.seeds)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
