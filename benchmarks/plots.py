@@ -10,6 +10,8 @@ from benchmarks.timing import Growth
 
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "os^Dv"
+NAMED_MARKERS = dict(zip("os^Dv<>PX*", "●■▲◆▼◀▶✚✖★", strict=True))
+"""Markers of a figure with many lines → what stands before their names."""
 
 
 def draw(growth: Growth, path: Path) -> None:
@@ -79,10 +81,11 @@ def draw_curves(results: dict[str, dict[str, Any]], path: Path) -> None:
                     color="black" if ours else f"{0.3 + 0.4 * (i % 4) / 4}",
                     linestyle=STYLES[i % len(STYLES)],
                     linewidth=2.2 if ours else 1.2,
-                    marker=MARKERS[i % len(MARKERS)],
-                    markersize=4,
+                    marker=[*NAMED_MARKERS][i % len(NAMED_MARKERS)],
+                    markersize=5,
                 )
-                ends.append((values[-1], name))
+                glyph = [*NAMED_MARKERS.values()][i % len(NAMED_MARKERS)]
+                ends.append((values[-1], f"{glyph} {name}"))
             low, high = axes.get_ylim()
             place = low - (high - low)
             for end, name in sorted(ends):
