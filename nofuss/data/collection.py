@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nofuss.errors import DataError, visible
 from nofuss.files.checksum import Bytes, array_bytes, digest_of
+from nofuss.files.parts import status_of
 
 if TYPE_CHECKING:
     from nofuss.data.pictures import DecodedPictures
@@ -74,6 +75,8 @@ class Collection:
     """Whether labels number groups of linked items instead of classes, see `links.py`."""
     notes: tuple[str, ...] = ()
     """What was left out or corrected while reading, for the user."""
+    passed_over: tuple[tuple[str, str], ...] = ()
+    """Name and reason of each file that is not used."""
 
     def __post_init__(self) -> None:
         for values in (self.labels, self.split):
@@ -225,7 +228,7 @@ def first_five(complaints: Sequence[str]) -> str:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return status_of(path).size
     except OSError:
         return -1
 

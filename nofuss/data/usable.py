@@ -6,16 +6,22 @@ from pathlib import Path
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.data.folder import find_pictures
+from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.scan import ScanReport, scan_pictures
 from nofuss.errors import DataError
 from nofuss.terminal import console
 
 
 def open_usable(
-    data: Path | Collection | None, *, say: Callable[[str], None] = console.say
+    data: Path | Collection | None,
+    *,
+    labelling: Labelling = BY_FOLDER,
+    say: Callable[[str], None] = console.say,
 ) -> tuple[Collection, ScanReport]:
     """Open and scan data; return the readable items and what the scan found."""
-    collection = data if isinstance(data, Collection) else open_data(data)
+    if not isinstance(data, Collection):
+        data = open_data(data, labelling=labelling)
+    collection = data
     say(collection.describe())
     for note in collection.notes:
         say(f"note: {note}")

@@ -1,6 +1,7 @@
 """The model card: README.md in the run directory, written from the run's other files."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from nofuss.config import TrainConfig
@@ -22,8 +23,11 @@ def write_card(run: Run) -> None:
         write_file(run.path / "README.md", model_card(run))
 
 
-def model_card(run: Run) -> str:
-    """Return what the model is, its data, scores, use, limits and making, as Markdown."""
+def model_card(run: Run, *, published: str | None = None) -> str:
+    """Return what the model is, its data, scores, use, limits and making, as Markdown.
+
+    published: the address of a model on the Hub; its card names no place on this machine.
+    """
     data = read_optional_json(run.path / "data.json")
     scores = read_optional_json(run.path / "scores.json")
     model = read_optional_json(run.model / "model.json")
@@ -32,12 +36,15 @@ def model_card(run: Run) -> str:
     config = run.config
     dim = model.get("dim", config.dim)
     where = shlex.quote(str(run.path))
+    title = run.path.name if published is None else published.rsplit("/", 1)[1]
+    made = _plain(str(environment.get("command", "unknown")))
+    machine = ", versions and machine in `environment.json`" if published is None else ""
     if config.preset == "vectors":
         takes, folder, query, example = "vectors", "DATA.npz", "QUERIES.npz", "x[:2]"
     else:
         takes, folder, query, example = "pictures", "FOLDER", "PICTURE", FILES
     parts = [
-        f"# {_plain(run.path.name)}",
+        f"# {_plain(title)}",
         f"An embedding of {takes} in {dim} dimensions{_how(config, choice)}; preset "
         f"`{config.preset}`. Items of one class lie close together, also those of classes that "
         "were not in training. Distances are Euclidean on the unit sphere: 0 for equal items, 2 "
@@ -51,21 +58,34 @@ def model_card(run: Run) -> str:
             f"nofuss index {where} {folder}  # once, and after changes",
             f"nofuss search {where} {query} -k 10",
             f"nofuss evaluate {where} OTHER_DATA",
+        )
+        if published is None
+        else _block(
+            "pip install 'nofuss[hub]'", f"nofuss embed {published} {folder} --out FILE.npz"
         ),
         _block(
             "import nofuss",
-            f"encoder = nofuss.load({str(run.path)!r})",
+            f"encoder = nofuss.load({(published or str(run.path))!r})",
             f"vectors = encoder.embed({example})  # (2, {dim}), unit length",
             language="python",
         ),
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(model, scores)),
         "## How it was made",
-        _block(_plain(str(environment.get("command", "unknown")))),
-        f"Settings in `config.json`, versions and machine in `environment.json`, seed "
-        f"{config.seed}. The weights are safetensors: loading them runs no code.",
+        _block(made if published is None else without_places(made)),
+        f"Settings in `config.json`{machine}, seed {config.seed}. "
+        "The weights are safetensors: loading them runs no code.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def without_places(command: str) -> str:
+    """Return a command line with the last part of every path in it."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return "unknown"
+    return shlex.join(word if "/" not in word else Path(word).name for word in words)
 
 
 def _how(config: TrainConfig, choice: dict[str, Any]) -> str:

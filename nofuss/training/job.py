@@ -17,16 +17,23 @@ from nofuss.errors import DataError
 from nofuss.evaluate.threshold import Threshold
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.lora import add_adapters
+from nofuss.model.stages import ALL, check_unfreeze, fix_first, fixed_count
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
 from nofuss.training.comparisons import settle_unlabelled
 from nofuss.training.head import DIM
+from nofuss.training.listeners import Listeners
 from nofuss.training.presets import resolve
 from nofuss.training.setup import items_per_class
 
 SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
+
+ZOOM, LIGHT = 0.25, 0.25
+"""Random crops for the last stages show this share of a picture or more, in light that changes by
+this share or less (LOG.md)."""
 
 
 @dataclass
@@ -38,6 +45,7 @@ class Job:
     sides: Sides
     embedder: Embedder
     preprocessing: Preprocessing | None
+    listeners: Listeners
     features: Tensor | None = None
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
     criterion: nn.Module | None = None
@@ -61,6 +69,11 @@ class Job:
     def fixed(self) -> bool:
         """Whether only the head is trained, on features that stay fixed."""
         return self.config.preset in ("frozen", "vectors")
+
+    @property
+    def fixed_stages(self) -> int:
+        """Number of the backbone's first stages that are never trained; 0 if there are none."""
+        return fixed_count(self.embedder.backbone, self.config.unfreeze)
 
     @property
     def dim(self) -> int:
@@ -101,6 +114,7 @@ def build_model(
         channels=channels,
         weights=weights,
         root=bool(config.root),
+        size=config.size,
         seed=config.seed,
     )
     embedder.to(choose_device(config.device))
@@ -140,6 +154,25 @@ def check_dim(config: TrainConfig, width: int) -> TrainConfig:
         return config
     console.say(f"note: dim is {width} instead of {config.dim}: the features have no more")
     return replace(config, dim=width)
+
+
+def check_stages(
+    config: TrainConfig, embedder: Embedder, preprocessing: Preprocessing | None
+) -> tuple[TrainConfig, Preprocessing | None]:
+    """Fill in and check how many stages are trained and how crops are drawn; freeze the others."""
+    if preprocessing is None:
+        return config, None
+    if config.preset == "finetune":
+        unfreeze = check_unfreeze(embedder.backbone, config.unfreeze, size=preprocessing.size)
+        fix_first(embedder, unfreeze)
+        config = replace(config, unfreeze=unfreeze)
+    if config.lora is not None:
+        add_adapters(embedder, config.lora, unfreeze=config.unfreeze, seed=config.seed)
+    if config.zoom is None and config.unfreeze not in (None, ALL) and preprocessing.flip:
+        config = replace(config, zoom=ZOOM)
+    if config.zoom is not None and config.zoom < 1:
+        preprocessing = replace(preprocessing, zoom=config.zoom, light=LIGHT)
+    return config, preprocessing
 
 
 def describe_sides(job: Job) -> dict[str, Any]:

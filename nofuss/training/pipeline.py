@@ -17,6 +17,7 @@ from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.comparisons import without_groups
 from nofuss.data.decode import PictureError
+from nofuss.data.labelling import check_used, labelling_of
 from nofuss.data.scan import ScanReport
 from nofuss.data.split import by_folds, classes_in, sides_of
 from nofuss.data.usable import check_supervision, open_usable
@@ -30,16 +31,28 @@ from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
 from nofuss.model.encoder import Encoder
+from nofuss.model.lora import merge_adapters
 from nofuss.model.weights import save_model
 from nofuss.report import write_report
 from nofuss.report.card import write_card
+from nofuss.report.order import held_out_comparisons
 from nofuss.run.directory import Run, continue_run, create_run, resume_run
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.run.events import Callback
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
-from nofuss.training.comparisons import held_out_comparisons, learnable
-from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
+from nofuss.training.comparisons import learnable
+from nofuss.training.job import (
+    Job,
+    build_model,
+    check_dim,
+    check_stages,
+    describe_sides,
+    dim_of,
+    settle,
+)
 from nofuss.training.learning import compute_features, learn
+from nofuss.training.listeners import Listeners
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
 from nofuss.training.scoring import embed_rows, score
@@ -53,14 +66,16 @@ def run_training(
     *,
     given: Container[str] = (),
     backbone: Backbone | None = None,
+    callback: Callback | None = None,
 ) -> Path:
     """Train, score on unseen classes, write a run directory and return its path.
 
     given: names of settings that the user set; a resumed run must agree with them.
     backbone: a module from Python instead of a backbone by name.
+    callback: is called with an `Event` after every step and epoch.
     """
     with RunLock() as lock:  # from before the run is read until all of it is written
-        return _train_locked(config, collection, given, lock, backbone)
+        return _train_locked(config, collection, given, lock, backbone, callback)
 
 
 def _train_locked(
@@ -69,6 +84,7 @@ def _train_locked(
     given: Container[str],
     lock: RunLock,
     backbone: Backbone | None,
+    callback: Callback | None,
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
@@ -79,8 +95,11 @@ def _train_locked(
         config = resume_run(config, explicit=given, restarted=processes.restarted())
         assert config.out is not None
         lock.take(config.out)
+    listeners = Listeners(config, callback)
     with processes.in_turn():
-        collection, scan = open_usable(config.data if collection is None else collection)
+        labelling = labelling_of(config)
+        collection, scan = open_usable(collection or config.data, labelling=labelling)
+        check_used(collection, labelling)
     check_supervision(collection)
     config = settle(config, collection)
     fingerprint = collection.fingerprint()
@@ -88,6 +107,7 @@ def _train_locked(
     sides = sides_of(given_data, config)
     embedder, preprocessing = build_model(config, collection, backbone)
     config = check_dim(config, embedder.backbone.features)
+    config, preprocessing = check_stages(config, embedder, preprocessing)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)
@@ -104,10 +124,11 @@ def _train_locked(
     if collection.split is None and config.test_share is None and len(sides.test):
         out = len(classes_in(collection, sides.test))
         console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
-    job = Job(run, collection, sides, embedder, preprocessing)
+    job = Job(run, collection, sides, embedder, preprocessing, listeners)
     job.compared = held_out_comparisons(given_data, config, sides.test)
     try:
-        _train(job, scan, fingerprint)
+        with listeners:
+            _train(job, scan, fingerprint)
         return run.path
     except NonFiniteLoss as error:
         raise _explain_non_finite(job, error) from None
@@ -139,9 +160,11 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     run.write("data.json", describe_sides(job))
     if scan.problems and processes.first():
         write_file(run.path / "scan.csv", scan.as_csv())
+    job.listeners.start(run)
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
         learn(job, stop)
+    merge_adapters(job.embedder)
     names = [collection.class_names[i] for i in classes_in(collection, sides.train)]
     _calibrate(job)
     extra = {} if job.threshold is None else job.threshold.as_extra()
@@ -150,7 +173,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     kept = _embed_sides(job, fingerprint)
     if processes.first():
         kept.save(run.path)
-    score(job, torch.from_numpy(kept.test))
+    scores = score(job, torch.from_numpy(kept.test))
     if processes.first():
         with processes.alone():
             write_card(run)
@@ -158,6 +181,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
                 report = write_report(run.path, without_groups(job.collection), kept)
             console.say(f"report: {report}")
             console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
+            job.listeners.end(run, scores, kept, without_groups(job.collection))
 
 
 def _calibrate(job: Job) -> None:

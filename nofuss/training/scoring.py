@@ -11,11 +11,11 @@ from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
+from nofuss.report.order import score_orders
 from nofuss.run.choice import TRAINED
 from nofuss.terminal import console
 from nofuss.terminal.scores import score_table
 from nofuss.training.baselines import untrained
-from nofuss.training.comparisons import score_orders
 from nofuss.training.job import Job
 
 
@@ -29,20 +29,18 @@ def embed_rows(job: Job, rows: Rows) -> Tensor:
         return encoder.embed_collection(items, progress=progress, unit=False)
 
 
-def score(job: Job, found: Tensor) -> None:
-    """Score on unseen classes beside what needs no training; write scores.json."""
+def score(job: Job, found: Tensor) -> dict[str, Any]:
+    """Score on what is unseen beside what needs no training; return what scores.json holds."""
     config, rows = job.config, job.sides.test
     if job.fold_scores is not None:
         title = "every class, scored by a model that has not seen it"
-        _report_scores(job, title, job.fold_scores)
-        return
+        return _report_scores(job, title, job.fold_scores)
     if job.collection.labels is None or job.collection.by_links or not len(rows):
-        _score_order(job)
-        return
+        return _score_order(job)
     labels = np.asarray(job.collection.labels)[rows]
     if not scorable(labels):
         console.say("the test classes are too few to score: two are needed, one with two items")
-        return
+        return {}
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
     with console.busy("scoring on unseen classes"):
@@ -58,15 +56,15 @@ def score(job: Job, found: Tensor) -> None:
         scores |= extra_of(order)
         for name, other in order["baselines"].items():
             beside[name] |= extra_of(other)
-    _report_scores(job, "unseen classes", scores | {"baselines": beside})
+    return _report_scores(job, "unseen classes", scores | {"baselines": beside})
 
 
-def _score_order(job: Job) -> None:
+def _score_order(job: Job) -> dict[str, Any]:
     """Score on held-out triplets or pairs beside what needs no training; write scores.json."""
     if job.compared is None:
         console.say("nothing is held out, so no scores; try it: nofuss evaluate RUN DATA")
-        return
-    _report_scores(job, "held-out comparisons", _order(job, job.compared))
+        return {}
+    return _report_scores(job, "held-out comparisons", _order(job, job.compared))
 
 
 def _order(job: Job, compared: Compared) -> dict[str, Any]:
@@ -77,8 +75,9 @@ def _order(job: Job, compared: Compared) -> dict[str, Any]:
     return score_orders(compared.collection, columns, seed=job.config.seed)
 
 
-def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:
+def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> dict[str, Any]:
     kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
     name = job.config.loss if kept == TRAINED else kept
     score_table(title, {name: scores} | scores["baselines"])
     job.run.write("scores.json", scores | {"method": name})
+    return scores

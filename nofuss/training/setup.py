@@ -17,6 +17,7 @@ from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
+from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
 from nofuss.proxies.balanced import Balanced
 from nofuss.training.loop import Training
@@ -92,12 +93,13 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
     criterion.to(device_of(model))
     head: nn.Module = model
     backbone: Iterable[nn.Parameter] = ()
-    if isinstance(model, Embedder):
-        head = model.head
+    embedder = model.embedder if isinstance(model, Top) else model
+    if isinstance(embedder, Embedder):
+        head = embedder.head
         if config.preset in ("frozen", "vectors"):
             model = head
         else:
-            backbone = model.backbone_parameters()
+            backbone = embedder.backbone_parameters()
     assert config.epochs is not None
     assert config.schedule is not None
     return Training(
