@@ -33,12 +33,13 @@ COMMANDS = {
     "search": "Find what is most like a picture: in the run's index or its test items.",
     "doctor": "Look for what is wrong with data: unreadable files, copies, doubtful labels.",
     "export": "Write a run's model as an ONNX file, checked against the original.",
+    "push": "Publish a run's model on the Hugging Face Hub.",
     "compare": "Compare runs on the same items, with intervals.",
     "reproduce": "Reproduce the paper's tables and figures, and put its numbers beside ours.",
 }
 NEEDED_BYTES = 1200 * 2**20
 """Address space that torch, scikit-learn and the smallest training take with two threads."""
-IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index"}
+IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index", "reproduce"}
 
 OTHER_NAMES = {
     **dict.fromkeys(("--lr", "--learning-rate", "--backbone-lr"), "--rate"),

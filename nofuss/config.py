@@ -5,7 +5,7 @@ help. A field left at None is filled by the preset, which is chosen by the data.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -37,6 +37,19 @@ class Preprocessing:
     """Mirror at random in training; off where left and right differ in meaning (characters)."""
     affine: float = 0.0
     """Strength of small random affine changes in training (0 = none): rotation, scale, shift."""
+    zoom: float = field(default=1.0, repr=False)  # no repr: features of centre crops are the same
+    """Least share of a picture's area that a random crop in training shows; 1 does not zoom."""
+    light: float = field(default=0.0, repr=False)
+    """Strength of random changes of brightness and contrast in training (0 = none)."""
+
+
+NAMED_DATA = ("han",)
+"""Data sets that a word stands for, instead of a path."""
+
+
+def is_named_data(path: Path) -> bool:
+    """Return whether the word is a data set's name; a file or folder of that name comes first."""
+    return str(path) in NAMED_DATA and not path.exists()
 
 
 _by_preset = "(default: by the preset)"
@@ -56,9 +69,10 @@ class TrainConfig:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the built-in characters)"),
     ] = None
-    """A folder of class folders, a CSV (path,label or anchor,positive,negative), arrays (.npz,
-    .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, or the
-    official folder of CUB-200-2011, Cars196 or Stanford Online Products."""
+    """A folder of class folders, a CSV (path,label or anchor,positive,negative or a,b,same), arrays
+    (.npz, .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the
+    official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han: 22,634
+    characters, drawn with fonts of Debian."""
     class_level: Annotated[
         int | None,
         tyro.conf.arg(metavar="N", help_behavior_hint="(default: the innermost folder)"),
@@ -81,7 +95,7 @@ class TrainConfig:
     preset: Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] = "auto"
     """Settings that go together. auto chooses by the data: frozen for photographs (the backbone is
     fixed, its features are computed once), small for small pictures, vectors for vectors. finetune
-    trains the whole network; paper trains it as the paper does."""
+    also trains the last stages of the network; paper trains all of it as the paper does."""
     freeze: bool = False
     """Short for --preset frozen."""
 
@@ -89,9 +103,10 @@ class TrainConfig:
     """What training makes small: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
     proxy-anchor, soft-triple; or over pairs of items, without proxies: nca, triplet, semi-hard,
     lifted, n-pairs, clustering."""
-    assignment: Literal["static", "dynamic"] = "static"
+    assignment: Literal["static", "dynamic", "balanced"] = "static"
     """How an item finds its proxy, the learned point that stands for its class. static: by its
-    label. dynamic: the closest one, so that no labels are needed."""
+    label. dynamic: the closest one, so that no labels are needed. balanced: each label, or group of
+    items that triplets or pairs link, takes the closest one of those least used, and keeps it."""
     proxies_per_class: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None
@@ -120,8 +135,8 @@ class TrainConfig:
     size: _Count = None
     """Side of the picture that the backbone sees; the backbone's own if not given."""
     mirror: _Switch = None
-    """Average the features of each picture and its mirror image, in search too: better neighbours
-    for twice the time a picture. Not for characters."""
+    """Average the features of each picture that is searched or scored with those of its mirror
+    image: better neighbours for twice the time a picture. Not for characters."""
     start: Annotated[
         Literal["random", "pca", "whitened"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
     ] = None
@@ -147,6 +162,20 @@ class TrainConfig:
     )
     """Fixed features: folds of the training classes on which the start is chosen and training has
     to prove its gain; 0 skips both and always trains."""
+    unfreeze: Annotated[
+        str | None, tyro.conf.arg(metavar="N|all", help_behavior_hint=_by_preset)
+    ] = None
+    """With --preset finetune: how many of the network's last stages are trained. Activations in
+    front of them are kept in the cache, so that the others run once a view. all: the whole network,
+    without kept activations."""
+    lora: Annotated[int | None, tyro.conf.arg(metavar="RANK", help_behavior_hint="")] = None
+    """With --preset finetune on a transformer: train low-rank changes of this rank to its attention
+    and MLP layers instead of their weights (Hu et al. 2021); merged when the model is saved."""
+    zoom: _Number = None
+    """Pictures: least share of the area that a random crop in training shows, resized to --size; 1
+    crops without resizing."""
+    views: _Count = None
+    """With --unfreeze N: random views of each picture; an epoch uses one of them."""
     freeze_batch_norm: _Switch = None
     """Keep the batch-norm statistics of the backbone fixed."""
     warmup: _Count = None
@@ -200,6 +229,8 @@ class TrainConfig:
     """Threads that prepare batches in advance."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is also written after every epoch."""
+    tensorboard: _Path = None
+    """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
     """Linux: return freed memory to the system at once. By default the program keeps it, which
     makes training faster and holds memory at its peak."""
@@ -243,12 +274,14 @@ def _fits(value: Any, hint: Any) -> bool:
 
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("dim", "batch"), (1, 2**31)),
+    **dict.fromkeys(("dim", "batch", "views"), (1, 2**31)),
+    "lora": (1, 1025),
     **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
     "workers": (0, 1025),
     **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
     **dict.fromkeys(("test_share", "holdout"), (0, 1)),
     "shrinkage": (0, 1.0000001),
+    "zoom": (0.01, 1.0000001),
     "folds": (0, 65),
     "size": (16, 4096),
     "class_level": (1, 65),

@@ -29,6 +29,11 @@ OPEN = {
     "size",
     "per_class",
     "test_share",
+    "tensorboard",
+    "lora",
+    "unfreeze",
+    "views",
+    "zoom",
 }
 
 

@@ -23,9 +23,10 @@ def main(
 ) -> None:
     """Compare runs on the same items: differences to the first run, with 95% intervals.
 
-    Runs whose settings differ in the seed alone are one method; its scores are averaged. A
-    difference counts only if its intervals over classes and, where there are seeds, over seeds
-    exclude zero.
+    Runs whose settings differ in the seed alone are one method; its scores are averaged, and seeds
+    that two methods share are paired. A difference counts only if its intervals over classes and,
+    where methods share two seeds or more, over seeds exclude zero; otherwise the methods are
+    indistinguishable.
 
     Args:
         runs: Two or more run directories of `nofuss train`.

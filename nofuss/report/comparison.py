@@ -18,11 +18,12 @@ from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.evaluate.intervals import SeededDifference, paired_difference, t_interval
 from nofuss.evaluate.queries import PerQuery, per_query
-from nofuss.evaluate.side_by_side import scorable
+from nofuss.evaluate.side_by_side import from_class_sums, scorable
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import load
+from nofuss.report import read_optional_json
 from nofuss.run.directory import Run, check_same_data, open_run
-from nofuss.run.embeddings import load_embeddings
+from nofuss.run.embeddings import RunEmbeddings, load_embeddings
 from nofuss.terminal import console
 
 SCORES = {"recall@1": "Recall@1", "map@r": "MAP@R"}
@@ -34,6 +35,7 @@ class Method:
 
     name: str
     runs: list[str]
+    seeds: list[int]
     queries: list[PerQuery]
 
     def scores(self, score: str) -> list[Tensor]:
@@ -56,11 +58,16 @@ def compare_runs(
     if len(groups) < 2:
         raise UsageError("the runs differ in their seed alone, so there is nothing to compare")
     if data is None:
-        queries, what = _on_test_classes(opened), "their test classes"
+        queries, what = _on_own_classes(opened)
     else:
         queries, what = _on_data(runs, data, device, quiet=as_json), str(data)
     methods = [
-        Method(name, [str(runs[i]) for i in rows], [queries[i] for i in rows])
+        Method(
+            name,
+            [str(runs[i]) for i in rows],
+            [opened[i].config.seed for i in rows],
+            [queries[i] for i in rows],
+        )
         for name, rows in groups.items()
     ]
     found = _compare(methods, seed=seed)
@@ -74,26 +81,48 @@ def compare_runs(
             console.say(f"differences as a picture: {figure}")
 
 
-def _on_test_classes(runs: Sequence[Run]) -> list[PerQuery]:
-    """Score the embeddings that the runs kept of their test classes, which must be the same."""
-    kept = []
-    for run in runs:
-        found = load_embeddings(run.path)
-        if found is None or found.seen or not len(found.test):
-            raise RunError(f"{run.path} has no test classes of its own; add --data DATA")
-        kept.append(found)
-        same = found.fingerprint == kept[0].fingerprint
+def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
+    """Score the runs on classes that they have not learned from, which must be the same."""
+    kept = [_kept(run) for run in runs]
+    for run, found in zip(runs, kept, strict=True):
+        same = (found.fingerprint, found.seen) == (kept[0].fingerprint, kept[0].seen)
         if not same or not np.array_equal(found.test_rows, kept[0].test_rows):
             raise RunError(
                 f"{run.path} was tested on other items than {runs[0].path}; train with the same "
                 "data and --test-share, or add --data DATA"
             )
+    if kept[0].seen:
+        return _by_folds(runs), "every class, by models that have not seen it"
     config = runs[0].config
     collection, _ = open_usable(config.data, labelling=labelling_of(config), say=lambda _: None)
     cure = "restore them, or add --data DATA"
     check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
     labels = np.asarray(collection.labels)[kept[0].test_rows]
-    return [per_query(found.test, labels) for found in kept]
+    return [per_query(found.test, labels) for found in kept], "their test classes"
+
+
+def _kept(run: Run) -> RunEmbeddings:
+    found = load_embeddings(run.path)
+    if found is None or not len(found.test):
+        raise RunError(f"{run.path} has no test classes of its own; add --data DATA")
+    return found
+
+
+def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
+    """Read what the folds of each run found, class by class; the folds must be the same."""
+    sums = []
+    for run in runs:
+        stored = read_optional_json(run.path / "choice.json")
+        found, folds = stored.get("by_class"), (stored.get("scores") or {}).get("folds")
+        if not isinstance(found, dict):
+            raise RunError(f"{run.path} kept no scores of its folds; train it again, or add --data")
+        sums.append((found, folds))
+        if folds != sums[0][1] or found["queries"] != sums[0][0]["queries"]:
+            raise RunError(
+                f"{run.path} was scored by other folds than {runs[0].path}; train with the same "
+                "--folds, or add --data DATA"
+            )
+    return [from_class_sums(found) for found, _ in sums]
 
 
 def _on_data(paths: Sequence[Path], data: Path, device: str, *, quiet: bool) -> list[PerQuery]:
@@ -163,12 +192,14 @@ def _difference(method: Method, first: Method, score: str, seed: int) -> dict[st
     ours, theirs = method.scores(score), first.scores(score)
     labels = method.queries[0].labels
     gap = paired_difference(torch.stack(ours).mean(0), torch.stack(theirs).mean(0), labels, seed)
-    over_seeds = None
-    if len(ours) == len(theirs) > 1:
-        gaps = [float(a.mean() - b.mean()) for a, b in zip(ours, theirs, strict=True)]
-        over_seeds = t_interval(gaps)
+    by_seed = [
+        {number: float(x.mean()) for number, x in zip(m.seeds, scores, strict=True)}
+        for m, scores in ((method, ours), (first, theirs))
+    ]
+    common = sorted(by_seed[0].keys() & by_seed[1].keys())
+    over_seeds = t_interval([by_seed[0][number] - by_seed[1][number] for number in common])
     found = SeededDifference(gap.mean, over_seeds, (gap.low, gap.high))
-    return asdict(found) | {"verdict": found.verdict}
+    return asdict(found) | {"paired_seeds": common, "verdict": found.verdict}
 
 
 def _show(found: Sequence[dict[str, Any]], what: str, queries: PerQuery) -> None:
@@ -188,6 +219,11 @@ def _show(found: Sequence[dict[str, Any]], what: str, queries: PerQuery) -> None
         header += [label, "difference to the first, 95%"]
     classes = len(np.unique(queries.labels))
     console.table(f"{what}: {len(queries.rows):,} queries of {classes:,} classes", header, rows)
+    if unpaired := [r["name"] for r in found[1:] if not r["recall@1"]["difference"]["over_seeds"]]:
+        console.say(
+            f"chance over seeds is not in the verdict on {', '.join(unpaired)}: that needs two "
+            "seeds or more that both methods were trained with"
+        )
 
 
 def _words(gap: dict[str, Any]) -> str:
@@ -200,25 +236,34 @@ def _words(gap: dict[str, Any]) -> str:
 
 
 def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
-    """Draw the differences to the first method with their intervals over classes, as PNG."""
+    """Draw the differences to the first method with their intervals, as PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 1.2 + 0.5 * len(found)), layout="constrained")
+    figure = Figure(figsize=(7, 1.6 + 0.5 * len(found)), layout="constrained")
     others = found[1:]
-    for axes, (score, label) in zip(
-        figure.subplots(1, 2, sharey=True), SCORES.items(), strict=True
-    ):
+    places = np.arange(len(others))[::-1]
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (score, label) in zip(both, SCORES.items(), strict=True):
         gaps = [row[score]["difference"] for row in others]
-        means = [100 * gap["mean"] for gap in gaps]
-        ends = np.array([gap["over_classes"] for gap in gaps]).T * 100  # (2, methods)
-        places = np.arange(len(others))[::-1]
-        widths = np.abs(ends - np.array(means))
-        axes.errorbar(means, places, xerr=widths, fmt="o", capsize=3, color="#1f5fa8")
+        for over, colour, shift in (
+            ("over_classes", "#1f5fa8", 0.08),
+            ("over_seeds", "#c45a11", -0.08),
+        ):
+            known = [i for i, gap in enumerate(gaps) if gap[over]]
+            if not known:
+                continue
+            means = np.array([100 * gaps[i]["mean"] for i in known])
+            ends = 100 * np.array([gaps[i][over] for i in known]).T  # (2, methods)
+            widths = np.abs(ends - means)
+            at = places[known] + shift
+            words = over.replace("_", " ")
+            axes.errorbar(means, at, xerr=widths, fmt="o", capsize=3, color=colour, label=words)
         axes.axvline(0, color="0.6", linewidth=1)
         axes.set_yticks(places, [row["name"] for row in others])
         axes.set_ylim(-0.5, len(others) - 0.5)
         axes.set_xlabel(f"{label}, points")
-    figure.suptitle(f"difference to {found[0]['name']}, 95% over classes", fontsize="medium")
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(f"difference to {found[0]['name']}, 95%", fontsize="medium")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()

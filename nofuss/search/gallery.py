@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nofuss.config import is_named_data
 from nofuss.data import find_pictures, open_data
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection, printable
@@ -131,7 +132,9 @@ def item_labels(collection: Collection) -> list[Label]:
 
 def source_of(path: Path | None) -> str:
     """Return the name of the data at a path in an index."""
-    return BUILT_IN if path is None else str(Path(path).expanduser().absolute())
+    if path is None:
+        return BUILT_IN
+    return str(path if is_named_data(path) else Path(path).expanduser().absolute())
 
 
 def model_digest(model: Path) -> str:
