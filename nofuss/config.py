@@ -69,8 +69,8 @@ class TrainConfig:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the built-in characters)"),
     ] = None
-    """A folder of class folders, a CSV (path,label or anchor,positive,negative), arrays (.npz,
-    .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the
+    """A folder of class folders, a CSV (path,label or anchor,positive,negative or a,b,same), arrays
+    (.npz, .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the
     official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han: 22,634
     characters, drawn with fonts of Debian."""
     class_level: Annotated[
@@ -103,9 +103,10 @@ class TrainConfig:
     """What training makes small: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
     proxy-anchor, soft-triple; or over pairs of items, without proxies: nca, triplet, semi-hard,
     lifted, n-pairs, clustering."""
-    assignment: Literal["static", "dynamic"] = "static"
+    assignment: Literal["static", "dynamic", "balanced"] = "static"
     """How an item finds its proxy, the learned point that stands for its class. static: by its
-    label. dynamic: the closest one, so that no labels are needed."""
+    label. dynamic: the closest one, so that no labels are needed. balanced: each label, or group of
+    items that triplets or pairs link, takes the closest one of those least used, and keeps it."""
     proxies_per_class: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None

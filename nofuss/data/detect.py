@@ -16,13 +16,13 @@ from nofuss.data.parquet import open_parquet
 from nofuss.data.saved_dataset import is_saved_dataset, open_saved_dataset
 from nofuss.data.shards import open_shards
 from nofuss.data.table import header, open_manifest
-from nofuss.data.triplets import open_triplets
+from nofuss.data.triplets import PAIR_COLUMNS, open_pairs, open_triplets
 from nofuss.errors import DataError
 
 ACCEPTED = (
-    "a folder of class folders, a CSV with path,label or anchor,positive,negative, an .npz or "
-    ".safetensors file, WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the "
-    "folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han"
+    "a folder of class folders, a CSV with path,label or anchor,positive,negative or a,b,same, an "
+    ".npz or .safetensors file, WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, "
+    "the folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han"
 )
 
 
@@ -49,7 +49,10 @@ def open_data(
     if suffix == ".tar":
         return open_shards([path], path.parent, labelling)
     if suffix in (".csv", ".tsv"):
-        return open_triplets(path) if "anchor" in header(path) else open_manifest(path)
+        columns = header(path)
+        if "anchor" in columns:
+            return open_triplets(path)
+        return open_pairs(path) if {*PAIR_COLUMNS} <= {*columns} else open_manifest(path)
     if suffix in (".npz", ".safetensors"):
         return open_arrays(path, check_values=check_values)
     if suffix == ".parquet":

@@ -35,17 +35,18 @@ def open_usable(
     if not len(readable):
         raise DataError(f"{collection.name} has no picture that can be read: {report.summary()}")
     usable = collection.subset(readable)
-    if usable.triplets is not None and not len(usable.triplets):
-        raise DataError(f"{collection.name} has no triplet without an unreadable picture")
+    for name, rows in (("triplet", usable.triplets), ("pair", usable.pairs)):
+        if rows is not None and not len(rows):
+            raise DataError(f"{collection.name} has no {name} without an unreadable picture")
     return usable, report
 
 
 def check_supervision(collection: Collection) -> None:
-    """Refuse data with neither labels nor triplets."""
-    if collection.labels is None and collection.triplets is None:
+    """Refuse data with neither labels nor triplets nor pairs."""
+    if collection.labels is None and collection.triplets is None and collection.pairs is None:
         raise DataError(
             f"{collection.name} has neither labels nor triplets to learn from; "
-            "add an array `labels` (or `triplets`)"
+            "add an array `labels` (or `triplets`, or `pairs`)"
         )
 
 

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nofuss.data.collection import GALLERY, QUERY, Collection
+from nofuss.data.comparisons import Compared
 from nofuss.data.labelling import Labelling, labelling_of
-from nofuss.data.split import by_folds, sides_of
+from nofuss.data.split import Rows, by_folds, sides_of
 from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
 from nofuss.errors import DataError
+from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
 from nofuss.evaluate.side_by_side import KS, scorable
 from nofuss.evaluate.task import Options
@@ -23,7 +25,8 @@ from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load
 from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
-from nofuss.run.directory import check_same_data, open_run
+from nofuss.report.order import can_compare, held_out_comparisons, score_order
+from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings, without_sample
 from nofuss.terminal import console
 from nofuss.terminal.scores import score_table
@@ -74,6 +77,7 @@ def _evaluate(
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say
     labelling = labelling_of(run.config)
+    compared: Compared | None = None
     with processes.in_turn():
         collection, _ = open_usable(data or run.config.data, labelling=labelling, say=say)
     processes.check_same("data", collection.fingerprint)
@@ -86,15 +90,30 @@ def _evaluate(
             return
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
+        compared = held_out_comparisons(collection, run.config, test)
         whole, collection = collection, collection.subset(test)
-        say(collection.describe())
+        shown = compared if collection.labels is None else None
+        say((collection if shown is None else shown.collection).describe())
         ks = sorted({*ks, *KS})  # scores.json always has the usual ones
+    if collection.labels is None and gallery is None:
+        if data is not None and can_compare(collection):
+            compared = Compared(np.arange(len(collection)), collection)
+        if compared is not None:
+            vectors = encoder.embed_collection(compared.collection)
+            if not processes.first():
+                return
+            content = score_order(compared.collection, vectors, seed=seed).as_dict()
+            _keep(run, collection.name, content, as_json=as_json, own=data is None)
+            if data is None:
+                _keep_vectors(run, whole, vectors[np.isin(compared.rows, test)], test, say)
+            return
     searched = None if gallery is None else _open_gallery(gallery, labelling, say)
     if searched is None and (collection.labels is None or not scorable(collection.labels)):
         raise DataError(
             f"{collection.name} can't be scored: it needs two classes, one of them with two items"
         )
     vectors = encoder.embed_collection(collection)
+    others = None if compared is None else encoder.embed_collection(compared.collection)
     if searched is None or gallery is None or data is None:
         queries, labels, options = among_themselves(vectors, collection)
     else:
@@ -104,20 +123,35 @@ def _evaluate(
     if not processes.first():
         return
     content = scores.as_dict()
-    if as_json:
-        console.answer(content)
-    before = read_optional_json(path / "scores.json")
-    if not as_json:
-        method = str(before.get("method", run.config.loss))
-        score_table(f"{path} on {collection.name}", {method: content})
+    if compared is not None and others is not None:
+        content |= extra_of(score_order(compared.collection, others, seed=seed).as_dict())
+    _keep(run, collection.name, content, as_json=as_json, own=data is None)
     if data is None:
-        run.write("scores.json", content | still_true(before, content))
+        _keep_vectors(run, whole, vectors, test, say)
+
+
+def _keep(run: Run, name: str, scores: dict[str, Any], *, as_json: bool, own: bool) -> None:
+    """Print the scores; those of the run's own test items are written to it."""
+    before = read_optional_json(run.path / "scores.json")
+    if as_json:
+        console.answer(scores)
+    else:
+        method = str(before.get("method", run.config.loss))
+        score_table(f"{run.path} on {name}", {method: scores})
+    if own:
+        run.write("scores.json", scores | still_true(before, scores))
         write_card(run)
-        kept = load_embeddings(path) or without_sample(whole.fingerprint(), vectors.shape[1])
-        kept = replace(kept, test=vectors.numpy(), test_rows=test)
-        kept.save(path)
-        with processes.alone():
-            say(f"report: {write_report(path, whole, kept)}")
+
+
+def _keep_vectors(
+    run: Run, whole: Collection, vectors: Tensor, test: Rows, say: Callable[[str], None]
+) -> None:
+    """Write the embeddings of the test items and the report into the run."""
+    kept = load_embeddings(run.path) or without_sample(whole.fingerprint(), vectors.shape[1])
+    kept = replace(kept, test=vectors.numpy(), test_rows=test)
+    kept.save(run.path)
+    with processes.alone():
+        say(f"report: {write_report(run.path, whole, kept)}")
 
 
 def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +164,8 @@ def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]
     try:
         gain = before["gain"]
         baseline = before["baselines"][gain["over"]]
-        gaps = [scores[n] - baseline[n] - gain[n][0] for n in ("recall@1", "map@r")]
+        names = [name for name in ("recall@1", "map@r", "ordered") if name in gain]
+        gaps = [scores[n] - baseline[n] - gain[n][0] for n in names]
     except (KeyError, TypeError, IndexError):  # no gain, or a file that training did not write
         return kept
     return kept | ({"gain": gain} if max(map(abs, gaps)) < SHOWN else {})
