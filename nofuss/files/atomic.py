@@ -86,11 +86,22 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
+def flush(descriptor: int) -> None:
+    """Flush an open file or directory to the disk; on macOS fsync alone stops at the drive."""
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError:  # a file system without it
+            os.fsync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
 def sync(path: Path) -> None:
     """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
 
@@ -126,13 +137,13 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                flush(file.fileno())
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        os.fsync(folder)
+        flush(folder)
     finally:
         os.close(folder)
 

@@ -76,8 +76,7 @@ def _imported(name: str) -> Any:
 
 def _check_hub(timm: Any, model_name: str) -> None:
     """Raise UsageError if the weights are not on this machine and the hub does not answer."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
 
     settings = timm.get_pretrained_cfg(model_name, allow_unregistered=True)
     hub_id = getattr(settings, "hf_hub_id", None)

@@ -1,7 +1,6 @@
 """From a resolved configuration to criterion, optimizer and initial proxies."""
 
 import math
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
 from nofuss.evaluate import kmeans
+from nofuss.files.atomic import memory
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
@@ -76,7 +76,7 @@ def batch_of(config: TrainConfig, items: int, classes: int) -> int:
 def _check_room(proxies: float, dim: int) -> None:
     """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
     needed = 4 * 4 * proxies * dim / world()  # which may be machines of their own
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = memory()
     if math.isfinite(needed) and needed > available:
         raise UsageError(
             f"{proxies:,.0f} proxies of {dim} dimensions take {needed / 2**30:,.0f} GB to train, "
