@@ -173,10 +173,11 @@ class TrainConfig:
     weight_decay: _Number = None
     """Weight decay of backbone and head; proxies have none."""
     schedule: Annotated[
-        Literal["exponential", "cosine", "constant"] | None,
+        Literal["exponential", "cosine", "ramp", "constant"] | None,
         tyro.conf.arg(help_behavior_hint=_by_preset),
     ] = None
-    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero."""
+    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero.
+    ramp: the same, after a rise within the first epoch."""
 
     seed: int = 0
     """Seed for the split, the order, the augmentation and the initial weights."""

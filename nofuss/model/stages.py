@@ -67,7 +67,8 @@ def _lite_stages(network: EfficientNetLite) -> list[Stage]:
 
     def stage(first: int, last: int) -> Stage:
         def forward(x: Tensor) -> Tensor:
-            return network.run(x, first, last)
+            # Blocks are not skipped at random: few are trained, and not for long.
+            return network.run(x, first, last, drop=False)
 
         modules: list[nn.Module] = [*network.body._blocks[first:last]]
         if not first:
