@@ -47,7 +47,9 @@ def rows(*, quick: bool) -> Iterator[Row]:
         return
     steps = 4 if quick else 12
     config = resolve(
-        TrainConfig(preset="finetune", schedule="constant"), kind="pictures", small=False
+        TrainConfig(preset="finetune", unfreeze="all", schedule="constant"),
+        kind="pictures",
+        small=False,
     )
     collection = open_data(folder)
     embedder, preprocessing = build_model(config, collection)
