@@ -1,10 +1,12 @@
 """One training job: its data, its model, and the settings that follow from the data."""
 
 import contextlib
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
@@ -125,7 +127,25 @@ def build_model(
     elif config.size:
         resize = round(config.size * preprocessing.resize / preprocessing.size)
         preprocessing = replace(preprocessing, size=config.size, resize=resize)
+    if config.size:
+        _check_size(embedder.backbone, config.size)
+    embedder.backbone.preprocessing = preprocessing
     return embedder, preprocessing
+
+
+@torch.no_grad()
+def _check_size(backbone: Backbone, size: int) -> None:
+    """Raise UsageError if the network can't take pictures of that size; nothing is computed."""
+    planned = copy.deepcopy(backbone.network).to("meta").eval()
+    try:
+        planned(torch.empty(1, backbone.channels, size, size, device="meta"))
+    except NotImplementedError:  # an operation that only real numbers have
+        return
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another --size"
+        ) from None
 
 
 def settle(config: TrainConfig, collection: Collection) -> TrainConfig:

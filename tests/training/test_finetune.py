@@ -148,6 +148,7 @@ def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> Non
         ({"unfreeze": "none"}, "expected all or a number of stages"),
         ({"zoom": 1.5}, "zoom is 1.5; expected"),
         ({"lora": 4}, "has no attention layers"),
+        ({"backbone": "efficientnet-lite0", "size": 16}, "can't take pictures of 16 pixels"),
     ],
 )
 def test_mistakes_leave_no_run(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
