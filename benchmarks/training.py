@@ -17,7 +17,7 @@ from nofuss.data.collection import Collection
 from nofuss.data.loader import Batch
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import sides_of
-from nofuss.model.stages import Top, fix_first, fixed_count
+from nofuss.model.stages import Top, fixed_count, freeze_first
 from nofuss.model.trunk import activations_of
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.job import build_model
@@ -101,7 +101,7 @@ def kept_steps(
 ) -> Callable[[], None]:
     """Return a function that trains the last stages on as many batches, read from the cache."""
     embedder, _ = build_model(config, data)
-    fix_first(embedder, "2")
+    freeze_first(embedder, "2")
     fixed = fixed_count(embedder.backbone, "2")
     criterion = build_criterion(config, data.num_classes)
     training = build_training(config, Top(embedder, fixed), criterion)

@@ -91,7 +91,10 @@ def _inception_stages(network: InceptionBN) -> list[Stage]:
 
 
 class Trunk(nn.Module):
-    """The first `count` stages of a backbone: pictures → activations (B, …)."""
+    """The first `count` stages of a backbone: pictures → activations (B, …).
+
+    Its modules are the backbone's own; do not copy it, since its forward would run the original.
+    """
 
     def __init__(self, backbone: Backbone, count: int) -> None:
         super().__init__()
@@ -122,6 +125,7 @@ class Top(nn.Module):
 
     def features(self, activations: Tensor) -> Tensor:
         """Return the backbone's features (B, F)."""
+        # Split at every call: a copy of this module must run the copy of the embedder.
         for stage in split(self.embedder.backbone)[self.count :]:
             activations = stage.forward(activations)
         return activations
@@ -181,7 +185,7 @@ def fixed_count(backbone: Backbone, unfreeze: str | None) -> int:
     return len(split(backbone)) - int(unfreeze)
 
 
-def fix_first(embedder: Embedder, unfreeze: str | None) -> None:
+def freeze_first(embedder: Embedder, unfreeze: str | None) -> None:
     """Freeze the stages in front of those that are trained."""
     if count := fixed_count(embedder.backbone, unfreeze):
         trunk = Trunk(embedder.backbone, count)

@@ -20,7 +20,7 @@ from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
-from nofuss.model.stages import ALL, check_unfreeze, fix_first, fixed_count
+from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
@@ -182,8 +182,9 @@ def check_stages(
     if preprocessing is None:
         return config, None
     if config.preset == "finetune":
-        unfreeze = check_unfreeze(embedder.backbone, config.unfreeze, size=preprocessing.size)
-        fix_first(embedder, unfreeze)
+        asked = None if config.unfreeze is None else str(config.unfreeze)  # Python has numbers
+        unfreeze = check_unfreeze(embedder.backbone, asked, size=preprocessing.size)
+        freeze_first(embedder, unfreeze)
         config = replace(config, unfreeze=unfreeze)
     if config.lora is not None:
         add_adapters(embedder, config.lora, unfreeze=config.unfreeze, seed=config.seed)

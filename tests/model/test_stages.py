@@ -9,7 +9,7 @@ from torch import nn
 from nofuss.errors import UsageError
 from nofuss.model.backbones import Backbone, build_backbone, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.stages import Top, Trunk, check_unfreeze, fix_first, split, stages_agree
+from nofuss.model.stages import Top, Trunk, check_unfreeze, freeze_first, split, stages_agree
 
 COUNTS = {"convnet": 4, "efficientnet-lite0": 7, "inception-bn": 11}
 
@@ -57,7 +57,7 @@ def test_a_copy_of_the_top_has_weights_of_its_own() -> None:
 
 def test_fixed_stages_have_no_gradient_and_keep_their_statistics() -> None:
     embedder = build_embedder("convnet", dim=4, weights=None)
-    fix_first(embedder, "1")
+    freeze_first(embedder, "1")
     before = copy.deepcopy(embedder.state_dict())
     moving = {id(p) for p in embedder.backbone_parameters()}
     optimizer = torch.optim.SGD(

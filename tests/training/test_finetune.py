@@ -53,8 +53,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "weights.safetensors")
 
 
-@pytest.mark.parametrize("unfreeze", ["1", "2", "all"])
-def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str) -> None:
+@pytest.mark.parametrize("unfreeze", ["1", 2, "all"])
+def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str | int) -> None:
     start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
     run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze=unfreeze, **SETTINGS)
     found = weights(run)
