@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.errors import UsageError
-from nofuss.model.backbones import Backbone, ConvNet, EfficientNetLite
+from nofuss.model.backbones import OWN, Backbone, ConvNet, EfficientNetLite
 from nofuss.model.embedder import Embedder
 from nofuss.model.inception import BLOCKS, InceptionBN
 from nofuss.model.timm_stages import timm_stages
@@ -158,9 +158,10 @@ def stages_agree(backbone: Backbone, size: int) -> bool:
 def check_unfreeze(backbone: Backbone, asked: str | None, *, size: int) -> str:
     """Return how many stages are trained, as a number or ALL; None is USUAL where that works.
 
-    size: of the pictures. UsageError for a number that the network does not allow.
+    A module from Python is trained whole unless a number is asked for. size: of the pictures.
+    UsageError for a number that the network does not allow.
     """
-    if asked == ALL:
+    if asked == ALL or (asked is None and backbone.name == OWN):
         return ALL
     count = len(split(backbone))
     works = count > 1 and stages_agree(backbone, size)

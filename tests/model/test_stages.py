@@ -98,9 +98,10 @@ class Doubled(nn.Sequential):
         return 2 * result
 
 
-def test_a_module_from_python_is_trained_whole_unless_it_is_a_sequence() -> None:
+def test_of_a_module_from_python_a_sequence_has_stages() -> None:
     layers = [nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    assert check_unfreeze(own_backbone(nn.Sequential(*layers)), None, size=224) == "2"
+    assert check_unfreeze(own_backbone(nn.Sequential(*layers)), None, size=224) == "all"
+    assert check_unfreeze(own_backbone(nn.Sequential(*layers)), "2", size=224) == "2"
     doubled = own_backbone(Doubled(*layers))
     assert check_unfreeze(doubled, None, size=224) == "all"
     with pytest.raises(UsageError, match="has no known stages; use --unfreeze all"):
