@@ -4,6 +4,7 @@
     <cache>/backbone-<key>.onnx           a backbone's graph for onnxruntime
     <cache>/activations-<key>.bin         for fine-tuning, see model/activations.py
     <cache>/characters-<key>.npz          the built-in characters
+    <cache>/han-<key>.npz                 Han and Hangul characters, see `han.py`
     <cache>/scans/<key>.json              what `scan.py` found in each file
     <cache>/pictures/<key>/               decoded pictures, see `pictures.py`
 

@@ -34,15 +34,47 @@ CHUNK = 2048
 
 
 def backbone_features(
-    embedder: Embedder, collection: Collection, preprocessing: Preprocessing, *, workers: int = 0
+    embedder: Embedder,
+    collection: Collection,
+    preprocessing: Preprocessing,
+    *,
+    straight: Indices | None = None,
+    workers: int = 0,
 ) -> Tensor:
-    """Return features (N, F) of the centre crops; those that are kept are not computed again."""
+    """Return features (N, F) of the centre crops; those that are kept are not computed again.
+
+    straight: rows without their mirror images, where the backbone averages both.
+    """
+    if straight is None or not embedder.backbone.mirror:
+        return _show_features(embedder, collection, preprocessing, len(collection), workers)
+    features = torch.empty(len(collection), embedder.backbone.features)
+    others = np.setdiff1d(np.arange(len(collection)), straight)
+    try:
+        for rows, mirror in ((straight, False), (others, True)):
+            embedder.backbone.mirror = mirror
+            part = collection.subset(rows)
+            features[rows] = _show_features(embedder, part, preprocessing, len(collection), workers)
+    finally:
+        embedder.backbone.mirror = True
+    return features
+
+
+def _show_features(
+    embedder: Embedder,
+    collection: Collection,
+    preprocessing: Preprocessing,
+    count: int,
+    workers: int,
+) -> Tensor:
+    """Return features with a progress bar; the whole command computes `count` of them."""
     store = feature_store(embedder.backbone, preprocessing)
     kept = kept_features(store, collection, embedder.backbone.features)
     if not len(kept.missing):
         return kept.values
     backbone = for_inference(embedder).backbone
-    with console.progress("computing features once", len(kept.missing)) as progress:
+    label = "computing features once" + (", with mirror images" if backbone.mirror else "")
+    with console.progress(label, len(kept.missing)) as progress:
+        accelerate_for(backbone, count, missing=len(kept.missing))
         return completed(
             kept, backbone, collection, preprocessing, workers=workers, progress=progress
         )
@@ -110,6 +142,8 @@ def features_of(
             progress(known + done)
 
     tell(0)
+    if len(kept.missing):
+        accelerate_for(backbone, len(collection), missing=len(kept.missing))
     return completed(kept, backbone, collection, preprocessing, workers=workers, progress=tell)
 
 
@@ -126,8 +160,6 @@ def completed(
 
     Features are kept chunk by chunk, so that a killed command continues where it was.
     """
-    if len(kept.missing):
-        accelerate_for(backbone, len(collection), missing=len(kept.missing))
     for start in range(0, len(kept.missing), CHUNK):
         rows = kept.missing[start : start + CHUNK]
         part = run_over(

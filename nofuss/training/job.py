@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
+from nofuss.data.comparisons import Compared
 from nofuss.data.decode import decode
 from nofuss.data.split import Rows, Sides, classes_in
 from nofuss.distributed.device import choose_device
-from nofuss.errors import DataError, UsageError
+from nofuss.errors import DataError
 from nofuss.evaluate.threshold import Threshold
-from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
@@ -24,7 +24,9 @@ from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
+from nofuss.training.comparisons import settle_unlabelled
 from nofuss.training.head import DIM
+from nofuss.training.listeners import Listeners
 from nofuss.training.presets import resolve
 from nofuss.training.setup import items_per_class
 
@@ -45,6 +47,7 @@ class Job:
     sides: Sides
     embedder: Embedder
     preprocessing: Preprocessing | None
+    listeners: Listeners
     features: Tensor | None = None
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
     criterion: nn.Module | None = None
@@ -56,6 +59,8 @@ class Job:
     """What the folds decided, if the head starts from its closed form."""
     fold_scores: dict[str, Any] | None = None
     """Scores of classes held out in turn, if no classes are kept out for good."""
+    compared: Compared | None = None
+    """Held-out triplets or pairs, where the data have any."""
 
     @property
     def config(self) -> TrainConfig:
@@ -152,16 +157,12 @@ def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
     """Fill in the settings that follow from the data."""
     kind = "vectors" if collection.kind == "vectors" else "pictures"
     side = _side(collection)
-    small, labelled = side is not None and side < SMALL_SIDE, collection.labels is not None
-    config = resolve(config, kind=kind, small=small, labelled=labelled)
-    if collection.labels is None and config.loss in INSTANCE_LOSSES:
-        raise UsageError(
-            f"--loss {config.loss} needs labels, and {collection.name} has triplets only; use a "
-            "loss over proxies: proxy-nca, proxy-triplet"
-        )
-    if collection.labels is None and config.assignment != "dynamic":
-        console.say("triplets without labels: assignment is dynamic")
-        config = replace(config, assignment="dynamic")
+    if collection.labels is None:
+        config = settle_unlabelled(config, collection)
+    labelled = collection.labels is not None or config.assignment == "balanced"
+    config = resolve(
+        config, kind=kind, small=side is not None and side < SMALL_SIDE, labelled=labelled
+    )
     if config.per_class is None:
         config = replace(config, per_class=items_per_class(config))
     return config
@@ -201,7 +202,8 @@ def describe_sides(job: Job) -> dict[str, Any]:
     sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
     counts = {side: len(getattr(s, side)) for side in sides}
     classes = {side: [c.class_names[i] for i in classes_in(c, getattr(s, side))] for side in counts}
-    return {"description": c.describe(), "items": counts, "classes": classes}
+    described = {"description": c.describe(), "items": counts, "classes": classes}
+    return described | ({"by_links": True} if c.by_links else {})
 
 
 def _side(collection: Collection) -> int | None:

@@ -41,6 +41,7 @@ from nofuss.training.fold_results import (
 from nofuss.training.folds import FOLDS, class_folds, query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
+from nofuss.training.listeners import Heard
 from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
 
@@ -53,10 +54,18 @@ def compute_features(job: Job) -> None:
         job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
         return
     if job.fixed or job.config.start != "random":
+        # Averages with mirror images are for search. Statistics of the training classes change as
+        # little by them as any average over hundreds of pictures (LOG.md).
+        is_scored = by_folds(job.config, job.collection)
         if job.embedder.backbone.mirror:
-            console.say("pictures and their mirror images are averaged; --mirror False halves this")
+            which = "pictures" if is_scored else "pictures that are scored"
+            console.say(f"{which} are averaged with their mirror images; --no-mirror: faster")
         job.features = backbone_features(
-            job.embedder, job.collection, job.preprocessing, workers=job.config.workers
+            job.embedder,
+            job.collection,
+            job.preprocessing,
+            straight=None if is_scored else job.sides.train,
+            workers=job.config.workers,
         )
     if not job.fixed and job.collection.kind == "pictures":
         count = len(job.collection)
@@ -114,7 +123,7 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
         choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
-    threshold, scores = calibrate(found, own) if found else None, None
+    threshold, scores, by_class = calibrate(found, own) if found else None, None, None
     if found and by_folds(config, job.collection):
         with console.busy("scoring each class by a model that has not seen it"):
             raw = [form.features[fold.held_out] for fold in form.folds]
@@ -122,10 +131,12 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
             if results and choice.kept == TRAINED:
                 columns["closed form"] = [result.embeddings[CLOSED] for result in results]
             scores = score_folds(found, columns, own, seed=config.seed)
+            by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
         "threshold": threshold.as_extra() if threshold else None,
         "scores": scores,
+        "by_class": by_class,
     }
 
 
@@ -276,7 +287,7 @@ def _run(
         run_loop(
             training,
             feed,
-            watch=display,
+            watch=Heard(display, job.listeners, job.run, training.optimizer),
             validate=validate,
             before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
             checkpoints=job.run.checkpoints,

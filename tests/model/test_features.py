@@ -219,3 +219,16 @@ def test_features_beyond_the_limit_are_not_kept(
     features = backbone_features(embedder, pictures, SMALL)
     assert not list(cache.glob("features-*.sqlite"))
     assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
+
+
+def test_rows_that_are_learned_from_are_not_mirrored(
+    cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
+) -> None:
+    straight = backbone_features(embedder, pictures, SMALL)
+    embedder.backbone.mirror = True
+    both = backbone_features(embedder, pictures, SMALL)
+    mixed = backbone_features(embedder, pictures, SMALL, straight=np.arange(20))
+    assert embedder.backbone.mirror
+    assert torch.equal(mixed, torch.cat([straight[:20], both[20:]]))
+    assert not torch.equal(straight, both)
+    assert computed == [31, 31]  # each way once, whatever is asked later
