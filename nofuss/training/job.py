@@ -15,7 +15,7 @@ from nofuss.data.comparisons import Compared
 from nofuss.data.decode import decode
 from nofuss.data.split import Rows, Sides, classes_in
 from nofuss.distributed.device import choose_device
-from nofuss.errors import DataError
+from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.threshold import Threshold
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
