@@ -12,6 +12,10 @@ from nofuss.evaluate.neighbours import nearest
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 NEIGHBOURS = 10
+FEWEST = 3
+"""Neighbours that must be looked at to doubt a label."""
+AGREED = 0.7
+"""Share of these neighbours that are of one other class."""
 
 
 class Neighbours(NamedTuple):
@@ -45,10 +49,12 @@ class DoubtfulLabel(NamedTuple):
     label: int
     suggested: int
     votes: float
-    """Share of its neighbours that are of the suggested class."""
+    """Share of the first `places` neighbours that are of the suggested class."""
     nearest: int
     """The closest item of the suggested class."""
     distance: float
+    places: int
+    """How many neighbours count: at most as many as the suggested class has items."""
 
 
 class Copy(NamedTuple):
@@ -96,34 +102,47 @@ def confusions(nearest: Neighbours, labels: Rows, *, most: int = 10) -> list[Con
 
 
 def doubtful_labels(nearest: Neighbours, labels: Rows, *, most: int = 200) -> list[DoubtfulLabel]:
-    """Return items without a neighbour of their own class and with most of one other class.
+    """Return items whose nearest neighbours are of one other class and none of their own.
 
-    Items of classes with one or two items are left out: they have too few possible neighbours.
-    The clearest come first.
+    How many neighbours count follows from the other class: a class of eight can't fill more than
+    eight places, and whatever comes after them says nothing about the label. Items of classes with
+    one or two items are left out: they have too few possible neighbours. The clearest come first.
     """
     sizes = np.bincount(labels)
     doubts = []
     for query, items, distances in zip(*nearest, strict=True):
-        label, their_labels = labels[query], labels[items]
-        if sizes[label] < 3 or not len(items) or (their_labels == label).any():
+        label, their_labels = int(labels[query]), labels[items]
+        if sizes[label] < 3 or len(items) < FEWEST or their_labels[0] == label:
             continue
-        classes, votes = np.unique(their_labels, return_counts=True)
-        suggested, share = int(classes[votes.argmax()]), votes.max() / len(items)
-        # A small class can't fill all the places, so its votes are compared with its size.
-        if votes.max() < max(2, 0.7 * min(len(items), sizes[suggested])):
+        suggested, places = _agreed(label, their_labels, sizes)
+        if suggested is None:
             continue
-        closest = int(np.flatnonzero(their_labels == suggested)[0])
+        is_suggested = their_labels[:places] == suggested
+        closest = int(is_suggested.argmax())
         doubts.append(
             DoubtfulLabel(
                 int(query),
-                int(label),
+                label,
                 suggested,
-                float(share),
+                float(is_suggested.mean()),
                 int(items[closest]),
                 float(distances[closest]),
+                places,
             )
         )
-    return sorted(doubts, key=lambda d: (-d.votes, d.distance, d.item))[:most]
+    return sorted(doubts, key=lambda d: (-d.votes, -d.places, d.distance, d.item))[:most]
+
+
+def _agreed(label: int, their_labels: Rows, sizes: Rows) -> tuple[int | None, int]:
+    """Return the class that fills most of the places it could fill before `label` appears."""
+    own = np.flatnonzero(their_labels == label)
+    before_own = int(own[0]) if len(own) else len(their_labels)
+    for suggested in np.unique(their_labels[:before_own]):
+        places = max(FEWEST, min(len(their_labels), int(sizes[suggested])))
+        votes = int((their_labels[:places] == suggested).sum())
+        if places <= before_own and votes >= AGREED * places:  # more than half: at most one class
+            return int(suggested), places
+    return None, 0
 
 
 def copies(

@@ -5,12 +5,15 @@ waits; nothing is stored.
 """
 
 import asyncio
+import base64
 import time
 from collections.abc import Coroutine
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -21,10 +24,11 @@ from torch import Tensor
 from nofuss.data.collection import printable
 from nofuss.data.decode import FORMATS, PictureError
 from nofuss.data.thumbnail import encoded
+from nofuss.geometry import normalize
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.decoders import Decoders, Seen
 from nofuss.search.searchable import SIDE
-from nofuss.search.shelf import Found, Shelf
+from nofuss.search.shelf import Found, Shelf, key_of
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
@@ -32,9 +36,11 @@ MAX_UPLOADS = 8 * MAX_UPLOAD
 """Most bytes of all uploads in memory; further ones are asked to be sent again."""
 PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
 """Seconds for a whole body, seconds before its speed counts, and then the least bytes a second."""
-MOST = 100
+MOST = 500
 """Most neighbours of one search."""
-MEDIA = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+SOME = 12
+"""Items to start from."""
+MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Refused(Exception):
@@ -57,9 +63,10 @@ class Page:
     def static(self, name: str) -> Any:
         """Return a handler for a file of the package."""
         content = files("nofuss.search").joinpath(name).read_bytes()
+        media = MEDIA[Path(name).suffix]
 
         async def handler(request: Request) -> Response:
-            return Response(content, media_type=f"{MEDIA[name]}; charset=utf-8")
+            return Response(content, media_type=f"{media}; charset=utf-8")
 
         return handler
 
@@ -68,7 +75,9 @@ class Page:
         shelf = self.shelf
         return JSONResponse(
             {
+                "run": printable(shelf.run.path.absolute().name),
                 "title": shelf.title,
+                "scores": shelf.scores,
                 "items": len(shelf.index),
                 "classes": shelf.classes,
                 "dim": shelf.index.dim,
@@ -76,6 +85,7 @@ class Page:
                 "threshold": shelf.threshold,
                 "formats": FORMATS,
                 "max_upload": MAX_UPLOAD,
+                "most": MOST,
             }
         )
 
@@ -83,14 +93,28 @@ class Page:
         """Return the name and label of an item."""
         return JSONResponse(self._describe(self._row(request.path_params["number"])))
 
+    async def some(self, request: Request) -> Response:
+        """Return random items to start from, and the classes that the filter leaves."""
+        shelf, (_, only) = self.shelf, self._options(request)
+        rows = np.arange(len(shelf.index))
+        if only is not None:
+            rows = rows[np.isin(shelf.codes, only)]
+        chosen = np.random.default_rng().permutation(rows)[:SOME]
+        return JSONResponse({"results": [self._describe(int(r)) for r in chosen], "classes": only})
+
     async def neighbours(self, request: Request) -> Response:
-        """Return the neighbours of an item of the index."""
-        row = self._row(request.query_params.get("item", ""))
+        """Return the neighbours of an item of the index, or of a vector of `upload`."""
+        options, shelf = request.query_params, self.shelf
+        row, shown = None, dict[str, Any]()
+        if "vector" in options:
+            query = _as_vector(options["vector"], shelf.index.dim)
+        else:
+            row = self._by_key(options["like"]) if "like" in options else None
+            row = self._row(options.get("item", "")) if row is None else row
+            query, shown = shelf.index.vectors[row], self._describe(row)
         k, only = self._options(request)
-        shelf = self.shelf
-        query = shelf.index.vectors[row]
         found = await run_in_threadpool(shelf.search, query, k, only=only, without=row)
-        return JSONResponse(await self._answer(found, query) | {"query": self._describe(row)})
+        return JSONResponse(await self._answer(found, query, only) | {"query": shown})
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
@@ -112,8 +136,9 @@ class Page:
         spent = 1000 * (time.perf_counter() - began)
         shown = data_uri(seen.content, seen.media)
         found = await run_in_threadpool(self.shelf.search, query, k, only=only)
-        answer = await self._answer(found, query)
-        return JSONResponse(answer | {"query": {"picture": shown}, "embedding_ms": spent})
+        answer = await self._answer(found, query, only)
+        about = {"picture": shown, "vector": _as_text(query)}
+        return JSONResponse(answer | {"query": about, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
         """Return the map; the first call takes some seconds."""
@@ -163,7 +188,10 @@ class Page:
         with torch.inference_mode():
             return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
-    async def _answer(self, found: Found, query: Tensor) -> dict[str, Any]:
+    async def _answer(
+        self, found: Found, query: Tensor, only: list[int] | None
+    ) -> dict[str, Any]:
+        likely = None if found.nothing or only is not None else self.shelf.likely(found)
         pairs = zip(found.rows, found.distances, strict=True)
         results = [
             self._describe(row) | {"rank": rank, "distance": round(distance, 4)}
@@ -174,6 +202,8 @@ class Page:
             "searching_ms": found.milliseconds,
             "items": len(self.shelf.index),
             "nothing": found.nothing,
+            "likely": likely and asdict(likely),
+            "classes": only,
             "place": None,
         }
         if self.shelf.drawn:
@@ -187,7 +217,14 @@ class Page:
     def _describe(self, row: int) -> dict[str, Any]:
         index = self.shelf.index
         name = "/".join(index.names[row].replace("\\", "/").split("/")[-2:])  # no path of this disk
-        return {"item": row, "name": printable(name), "label": index.labels[row]}
+        key = key_of(index.names[row])
+        return {"item": row, "key": key, "name": printable(name), "label": index.labels[row]}
+
+    def _by_key(self, key: str) -> int:
+        """Return the row of an item's key."""
+        if key not in self.shelf.keys:
+            raise Refused(404, "this item is no longer in the index; search from another one")
+        return self.shelf.keys[key]
 
     def _row(self, text: str) -> int:
         """Return the row that a text gives; pictures are never named in any other way."""
@@ -200,16 +237,36 @@ class Page:
             return int(text)
         raise Refused(404, f"no such item; items are numbered 0 to {len(self.shelf.index) - 1}")
 
-    def _options(self, request: Request) -> tuple[int, int | None]:
-        """Return k and the class to search in."""
-        k, only = request.query_params.get("k", "24"), request.query_params.get("class", "")
+    def _options(self, request: Request) -> tuple[int, list[int] | None]:
+        """Return k and the classes to search in."""
+        k, words = request.query_params.get("k", "24"), request.query_params.get("class", "")
         if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
             raise Refused(400, f"k must be a whole number from 1 to {MOST}")
-        if not only:
+        if not words.strip():
             return int(k), None
-        if only not in self.shelf.classes:
-            raise Refused(400, "no such class")
-        return int(k), self.shelf.classes.index(only)
+        if not (only := self.shelf.matching(words)):
+            raise Refused(400, f"there is no class like “{printable(words[:80])}”; try a part")
+        return int(k), only
+
+
+def _as_text(vector: Tensor) -> str:
+    """Return a vector as text that an address can contain; half precision is enough."""
+    return base64.urlsafe_b64encode(vector.half().numpy().tobytes()).decode().rstrip("=")
+
+
+def _as_vector(text: str, dim: int) -> Tensor:
+    """Return the vector of `_as_text`, from an address that anybody may have written."""
+    wrong = Refused(400, "the picture in this address does not fit the model; send it again")
+    try:
+        content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raise wrong from None
+    if len(content) != 2 * dim:
+        raise wrong
+    vector = torch.frombuffer(bytearray(content), dtype=torch.float16).float()
+    if not vector.isfinite().all() or not vector.norm() > 0:
+        raise wrong
+    return normalize(vector[None])[0]
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:

@@ -1,9 +1,10 @@
 """`nofuss serve`: the page and its requests; by default for this machine only.
 
-    GET  /                     the page; /page.js, /page.css
-    GET  /api/about            title, number of items, classes
+    GET  /                     the page; its scripts and styles
+    GET  /api/about            run, scores, number of items, classes
     GET  /api/items/N          name and label of an item
-    GET  /api/search?item=N    neighbours of an item
+    GET  /api/some             random items to start from
+    GET  /api/search?item=N    neighbours of an item; like=KEY, vector=…: of an address
     POST /api/search           neighbours of the picture in the body
     GET  /api/map              items and proxies on a plane
     GET  /pictures/N           an item's picture, small, encoded again
@@ -30,6 +31,8 @@ from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_pi
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.terminal import console
 
+STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.js")
+
 
 def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:
     """Return the application behind its guard."""
@@ -48,10 +51,10 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
     app = Starlette(
         routes=[
             Route("/", page.static("page.html")),
-            Route("/page.js", page.static("page.js")),
-            Route("/page.css", page.static("page.css")),
+            *(Route(f"/{name}", page.static(name)) for name in STATIC),
             Route("/api/about", page.about),
             Route("/api/items/{number}", page.item),
+            Route("/api/some", page.some),
             Route("/api/search", page.neighbours, methods=["GET"]),
             Route("/api/search", page.upload, methods=["POST"]),
             Route("/api/map", page.map),

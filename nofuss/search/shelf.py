@@ -4,6 +4,8 @@ See searchable.py for which index that is.
 """
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +19,10 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.evaluate.neighbours import nearest
+from nofuss.files.atomic import read_json
+from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder, load
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import RunEmbeddings
 from nofuss.search.index import Index
 from nofuss.search.plane import Plane, lay_out
@@ -26,6 +30,8 @@ from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
 
 STARS = 100
 """Most proxies on the map."""
+VOTERS = 10
+"""Neighbours that say which class a picture most likely is of."""
 ON_MAP = 20_000
 """Most items on the map."""
 
@@ -41,10 +47,20 @@ class Found:
     """Whether even the nearest is beyond the model's threshold."""
 
 
+@dataclass(frozen=True)
+class Likely:
+    """The class of most of the nearest neighbours."""
+
+    label: str
+    votes: int
+    voters: int
+
+
 @dataclass
 class Shelf:
     """An index with everything the page shows of it."""
 
+    run: Run
     title: str
     index: Index
     encoder: Encoder
@@ -75,16 +91,33 @@ class Shelf:
         place = {name: i for i, name in enumerate(self.classes)}
         return np.array([-1 if c is None else place[c] for c in self.index.labels], np.int64)
 
+    @cached_property
+    def keys(self) -> dict[str, int]:
+        """Key → row. A key stays the same when the index grows, so addresses can contain it."""
+        return {key_of(name): row for row, name in enumerate(self.index.names)}
+
+    def matching(self, words: str) -> list[int]:
+        """Return the classes that are named so, else those whose name contains the words."""
+        if words in self.classes:
+            return [self.classes.index(words)]
+        part = words.casefold().strip()
+        return [i for i, name in enumerate(self.classes) if part in name.casefold()]
+
     def search(
-        self, query: Tensor, k: int, *, only: int | None = None, without: int | None = None
+        self,
+        query: Tensor,
+        k: int,
+        *,
+        only: Sequence[int] | None = None,
+        without: int | None = None,
     ) -> Found:
-        """Return the k nearest of a vector (D,), in class `only`, leaving out item `without`."""
+        """Return the k nearest of a vector (D,), of classes `only`, leaving out item `without`."""
         began = time.perf_counter()
         wanted = k if without is None else k + 1
         if only is None:
             distances, rows = self.index.search(query[None], wanted)
         else:
-            of_class = torch.from_numpy(np.flatnonzero(self.codes == only))
+            of_class = torch.from_numpy(np.flatnonzero(np.isin(self.codes, only)))
             distances, rows = nearest(query[None], self.index.vectors[of_class], wanted)
             rows = of_class[rows]
         pairs = [
@@ -96,6 +129,25 @@ class Shelf:
         nearby = [distance for _, distance in pairs]
         nothing = self.threshold is not None and (not nearby or nearby[0] > self.threshold)
         return Found([row for row, _ in pairs], nearby, spent, nothing)
+
+    def likely(self, found: Found) -> Likely | None:
+        """Return the class of most of the first neighbours; of equal ones the nearest."""
+        labels = [self.index.labels[row] for row in found.rows[:VOTERS]]
+        votes = Counter(label for label in labels if label is not None)
+        if not votes:
+            return None
+        label, count = votes.most_common(1)[0]  # of equal counts the first met
+        return Likely(label, count, len(labels))
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """Recall@1 and MAP@R of the run's last evaluation; empty where there is none."""
+        try:
+            stored = read_json(self.run.path / "scores.json")
+        except (OSError, ValueError):
+            return {}
+        names = ("recall@1", "map@r")
+        return {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
 
     @cached_property
     def _plane(self) -> Plane:
@@ -129,6 +181,11 @@ class Shelf:
         }
 
 
+def key_of(name: str) -> str:
+    """Return the key of an item in addresses."""
+    return digest_of([name.encode("utf-8", "surrogatepass")])[:16]
+
+
 def open_shelf(path: Path) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
@@ -139,7 +196,7 @@ def open_shelf(path: Path) -> Shelf:
         proxies, names = _stars(kept, encoder)
     searchable = open_searchable(run, encoder)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    return Shelf(searchable.title, searchable.index, encoder, pictures, proxies, names)
+    return Shelf(run, searchable.title, searchable.index, encoder, pictures, proxies, names)
 
 
 def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:

@@ -1,0 +1,2 @@
+"use strict";
+const marks = { show() {}, wire() {} };
