@@ -60,6 +60,9 @@ class TrainConfig:
     ] = None
     """A folder of class folders, a CSV (path,label or anchor,positive,negative), arrays (.npz,
     .safetensors), or the official folder of CUB-200-2011, Cars196 or Stanford Online Products."""
+    corrections: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
+    """A CSV of corrected labels (item,label,corrected), as the page of `nofuss serve` writes it;
+    the data stay as they are."""
     out: Annotated[
         Path | None,
         tyro.conf.arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),

@@ -109,7 +109,9 @@ def _on_test_classes(runs: Sequence[Run]) -> list[PerQuery]:
                 f"{run.path} was tested on other items than {runs[0].path}; train with the same "
                 "data and --test-share, or add --data DATA"
             )
-    collection, _ = open_usable(runs[0].config.data, say=lambda _: None)
+    collection, _ = open_usable(
+        runs[0].config.data, corrections=runs[0].corrections, say=lambda _: None
+    )
     cure = "restore them, or add --data DATA"
     check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
     labels = np.asarray(collection.labels)[kept[0].test_rows]

@@ -96,7 +96,8 @@ def _evaluate(
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say
     with processes.in_turn():
-        collection, _ = open_usable(data or run.config.data, say=say)
+        own = run.corrections if data is None else None
+        collection, _ = open_usable(data or run.config.data, corrections=own, say=say)
     processes.check_same("data", collection.fingerprint)
     if data is None:
         cure = "restore them, or give DATA to score the run on other data"

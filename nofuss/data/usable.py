@@ -5,6 +5,7 @@ from pathlib import Path
 
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.corrections import corrected
 from nofuss.data.folder import find_pictures
 from nofuss.data.scan import ScanReport, scan_pictures
 from nofuss.errors import DataError
@@ -12,13 +13,21 @@ from nofuss.terminal import console
 
 
 def open_usable(
-    data: Path | Collection | None, *, say: Callable[[str], None] = console.say
+    data: Path | Collection | None,
+    *,
+    corrections: Path | None = None,
+    say: Callable[[str], None] = console.say,
 ) -> tuple[Collection, ScanReport]:
-    """Open and scan data; return the readable items and what the scan found."""
+    """Open and scan data; return the readable items and what the scan found.
+
+    corrections: a CSV of labels that replace those of the data, see corrections.py.
+    """
     collection = data if isinstance(data, Collection) else open_data(data)
     say(collection.describe())
     for note in collection.notes:
         say(f"note: {note}")
+    if corrections is not None:
+        collection = corrected(collection, corrections, say=say)
     report = scan_pictures(collection)
     readable = report.readable
     if report.problems:

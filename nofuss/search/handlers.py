@@ -24,6 +24,7 @@ from torch import Tensor
 from nofuss.data.collection import printable
 from nofuss.data.decode import FORMATS, PictureError
 from nofuss.data.thumbnail import encoded
+from nofuss.files.atomic import parse_json
 from nofuss.geometry import normalize
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.decoders import Decoders, Seen
@@ -32,6 +33,8 @@ from nofuss.search.shelf import Found, Shelf, key_of
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
+MAX_CONTENT = 64 * 2**10
+"""Most bytes of a JSON object."""
 MAX_UPLOADS = 8 * MAX_UPLOAD
 """Most bytes of all uploads in memory; further ones are asked to be sent again."""
 PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
@@ -91,7 +94,7 @@ class Page:
 
     async def item(self, request: Request) -> Response:
         """Return the name and label of an item."""
-        return JSONResponse(self._describe(self._row(request.path_params["number"])))
+        return JSONResponse(self.describe(self._row(request.path_params["number"])))
 
     async def some(self, request: Request) -> Response:
         """Return random items to start from, and the classes that the filter leaves."""
@@ -100,7 +103,7 @@ class Page:
         if only is not None:
             rows = rows[np.isin(shelf.codes, only)]
         chosen = np.random.default_rng().permutation(rows)[:SOME]
-        return JSONResponse({"results": [self._describe(int(r)) for r in chosen], "classes": only})
+        return JSONResponse({"results": [self.describe(int(r)) for r in chosen], "classes": only})
 
     async def neighbours(self, request: Request) -> Response:
         """Return the neighbours of an item of the index, or of a vector of `upload`."""
@@ -109,9 +112,9 @@ class Page:
         if "vector" in options:
             query = _as_vector(options["vector"], shelf.index.dim)
         else:
-            row = self._by_key(options["like"]) if "like" in options else None
+            row = self.by_key(options["like"]) if "like" in options else None
             row = self._row(options.get("item", "")) if row is None else row
-            query, shown = shelf.index.vectors[row], self._describe(row)
+            query, shown = shelf.index.vectors[row], self.describe(row)
         k, only = self._options(request)
         found = await run_in_threadpool(shelf.search, query, k, only=only, without=row)
         return JSONResponse(await self._answer(found, query, only) | {"query": shown})
@@ -160,13 +163,28 @@ class Page:
             raise Refused(404, "no picture of this item")
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
-    async def _read(self, request: Request, body: bytearray) -> None:
+    async def content(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object in the body."""
+        if request.headers.get("content-type") != "application/json":
+            raise Refused(415, "expected application/json")
+        body = bytearray()
+        try:
+            await self._read(request, body, limit=MAX_CONTENT)
+            content = parse_json(bytes(body))
+        except ValueError:
+            raise Refused(400, "the body is not JSON") from None
+        finally:
+            self.held -= len(body)
+        if not isinstance(content, dict):
+            raise Refused(400, "the body is not a JSON object")
+        return content
+
+    async def _read(self, request: Request, body: bytearray, *, limit: int = MAX_UPLOAD) -> None:
         """Read the whole body into `body`, or refuse it as soon as it is too large or too slow."""
-        too_large = Refused(
-            413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one"
-        )
+        size = f"{limit // 2**20} MB" if limit >= 2**20 else f"{limit // 1024} KB"
+        too_large = Refused(413, f"the picture is over {size}; send a smaller one")
         announced = request.headers.get("content-length", "0")
-        if not announced.isdigit() or len(announced) > 12 or int(announced) > MAX_UPLOAD:
+        if not announced.isdigit() or len(announced) > 12 or int(announced) > limit:
             raise too_large
         began = asyncio.get_running_loop().time()
         try:
@@ -174,7 +192,7 @@ class Page:
                 async for chunk in request.stream():
                     body += chunk
                     self.held += len(chunk)
-                    if len(body) > MAX_UPLOAD:
+                    if len(body) > limit:
                         raise too_large
                     if self.held > MAX_UPLOADS:
                         raise Refused(503, "too many pictures at once; send it again")
@@ -188,13 +206,11 @@ class Page:
         with torch.inference_mode():
             return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
-    async def _answer(
-        self, found: Found, query: Tensor, only: list[int] | None
-    ) -> dict[str, Any]:
+    async def _answer(self, found: Found, query: Tensor, only: list[int] | None) -> dict[str, Any]:
         likely = None if found.nothing or only is not None else self.shelf.likely(found)
         pairs = zip(found.rows, found.distances, strict=True)
         results = [
-            self._describe(row) | {"rank": rank, "distance": round(distance, 4)}
+            self.describe(row) | {"rank": rank, "distance": round(distance, 4)}
             for rank, (row, distance) in enumerate(pairs, start=1)
         ]
         answer = {
@@ -214,15 +230,16 @@ class Page:
                 result["place"] = place.tolist()
         return answer
 
-    def _describe(self, row: int) -> dict[str, Any]:
+    def describe(self, row: int) -> dict[str, Any]:
+        """Return what the page shows of an item: its row, key, name and label."""
         index = self.shelf.index
         name = "/".join(index.names[row].replace("\\", "/").split("/")[-2:])  # no path of this disk
         key = key_of(index.names[row])
         return {"item": row, "key": key, "name": printable(name), "label": index.labels[row]}
 
-    def _by_key(self, key: str) -> int:
+    def by_key(self, key: Any) -> int:
         """Return the row of an item's key."""
-        if key not in self.shelf.keys:
+        if not isinstance(key, str) or key not in self.shelf.keys:
             raise Refused(404, "this item is no longer in the index; search from another one")
         return self.shelf.keys[key]
 

@@ -83,7 +83,7 @@ const plane = {
     pen.textBaseline = "middle";
     pen.lineJoin = "round";
     for (const { code, place } of this.regions) {
-      const [x, y] = this.onScreen(...place);
+      const [x, below] = this.onScreen(...place), y = below - 15; // above the item, not on it
       if (!this.shows(code) || x < 0 || y < 0 || x > w || y > h) continue;
       const name = shortened(leaf(state.about.classes[code]), 22), half = pen.measureText(name).width / 2 + 5;
       const box = [x - half, y - 10, x + half, y + 10];

@@ -95,7 +95,7 @@ def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
 
 def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.config.data
-    collection, _ = open_usable(data, say=say)
+    collection, _ = open_usable(data, corrections=run.corrections, say=say)
     rows, vectors = _test_vectors(run, encoder, kept, collection)
     all_names = item_names(collection, data)
     _, firsts = np.unique([all_names[row] for row in rows], return_index=True)

@@ -7,6 +7,8 @@
     GET  /api/search?item=N    neighbours of an item; like=KEY, vector=…: of an address
     POST /api/search           neighbours of the picture in the body
     GET  /api/map              items and proxies on a plane
+    GET  /api/suspects         doubtful labels with their evidence
+    POST /api/suspects         what somebody says of one: {item, label}
     GET  /pictures/N           an item's picture, small, encoded again
 
 See handlers.py for the answers, guard.py for who may ask.
@@ -28,6 +30,7 @@ from nofuss.data.decode import PictureError
 from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_picture
+from nofuss.search.repair import Repair
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.terminal import console
 
@@ -37,6 +40,7 @@ STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.
 def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:
     """Return the application behind its guard."""
     page = Page(shelf)
+    repair = Repair(page)
 
     @asynccontextmanager
     async def draw_ahead(app: Starlette) -> Any:
@@ -58,6 +62,8 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
             Route("/api/search", page.neighbours, methods=["GET"]),
             Route("/api/search", page.upload, methods=["POST"]),
             Route("/api/map", page.map),
+            Route("/api/suspects", repair.suspects, methods=["GET"]),
+            Route("/api/suspects", repair.judge, methods=["POST"]),
             Route("/pictures/{number}", page.picture),
         ],
         exception_handlers={

@@ -41,8 +41,9 @@ def train(
         raise UsageError("preprocessing is for a backbone that is a module; leave it out")
     try:
         known = None if module is None else own_backbone(module, preprocessing)
-        if "out" in settings and settings["out"] is not None:
-            settings["out"] = Path(settings["out"])
+        for path in ("out", "corrections"):
+            if settings.get(path) is not None:
+                settings[path] = Path(settings[path])
         name = backbone if isinstance(backbone, str) else OWN if known is not None else None
         config = TrainConfig(data=_path(data), backbone=name, **settings)
         return run_training(config, _collection(data), backbone=known, given=settings.keys())

@@ -76,6 +76,8 @@ def _train_locked(
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
+    if config.corrections is not None:
+        config = replace(config, corrections=config.corrections.absolute())
     config = _come_back(config)
     if config.force and not config.resume:
         raise UsageError("--force is for resuming a run; add --resume, or leave it out")
@@ -83,8 +85,12 @@ def _train_locked(
         config = resume_run(config, explicit=given, restarted=processes.restarted())
         assert config.out is not None
         lock.take(config.out)
+    corrections = config.corrections
+    if config.resume and config.out is not None:
+        corrections = Run(config.out, config).corrections
     with processes.in_turn():
-        collection, scan = open_usable(config.data if collection is None else collection)
+        data = config.data if collection is None else collection
+        collection, scan = open_usable(data, corrections=corrections)
     check_supervision(collection)
     config = settle(config, collection)
     sides = sides_of(collection, config)
