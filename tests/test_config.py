@@ -21,6 +21,7 @@ CHOSEN = {"dim", "root", "center", "shrinkage", "epochs", "head_rate", "proxy_ra
 OPEN = {
     "shrinkage",
     "data",
+    "corrections",
     "out",
     "weights",
     "scale",

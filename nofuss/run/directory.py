@@ -12,6 +12,8 @@
     embeddings.safetensors   of test items and some training items, with the proxies
     report.html suspects.csv README.md   for people: the report, doubtful items, the model card
     index/             what `nofuss search` searches, see search/index.py
+    marks.jsonl        results that somebody marked on the page, see run/marks.py
+    taught/            models before and after what marks taught, see search/lessons.py
     checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/weights.py
     .nofuss.lock       exists while a command writes, see files/lock.py

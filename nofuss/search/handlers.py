@@ -5,7 +5,6 @@ waits; nothing is stored.
 """
 
 import asyncio
-import base64
 import time
 from collections.abc import Coroutine
 from dataclasses import asdict
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
@@ -25,11 +23,12 @@ from nofuss.data.collection import printable
 from nofuss.data.decode import FORMATS, PictureError
 from nofuss.data.thumbnail import encoded
 from nofuss.files.atomic import parse_json
-from nofuss.geometry import normalize
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.decoders import Decoders, Seen
+from nofuss.search.refusals import Refused
 from nofuss.search.searchable import SIDE
-from nofuss.search.shelf import Found, Shelf, key_of
+from nofuss.search.sent import Sent
+from nofuss.search.shelf import Found, Shelf
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
@@ -44,14 +43,6 @@ MOST = 500
 SOME = 12
 """Items to start from."""
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-
-
-class Refused(Exception):
-    """A request that is answered with an error status and one line."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
 
 
 class Page:
@@ -81,6 +72,7 @@ class Page:
                 "run": printable(shelf.run.path.absolute().name),
                 "title": shelf.title,
                 "scores": shelf.scores,
+                "taught": shelf.taught,
                 "items": len(shelf.index),
                 "classes": shelf.classes,
                 "dim": shelf.index.dim,
@@ -110,7 +102,7 @@ class Page:
         options, shelf = request.query_params, self.shelf
         row, shown = None, dict[str, Any]()
         if "vector" in options:
-            query = _as_vector(options["vector"], shelf.index.dim)
+            query = self.sent(options["vector"]).vector
         else:
             row = self.by_key(options["like"]) if "like" in options else None
             row = self._row(options.get("item", "")) if row is None else row
@@ -140,7 +132,7 @@ class Page:
         shown = data_uri(seen.content, seen.media)
         found = await run_in_threadpool(self.shelf.search, query, k, only=only)
         answer = await self._answer(found, query, only)
-        about = {"picture": shown, "vector": _as_text(query)}
+        about = {"picture": shown, "vector": Sent.new(query).as_text(self.shelf.model)}
         return JSONResponse(answer | {"query": about, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
@@ -234,7 +226,7 @@ class Page:
         """Return what the page shows of an item: its row, key, name and label."""
         index = self.shelf.index
         name = "/".join(index.names[row].replace("\\", "/").split("/")[-2:])  # no path of this disk
-        key = key_of(index.names[row])
+        key = self.shelf.key(index.names[row])
         return {"item": row, "key": key, "name": printable(name), "label": index.labels[row]}
 
     def by_key(self, key: Any) -> int:
@@ -242,6 +234,15 @@ class Page:
         if not isinstance(key, str) or key not in self.shelf.keys:
             raise Refused(404, "this item is no longer in the index; search from another one")
         return self.shelf.keys[key]
+
+    def sent(self, text: str) -> Sent:
+        """Return the uploaded picture of an address."""
+        try:
+            return Sent.from_text(text, model=self.shelf.model, dim=self.shelf.index.dim)
+        except ValueError:
+            raise Refused(
+                400, "this address was made by another model; send the picture again"
+            ) from None
 
     def _row(self, text: str) -> int:
         """Return the row that a text gives; pictures are never named in any other way."""
@@ -266,26 +267,6 @@ class Page:
         return int(k), only
 
 
-def _as_text(vector: Tensor) -> str:
-    """Return a vector as text that an address can contain; half precision is enough."""
-    return base64.urlsafe_b64encode(vector.half().numpy().tobytes()).decode().rstrip("=")
-
-
-def _as_vector(text: str, dim: int) -> Tensor:
-    """Return the vector of `_as_text`, from an address that anybody may have written."""
-    wrong = Refused(400, "the picture in this address does not fit the model; send it again")
-    try:
-        content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except ValueError:
-        raise wrong from None
-    if len(content) != 2 * dim:
-        raise wrong
-    vector = torch.frombuffer(bytearray(content), dtype=torch.float16).float()
-    if not vector.isfinite().all() or not vector.norm() > 0:
-        raise wrong
-    return normalize(vector[None])[0]
-
-
 async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
     """Return the result of the work; cancel it if the client disconnects."""
 
@@ -303,32 +284,3 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> See
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def refuse(request: Request, error: Exception) -> Response:
-    """Answer with the status and message of a `Refused`."""
-    assert isinstance(error, Refused)
-    # Close: the unread rest of a body must not be taken for the next request.
-    return JSONResponse({"error": error.message}, error.status, {"Connection": "close"})
-
-
-async def refuse_picture(request: Request, error: Exception) -> Response:
-    """Say what is wrong with an uploaded picture."""
-    assert isinstance(error, PictureError)
-    formats = "JPEG, PNG, WebP, BMP, GIF or TIFF"
-    words = {
-        "not a picture": f"this is not a picture of a known format; send {formats}",
-        "oversized": f"the picture has too many pixels ({error.detail}); send a smaller one",
-        "truncated": "the picture is cut off; send the whole file",
-        "too narrow": f"the picture is nearly a line ({error.detail}); send a part of it",
-        "too complex": f"the picture takes too long to decode ({error.detail}); save it anew",
-        "too slow": f"the picture takes too long to decode ({error.detail}); save it anew",
-    }
-    message = words.get(error.reason, f"the picture can't be read; send {formats}")
-    return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)
-
-
-async def refuse_http(request: Request, error: Exception) -> Response:
-    """Refuse an unknown address or method."""
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)

@@ -181,8 +181,10 @@ function answerTo(query) {
   const options = new URLSearchParams({ k: state.k });
   if ($("class").value.trim()) options.set("class", $("class").value.trim());
   if (!query.file) {
-    const by = query.vector ? "vector" : query.like ? "like" : "item";
-    options.set(by, query[by]);
+    const like = query.key ?? query.like;
+    if (query.vector) options.set("vector", query.vector);
+    else if (like) options.set("like", like);
+    else options.set("item", query.item);
     return ask(`api/search?${options}`);
   }
   if (query.file.size > state.about.max_upload) {
@@ -279,6 +281,7 @@ function describe(about) {
     const scores = `Recall@1 ${(100 * recall).toFixed(1)}%` + (map === undefined ? "" : `, MAP@R ${(100 * map).toFixed(1)}%`);
     parts.push(`${scores} on classes not seen in training`);
   }
+  if (about.taught) parts.push(`taught by ${numbers.format(about.taught)} marks since then`);
   $("run").textContent = about.run;
   $("about").textContent = parts.join(" · ");
   document.title = `${about.run} · nofuss search`;

@@ -21,7 +21,9 @@ from nofuss.data.corrections import FILE, Correction, read_corrections, write_co
 from nofuss.errors import DataError, RunError
 from nofuss.files.lock import RunLock
 from nofuss.report.findings import copies, doubtful_labels, neighbours
-from nofuss.search.handlers import Page, Refused
+from nofuss.search.handlers import Page
+from nofuss.search.refusals import Refused
+from nofuss.search.shelf import Shelf
 
 WITHIN = 0.02
 """Distance up to which two items with different labels are shown as copies: people look at them."""
@@ -31,10 +33,15 @@ class Repair:
     """The handlers of doubtful labels."""
 
     def __init__(self, page: Page) -> None:
-        self.page, self.shelf = page, page.shelf
+        self.page = page
         self.file = page.shelf.run.path / FILE
         self.writing = asyncio.Lock()  # of the CSV, by this process
         self._looking = Lock()
+
+    @property
+    def shelf(self) -> Shelf:
+        """What the page shows now: a lesson replaces it."""
+        return self.page.shelf
 
     async def suspects(self, request: Request) -> Response:
         """Return the doubtful labels, the clearest first; the first call may take seconds."""

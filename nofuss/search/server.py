@@ -7,6 +7,8 @@
     GET  /api/search?item=N    neighbours of an item; like=KEY, vector=…: of an address
     POST /api/search           neighbours of the picture in the body
     GET  /api/map              items and proxies on a plane
+    GET  /api/marks?like=KEY   marks of a query's results; POST adds some; /api/marks.csv has all
+    POST /api/learn            learn from all marks; /api/undo returns to the model before
     GET  /api/suspects         doubtful labels with their evidence
     POST /api/suspects         what somebody says of one: {item, label}
     GET  /pictures/N           an item's picture, small, encoded again
@@ -29,9 +31,12 @@ from starlette.routing import Route
 from nofuss.data.decode import PictureError
 from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
-from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_picture
+from nofuss.search.handlers import Page
+from nofuss.search.lessons import finish_lesson
+from nofuss.search.refusals import Refused, refuse, refuse_http, refuse_picture
 from nofuss.search.repair import Repair
 from nofuss.search.shelf import Shelf, open_shelf
+from nofuss.search.teaching import Teaching
 from nofuss.terminal import console
 
 STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.js")
@@ -40,7 +45,7 @@ STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.
 def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:
     """Return the application behind its guard."""
     page = Page(shelf)
-    repair = Repair(page)
+    repair, teaching = Repair(page), Teaching(page)
 
     @asynccontextmanager
     async def draw_ahead(app: Starlette) -> Any:
@@ -62,6 +67,11 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
             Route("/api/search", page.neighbours, methods=["GET"]),
             Route("/api/search", page.upload, methods=["POST"]),
             Route("/api/map", page.map),
+            Route("/api/marks", teaching.marks, methods=["GET"]),
+            Route("/api/marks", teaching.mark, methods=["POST"]),
+            Route("/api/marks.csv", teaching.as_csv),
+            Route("/api/learn", teaching.learn, methods=["POST"]),
+            Route("/api/undo", teaching.undo, methods=["POST"]),
             Route("/api/suspects", repair.suspects, methods=["GET"]),
             Route("/api/suspects", repair.judge, methods=["POST"]),
             Route("/pictures/{number}", page.picture),
@@ -89,6 +99,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
         )
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
+    finish_lesson(run)
     shelf = open_shelf(run)
     listener = _listen(host, port)
     port = listener.getsockname()[1]

@@ -5,7 +5,7 @@ See searchable.py for which index that is.
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +24,11 @@ from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import RunEmbeddings
+from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.plane import Plane, lay_out
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
+from nofuss.terminal import console
 
 STARS = 100
 """Most proxies on the map."""
@@ -94,7 +96,23 @@ class Shelf:
     @cached_property
     def keys(self) -> dict[str, int]:
         """Key → row. A key stays the same when the index grows, so addresses can contain it."""
-        return {key_of(name): row for row, name in enumerate(self.index.names)}
+        return {self.key(name): row for row, name in enumerate(self.index.names)}
+
+    def key(self, name: str) -> str:
+        """Return the key of an item."""
+        return digest_of([name.encode("utf-8", "surrogatepass")])[:16]
+
+    @cached_property
+    def model(self) -> str:
+        """The model's checksum."""
+        return model_digest(self.run.model)
+
+    @property
+    def taught(self) -> int:
+        """How many marks have taught the model since its training."""
+        stored = self.encoder.extra.get("taught")
+        marks = stored.get("marks") if isinstance(stored, dict) else 0
+        return marks if isinstance(marks, int) else 0
 
     def matching(self, words: str) -> list[int]:
         """Return the classes that are named so, else those whose name contains the words."""
@@ -150,19 +168,24 @@ class Shelf:
         return {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
 
     @cached_property
-    def _plane(self) -> Plane:
+    def plane(self) -> Plane:
+        """Where the map places vectors."""
         return lay_out(self.index.vectors, self.proxies)
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
         """Return where vectors lie on the map; the first call draws it and takes some seconds."""
         with self._drawing:
-            plane = self._plane
+            plane = self.plane
         return plane.place(vectors)
+
+    def keep_plane(self, plane: Plane, drawn: dict[str, Any]) -> None:
+        """Show a map that was drawn before the model was taught."""
+        self.__dict__["plane"], self.__dict__["map"] = plane, drawn
 
     @property
     def drawn(self) -> bool:
         """Whether the map has been drawn."""
-        return "_plane" in self.__dict__
+        return "plane" in self.__dict__
 
     @cached_property
     def map(self) -> dict[str, Any]:
@@ -181,12 +204,7 @@ class Shelf:
         }
 
 
-def key_of(name: str) -> str:
-    """Return the key of an item in addresses."""
-    return digest_of([name.encode("utf-8", "surrogatepass")])[:16]
-
-
-def open_shelf(path: Path) -> Shelf:
+def open_shelf(path: Path, *, say: Callable[[str], None] = console.say) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
     kept = kept_embeddings(run, encoder)
@@ -194,7 +212,7 @@ def open_shelf(path: Path) -> Shelf:
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder)
+    searchable = open_searchable(run, encoder, say=say)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
     return Shelf(run, searchable.title, searchable.index, encoder, pictures, proxies, names)
 
