@@ -36,7 +36,6 @@ from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.gallery import model_digest
-from nofuss.search.index import Index
 from nofuss.search.indexing import load_index
 from nofuss.search.searchable import NOTE, embeddings_fit
 from nofuss.search.stored import holds_parts
@@ -158,7 +157,9 @@ def align(run: Run) -> None:
             before = known.get(str(index.extra.get("model")))
             if before is not None:  # else it is of a model from before training: index it again
                 matrix = now.matrix @ torch.linalg.inv(before.matrix)
-                _mapped_index(index, matrix, now.digest).save(own_folder(folder))
+                index = index.mapped(matrix)
+                index.extra["model"] = now.digest
+                index.save(own_folder(folder))
     kept = home / EMBEDDINGS
     if kept.is_file() and not embeddings_fit(run):
         if now.number == 0:
@@ -176,16 +177,6 @@ def _write_embeddings(run: Run, home: Path, matrix: Tensor) -> None:
         for x in (before.test, before.sample, before.proxies)
     )
     replace(before, test=test, sample=sample, proxies=proxies).save(run.path)
-
-
-def _mapped_index(index: Index, matrix: Tensor, digest: str) -> Index:
-    return Index.build(
-        mapped(index.vectors, matrix),
-        names=index.names,
-        labels=index.labels,
-        kind=index.kind,
-        extra=index.extra | {"model": digest},
-    )
 
 
 def _write_step(folder: Path, model: Path, matrix: Tensor) -> Step:

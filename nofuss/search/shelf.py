@@ -5,8 +5,8 @@ See searchable.py for which index that is.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -22,13 +22,13 @@ from nofuss.evaluate.neighbours import nearest
 from nofuss.files.atomic import read_json
 from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder, load
+from nofuss.model.taught import mapped
 from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import RunEmbeddings
 from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.plane import Plane, lay_out
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
-from nofuss.terminal import console
 
 STARS = 100
 """Most proxies on the map."""
@@ -178,9 +178,14 @@ class Shelf:
             plane = self.plane
         return plane.place(vectors)
 
-    def keep_plane(self, plane: Plane, drawn: dict[str, Any]) -> None:
-        """Show a map that was drawn before the model was taught."""
-        self.__dict__["plane"], self.__dict__["map"] = plane, drawn
+    def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
+        """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
+        index, proxies = self.index.mapped(matrix), mapped(self.proxies, matrix)
+        new = replace(self, index=index, encoder=encoder, proxies=proxies, _drawing=Lock())
+        if self.drawn:
+            plane = Plane(mapped(self.plane.anchors, matrix), self.plane.places)
+            new.__dict__ |= {"plane": plane, "map": self.map}
+        return new
 
     @property
     def drawn(self) -> bool:
@@ -204,7 +209,7 @@ class Shelf:
         }
 
 
-def open_shelf(path: Path, *, say: Callable[[str], None] = console.say) -> Shelf:
+def open_shelf(path: Path) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
     kept = kept_embeddings(run, encoder)
@@ -212,7 +217,7 @@ def open_shelf(path: Path, *, say: Callable[[str], None] = console.say) -> Shelf
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder, say=say)
+    searchable = open_searchable(run, encoder)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
     return Shelf(run, searchable.title, searchable.index, encoder, pictures, proxies, names)
 

@@ -25,15 +25,15 @@ from nofuss.evaluate.neighbours import nearest
 from nofuss.evaluate.queries import per_query
 from nofuss.evaluate.side_by_side import scorable
 from nofuss.files.lock import RunLock
+from nofuss.model.encoder import load
 from nofuss.model.taught import Pairs, mapped, taught_map
 from nofuss.run.embeddings import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
 from nofuss.search import lessons
 from nofuss.search.handlers import Page
-from nofuss.search.plane import Plane
 from nofuss.search.refusals import Refused
 from nofuss.search.sent import Sent
-from nofuss.search.shelf import Shelf, open_shelf
+from nofuss.search.shelf import Shelf
 
 MOST_PAIRS = 2000
 """Pairs to learn from, the last ones: a lesson takes seconds."""
@@ -175,11 +175,8 @@ class Teaching:
         return {"vector": moved.as_text(self.page.shelf.model)}
 
     def _reopen(self, change: Tensor) -> None:
-        """Show the new model and index; the map keeps its places."""
-        old, new = self.page.shelf, open_shelf(self.run, say=lambda _: None)
-        if old.drawn and old.index.names == new.index.names:
-            new.keep_plane(Plane(mapped(old.plane.anchors, change), old.plane.places), old.map)
-        self.page.shelf = new
+        """Show the new model and the mapped index."""
+        self.page.shelf = self.page.shelf.mapped(change, load(self.run))
 
 
 def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
