@@ -161,7 +161,7 @@ class Page:
             raise Refused(415, "expected application/json")
         body = bytearray()
         try:
-            await self._read(request, body, limit=MAX_CONTENT)
+            await self._read(request, body, limit=MAX_CONTENT, what="the body")
             content = parse_json(bytes(body))
         except ValueError:
             raise Refused(400, "the body is not JSON") from None
@@ -171,10 +171,17 @@ class Page:
             raise Refused(400, "the body is not a JSON object")
         return content
 
-    async def _read(self, request: Request, body: bytearray, *, limit: int = MAX_UPLOAD) -> None:
+    async def _read(
+        self,
+        request: Request,
+        body: bytearray,
+        *,
+        limit: int = MAX_UPLOAD,
+        what: str = "the picture",
+    ) -> None:
         """Read the whole body into `body`, or refuse it as soon as it is too large or too slow."""
         size = f"{limit // 2**20} MB" if limit >= 2**20 else f"{limit // 1024} KB"
-        too_large = Refused(413, f"the picture is over {size}; send a smaller one")
+        too_large = Refused(413, f"{what} is over {size}; send a smaller one")
         announced = request.headers.get("content-length", "0")
         if not announced.isdigit() or len(announced) > 12 or int(announced) > limit:
             raise too_large
@@ -190,9 +197,9 @@ class Page:
                         raise Refused(503, "too many pictures at once; send it again")
                     deadline.reschedule(began + min(PATIENCE, FIRST_SECONDS + len(body) / RATE))
         except TimeoutError:
-            raise Refused(408, "the picture took too long to arrive; send it again") from None
+            raise Refused(408, f"{what} took too long to arrive; send it again") from None
         if not body:
-            raise Refused(400, "no picture was sent")
+            raise Refused(400, f"{what} is empty; send it again")
 
     def _embed(self, seen: Seen) -> Tensor:
         with torch.inference_mode():
