@@ -71,7 +71,7 @@ class Teaching:
     async def marks(self, request: Request) -> Response:
         """Return the marks of a query, by key, and how many there are in all."""
         query = self._query(request.query_params)
-        return JSONResponse(await run_in_threadpool(self._state, query))
+        return JSONResponse(await run_in_threadpool(_on_disk, lambda: self._state(query)))
 
     async def mark(self, request: Request) -> Response:
         """Keep marks: {query: {like} or {vector}, marks: [{item, same: true, false or null}]}."""
@@ -89,12 +89,12 @@ class Teaching:
                 raise Refused(400, "an item is the same as itself")
             marks.append((name, same))
         async with self.busy:
-            await run_in_threadpool(_written, lambda: append_marks(self.run, query, marks))
-        return JSONResponse(await run_in_threadpool(self._state, query))
+            await run_in_threadpool(_on_disk, lambda: append_marks(self.run, query, marks))
+        return JSONResponse(await run_in_threadpool(_on_disk, lambda: self._state(query)))
 
     async def as_csv(self, request: Request) -> Response:
         """Return all marks as a table; names are relative to the folder of all items."""
-        marks = await run_in_threadpool(read_marks, self.run)
+        marks = await run_in_threadpool(_on_disk, lambda: read_marks(self.run))
         names = self.page.shelf.index.names
         home = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
         short = {name: os.path.relpath(name, home) if home else name for name in names}
@@ -107,7 +107,7 @@ class Teaching:
         sent = self._sent(content.get("query"))
         async with self.busy:
             began = time.perf_counter()
-            answer = await run_in_threadpool(_written, lambda: self._learn(sent))
+            answer = await run_in_threadpool(_on_disk, lambda: self._learn(sent))
         return JSONResponse(answer | {"seconds": time.perf_counter() - began})
 
     async def undo(self, request: Request) -> Response:
@@ -115,7 +115,7 @@ class Teaching:
         content = await self.page.content(request)
         sent = self._sent(content.get("query"))
         async with self.busy:
-            return JSONResponse(await run_in_threadpool(_written, lambda: self._undo(sent)))
+            return JSONResponse(await run_in_threadpool(_on_disk, lambda: self._undo(sent)))
 
     # ---- what is asked for
 
@@ -226,12 +226,12 @@ def _compared(shelf: Shelf, lesson: Lesson) -> dict[str, Any] | None:
     }
 
 
-def _written(action: Any) -> Any:
-    """Call what writes into the run; answer with one line where it can't."""
+def _on_disk(action: Any) -> Any:
+    """Call what reads or writes files of the run; answer with one line where it can't."""
     try:
         return action()
     except NofussError as error:
         raise Refused(409, str(error)) from None
     except OSError as error:
         reason = error.strerror or error
-        raise Refused(507, f"the run can't be written ({reason}); nothing changed") from None
+        raise Refused(507, f"files of the run can't be used ({reason}); nothing changed") from None

@@ -5,9 +5,6 @@ import io
 import itertools
 import json
 import os
-import shutil
-import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,9 @@ from nofuss.files.checksum import digest_of
 from nofuss.files.lock import RunLock
 from nofuss.run.marks import read_marks
 from nofuss.search.handlers import MAX_CONTENT
-from nofuss.search.indexing import index_run
 from nofuss.search.server import build_app
 from nofuss.search.shelf import open_shelf
-from tests.search.serving import Answer, Server, serving
+from tests.search.serving import Answer, Server
 from tests.search.test_server import OTHER_HOSTS, encode
 from tests.tiny_run import draw
 
@@ -31,23 +27,13 @@ ORIGINS = ["http://evil.example", "null", "https://127.0.0.1:{port}"]
 
 
 @pytest.fixture(scope="module")
-def run(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the run, since it is taught, with an index that has a wrong label in it."""
-    home = tmp_path_factory.mktemp("taught")
-    shutil.copytree(picture_run, home / "run")
-    for label, name in ((0, "red"), (1, "fruit/blue"), (2, "fruit/green")):
-        (home / "data" / name).mkdir(parents=True)
-        for number in range(8):
-            draw(label, number).save(home / "data" / name / f"{number}.png")
-    draw(1, 3, side=80).save(home / "data" / "red" / "wrong.png")  # a blue one
-    index_run(home / "run", home / "data")
-    return home / "run"
+def run(taught_run: Path) -> Path:
+    return taught_run
 
 
 @pytest.fixture(scope="module")
-def server(run: Path) -> Iterator[Server]:
-    with serving(run) as server:
-        yield server
+def server(taught_server: Server) -> Server:
+    return taught_server
 
 
 def tell(server: Server, path: str, content: Any, **options: Any) -> Answer:
@@ -289,15 +275,22 @@ def test_a_run_that_is_being_written_says_so(server: Server, run: Path) -> None:
             assert "is being written by process" in answer.json["error"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_run_that_can_not_be_written_says_so(server: Server, run: Path) -> None:
+def test_files_that_can_not_be_used_are_one_line(server: Server, run: Path) -> None:
     found = search(server, "item=0&k=1")
-    mode = stat.S_IMODE(run.stat().st_mode)
-    run.chmod(0o500)
+    query = {"like": found["query"]["key"]}
+    marks = [{"item": found["results"][0]["key"], "same": True}]
+    kept, file = (run / "marks.jsonl").read_bytes(), run / "marks.jsonl"
+    file.unlink()
+    os.mkfifo(file)  # opening it must not wait for a writer
     try:
-        query = {"like": found["query"]["key"]}
-        marks = [{"item": found["results"][0]["key"], "same": True}]
-        answer = tell(server, "/api/learn", {"query": query, "marks": marks})
-        assert answer.status in (409, 507)
+        for answer in (
+            tell(server, "/api/marks", {"query": query, "marks": marks}),
+            tell(server, "/api/learn", {"query": query}),
+            server.request(f"/api/marks?like={query['like']}"),
+            server.request("/api/marks.csv"),
+        ):
+            assert answer.status == 507
+            assert "named pipe" in answer.json["error"] or "No such device" in answer.json["error"]
     finally:
-        run.chmod(mode)
+        file.unlink()
+        file.write_bytes(kept)
