@@ -143,7 +143,7 @@ def no_files(server: Served) -> list[str]:
 
 
 def teaching(server: Served) -> list[str]:
-    """Send marks, lessons and judgements that no page would send; half of them without the token."""
+    """Send marks, lessons and judgements that no page would send, most without the token."""
     item = json.loads(server.ask("/api/items/0")[1])["key"]
     other = json.loads(server.ask("/api/items/1")[1])["key"]
     query = {"like": item}

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SLACK = 1.0
-"""How firmly marks count against the present metric (γ): large ones hold exactly."""
+SLACK = 10.0
+"""How firmly marks count against the present metric (γ): the larger, the more exactly they hold
+(LOG.md)."""
 SWEEPS, ENOUGH = 100, 1e-3
 """Most rounds over the pairs, and the relative change of their weights at which they end."""
 
