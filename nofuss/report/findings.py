@@ -13,9 +13,11 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 NEIGHBOURS = 10
 FEWEST = 3
-"""Neighbours that must be looked at to doubt a label."""
+"""Neighbours of other classes that it takes to doubt a label."""
 AGREED = 0.7
-"""Share of these neighbours that are of one other class."""
+CLEARLY_AGREED = 0.85
+"""Share of the places that another class could fill which it must fill; the second where items of
+the label's own class follow (LOG.md)."""
 
 
 class Neighbours(NamedTuple):
@@ -54,7 +56,7 @@ class DoubtfulLabel(NamedTuple):
     """The closest item of the suggested class."""
     distance: float
     places: int
-    """How many neighbours count: at most as many as the suggested class has items."""
+    """The neighbours up to the last one of the suggested class, all nearer than any of its own."""
 
 
 class Copy(NamedTuple):
@@ -102,47 +104,39 @@ def confusions(nearest: Neighbours, labels: Rows, *, most: int = 10) -> list[Con
 
 
 def doubtful_labels(nearest: Neighbours, labels: Rows, *, most: int = 200) -> list[DoubtfulLabel]:
-    """Return items whose nearest neighbours are of one other class and none of their own.
+    """Return items with most of one other class nearer to them than any item of their own.
 
-    How many neighbours count follows from the other class: a class of eight can't fill more than
-    eight places, and whatever comes after them says nothing about the label. Items of classes with
+    How many is most follows from the other class: a class of eight can't fill more than eight
+    places, and whatever comes after them says nothing about the label. Items of classes with
     one or two items are left out: they have too few possible neighbours. The clearest come first.
     """
     sizes = np.bincount(labels)
     doubts = []
     for query, items, distances in zip(*nearest, strict=True):
         label, their_labels = int(labels[query]), labels[items]
-        if sizes[label] < 3 or len(items) < FEWEST or their_labels[0] == label:
+        own = np.flatnonzero(their_labels == label)
+        nearer = their_labels[: own[0]] if len(own) else their_labels
+        if sizes[label] < 3 or len(nearer) < FEWEST:
             continue
-        suggested, places = _agreed(label, their_labels, sizes)
-        if suggested is None:
+        classes, votes = np.unique(nearer, return_counts=True)
+        suggested = int(classes[votes.argmax()])
+        share = CLEARLY_AGREED if len(own) else AGREED
+        if votes.max() < share * min(len(items), sizes[suggested]) or votes.max() < 2:
             continue
-        is_suggested = their_labels[:places] == suggested
-        closest = int(is_suggested.argmax())
+        places = int(np.flatnonzero(nearer == suggested)[-1]) + 1
+        closest = int(np.flatnonzero(nearer == suggested)[0])
         doubts.append(
             DoubtfulLabel(
                 int(query),
                 label,
                 suggested,
-                float(is_suggested.mean()),
+                float(votes.max() / places),
                 int(items[closest]),
                 float(distances[closest]),
                 places,
             )
         )
     return sorted(doubts, key=lambda d: (-d.votes, -d.places, d.distance, d.item))[:most]
-
-
-def _agreed(label: int, their_labels: Rows, sizes: Rows) -> tuple[int | None, int]:
-    """Return the class that fills most of the places it could fill before `label` appears."""
-    own = np.flatnonzero(their_labels == label)
-    before_own = int(own[0]) if len(own) else len(their_labels)
-    for suggested in np.unique(their_labels[:before_own]):
-        places = max(FEWEST, min(len(their_labels), int(sizes[suggested])))
-        votes = int((their_labels[:places] == suggested).sum())
-        if places <= before_own and votes >= AGREED * places:  # more than half: at most one class
-            return int(suggested), places
-    return None, 0
 
 
 def copies(
