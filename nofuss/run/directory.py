@@ -36,7 +36,7 @@ from typing import Any
 
 import torch
 
-from nofuss.config import TrainConfig, check_limits, read_config, to_json
+from nofuss.config import TrainConfig, check_limits, is_named_data, read_config, to_json
 from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError, UsageError
@@ -47,7 +47,7 @@ from nofuss.files.lock import LOCK, RunLock, check_in_place
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
 CORRECTIONS = "corrected.csv"
 _FREE = {"out", "resume", "force", "data", "freeze"}
-_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory"}
+_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ def create_run(
         raise RunError(f"{path} is a file, not a folder; give another --out") from None
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
-    data = None if config.data is None else Path(os.path.abspath(config.data))
+    data = config.data
+    if data is not None and not is_named_data(data):
+        data = Path(os.path.abspath(data))
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     if run.corrections is not None and config.corrections is not None and first():
         write_file(run.corrections, read_regular(config.corrections))
@@ -153,8 +155,12 @@ def resume_run(
         for name in _settings()
         if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
     }
-    kept = {name: getattr(given, name) for name in _FREE - {"data"}}
-    return dataclasses.replace(saved, **changes, **kept, data=given.data or saved.data)
+    kept = {name: getattr(given, name) for name in _FREE - {"data", "tensorboard"}}
+    paths: dict[str, Any] = {
+        "data": given.data or saved.data,
+        "tensorboard": given.tensorboard or saved.tensorboard,
+    }
+    return dataclasses.replace(saved, **changes, **kept, **paths)
 
 
 def continue_run(
