@@ -61,16 +61,17 @@ function sharp(image) { // small pictures are enlarged: show their pixels, do no
 const leaf = (label) => label.split("/").filter(Boolean).pop() ?? label;
 const way = (label) => label.split("/").filter(Boolean).slice(0, -1).join(" / ");
 
-function className(label) {
+function className(label, { short = false } = {}) {
   const named = element("span", "class", element("b", "label", label === null ? "no label" : leaf(label)));
-  if (label !== null && way(label)) named.append(" ", element("span", "way", way(label)));
+  const path = label === null ? "" : way(label);
+  if (path) named.append(" ", element("span", "way", short ? leaf(way(label)).trim() : path));
   return named;
 }
 
 // ---- results -------------------------------------------------------------------------------
 
 function cardOf(result) {
-  const words = element("span", "words", className(result.label));
+  const words = element("span", "words", className(result.label, { short: true }));
   const label = result.label ?? "no label";
   let said = `${label}, search from this`;
   if (result.rank) {

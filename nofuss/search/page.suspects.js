@@ -21,15 +21,19 @@ const suspects = {
     $("suspects-help").textContent = words;
   },
 
-  draw() {
+  introduce() {
     const count = this.all.length, judged = this.all.filter((suspect) => suspect.judged !== null).length;
     $("suspects-title").textContent = count ? `Doubtful labels: ${numbers.format(count)}` : "Doubtful labels";
     this.say(!count ? "None: no label is contradicted by its nearest neighbours." :
       "The nearest neighbours of these items are of another class. Say what is right: the data stay as they are, and " +
       `corrections.csv in the run keeps what you say${judged ? ` (${judged} so far)` : ""}. ` +
       "Apply it with: nofuss train DATA --corrections RUN/corrections.csv");
+  },
+
+  draw() {
+    this.introduce();
     $("suspects").replaceChildren(...this.all.slice(0, this.shown).map((suspect) => this.card(suspect)));
-    $("more-suspects").hidden = count <= this.shown;
+    $("more-suspects").hidden = this.all.length <= this.shown;
   },
 
   card(suspect) {
@@ -74,8 +78,11 @@ const suspects = {
       complain(error.message);
       $("error").scrollIntoView({ block: "center" });
     }
-    const at = this.all.indexOf(suspect), place = document.activeElement?.className;
-    this.draw();
-    if (place) $("suspects").children[at]?.querySelector(`.${place}[aria-pressed=true], .${place}`)?.focus();
+    const entry = $("suspects").children[this.all.indexOf(suspect)], held = document.activeElement;
+    const at = [...entry.querySelectorAll(".choices > *")].indexOf(held);
+    entry.querySelector(".choices").replaceWith(this.choices(suspect));
+    entry.classList.toggle("judged", suspect.judged !== null);
+    entry.querySelectorAll(".choices > *")[at]?.focus(); // where it was
+    this.introduce();
   },
 };
