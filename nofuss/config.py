@@ -73,6 +73,8 @@ class TrainConfig:
     (.npz, .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the
     official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han: 22,634
     characters, drawn with fonts of Debian."""
+    corrections: _Path = None
+    """A CSV of corrected labels (item,label,corrected), written by the page of `nofuss serve`."""
     class_level: Annotated[
         int | None,
         tyro.conf.arg(metavar="N", help_behavior_hint="(default: the innermost folder)"),
@@ -144,8 +146,7 @@ class TrainConfig:
     then the principal components, with proxies at the class means. pca: the principal components
     alone."""
     untrained: bool = False
-    """Keep the backbone's features as they are, or with --dim their principal components, for
-    comparison."""
+    """Keep the backbone's features as they are, or with --dim their principal components."""
     shrinkage: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: chosen on folds)")
     ] = None
@@ -231,8 +232,7 @@ class TrainConfig:
     tensorboard: _Path = None
     """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
-    """Linux: return freed memory to the system at once. By default the program keeps it, which
-    makes training faster and holds memory at its peak."""
+    """Linux: return freed memory at once. By default it is kept, which makes training faster."""
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "inshop.csv").write_text("path,label,split\n" + "".join(rows))
     run = nofuss.train(folder / "photos", out=folder / "runs" / "photos", test_share=0.5)
+    (run / "corrections.csv").write_text("item,label,corrected\nclass 0/0.png,class 0,class 1\n")
     for name in ("a", "b"):
         shutil.copytree(run, folder / "runs" / name)
     shutil.copytree(run, folder / "RUN")
