@@ -63,6 +63,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(6)
     ]
     (folder / "inshop.csv").write_text("path,label,split\n" + "".join(rows))
+    rows = [
+        ",".join(f"photos/class {k % 6}/{i % 6}.png" for k, i in ((c, n), (c, n + 1), (c + 1, n)))
+        for c in range(6)
+        for n in range(6)
+    ]
+    (folder / "triplets.csv").write_text("\n".join(["anchor,positive,negative", *rows]))
+    alike = [f"{a},{p},1\n{a},{n},0" for a, p, n in (row.split(",") for row in rows)]
+    (folder / "pairs.csv").write_text("\n".join(["a,b,same", *alike]))
     run = nofuss.train(folder / "photos", out=folder / "runs" / "photos", test_share=0.5)
     (run / "corrections.csv").write_text("item,label,corrected\nclass 0/0.png,class 0,class 1\n")
     for name in ("a", "b"):
