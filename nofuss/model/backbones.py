@@ -63,7 +63,8 @@ class Backbone(nn.Module):
             features: Tensor = self.network(inputs)
             return features
         both: Tensor = self.network(torch.cat([inputs, inputs.flip(-1)]))
-        straight, mirrored = both.chunk(2)
+        # Not chunk(2), which torch.export takes for a batch of fixed size.
+        straight, mirrored = both.unflatten(0, (2, inputs.shape[0])).unbind()
         return (straight + mirrored) / 2
 
 
