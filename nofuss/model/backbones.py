@@ -64,7 +64,7 @@ class Backbone(nn.Module):
             return features
         both: Tensor = self.network(torch.cat([inputs, inputs.flip(-1)]))
         # Not chunk(2), which torch.export takes for a batch of fixed size.
-        straight, mirrored = both.unflatten(0, (2, inputs.shape[0])).unbind()
+        straight, mirrored = both.view(2, inputs.shape[0], -1).unbind()
         return (straight + mirrored) / 2
 
 
