@@ -6,7 +6,8 @@
     ├── RunError              exit 2   a run directory that can't be opened or overwritten
     ├── TrainingError         exit 1   training that failed while it was running
     ├── StoreError            exit 1   a database that can't be reached, or refuses
-    └── ProcessError          exit 1   another process that ended, hangs or can't be reached
+    ├── ProcessError          exit 1   another process that ended, hangs or can't be reached
+    └── HubError              exit 1   a model hub that can't be reached, or refuses
 
 The library's pure functions raise plain `ValueError` for a caller's mistake;
 `UsageError` and `DataError` are `ValueError`s too, so one `except` serves both.
@@ -55,6 +56,10 @@ class StoreError(NofussError):
 
 class ProcessError(NofussError):
     """Another process of the same training ended, hangs or can't be reached."""
+
+
+class HubError(NofussError):
+    """A model hub can't be reached, or refuses."""
 
 
 def visible(text: str) -> str:

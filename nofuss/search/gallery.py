@@ -28,6 +28,7 @@ from nofuss.distributed import processes
 from nofuss.errors import DataError
 from nofuss.files.atomic import digest, sha256
 from nofuss.files.checksum import digest_of
+from nofuss.files.parts import status_of
 from nofuss.model.encoder import Encoder
 from nofuss.search.index import Label
 from nofuss.search.items import item_labels, item_names, source_of
@@ -246,8 +247,7 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
         content = collection.array[item].tobytes()
         return Version(len(content), 0, digest_of([content]))
     path = collection.paths[item]
-    status = path.stat()
-    size, mtime_ns = status.st_size, status.st_mtime_ns
+    size, mtime_ns = status_of(path)
     if before is not None and (size, mtime_ns) == (before.size, before.mtime_ns):
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:

@@ -7,38 +7,46 @@ waits; nothing is stored.
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
 from nofuss.data.collection import printable
 from nofuss.data.columns import shown
-from nofuss.data.decode import FORMATS, PictureError
+from nofuss.data.decode import PictureError
+from nofuss.data.formats import FORMATS
 from nofuss.data.thumbnail import encoded
+from nofuss.files.atomic import parse_json
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.columns import LABEL
 from nofuss.search.decoders import Decoders, Seen
+from nofuss.search.index import Index
+from nofuss.search.options import MOST, read_options, while_there
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import SIDE
+from nofuss.search.sent import Sent
 from nofuss.search.shelf import Found, Shelf, as_text
-from nofuss.search.where import Condition, FilterError, parse_filter
+from nofuss.search.where import Condition
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
+MAX_CONTENT = 64 * 2**10
+"""Most bytes of a JSON object."""
 MAX_UPLOADS = 8 * MAX_UPLOAD
 """Most bytes of all uploads in memory; further ones are asked to be sent again."""
 PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
 """Seconds for a whole body, seconds before its speed counts, and then the least bytes a second."""
-MOST = 100
-"""Most neighbours of one search."""
-MEDIA = {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+SOME = 12
+"""Items to start from."""
+MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 class Page:
@@ -53,9 +61,10 @@ class Page:
     def static(self, name: str) -> Any:
         """Return a handler for a file of the package."""
         content = files("nofuss.search").joinpath(name).read_bytes()
+        media = MEDIA[Path(name).suffix]
 
         async def handler(request: Request) -> Response:
-            return Response(content, media_type=f"{MEDIA[name]}; charset=utf-8")
+            return Response(content, media_type=f"{media}; charset=utf-8")
 
         return handler
 
@@ -66,39 +75,55 @@ class Page:
         size = await run_in_threadpool(lambda: shelf.size)
         return JSONResponse(
             {
+                "run": printable(shelf.run.path.absolute().name),
                 "title": shelf.title,
+                "scores": shelf.scores,
+                "taught": shelf.taught,
                 "items": size,
                 "columns": {name: kind for name, kind in types.items() if name != LABEL},
+                "own_index": isinstance(shelf.index, Index),
                 "classes": shelf.classes,
                 "dim": shelf.index.dim,
                 "pictures": shelf.pictures is not None,
                 "threshold": shelf.threshold,
                 "formats": FORMATS,
                 "max_upload": MAX_UPLOAD,
+                "most": MOST,
             }
         )
 
-    async def some(self, request: Request) -> Response:
-        """Return some items, others each time."""
-        count, seed = self._count(request, "12"), secrets.randbits(32)
-        rows = await run_in_threadpool(self.shelf.index.sample, count, seed=seed)
-        return JSONResponse(await self._describe(rows))
-
     async def item(self, request: Request) -> Response:
         """Return the name, label and columns of an item."""
-        [item] = await self._describe([self._row(request.path_params["number"])])
-        return JSONResponse(item)
+        row = self._row(request.path_params["number"])
+        return JSONResponse(await run_in_threadpool(self.describe, row))
+
+    async def some(self, request: Request) -> Response:
+        """Return random items to start from, and the classes that the filter leaves."""
+        _, only, where = await read_options(request, self.shelf)
+        items = await run_in_threadpool(self._some, only, where)
+        return JSONResponse({"results": items, "classes": only})
+
+    def _some(self, only: list[int] | None, where: Condition | None) -> list[dict[str, Any]]:
+        index, seed = self.shelf.index, secrets.randbits(32)
+        if only is None and where is None:
+            return self.describe_all(index.sample(SOME, seed=seed))
+        [query] = index.vectors_of(index.sample(1, seed=seed))  # what is near any item will do
+        return self.describe_all(self.shelf.search(query, SOME, only=only, where=where).rows)
 
     async def neighbours(self, request: Request) -> Response:
-        """Return the neighbours of an item of the index."""
-        row = self._row(request.query_params.get("item", ""))
-        k, only, where = await self._options(request)
-        [item] = await self._describe([row])
-        [query] = await run_in_threadpool(self.shelf.index.vectors_of, [row])
-        found = await run_in_threadpool(
-            self.shelf.search, query, k, only=only, where=where, without=row
-        )
-        return JSONResponse(await self._answer(found, query) | {"query": item})
+        """Return the neighbours of an item of the index, or of a vector of `upload`."""
+        options, shelf = request.query_params, self.shelf
+        row, asked = None, dict[str, Any]()
+        if "vector" in options:
+            query = self.sent(options["vector"]).vector
+        else:
+            row = self.by_key(options["like"]) if "like" in options else None
+            row = self._row(options.get("item", "")) if row is None else row
+            asked = await run_in_threadpool(self.describe, row)
+            [query] = await run_in_threadpool(shelf.index.vectors_of, [row])
+        k, only, where = await read_options(request, self.shelf)
+        found = await run_in_threadpool(shelf.search, query, k, only=only, where=where, without=row)
+        return JSONResponse(await self._answer(found, query, only) | {"query": asked})
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
@@ -106,13 +131,13 @@ class Page:
             raise Refused(
                 400, "this run embeds vectors, not pictures; search from one of its items"
             )
-        k, only, where = await self._options(request)
+        k, only, where = await read_options(request, self.shelf)
         body = bytearray()
         try:
             await self._read(request, body)
             began = time.perf_counter()
             fit = self.shelf.encoder.preprocessing
-            seen = await _while_there(request, self.decoders.decode(body, side=SIDE, fit=fit))
+            seen = await while_there(request, self.decoders.decode(body, side=SIDE, fit=fit))
         finally:
             self.held -= len(body)
         async with self.busy:
@@ -120,8 +145,9 @@ class Page:
         spent = 1000 * (time.perf_counter() - began)
         picture = data_uri(seen.content, seen.media)
         found = await run_in_threadpool(self.shelf.search, query, k, only=only, where=where)
-        answer = await self._answer(found, query)
-        return JSONResponse(answer | {"query": {"picture": picture}, "embedding_ms": spent})
+        answer = await self._answer(found, query, only)
+        about = {"picture": picture, "vector": Sent.new(query).as_text(self.shelf.model)}
+        return JSONResponse(answer | {"query": about, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
         """Return the map; the first call takes some seconds."""
@@ -137,7 +163,7 @@ class Page:
         try:
             if isinstance(image, Path):
                 decoding = self.decoders.decode(image, side=SIDE)
-                _, content, media = await _while_there(request, decoding)
+                _, content, media = await while_there(request, decoding)
             elif image is not None:
                 content, media = await run_in_threadpool(encoded, image)
         except PictureError:
@@ -146,13 +172,35 @@ class Page:
             raise Refused(404, "no picture of this item")
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
-    async def _read(self, request: Request, body: bytearray) -> None:
+    async def content(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object in the body."""
+        if request.headers.get("content-type") != "application/json":
+            raise Refused(415, "expected application/json")
+        body = bytearray()
+        try:
+            await self._read(request, body, limit=MAX_CONTENT, what="the body")
+            content = parse_json(bytes(body))
+        except ValueError:
+            raise Refused(400, "the body is not JSON") from None
+        finally:
+            self.held -= len(body)
+        if not isinstance(content, dict):
+            raise Refused(400, "the body is not a JSON object")
+        return content
+
+    async def _read(
+        self,
+        request: Request,
+        body: bytearray,
+        *,
+        limit: int = MAX_UPLOAD,
+        what: str = "the picture",
+    ) -> None:
         """Read the whole body into `body`, or refuse it as soon as it is too large or too slow."""
-        too_large = Refused(
-            413, f"the picture is over {MAX_UPLOAD // 2**20} MB; send a smaller one"
-        )
+        size = f"{limit // 2**20} MB" if limit >= 2**20 else f"{limit // 1024} KB"
+        too_large = Refused(413, f"{what} is over {size}; send a smaller one")
         announced = request.headers.get("content-length", "0")
-        if not announced.isdigit() or len(announced) > 12 or int(announced) > MAX_UPLOAD:
+        if not announced.isdigit() or len(announced) > 12 or int(announced) > limit:
             raise too_large
         began = asyncio.get_running_loop().time()
         try:
@@ -160,32 +208,36 @@ class Page:
                 async for chunk in request.stream():
                     body += chunk
                     self.held += len(chunk)
-                    if len(body) > MAX_UPLOAD:
+                    if len(body) > limit:
                         raise too_large
                     if self.held > MAX_UPLOADS:
                         raise Refused(503, "too many pictures at once; send it again")
                     deadline.reschedule(began + min(PATIENCE, FIRST_SECONDS + len(body) / RATE))
         except TimeoutError:
-            raise Refused(408, "the picture took too long to arrive; send it again") from None
+            raise Refused(408, f"{what} took too long to arrive; send it again") from None
         if not body:
-            raise Refused(400, "no picture was sent")
+            raise Refused(400, f"{what} is empty; send it again")
 
     def _embed(self, seen: Seen) -> Tensor:
         with torch.inference_mode():
             return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
-    async def _answer(self, found: Found, query: Tensor) -> dict[str, Any]:
-        pairs = zip(found.rows, found.distances, strict=True)
-        items = await self._describe(found.rows)
+    async def _answer(self, found: Found, query: Tensor, only: list[int] | None) -> dict[str, Any]:
+        likely = None
+        if not found.nothing and only is None:
+            likely = await run_in_threadpool(self.shelf.likely, found)
+        items = await run_in_threadpool(self.describe_all, found.rows)
         results = [
             item | {"rank": rank, "distance": round(distance, 4)}
-            for rank, (item, (_, distance)) in enumerate(zip(items, pairs, strict=True), start=1)
+            for rank, (item, distance) in enumerate(zip(items, found.distances, strict=True), 1)
         ]
         answer = {
             "results": results,
             "searching_ms": found.milliseconds,
             "items": await run_in_threadpool(lambda: self.shelf.size),
             "nothing": found.nothing,
+            "likely": likely and asdict(likely),
+            "classes": only,
             "place": None,
         }
         if self.shelf.drawn:
@@ -196,22 +248,44 @@ class Page:
                 result["place"] = place.tolist()
         return answer
 
-    async def _describe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return what the page shows of some items."""
+    def describe(self, row: int) -> dict[str, Any]:
+        """Return what the page shows of an item."""
+        return self.describe_all([row])[0]
+
+    def describe_all(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows, keys, names, labels and columns of items."""
         try:
-            items = await run_in_threadpool(self.shelf.index.items, rows)
+            items = self.shelf.index.items(rows)
         except LookupError:
             raise self._no_item() from None
-        types = await run_in_threadpool(lambda: self.shelf.index.types)
+        types = self.shelf.index.types
         return [
             {
                 "item": as_text(row),
+                "key": self.shelf.key(name),
+                # No path of this disk.
                 "name": printable("/".join(name.replace("\\", "/").split("/")[-2:])),
                 "label": label,
                 "columns": {n: shown(value, types.get(n, "text")) for n, value in cells.items()},
-            }  # the last two parts of a path: the rest is nobody's business
+            }
             for row, (name, label, cells) in zip(rows, items, strict=True)
         ]
+
+    def by_key(self, key: Any) -> int:
+        """Return the row of an item's key."""
+        row = self.shelf.row_of(key) if isinstance(key, str) else None
+        if row is None:
+            raise Refused(404, "this item is no longer in the index; search from another one")
+        return row
+
+    def sent(self, text: str) -> Sent:
+        """Return the uploaded picture of an address."""
+        try:
+            return Sent.from_text(text, model=self.shelf.model, dim=self.shelf.index.dim)
+        except ValueError:
+            raise Refused(
+                400, "this address was made by another model; send the picture again"
+            ) from None
 
     def _row(self, text: str) -> int:
         """Return the number that a text gives; pictures are never named in any other way."""
@@ -221,42 +295,3 @@ class Page:
 
     def _no_item(self) -> Refused:
         return Refused(404, f"no such item among the {self.shelf.size:,} of this index")
-
-    def _count(self, request: Request, default: str) -> int:
-        k = request.query_params.get("k", default)
-        if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
-            raise Refused(400, f"k must be a whole number from 1 to {MOST}")
-        return int(k)
-
-    async def _options(self, request: Request) -> tuple[int, int | None, Condition | None]:
-        """Return k, the class to search in, and the filter."""
-        k, only = self._count(request, "24"), request.query_params.get("class", "")
-        if only and only not in self.shelf.classes:
-            raise Refused(400, "no such class")
-        text, where = request.query_params.get("where", ""), None
-        if text.strip():
-            types = await run_in_threadpool(lambda: self.shelf.index.types)
-            try:
-                where = parse_filter(text, types)
-            except FilterError as error:
-                raise Refused(400, f"the filter can't be read: {error}") from None
-        return k, self.shelf.classes.index(only) if only else None, where
-
-
-async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
-    """Return the result of the work; cancel it if the client disconnects."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ClientDisconnect
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

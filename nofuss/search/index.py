@@ -15,6 +15,7 @@ from nofuss.data.columns import Column, Type, as_column, cells_of
 from nofuss.errors import unknown_name
 from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
+from nofuss.model.taught import mapped
 from nofuss.search.approximate import Approximate
 from nofuss.search.columns import LABEL, Table
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
@@ -150,6 +151,18 @@ class Index:
             labels=self.labels,
             columns=self.table.columns,
             kind=kind,
+            extra=self.extra,
+        )
+
+    def mapped(self, matrix: Tensor) -> "Index":
+        """Return an index of the same items after a map (D, D) of their vectors."""
+        vectors = mapped(self.vectors, matrix)
+        return Index.build(
+            vectors,
+            names=self.names,
+            labels=self.labels,
+            columns=self.table.columns,
+            kind=self.kind,
             extra=self.extra,
         )
 

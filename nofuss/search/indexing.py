@@ -10,6 +10,8 @@ import torch
 
 from nofuss.data.collection import printable
 from nofuss.data.columns import Type
+from nofuss.data.corrections import corrected
+from nofuss.data.labelling import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
 from nofuss.files.folders import own_folder
@@ -24,7 +26,7 @@ from nofuss.search.gallery import (
     update,
 )
 from nofuss.search.index import MANIFEST, Index, Kind
-from nofuss.search.items import open_items
+from nofuss.search.items import open_items, source_of
 from nofuss.search.stores import open_store
 from nofuss.search.stores.local import Local
 from nofuss.search.stores.recall import describe_recall
@@ -50,7 +52,7 @@ def index_run(
         folder = run.path / "index"
         index = _former(run, encoder, kind)
         target = Local(index, save=lambda: _save(index, folder))
-        changes = change(target, encoder, data or run.config.data, remove=remove)
+        changes = change(target, run, encoder, data or run.config.data, remove=remove)
         _save(index, folder)
         console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
         return index
@@ -67,7 +69,7 @@ def index_into(
         lock.take(path)
         encoder = load(path, device=device)
         check_store(store, run, encoder, create=not remove)
-        changes = change(store, encoder, data or run.config.data, remove=remove)
+        changes = change(store, run, encoder, data or run.config.data, remove=remove)
         with console.busy(f"building the index of {store.shown}"):
             store.finish()
         console.say(f"{changes.describe()}: {len(store):,} items in {store.shown}")
@@ -153,7 +155,9 @@ def _former(run: Run, encoder: Encoder, kind: Kind | None) -> Index:
     return Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
 
 
-def change(target: Target, encoder: Encoder, data: Path | None, *, remove: bool) -> Changes:
+def change(
+    target: Target, run: Run, encoder: Encoder, data: Path | None, *, remove: bool
+) -> Changes:
     """Add the items at a path to an index, or update or remove them; return what was done."""
     if remove:
         count = remove_source(target, data)
@@ -161,7 +165,9 @@ def change(target: Target, encoder: Encoder, data: Path | None, *, remove: bool)
             known = ", ".join(target.sources()) or "nothing"
             raise UsageError(f"the index holds nothing of {_shown(data)}; it holds: {known}")
         return Changes(removed=count)
-    collection = open_items(data)
+    collection = open_items(data, labelling_of(run.config))
+    if run.corrections is not None and source_of(data) == source_of(run.config.data):
+        collection = corrected(collection, run.corrections, say=console.say)
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
     console.say(collection.describe())
     for note in collection.notes:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from nofuss.config import is_named_data
 from nofuss.data import find_pictures, open_data
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection
+from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.errors import DataError
 from nofuss.search.index import Label
 
@@ -19,21 +21,24 @@ UNLABELLED = ""
 """The class of pictures outside any class folder; no folder can have this name."""
 
 
-def open_items(path: Path | None) -> Collection:
+def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open what `open_data` reads, and pictures outside class folders too, without a label."""
     if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
-        return open_data(path)
+        return open_data(path, labelling=labelling)
     path = path.absolute()
     loose = [picture for picture in find_pictures(path) if picture.parent == path]
     if not loose:
-        return open_data(path)
+        return open_data(path, labelling=labelling)
     try:
-        labelled = open_data(path)
+        labelled = open_data(path, labelling=labelling)
     except DataError:  # no class folders beside them
         return Collection(
             name=path.name, layout="folder of pictures", kind="pictures", paths=loose, root=path
         )
     assert labelled.labels is not None
+    known = set(labelled.paths)
+    if not (loose := [picture for picture in loose if picture not in known]):
+        return labelled
     return replace(
         labelled,
         paths=[*labelled.paths, *loose],
@@ -63,4 +68,6 @@ def item_labels(collection: Collection) -> list[Label]:
 
 def source_of(path: Path | None) -> str:
     """Return the name of the data at a path in an index."""
-    return BUILT_IN if path is None else str(Path(path).expanduser().absolute())
+    if path is None:
+        return BUILT_IN
+    return str(path if is_named_data(path) else Path(path).expanduser().absolute())

@@ -1,4 +1,4 @@
-"""What the page's server answers when it can't do what it is asked: a status and one line."""
+"""Requests of the page that are refused: a status and one line, as JSON."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,12 +24,6 @@ async def refuse(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.message}, error.status, {"Connection": "close"})
 
 
-async def refuse_store(request: Request, error: Exception) -> Response:
-    """Say that the database failed; why, which may name machines, is for the terminal only."""
-    console.fail(f"{request.url.path} failed: {error}")
-    return JSONResponse({"error": "the database does not answer; try again later"}, 503)
-
-
 async def refuse_picture(request: Request, error: Exception) -> Response:
     """Say what is wrong with an uploaded picture."""
     assert isinstance(error, PictureError)
@@ -44,6 +38,12 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
     }
     message = words.get(error.reason, f"the picture can't be read; send {formats}")
     return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)
+
+
+async def refuse_store(request: Request, error: Exception) -> Response:
+    """Say that the database failed; why, which may name machines, is for the terminal only."""
+    console.fail(f"{request.url.path} failed: {error}")
+    return JSONResponse({"error": "the database does not answer; try again later"}, 503)
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:

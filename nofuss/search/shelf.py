@@ -3,8 +3,11 @@
 See searchable.py for which index that is.
 """
 
+import re
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -17,20 +20,29 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from nofuss.files.atomic import read_json
+from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder, load
-from nofuss.run.directory import open_run
+from nofuss.model.taught import mapped
+from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import RunEmbeddings
 from nofuss.search.columns import LABEL
+from nofuss.search.gallery import model_digest
+from nofuss.search.index import Index
 from nofuss.search.plane import ANCHORS, Plane, lay_out
+from nofuss.search.refusals import Refused
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
 from nofuss.search.stores import Searched
-from nofuss.search.where import Compare, Condition, Every
+from nofuss.search.stores.store import number_of
+from nofuss.search.where import Compare, Condition, Every, Some
 
 STARS = 100
 """Most proxies on the map."""
-COUNT_SECONDS = 60
+VOTERS = 10
+"""Neighbours that say which class a picture most likely is of."""
 ON_MAP = 20_000
 """Most items on the map."""
+COUNT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -44,10 +56,20 @@ class Found:
     """Whether even the nearest is beyond the model's threshold."""
 
 
+@dataclass(frozen=True)
+class Likely:
+    """The class of most of the nearest neighbours."""
+
+    label: str
+    votes: int
+    voters: int
+
+
 @dataclass
 class Shelf:
     """An index with everything the page shows of it."""
 
+    run: Run
     title: str
     index: Searched
     encoder: Encoder
@@ -64,10 +86,11 @@ class Shelf:
         return None if self.pictures is None else self.pictures[self.index.items([row])[0].name]
 
     @property
-    def threshold(self) -> float | None:
-        """Distance beyond which neighbours are not alike; None if training could not find it."""
-        value = self.encoder.extra.get("threshold")
-        return float(value) if isinstance(value, int | float) else None
+    def own(self) -> Index:
+        """The run's own index; refused where the page searches in a database."""
+        if isinstance(self.index, Index):
+            return self.index
+        raise Refused(409, "this needs the run's own index; open the page without --index")
 
     @property
     def size(self) -> int:
@@ -76,26 +99,74 @@ class Shelf:
             self._size, self._counted = len(self.index), time.monotonic()
         return self._size
 
+    @property
+    def threshold(self) -> float | None:
+        """Distance beyond which neighbours are not alike; None if training could not find it."""
+        value = self.encoder.extra.get("threshold")
+        return float(value) if isinstance(value, int | float) else None
+
     @cached_property
     def classes(self) -> list[str]:
         """Names of the classes, sorted."""
         return self.index.classes
+
+    @cached_property
+    def codes(self) -> NDArray[np.int64]:
+        """(N,) positions in `classes`; −1 without a label."""
+        place = {name: i for i, name in enumerate(self.classes)}
+        return np.array([-1 if c is None else place[c] for c in self.own.labels], np.int64)
+
+    @cached_property
+    def keys(self) -> dict[str, int]:
+        """Key → row. A key stays the same when the index grows, so addresses can contain it."""
+        return {self.key(name): row for row, name in enumerate(self.own.names)}
+
+    def key(self, name: str) -> str:
+        """Return the key of an item; in a database that is its number."""
+        if not isinstance(self.index, Index):
+            return f"{number_of(name):016x}"
+        return digest_of([name.encode("utf-8", "surrogatepass")])[:16]
+
+    def row_of(self, key: str) -> int | None:
+        """Return the row of a key; None where there is none."""
+        if isinstance(self.index, Index):
+            return self.keys.get(key)
+        return int(key, 16) if re.fullmatch("[0-7][0-9a-f]{15}", key) else None
+
+    @cached_property
+    def model(self) -> str:
+        """The model's checksum."""
+        return model_digest(self.run.model)
+
+    @property
+    def taught(self) -> int:
+        """How many marks have taught the model since its training."""
+        stored = self.encoder.extra.get("taught")
+        marks = stored.get("marks") if isinstance(stored, dict) else 0
+        return marks if isinstance(marks, int) else 0
+
+    def matching(self, words: str) -> list[int]:
+        """Return the classes that are named so, else those whose name contains the words."""
+        if words in self.classes:
+            return [self.classes.index(words)]
+        part = words.casefold().strip()
+        return [i for i, name in enumerate(self.classes) if part in name.casefold()]
 
     def search(
         self,
         query: Tensor,
         k: int,
         *,
-        only: int | None = None,
+        only: Sequence[int] | None = None,
         where: Condition | None = None,
         without: int | None = None,
     ) -> Found:
-        """Return the k nearest of a vector (D,), in class `only`, leaving out item `without`."""
+        """Return the k nearest of a vector (D,), of classes `only`, leaving out item `without`."""
         began = time.perf_counter()
         wanted = k if without is None else k + 1
         parts = [] if where is None else [where]
         if only is not None:
-            parts.append(Compare(LABEL, "==", self.classes[only]))
+            parts.append(Some(tuple(Compare(LABEL, "==", self.classes[i]) for i in only)))
         condition = Every(tuple(parts)) if parts else None
         distances, rows = self.index.search(query[None], wanted, where=condition)
         pairs = [
@@ -108,20 +179,49 @@ class Shelf:
         nothing = self.threshold is not None and (not nearby or nearby[0] > self.threshold)
         return Found([row for row, _ in pairs], nearby, spent, nothing)
 
+    def likely(self, found: Found) -> Likely | None:
+        """Return the class of most of the first neighbours; of equal ones the nearest."""
+        labels = [item.label for item in self.index.items(found.rows[:VOTERS])]
+        votes = Counter(label for label in labels if label is not None)
+        if not votes:
+            return None
+        label, count = votes.most_common(1)[0]  # of equal counts the first met
+        return Likely(label, count, len(labels))
+
     @cached_property
-    def _plane(self) -> Plane:
+    def scores(self) -> dict[str, float]:
+        """Recall@1 and MAP@R of the run's last evaluation; empty where there is none."""
+        try:
+            stored = read_json(self.run.path / "scores.json")
+        except (OSError, ValueError):
+            return {}
+        names = ("recall@1", "map@r")
+        return {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
+
+    @cached_property
+    def plane(self) -> Plane:
+        """Where the map places vectors."""
         return lay_out(self.index.vectors_of(self.index.sample(ANCHORS)), self.proxies)
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
         """Return where vectors lie on the map; the first call draws it and takes some seconds."""
         with self._drawing:
-            plane = self._plane
+            plane = self.plane
         return plane.place(vectors)
+
+    def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
+        """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
+        index, proxies = self.own.mapped(matrix), mapped(self.proxies, matrix)
+        new = replace(self, index=index, encoder=encoder, proxies=proxies, _drawing=Lock())
+        if self.drawn:
+            plane = Plane(mapped(self.plane.anchors, matrix), self.plane.places)
+            new.__dict__ |= {"plane": plane, "map": self.map}
+        return new
 
     @property
     def drawn(self) -> bool:
         """Whether the map has been drawn."""
-        return "_plane" in self.__dict__
+        return "plane" in self.__dict__
 
     @cached_property
     def map(self) -> dict[str, Any]:
@@ -155,7 +255,7 @@ def open_shelf(path: Path, url: str | None = None) -> Shelf:
         proxies, names = _stars(kept, encoder)
     searchable = open_searchable(run, encoder, url)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    shelf = Shelf(searchable.title, searchable.index, encoder, pictures, proxies, names)
+    shelf = Shelf(run, searchable.title, searchable.index, encoder, pictures, proxies, names)
     _ = shelf.classes  # now, since a database may take its time
     return shelf
 

@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     data = write_pictures(folder / "data", per_class=3)
     made = create_run(TrainConfig(data=data, out=folder / "run"), name="run", fingerprint="")
-    embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
+    embedder = build_embedder("convnet", dim=8, channels=3, weights=None, mirror=True)
     save_model(made.model, embedder, embedder.backbone.preprocessing, class_names=["a", "b"])
     return made.path
 

@@ -198,8 +198,8 @@ def test_the_page_searches_in_a_database(url: str, run: Path) -> None:
         about = server.request("/api/about").json
         assert about["columns"] == {"price": "number", "shop": "text"}
         assert about["items"] == 31
-        items = server.request("/api/items?k=5").json
-        assert len(items) == 5
+        items = server.request("/api/some").json["results"]
+        assert len(items) == 12
         item = items[0]["item"]
         where = quote("price<20 and shop=='north'")
         answer = server.request(f"/api/search?item={item}&where={where}&k=50").json
@@ -210,7 +210,10 @@ def test_the_page_searches_in_a_database(url: str, run: Path) -> None:
         assert picture.headers["content-type"].startswith("image/")
         assert len(server.request("/api/map").json["rows"]) == 31
         assert server.request("/api/items/12345").status == 404
-        assert server.request("/api/items", signed_in=False).status == 403
+        assert server.request("/api/some", signed_in=False).status == 403
+        again = server.request(f"/api/search?like={items[0]['key']}&k=3").json
+        assert again["query"]["item"] == item
+        assert server.request("/api/suspects").status == 409  # of the run's own index only
         only = quote(CLASSES[3])
         answer = server.request(f"/api/search?item={item}&class={only}&k=50").json
         assert {result["label"] for result in answer["results"]} == {CLASSES[3]}

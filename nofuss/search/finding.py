@@ -1,0 +1,142 @@
+"""Find what is most like a picture, in a run's index or its test items: `nofuss search`."""
+
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nofuss.data import open_data
+from nofuss.data.collection import printable
+from nofuss.data.columns import Type, shown
+from nofuss.errors import DataError, UsageError
+from nofuss.files.atomic import write_file
+from nofuss.model.encoder import Encoder, load
+from nofuss.run.directory import open_run
+from nofuss.search.grid import Cell, draw_grid
+from nofuss.search.searchable import Pictures, open_searchable
+from nofuss.search.stores import Searched
+from nofuss.search.where import Condition, FilterError, parse_filter
+from nofuss.terminal import console
+
+METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
+
+
+def find_similar(
+    run: Path,
+    pictures: Sequence[Path],
+    *,
+    k: int,
+    where: str | None = None,
+    url: str | None = None,
+    as_json: bool,
+    show: Path | None,
+) -> None:
+    """Print the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
+    opened, encoder = open_run(run), load(run)
+    names, vectors = _embed_queries(encoder, pictures)
+    say = _be_silent if as_json else console.say
+    threshold = encoder.extra.get("threshold")
+    with closing(open_searchable(opened, encoder, url, say=say)) as searchable:
+        index, types = searchable.index, searchable.index.types
+        condition = None if where is None else read_filter(where, types)
+        distances, rows = index.search(vectors, k, where=condition)
+        results = [
+            answer(name, d, r, index, threshold=threshold)
+            for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
+        ]
+    if as_json:
+        content = {"run": str(run), "metric": METRIC, "threshold": threshold, "queries": results}
+        console.answer(content)
+    else:
+        for result in results:
+            _print(result, threshold, types)
+        if threshold is None:
+            console.say("no threshold is known: training held out too few classes to find one")
+    if show is not None:
+        _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
+        if not as_json:
+            console.say(f"results as a picture: {show}")
+
+
+def answer(
+    query: str,
+    distances: Sequence[float],
+    rows: Sequence[int],
+    index: Searched,
+    *,
+    threshold: float | None,
+) -> dict[str, Any]:
+    """Return a query's neighbours, ready for JSON; `found` is None without a threshold."""
+    found_rows = [row for row in rows if row >= 0]  # what fills up is at the end
+    found_items = zip(index.items(found_rows), found_rows, distances, strict=False)
+    neighbours = [
+        {"path": name, "label": label, "distance": distance, "row": row, "columns": dict(cells)}
+        for (name, label, cells), row, distance in found_items
+    ]
+    nearest = min(distances, default=float("inf"))
+    found = None if threshold is None else nearest <= threshold
+    return {"query": query, "found": found, "neighbours": neighbours}
+
+
+def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
+    """Embed pictures, and every row of files of arrays, before anything is printed."""
+    names, vectors = list[str](), list[Tensor]()
+    for query in queries:
+        if query.suffix.lower() in (".npz", ".safetensors"):
+            collection = open_data(query)
+            names += [f"{query}#{row}" for row in range(len(collection))]
+            vectors.append(encoder.embed_collection(collection))
+        elif encoder.preprocessing is None:
+            raise DataError(f"{printable(query)}: the model takes vectors; give an .npz of them")
+        else:
+            names.append(str(query))
+            vectors.append(encoder.embed([query]))
+    return names, torch.cat(vectors)
+
+
+def read_filter(text: str, types: Mapping[str, Type]) -> Condition:
+    """Return what --where says; UsageError if it can't be read."""
+    try:
+        return parse_filter(text, types)
+    except FilterError as error:
+        raise UsageError(f"--where: {error}") from None
+
+
+def _print(result: dict[str, Any], threshold: float | None, types: Mapping[str, Type]) -> None:
+    """Print a heading and a line a neighbour."""
+    console.say(printable(result["query"]))
+    if result["found"] is False:
+        console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
+    for neighbour in result["neighbours"]:
+        label = neighbour["label"] if neighbour["label"] is not None else "–"
+        cells = "".join(
+            f"  {printable(name)}: {shown(value, types.get(name, 'text'))}"
+            for name, value in neighbour["columns"].items()
+        )
+        path = printable(neighbour["path"])
+        console.say(f"  {neighbour['distance']:.3f}  {printable(label)}  {path}{cells}")
+
+
+def _be_silent(_: str) -> None:
+    """Say nothing: the output is JSON."""
+
+
+def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Pictures) -> None:
+    rows: list[list[Cell]] = []
+    for result in results:
+        query = result["query"]
+        verdict = "nothing like this here" if result["found"] is False else "query"
+        row: list[Cell] = [(pictures[query], printable(Path(query).name), verdict)]
+        for neighbour in result["neighbours"]:
+            label, distance = neighbour["label"], f"{neighbour['distance']:.3f}"
+            title = "no label" if label is None else printable(label)
+            row.append((pictures[neighbour["path"]], title, distance))
+        rows.append(row)
+    buffer = io.BytesIO()
+    draw_grid(rows).save(buffer, "PNG")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, buffer.getvalue())
