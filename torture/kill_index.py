@@ -5,7 +5,6 @@ index must hold the same items, notes and vectors, bit for bit, as one that noth
 """
 
 import random
-import shutil
 import subprocess
 import tempfile
 import time
@@ -58,51 +57,59 @@ def prepare(home: Path) -> Path:
 def campaign(engine: str, *, kills: int, seed: int) -> Iterator[Tally]:
     """Kill until the count is reached; yield the tally after each process."""
     tally, draw = Tally(engine), random.Random(f"{seed} {engine}")
-    home = Path(tempfile.mkdtemp(prefix="kill-index-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="kill-index-") as folder:
+        home = Path(folder)
         run = prepare(home)
         with running(engine, home) as url:
-            start = executed(home)
-            log = home / "log.txt"
-            words = ("index", run, home / "many.npz", "--to")
-            process = start((*words, url.format("undisturbed")), log)
-            _wait(process, log)
-            began = time.monotonic()
-            if process.wait():
-                tally.complaints.append(f"undisturbed: {log.read_text()}")
-                yield tally
-                return
-            span, reference = time.monotonic() - began, content(url.format("undisturbed"))
-            while tally.kills < kills:
+            indexing = _Indexing(home, run, url)
+            span = indexing.finish("undisturbed")
+            reference = content(url.format("undisturbed"))
+            while True:
                 name = f"killed_{tally.finished}"
-                process = start((*words, url.format(name)), log)
-                _wait(process, log)
-                until = time.monotonic() + draw.uniform(0, span)
-                while process.poll() is None and time.monotonic() < until:
-                    time.sleep(0.002)
-                if process.poll() is None and draw.random() < 0.9:
-                    process.kill()
-                    process.wait()
+                if tally.kills < kills and indexing.kill(name, after=draw.uniform(0, span)):
                     tally.kills += 1
                     tally.partial += 0 < _count(url.format(name)) < ITEMS
                     yield tally
                     continue
-                if process.wait():
-                    tally.complaints.append(f"{name}: {log.read_text()[-300:]}")
+                indexing.finish(name)
                 tally.complaints += compare(name, content(url.format(name)), reference)
                 tally.finished += 1
                 yield tally
-            subprocess.run(
-                command(*words, url.format(name)),
-                env=environment(home),
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
-            tally.complaints += compare(name, content(url.format(name)), reference)
-            tally.finished += 1
-            yield tally
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+                if tally.kills == kills:
+                    return
+
+
+class _Indexing:
+    """`nofuss index --to` of many vectors, as a user runs it."""
+
+    def __init__(self, home: Path, run: Path, url: str) -> None:
+        self._start, self._log, self._url = executed(home), home / "log.txt", url
+        self._words = ("index", run, home / "many.npz", "--to")
+
+    def _begin(self, name: str) -> Process:
+        """Start it, and wait until it has opened the data or ended."""
+        process = self._start((*self._words, self._url.format(name)), self._log)
+        while STARTED not in self._log.read_text() and process.poll() is None:
+            time.sleep(0.01)
+        return process
+
+    def finish(self, name: str) -> float:
+        """Run it to its end; return the seconds since it had opened the data."""
+        process, began = self._begin(name), time.monotonic()
+        if process.wait():
+            raise RuntimeError(f"{name}: {self._log.read_text()[-500:]}")
+        return time.monotonic() - began
+
+    def kill(self, name: str, *, after: float) -> bool:
+        """Kill it some seconds after it has opened the data; return False if it ended before."""
+        process, until = self._begin(name), time.monotonic() + after
+        while process.poll() is None and time.monotonic() < until:
+            time.sleep(0.002)
+        if process.poll() is not None:
+            return False
+        process.kill()
+        process.wait()
+        return True
 
 
 def content(url: str) -> Content:
@@ -131,9 +138,3 @@ def compare(name: str, found: Content, reference: Content) -> list[str]:
 def _count(url: str) -> int:
     with closing(open_store(url, flag="--index")) as store:
         return 0 if store.about is None else len(store)
-
-
-def _wait(process: Process, log: Path) -> None:
-    """Wait until the command has opened the data, or ended."""
-    while STARTED not in log.read_text() and process.poll() is None:
-        time.sleep(0.01)
