@@ -4,7 +4,7 @@ import json as json_format
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.protocol import evaluate
+from nofuss.evaluate.ranked import ranked_scores, summary
 from nofuss.evaluate.side_by_side import KS, scorable
 from nofuss.evaluate.task import Options
 from nofuss.files.lock import RunLock
@@ -26,8 +27,9 @@ from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
 from nofuss.run.directory import check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings, without_sample
+from nofuss.search.ranking import Rerank, kept_reranking
 from nofuss.terminal import console
-from nofuss.terminal.scores import score_table
+from nofuss.terminal.scores import score_table, with_reranked
 
 SHOWN = 5e-5
 """Scores that differ by less are printed alike: half of a hundredth of a percent."""
@@ -44,6 +46,7 @@ def main(
     gallery: Annotated[Path | None, arg(metavar="GALLERY", help_behavior_hint="")] = None,
     k: Annotated[tuple[int, ...], arg(metavar="K")] = (1, 2, 4, 8),
     extended: bool = False,
+    rerank: Literal["auto", "none"] = "auto",
     seed: int = 0,
     json: bool = False,
     device: DeviceName = "auto",
@@ -58,6 +61,7 @@ def main(
         gallery: Data to search in; DATA are then queries only, and none finds itself.
         k: The K of Recall@K; on the run's own test classes 1, 2, 4 and 8 are added.
         extended: Also print MAP over all ranks, MRR, precision@K, and all scores averaged by class.
+        rerank: auto also scores re-ranked results, if the run's folds gained by it.
         seed: Seed for k-means and the bootstrap.
         json: Print the scores as JSON instead of a table.
         device: Where to compute, as for `nofuss train`.
@@ -75,6 +79,7 @@ def main(
             gallery=gallery,
             ks=sorted(k),
             extended=extended,
+            rerank=rerank,
             seed=seed,
             as_json=json,
             device=device,
@@ -88,6 +93,7 @@ def _evaluate(
     gallery: Path | None,
     ks: list[int],
     extended: bool,
+    rerank: Rerank,
     seed: int,
     as_json: bool,
     device: str,
@@ -125,12 +131,23 @@ def _evaluate(
     if not processes.first():
         return
     content = scores.as_dict()
+    decision = kept_reranking(encoder) if rerank == "auto" else None
+    if decision is not None and (weighting := decision.weighting) is not None:
+        plain, after = ranked_scores(
+            queries,
+            labels,
+            (None, weighting),
+            gallery=options.get("gallery"),
+            gallery_labels=options.get("gallery_labels"),
+            query_rows=options.get("query_rows"),
+        )
+        content["reranked"] = summary(after, plain, weighting, seed=seed)
     if as_json:
         console.answer(content)
     before = read_optional_json(path / "scores.json")
     if not as_json:
         method = str(before.get("method", run.config.loss))
-        score_table(f"{path} on {collection.name}", {method: content})
+        score_table(f"{path} on {collection.name}", with_reranked(method, content))
     if data is None:
         run.write("scores.json", content | still_true(before, content))
         write_card(run)
@@ -173,7 +190,8 @@ def _show_fold_scores(path: Path, *, as_json: bool) -> None:
         print(json_format.dumps(scores, indent=2))
         return
     console.say("the run was trained on all classes; each fold was scored by a model without it")
-    score_table(str(path), {scores.get("method", "this run"): scores} | scores["baselines"])
+    columns = with_reranked(scores.get("method", "this run"), scores) | scores["baselines"]
+    score_table(str(path), columns)
 
 
 class Queries(NamedTuple):

@@ -9,6 +9,8 @@ from torch import Tensor
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
 from nofuss.evaluate.queries import PerQuery, pooled
+from nofuss.evaluate.ranked import of_folds, ranked_scores, summary
+from nofuss.evaluate.smoothing import Weighting
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
@@ -42,11 +44,12 @@ def score_folds(
     labels: Sequence[Tensor],
     *,
     seed: int,
+    weighting: Weighting | None = None,
 ) -> dict[str, Any]:
     """Return scores of classes that were held out in turn, each searched within its fold.
 
     They are means over the folds, weighted by queries (NMI and AMI: by items), beside those of the
-    baselines.
+    baselines, and those of re-ranking if a weighting is given.
     """
 
     def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
@@ -57,11 +60,21 @@ def score_folds(
     name, first = next(iter(others.items()))
     gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
     columns = {name: _mean_of_folds(scores, seed=seed) for name, scores in others.items()}
-    return _mean_of_folds(ours, seed=seed) | {
-        "gain": gain,
-        "baselines": columns,
-        "folds": len(labels),
-    }
+    reranked = {}
+    if weighting is not None:
+        pairs = zip(kept, labels, strict=True)
+        folds = [ranked_scores(x, y, (None, weighting)) for x, y in pairs]
+        plain, after = (of_folds(column) for column in zip(*folds, strict=True))
+        reranked = {"reranked": summary(after, plain, weighting, seed=seed)}
+    return (
+        _mean_of_folds(ours, seed=seed)
+        | reranked
+        | {
+            "gain": gain,
+            "baselines": columns,
+            "folds": len(labels),
+        }
+    )
 
 
 def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:

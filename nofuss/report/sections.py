@@ -28,7 +28,9 @@ def scores(stored: dict[str, Any]) -> Section | None:
     """Compare the run with what needs no training."""
     if "recall@1" not in stored:
         return None
-    methods = {stored.get("method", "this run"): stored} | stored.get("baselines", {})
+    name = stored.get("method", "this run")
+    reranked = {f"{name}, re-ranked": stored["reranked"]} if "reranked" in stored else {}
+    methods = {name: stored} | reranked | stored.get("baselines", {})
     points = [
         (name, of["recall@1"], of.get("recall@1_interval"))
         for name, of in methods.items()

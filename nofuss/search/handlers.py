@@ -23,8 +23,9 @@ from nofuss.data.decode import FORMATS, PictureError
 from nofuss.data.thumbnail import encoded
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.decoders import Decoders, Seen
+from nofuss.search.ranking import Found
 from nofuss.search.searchable import SIDE
-from nofuss.search.shelf import Found, Shelf
+from nofuss.search.shelf import Shelf
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
@@ -89,8 +90,10 @@ class Page:
         k, only = self._options(request)
         shelf = self.shelf
         query = shelf.index.vectors[row]
+        began = time.perf_counter()
         found = await run_in_threadpool(shelf.search, query, k, only=only, without=row)
-        return JSONResponse(await self._answer(found, query) | {"query": self._describe(row)})
+        answer = await self._answer(found, query, began)
+        return JSONResponse(answer | {"query": self._describe(row)})
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
@@ -111,8 +114,9 @@ class Page:
             query = await run_in_threadpool(self._embed, seen)
         spent = 1000 * (time.perf_counter() - began)
         shown = data_uri(seen.content, seen.media)
+        began = time.perf_counter()
         found = await run_in_threadpool(self.shelf.search, query, k, only=only)
-        answer = await self._answer(found, query)
+        answer = await self._answer(found, query, began)
         return JSONResponse(answer | {"query": {"picture": shown}, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
@@ -163,7 +167,9 @@ class Page:
         with torch.inference_mode():
             return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
-    async def _answer(self, found: Found, query: Tensor) -> dict[str, Any]:
+    async def _answer(self, found: Found, query: Tensor, began: float) -> dict[str, Any]:
+        """Return what was found by a search that began then."""
+        spent = 1000 * (time.perf_counter() - began)
         pairs = zip(found.rows, found.distances, strict=True)
         results = [
             self._describe(row) | {"rank": rank, "distance": round(distance, 4)}
@@ -171,9 +177,11 @@ class Page:
         ]
         answer = {
             "results": results,
-            "searching_ms": found.milliseconds,
+            "searching_ms": spent,
             "items": len(self.shelf.index),
-            "nothing": found.nothing,
+            "nothing": found.confidence == "nothing",
+            "confidence": found.confidence,
+            "verdict": found.verdict,
             "place": None,
         }
         if self.shelf.drawn:

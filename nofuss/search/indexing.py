@@ -10,6 +10,7 @@ import torch
 from nofuss.data.collection import printable
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
+from nofuss.evaluate.strangers import Strangers
 from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
@@ -23,6 +24,7 @@ from nofuss.search.gallery import (
     update,
 )
 from nofuss.search.index import MANIFEST, Index, Kind
+from nofuss.search.ranking import STRANGERS, calibrated
 from nofuss.terminal import console
 
 _NAMED = 20  # unreadable pictures that are listed in the terminal
@@ -101,6 +103,7 @@ def _update(
         if not count:
             known = ", ".join(sources(index)) or "nothing"
             raise UsageError(f"the index holds nothing of {_shown(data)}; it holds: {known}")
+        _calibrate(index, encoder)
         _save(index, folder)
         console.say(f"{count:,} items of {_shown(data)} removed, {len(index):,} remain")
         return index
@@ -112,14 +115,26 @@ def _update(
     todo = plan(index, collection, data)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
+    index.extra.pop(STRANGERS, None)  # until all is embedded
     with console.progress("embedding", total, quiet=not total) as progress:
         changes = update(
             index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
         )
+    found = _calibrate(index, encoder)
     _save(index, folder)
     _name(changes.unreadable)
     console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+    if found is not None:
+        console.say(found.describe())
     return index
+
+
+def _calibrate(index: Index, encoder: Encoder) -> Strangers | None:
+    """Keep with the index what strangers look like among its present classes."""
+    with console.busy("calibrating on the items of the index"):
+        found = calibrated(index, encoder)
+    index.extra[STRANGERS] = found and found.as_dict()
+    return found
 
 
 def _save(index: Index, folder: Path) -> None:

@@ -117,7 +117,8 @@ function present(query, answer, only) {
   const spent = answer.embedding_ms ? `, embedding ${answer.embedding_ms.toFixed(0)} ms` : "";
   const count = answer.results.length;
   $("status").textContent = `${count} of ${pixels.format(answer.items)} items; search ${answer.searching_ms.toFixed(1)} ms${spent}`;
-  $("nothing").hidden = !answer.nothing;
+  $("nothing").textContent = answer.verdict;
+  $("nothing").hidden = !answer.verdict;
   document.body.classList.toggle("dim", answer.nothing);
   show(answer.results);
   plane.mark(answer);

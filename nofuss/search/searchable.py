@@ -24,6 +24,7 @@ from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.search.gallery import BUILT_IN, item_names, source_of, sources
 from nofuss.search.index import Index
 from nofuss.search.indexing import open_index
+from nofuss.search.ranking import Ranking, Rerank, open_ranking
 from nofuss.search.stored import holds_parts
 from nofuss.terminal import console
 
@@ -60,14 +61,22 @@ class Searchable:
     index: Index
     sources: list[str]
     """What `Pictures` takes."""
+    ranking: Ranking
 
 
 def open_searchable(
-    run: Run, encoder: Encoder, *, say: Callable[[str], None] = console.say
+    run: Run,
+    encoder: Encoder,
+    *,
+    rerank: Rerank = "auto",
+    say: Callable[[str], None] = console.say,
 ) -> Searchable:
-    """Open the run's index, or build one of its test items in memory."""
+    """Open the run's index, or build one of its test items in memory.
+
+    rerank: none searches by distance alone, whatever the run's folds decided.
+    """
     if not holds_parts(run.path / "index"):
-        searchable = _test_items(run, encoder, say)
+        searchable = _test_items(run, encoder, rerank, say)
         say(
             f"no index yet: searching {searchable.title}; for other pictures: "
             f"{command('nofuss', 'index', run.path)} DIR"
@@ -79,7 +88,8 @@ def open_searchable(
             f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run.path)} "
             "DIR"
         )
-    return Searchable("the index of this run", index, sources(index))
+    ranking = open_ranking(index, encoder, rerank=rerank)
+    return Searchable("the index of this run", index, sources(index), ranking)
 
 
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
@@ -93,7 +103,9 @@ def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
     return kept
 
 
-def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searchable:
+def _test_items(
+    run: Run, encoder: Encoder, rerank: Rerank, say: Callable[[str], None]
+) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.config.data
     collection, _ = open_usable(data, say=say)
     rows, vectors = _test_vectors(run, encoder, kept, collection)
@@ -107,7 +119,8 @@ def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searc
     index = Index.build(vectors, names=[all_names[row] for row in rows], labels=labels)
     only_test = len(rows) < len(collection)
     title = f"{collection.name}, test classes" if only_test else collection.name
-    return Searchable(title, index, [source_of(data)])
+    ranking = open_ranking(index, encoder, rerank=rerank)
+    return Searchable(title, index, [source_of(data)], ranking)
 
 
 def _test_vectors(

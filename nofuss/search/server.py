@@ -27,6 +27,7 @@ from nofuss.data.decode import PictureError
 from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_picture
+from nofuss.search.ranking import Rerank
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.terminal import console
 
@@ -67,7 +68,7 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
     return Guard(app, host=host, port=port, token=token)
 
 
-def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
+def serve(run: Path, *, host: str, port: int, token: bool = True, rerank: Rerank = "auto") -> None:
     """Run `nofuss serve` until interrupted."""
     import uvicorn
 
@@ -80,7 +81,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
         )
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
-    shelf = open_shelf(run)
+    shelf = open_shelf(run, rerank=rerank)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None

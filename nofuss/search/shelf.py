@@ -3,7 +3,6 @@
 See searchable.py for which index that is.
 """
 
-import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from nofuss.run.directory import open_run
 from nofuss.run.embeddings import RunEmbeddings
 from nofuss.search.index import Index
 from nofuss.search.plane import Plane, lay_out
+from nofuss.search.ranking import Found, Ranking, Rerank
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
 
 STARS = 100
@@ -30,23 +30,12 @@ ON_MAP = 20_000
 """Most items on the map."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """Rows of the index, the nearest first."""
-
-    rows: list[int]
-    distances: list[float]
-    milliseconds: float
-    nothing: bool
-    """Whether even the nearest is beyond the model's threshold."""
-
-
 @dataclass
 class Shelf:
     """An index with everything the page shows of it."""
 
     title: str
-    index: Index
+    ranking: Ranking
     encoder: Encoder
     pictures: Pictures | None
     """None where the items are vectors."""
@@ -59,10 +48,15 @@ class Shelf:
         return None if self.pictures is None else self.pictures[self.index.names[row]]
 
     @property
+    def index(self) -> Index:
+        """What is searched."""
+        return self.ranking.index
+
+    @property
     def threshold(self) -> float | None:
-        """Distance beyond which neighbours are not alike; None if training could not find it."""
-        value = self.encoder.extra.get("threshold")
-        return float(value) if isinstance(value, int | float) else None
+        """Distance within which items of one class mostly lie; None if that could not be found."""
+        strangers = self.ranking.strangers
+        return None if strangers is None or not strangers.useful else strangers.distance
 
     @cached_property
     def classes(self) -> list[str]:
@@ -78,24 +72,20 @@ class Shelf:
     def search(
         self, query: Tensor, k: int, *, only: int | None = None, without: int | None = None
     ) -> Found:
-        """Return the k nearest of a vector (D,), in class `only`, leaving out item `without`."""
-        began = time.perf_counter()
-        wanted = k if without is None else k + 1
+        """Return the k best of a vector (D,), leaving out item `without`.
+
+        Within class `only`: the k nearest, without a verdict, which is about all classes.
+        """
         if only is None:
-            distances, rows = self.index.search(query[None], wanted)
-        else:
-            of_class = torch.from_numpy(np.flatnonzero(self.codes == only))
-            distances, rows = nearest(query[None], self.index.vectors[of_class], wanted)
-            rows = of_class[rows]
+            return self.ranking.search(query, k, without=without)
+        of_class = torch.from_numpy(np.flatnonzero(self.codes == only))
+        distances, rows = nearest(query[None], self.index.vectors[of_class], k + 1)
         pairs = [
-            (int(row), float(distance))
-            for row, distance in zip(rows[0], distances[0], strict=True)
-            if row >= 0 and row != without
+            (row, distance)
+            for row, distance in zip(of_class[rows[0]].tolist(), distances[0].tolist(), strict=True)
+            if row != without
         ][:k]
-        spent = 1000 * (time.perf_counter() - began)
-        nearby = [distance for _, distance in pairs]
-        nothing = self.threshold is not None and (not nearby or nearby[0] > self.threshold)
-        return Found([row for row, _ in pairs], nearby, spent, nothing)
+        return Found([row for row, _ in pairs], [distance for _, distance in pairs])
 
     @cached_property
     def _plane(self) -> Plane:
@@ -129,7 +119,7 @@ class Shelf:
         }
 
 
-def open_shelf(path: Path) -> Shelf:
+def open_shelf(path: Path, *, rerank: Rerank = "auto") -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
     kept = kept_embeddings(run, encoder)
@@ -137,9 +127,9 @@ def open_shelf(path: Path) -> Shelf:
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder)
+    searchable = open_searchable(run, encoder, rerank=rerank)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    return Shelf(searchable.title, searchable.index, encoder, pictures, proxies, names)
+    return Shelf(searchable.title, searchable.ranking, encoder, pictures, proxies, names)
 
 
 def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:

@@ -2,13 +2,15 @@
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from nofuss.config import TrainConfig
 from nofuss.data.collection import compact_labels
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import by_folds
@@ -16,8 +18,9 @@ from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
+from nofuss.evaluate.reranking import Reranking, choose_reranking
 from nofuss.evaluate.side_by_side import scorable, score_folds
-from nofuss.evaluate.threshold import Threshold, calibrate
+from nofuss.evaluate.strangers import Strangers, choose_rule
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
@@ -87,7 +90,8 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
     choice = job.choice = Choice.from_dict(found["choice"])
-    job.threshold = Threshold.from_extra(found["threshold"]) if found["threshold"] else None
+    job.strangers = Strangers.from_dict(found["strangers"]) if found["strangers"] else None
+    job.reranking = Reranking.from_dict(found["rerank"]) if found["rerank"] else None
     job.fold_scores = found["scores"]
     for line in choice.describe():
         console.say(line)
@@ -99,7 +103,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
 
 
 def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, Any]:
-    """Return what choice.json holds: choice, threshold and scores of held-out classes."""
+    """Return what choice.json holds: choice, search settings and scores of held-out classes."""
     config, labels = job.config, form.labels
     results: list[FoldResult] = []
     if config.untrained:
@@ -112,19 +116,35 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
         choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
-    threshold, scores = calibrate(found, own) if found else None, None
+    strangers, rerank = decide_search(found, own, config)
+    scores = None
     if found and by_folds(config, job.collection):
         with console.busy("scoring each class by a model that has not seen it"):
             raw = [form.features[fold.held_out] for fold in form.folds]
             columns = {f"untrained features, {form.features.shape[1]}-d": raw}
             if results and choice.kept == TRAINED:
                 columns["closed form"] = [result.embeddings[CLOSED] for result in results]
-            scores = score_folds(found, columns, own, seed=config.seed)
+            weighting = rerank.weighting if rerank else None
+            scores = score_folds(found, columns, own, seed=config.seed, weighting=weighting)
     return {
         "choice": choice.as_dict(),
-        "threshold": threshold.as_extra() if threshold else None,
+        "strangers": strangers and strangers.as_dict(),
+        "rerank": rerank and rerank.as_dict(),
         "scores": scores,
     }
+
+
+def decide_search(
+    embeddings: Sequence[Tensor], labels: Sequence[Tensor], config: TrainConfig
+) -> tuple[Strangers | None, Reranking | None]:
+    """Choose how search recognises strangers and whether it re-ranks, on held-out classes."""
+    if not embeddings:
+        return None, None
+    rerank = None
+    if config.rerank == "auto":
+        with console.busy("trying re-ranking on folds of the classes"):
+            rerank = choose_reranking(embeddings, labels, seed=config.seed)
+    return choose_rule(embeddings, labels), rerank
 
 
 def _try_on_folds(
@@ -154,8 +174,10 @@ def _decided_before(job: Job) -> dict[str, Any] | None:
     found: dict[str, Any] = json.loads(processes.on_first(read))
     try:
         Choice.from_dict(found["choice"])
-        if found["threshold"] is not None:
-            Threshold.from_extra(found["threshold"])
+        if found["strangers"] is not None:
+            Strangers.from_dict(found["strangers"])
+        if found["rerank"] is not None:
+            Reranking.from_dict(found["rerank"])
         return found if "scores" in found else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

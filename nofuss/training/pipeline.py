@@ -24,8 +24,9 @@ from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import TrainingError, UsageError
+from nofuss.evaluate.ranked import ranked_scores, summary
 from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
-from nofuss.evaluate.threshold import ENOUGH_CLASSES, ENOUGH_ITEMS, calibrate
+from nofuss.evaluate.strangers import ENOUGH_CLASSES, ENOUGH_ITEMS
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.geometry import normalize
@@ -41,10 +42,10 @@ from nofuss.run.directory import Run, continue_run, create_run, resume_run
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
-from nofuss.terminal.scores import score_table
+from nofuss.terminal.scores import score_table, with_reranked
 from nofuss.training.baselines import untrained
 from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
-from nofuss.training.learning import compute_features, learn
+from nofuss.training.learning import compute_features, decide_search, learn
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
 from nofuss.training.setup import build_criterion
@@ -146,7 +147,8 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
         learn(job, stop)
     names = [collection.class_names[i] for i in classes_in(collection, sides.train)]
     _calibrate(job)
-    extra = {} if job.threshold is None else job.threshold.as_extra()
+    kept_for_search = {"strangers": job.strangers, "rerank": job.reranking}
+    extra = {name: found.as_dict() for name, found in kept_for_search.items() if found}
     if processes.first():
         save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
     kept = _embed_sides(job, fingerprint)
@@ -163,14 +165,17 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
 
 
 def _calibrate(job: Job) -> None:
-    """Find the threshold on held-out training classes; on fixed features the folds have it."""
+    """Decide on held-out training classes how to search; on fixed features the folds have."""
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
         encoder = Encoder(job.embedder, job.preprocessing)
-        job.threshold = calibrate([encoder.embed_collection(held_out)], [held_out.labels])
-    if job.threshold is not None:
-        console.say(job.threshold.describe())
+        found, labels = encoder.embed_collection(held_out), torch.from_numpy(held_out.labels)
+        job.strangers, job.reranking = decide_search([found], [labels], job.config)
+    if job.reranking is not None:
+        console.say(job.reranking.describe())
+    if job.strangers is not None:
+        console.say(job.strangers.describe())
     elif job.collection.labels is not None:
         rows = job.sides.train if job.fixed else job.sides.held_out
         classes = len(classes_in(job.collection, rows))
@@ -248,13 +253,16 @@ def _score(job: Job, found: Tensor) -> None:
         queries = [ours.per_query], [other.per_query]
         scores["gain"] = gain_over(name, *queries, seed=config.seed)
     beside = {name: other.as_dict() for name, other in columns.items()}
+    if job.reranking is not None and (weighting := job.reranking.weighting) is not None:
+        plain, after = ranked_scores(found, labels, (None, weighting))
+        scores["reranked"] = summary(after, plain, weighting, seed=config.seed)
     _report_scores(job, "unseen classes", scores | {"baselines": beside})
 
 
 def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:
     kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
     name = job.config.loss if kept == TRAINED else kept
-    score_table(title, {name: scores} | scores["baselines"])
+    score_table(title, with_reranked(name, scores) | scores["baselines"])
     job.run.write("scores.json", scores | {"method": name})
 
 
