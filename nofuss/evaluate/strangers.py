@@ -10,7 +10,7 @@ What a value means depends on the index, on how many classes it has and how alik
 calibrated on the index itself: every item (or a sample of them) is searched once among all others,
 as a picture whose class is there, and once without its class, as a stranger. The threshold is the
 strangeness below which 95% of the former lie: a wrong "nothing" is the mistake that hurts. Where
-that recognises no more strangers than a coin would, the answer is "can't tell".
+that recognises hardly more strangers than a coin would, the answer is "can't tell".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +88,7 @@ class Strangers:
     denied: float
     """Share of the items whose class is there that are beyond the threshold."""
     useful: bool
-    """Whether it rejects more strangers than others, with 95% confidence over classes."""
+    """Whether it rejects twice as many strangers as others, with 95% confidence over classes."""
     distance: float
     """The distance within which 95% of the items whose class is there have their nearest."""
     known: list[float]
@@ -263,7 +263,7 @@ def _pooled(samples: Sequence[_Sample], rule: str) -> Strangers:
         auroc=auroc(known, strangers),
         rejected=float(rejected.mean()),
         denied=float(denied.mean()),
-        useful=paired_difference(rejected, denied, labels).low > 0,
+        useful=paired_difference(rejected, denied, labels).low > DENIED,
         distance=max(0.0, 2 - 2 * cosine) ** 0.5,
         known=quantiles,
         strangers=strangers.quantile(levels, interpolation="higher").tolist(),

@@ -18,6 +18,7 @@ from nofuss.model.weights import save_model
 from nofuss.run.directory import create_run
 from nofuss.search.index import Index
 from nofuss.search.shelf import open_shelf
+from tests.search.verdicts import strangers
 from tests.tiny_run import CLASSES, draw, write_pictures
 
 Capture = pytest.CaptureFixture[str]
@@ -34,7 +35,7 @@ def run(tmp_path: Path, data: Path) -> Path:
     made = create_run(TrainConfig(data=data, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     preprocessing = embedder.backbone.preprocessing
-    save_model(made.model, embedder, preprocessing, extra={"threshold": 0.5})
+    save_model(made.model, embedder, preprocessing, extra={"strangers": strangers().as_dict()})
     return made.path
 
 
@@ -179,26 +180,55 @@ def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsy
         assert {n["path"] for n in result["neighbours"]} == {
             index.names[i] for i in d.argsort()[:4].tolist()
         }
-        assert result["found"] is True
-    assert content["threshold"] == 0.5
+        assert result["found"] is None  # three items a class are too few to calibrate on
+    assert content["strangers"] is None
+    assert content["rerank"] is None
 
 
-def test_nothing_like_this_here(run: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
-    main(["index", str(run), str(data)])
-    file = run / "model" / "model.json"
-    model = json.loads(file.read_text())
-    model["extra"]["threshold"] = 1e-6
-    file.write_text(json.dumps(model))
-    (run / "model" / "manifest.json").unlink()  # changed by hand
+def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Calibrated on the index, again whenever it changes."""
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "noise.png")
+    main(["index", str(run), str(write_pictures(tmp_path / "more", per_class=8))])
+    assert 'search says "nothing like this" by the nearest item' in lines(capsys)
+    before = index_of(run).extra["strangers"]
+    assert (before["items"], before["classes"]) == (49, 6)
+    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
+    assert "Nothing like this here" in lines(capsys)
+    item = tmp_path / "more" / "plain" / "0<i>.png"
+    assert main(["search", str(run), str(item), "--json"]) == 0
+    (result,) = json.loads(lines(capsys))["queries"]
+    assert result["found"] is True
+    assert result["verdict"].startswith("Its class")
+
+    for number in range(8):  # a class of the same noise: no stranger any longer
+        (tmp_path / "grain" / "sand").mkdir(parents=True, exist_ok=True)
+        fresh = np.random.default_rng(1 + number).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(fresh).save(tmp_path / "grain" / "sand" / f"{number}.png")
+    main(["index", str(run), str(tmp_path / "grain")])
+    after = index_of(run).extra["strangers"]
+    assert (after["items"], after["classes"]) == (57, 7)
+    assert after["known"] != before["known"]
     capsys.readouterr()
     assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
-    assert "nothing like this here" in lines(capsys)
-    del model["extra"]["threshold"]
+    assert "Nothing like this here" not in lines(capsys)
+    main(["index", str(run), str(tmp_path / "more"), "--remove"])
+    assert index_of(run).extra["strangers"] is None  # one class is left
+
+
+@pytest.mark.parametrize("name", ["strangers", "rerank"])
+def test_what_nofuss_did_not_write_is_one_line(
+    name: str, run: Path, data: Path, capsys: Capture
+) -> None:
+    file = run / "model" / "model.json"
+    model = json.loads(file.read_text())
+    model["extra"][name] = {"rule": "mine"}
     file.write_text(json.dumps(model))
-    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
-    assert "no threshold" in lines(capsys)
+    (run / "model" / "manifest.json").unlink()  # changed by hand
+    assert main(["search", str(run), str(data / "six" / "0<i>.png")]) != 0
+    printed = capsys.readouterr().err
+    assert "that nofuss did not write" in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
 def test_the_grid_shows_queries_and_neighbours(run: Path, data: Path, tmp_path: Path) -> None:
