@@ -26,25 +26,34 @@ class Weighting(NamedTuple):
 @torch.no_grad()
 def reranked(around: Vicinity, weighting: Weighting) -> Tensor:
     """Return the cosine of each item's mean with the query's, (Q, M); −inf where no item is."""
-    k, power = weighting
     near, gram, exists = around.near, around.gram, around.exists
-    k = min(k, near.shape[1])
-    own = torch.diag_embed(exists.float())
-    others = gram.masked_fill(own.bool() | ~exists[:, None], -torch.inf)
-    weights = own + _weights(others, min(k, max(1, near.shape[1] - 1)), power)  # (Q, M, M)
-    query_weights = _weights(near.masked_fill(~exists, -torch.inf)[:, None], k, power)[:, 0]
-    # Means are m = Σ w x, so that cosines of means follow from the cosines of items.
-    product = weights @ gram  # mᵢ·xⱼ
-    lengths = (product * weights).sum(2).clamp_min(1e-12).sqrt()
-    to_query = torch.einsum("qij,qj->qi", weights, near)  # mᵢ·q
-    to_query += torch.einsum("qij,qj->qi", product, query_weights)
-    scale = 1 + 2 * (query_weights * near).sum(1)  # |q + Σ w x|²
-    scale += torch.einsum("qi,qij,qj->q", query_weights, gram, query_weights)
-    cosine = to_query / lengths / scale.clamp_min(1e-12).sqrt()[:, None]
+    size = near.shape[1]
+    place, weight = _neighbours(near.masked_fill(~exists, -torch.inf), weighting)
+    query_weights = torch.zeros_like(near).scatter_(1, place, weight)
+    cosines = gram.masked_fill(~exists[:, None], -torch.inf)
+    cosines.diagonal(dim1=1, dim2=2).fill_(-torch.inf)  # no item is its own neighbour
+    place, weight = _neighbours(cosines, weighting)  # (Q, M, k)
+    # Means are m = Σ w x, each item in its own with weight 1; their products follow from cosines.
+    itself = torch.arange(size).expand(len(near), size)[..., None]
+    place = torch.cat([itself, place], 2)
+    weight = torch.cat([torch.ones_like(weight[..., :1]), weight], 2)
+    with_query = near + (gram @ query_weights[..., None])[..., 0]  # x·(q + Σ w x)
+    product = (weight * _pick(with_query, place)).sum(2)
+    pairs = place[..., :, None] * size + place[..., None, :]  # (Q, M, k + 1, k + 1)
+    among = _pick(gram.flatten(1), pairs)
+    lengths = torch.einsum("qmab,qma,qmb->qm", among, weight, weight)
+    scale = 1 + (query_weights * (near + with_query)).sum(1, keepdim=True)  # |q + Σ w x|²
+    cosine = product / (lengths * scale).clamp_min(1e-12).sqrt()
     return cosine.masked_fill(~exists, -torch.inf)
 
 
-def _weights(cosines: Tensor, k: int, power: float) -> Tensor:
-    """Return cosine^power of each row's k largest, 0 for the others and where it is negative."""
-    best, places = cosines.topk(k, dim=2)
-    return torch.zeros_like(cosines).scatter_(2, places, best.clamp_min(0) ** power)
+def _neighbours(cosines: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
+    """Return places and weights of the largest of each row; 0 where a cosine is negative."""
+    k = min(weighting.neighbours, cosines.shape[-1])
+    best, places = cosines.topk(k, dim=-1)
+    return places, best.clamp_min(0) ** weighting.power
+
+
+def _pick(values: Tensor, places: Tensor) -> Tensor:
+    """Return values (Q, n) at places (Q, …)."""
+    return values.gather(1, places.flatten(1)).view(places.shape)

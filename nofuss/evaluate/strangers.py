@@ -32,6 +32,8 @@ ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
 """Fewer items or classes say nothing about others."""
 SAMPLE = 1000
 """Items of an index that it is calibrated on."""
+CROWD = 10, 50
+"""Ranks from and up to which neighbours say how crowded the place is; fewer in a small index."""
 _LEVELS = np.linspace(0, 1, 41)  # of the quantiles that are kept; one is 1 − DENIED
 
 Confidence = Literal["here", "perhaps", "nothing", "unknown"]
@@ -46,16 +48,18 @@ def nearest_class(around: Vicinity, labels: Tensor) -> Tensor:
     same = (labels[:, :, None] == labels[:, None]) & (labels >= 0)[:, None]
     same |= torch.eye(labels.shape[1], dtype=torch.bool)
     member = (same & around.exists[:, None]).float()  # (Q, M, M): j is of i's class
-    length = ((member @ around.gram) * member).sum(2).clamp_min(1e-12).sqrt()
-    cosine = torch.einsum("qij,qj->qi", member, around.near) / length
+    to_class = (around.gram * member).sum(2)  # xᵢ·Σx of its class, whose sum is |Σx|²
+    sums = member @ torch.stack([around.near, to_class], 2)
+    cosine = sums[..., 0] / sums[..., 1].clamp_min(1e-12).sqrt()
     return cosine.masked_fill(~around.exists, -1.0).amax(1)
 
 
 def background(around: Vicinity) -> Tensor:
     """Return the mean cosine to items that are near but not the nearest, (Q,)."""
     counts = around.exists.sum(1, keepdim=True)
+    first, stop = (counts // 10).clamp_max(CROWD[0]), ((counts + 1) // 2).clamp_max(CROWD[1])
     place = torch.arange(around.near.shape[1])
-    crowd = (place >= counts // 10) & (place < (counts + 1) // 2) & around.exists
+    crowd = (place >= first) & (place < stop) & around.exists
     return (around.near * crowd).sum(1) / crowd.sum(1).clamp_min(1)
 
 

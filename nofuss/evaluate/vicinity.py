@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SIZE = 100
-"""Items of a vicinity; a larger one ranks slightly better and costs its square."""
+SIZE = 200
+"""Items of a vicinity; a larger one ranks better and costs its square."""
 _GATHERED = 2**22  # numbers of the vectors that a block of queries gathers
 _PRODUCT = 2**24  # entries of a block of the product with all items
 
