@@ -13,7 +13,7 @@ from nofuss.evaluate.side_by_side import scorable
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.evaluate.vicinity import SIZE
 
-QUERIES_OF_FOLD = 800
+QUERIES_OF_FOLD = 400
 """Queries of a fold that candidates are compared on."""
 
 
