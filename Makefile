@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check fix bench torture clean help
+.PHONY: setup demo test check fix bench docs torture clean help
 
 help:
 	@echo "make demo   train on the built-in characters, evaluate on unseen ones"
@@ -10,6 +10,7 @@ help:
 	@echo "make check  lint, types, tests (reads only)"
 	@echo "make fix    format and fix what ruff can"
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
+	@echo "make docs   build the documentation into site/, strictly"
 	@echo "make torture  kill it, fill its disk, flip its bits, fuzz its parsers (an hour; needs cc)"
 
 setup: .venv/.ready
@@ -40,9 +41,14 @@ fix: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+docs: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8080"
+
 torture: setup
 	$(BIN)/python -m torture
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=torture
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -5,7 +5,8 @@
     ├── DataError             exit 2   data that can't be read or used as asked
     ├── RunError              exit 2   a run directory that can't be opened or overwritten
     ├── TrainingError         exit 1   training that failed while it was running
-    └── ProcessError          exit 1   another process that ended, hangs or can't be reached
+    ├── ProcessError          exit 1   another process that ended, hangs or can't be reached
+    └── HubError              exit 1   a model hub that can't be reached, or refuses
 
 The library's pure functions raise plain `ValueError` for a caller's mistake;
 `UsageError` and `DataError` are `ValueError`s too, so one `except` serves both.
@@ -50,6 +51,10 @@ class TrainingError(NofussError):
 
 class ProcessError(NofussError):
     """Another process of the same training ended, hangs or can't be reached."""
+
+
+class HubError(NofussError):
+    """A model hub can't be reached, or refuses."""
 
 
 def visible(text: str) -> str:

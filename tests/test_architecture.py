@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": {"geometry", "distributed", "proxies"},
     "evaluate": {"geometry", "distributed"},
     "data": BASE,
-    "model": BASE | {"data"},  # the encoder and the kept features read collections
+    "hub": BASE,
+    "model": BASE | {"data", "hub"},  # the encoder and the kept features read collections
     "run": BASE,
     "report": BASE | {"data", "model", "evaluate", "run", "losses", "proxies"},
     "search": BASE | {"data", "model", "evaluate", "run", "report"},
@@ -32,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 MAY_IMPORT["estimator"] = MAY_IMPORT["training"] | {"training"}
 MAY_IMPORT["paper"] = MAY_IMPORT["estimator"]
-MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper", "search"}
+MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper", "search", "hub"}
 MAY_IMPORT["cli"] = {"errors", "distributed", "terminal", "commands"}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["__init__"] = MAY_IMPORT["commands"] | {"estimator"}

@@ -425,11 +425,13 @@ def test_triplets_take_fewer_proxies_than_classes(nofuss: Call, home: Path) -> N
 def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
     outcome = nofuss("train", home / "triplets.csv", "--out", "run", "--epochs", 2)
     assert outcome.code == 0, outcome.err
-    assert "assignment is dynamic" in outcome.out
+    assert "8 groups of items that the triplets link" in outcome.out
     assert "32 triplets" in outcome.out
     outcome = nofuss("evaluate", "run", home / "photos", "--json")
     assert json.loads(outcome.out)["classes"] == 8
-    assert "kept no classes for testing" in one_line(nofuss("evaluate", "run"), 2)
+    scores = json.loads(Path("run/scores.json").read_text())
+    again = nofuss("evaluate", "run", "--json")
+    assert json.loads(again.out)["ordered"] == scores["ordered"]
 
 
 @pytest.mark.parametrize(
@@ -611,3 +613,53 @@ def test_few_classes_and_items(
 def test_data_without_supervision(nofuss: Call) -> None:
     np.savez("x.npz", vectors=np.ones((5, 3), np.float32))
     assert "neither labels nor triplets" in one_line(nofuss("train", "x.npz"), 2)
+
+
+def test_pairs_end_to_end(nofuss: Call, home: Path) -> None:
+    """Pairs are learned by groups, scored with an interval, and named in report and card."""
+    rows = ["a,b,same"]
+    for line in (home / "triplets.csv").read_text().splitlines()[1:]:
+        anchor, positive, negative = line.split(",")
+        rows += [f"{anchor},{positive},1", f"{anchor},{negative},0"]
+    (home / "pairs.csv").write_text("\n".join(rows))
+    outcome = nofuss("train", home / "pairs.csv", "--out", "run", "--epochs", 2)
+    assert outcome.code == 0, outcome.err
+    assert "8 groups of items that the pairs link" in outcome.out
+    assert "in the right order" in outcome.out
+    scores = json.loads(Path("run/scores.json").read_text())
+    low, high = scores["ordered_interval"]
+    assert 0 <= low <= scores["ordered"] <= high <= 1
+    assert "ordered" in Path("run/README.md").read_text()
+    assert "in the right order" in Path("run/report.html").read_text()
+    again = nofuss("evaluate", "run", home / "triplets.csv", "--json")
+    assert json.loads(again.out)["triplets"] == 32
+    refused = nofuss("train", home / "pairs.csv", "--assignment", "dynamic", "--out", "no")
+    assert "dynamic assignment learns from triplets" in one_line(refused, 2)
+
+
+def test_labels_and_triplets_give_both_scores(nofuss: Call, home: Path) -> None:
+    with np.load(home / "vectors.npz") as arrays:
+        start = 6 * np.repeat(np.arange(12), 5)
+        triplets = np.stack([start, start + 1 + np.arange(60) % 5, (start + 6) % 72], axis=1)
+        np.savez("both.npz", triplets=triplets, **arrays)
+    options = ("--test-share", 0.5, "--epochs", 1, "--dim", 8)
+    outcome = nofuss("train", "both.npz", "--out", "run", *options)
+    assert outcome.code == 0, outcome.err
+    scores = json.loads(Path("run/scores.json").read_text())
+    assert {"recall@1", "ordered", "triplets"} <= scores.keys()
+    assert scores["triplets"] == 30
+    again = json.loads(nofuss("evaluate", "run", "--json").out)
+    assert again["ordered"] == scores["ordered"]
+    assert again["recall@1"] == scores["recall@1"]
+
+
+def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -> None:
+    random = np.random.default_rng(0)
+    rows = np.array([random.permutation(30)[:3] for _ in range(200)])
+    np.savez("judged.npz", vectors=random.normal(size=(30, 8)), triplets=rows)
+    outcome = nofuss("train", "judged.npz", "--out", "run", "--epochs", 1, "--dim", 4)
+    assert outcome.code == 0, outcome.err
+    assert "triplets are learned as they are (chains of items" in outcome.out
+    assert json.loads(Path("run/scores.json").read_text())["triplets"] == 40
+    refused = nofuss("train", "judged.npz", "--assignment", "balanced", "--out", "no")
+    assert "can't be learned by groups" in one_line(refused, 2)

@@ -19,6 +19,8 @@ WHERE = Path("run/config.json")
 CHOSEN = {"dim", "root", "center", "shrinkage", "epochs", "head_rate", "proxy_rate", "holdout"}
 # What a loss, a data set or nobody in particular decides, not the preset.
 OPEN = {
+    "class_level",
+    "label_pattern",
     "shrinkage",
     "data",
     "out",
@@ -27,6 +29,11 @@ OPEN = {
     "size",
     "per_class",
     "test_share",
+    "tensorboard",
+    "lora",
+    "unfreeze",
+    "views",
+    "zoom",
 }
 
 

@@ -50,10 +50,10 @@ def ranked_scores(
     queries: Array,
     labels: Array,
     candidates: Sequence[Weighting | None],
-    *,
     gallery: Array | None = None,
     gallery_labels: Array | None = None,
     query_rows: Array | None = None,
+    *,
     most: int | None = None,
 ) -> list[RankedScores]:
     """Score each candidate; None is the order by distance. In single precision, ties as wrong.

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
-from nofuss.evaluate.queries import PerQuery, pooled
+from nofuss.evaluate.queries import PerQuery, QueryScores, pooled
 from nofuss.evaluate.ranked import of_folds, ranked_scores, summary
 from nofuss.evaluate.smoothing import Weighting
 
@@ -49,7 +50,8 @@ def score_folds(
     """Return scores of classes that were held out in turn, each searched within its fold.
 
     They are means over the folds, weighted by queries (NMI and AMI: by items), beside those of the
-    baselines, and those of re-ranking if a weighting is given.
+    baselines, and those of re-ranking if a weighting is given; "by_class" has what `compare` needs
+    of ours.
     """
 
     def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
@@ -60,21 +62,43 @@ def score_folds(
     name, first = next(iter(others.items()))
     gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
     columns = {name: _mean_of_folds(scores, seed=seed) for name, scores in others.items()}
-    reranked = {}
+    means = _mean_of_folds(ours, seed=seed)
     if weighting is not None:
-        pairs = zip(kept, labels, strict=True)
-        folds = [ranked_scores(x, y, (None, weighting)) for x, y in pairs]
-        plain, after = (of_folds(column) for column in zip(*folds, strict=True))
-        reranked = {"reranked": summary(after, plain, weighting, seed=seed)}
-    return (
-        _mean_of_folds(ours, seed=seed)
-        | reranked
-        | {
-            "gain": gain,
-            "baselines": columns,
-            "folds": len(labels),
-        }
+        means["reranked"] = _reranked(kept, labels, weighting, seed=seed)
+    return means | {
+        "gain": gain,
+        "baselines": columns,
+        "folds": len(labels),
+        "by_class": class_sums(pooled([s.per_query.scores for s in ours])),
+    }
+
+
+def _reranked(
+    folds: Sequence[Tensor], labels: Sequence[Tensor], weighting: Weighting, *, seed: int
+) -> dict[str, Any]:
+    found = [ranked_scores(x, y, (None, weighting)) for x, y in zip(folds, labels, strict=True)]
+    plain, after = (of_folds(column) for column in zip(*found, strict=True))
+    return summary(after, plain, weighting, seed=seed)
+
+
+def class_sums(queries: QueryScores) -> dict[str, list[float]]:
+    """Return for each class the number of its queries, and the sums of their scores."""
+    _, group, counts = torch.unique(queries.labels, return_inverse=True, return_counts=True)
+    sums = {"recall@1": queries.recall, "map@r": queries.map_at_r}
+    return {"queries": counts.tolist()} | {
+        name: torch.bincount(group, values.double()).tolist() for name, values in sums.items()
+    }
+
+
+def from_class_sums(sums: Mapping[str, Sequence[float]]) -> PerQuery:
+    """Return queries that each have the mean score of their class: pairing needs no more."""
+    counts = torch.tensor(sums["queries"], dtype=torch.int64)
+    classes = torch.arange(len(counts)).repeat_interleave(counts)
+    recall, precision = (
+        (torch.tensor(sums[name], dtype=torch.float64) / counts)[classes]
+        for name in ("recall@1", "map@r")
     )
+    return PerQuery(torch.arange(len(classes)), classes.numpy(), recall, precision)
 
 
 def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:

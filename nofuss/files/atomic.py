@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BytesIO
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nofuss.files.checksum import digest_of_file, sha256_of, sha256_of_file
+from nofuss.files.parts import part_of, read_part
 
 MANIFEST = "manifest.json"
 READ_LIMIT = 2**30
@@ -35,8 +37,12 @@ def open_regular(path: Path, *, limit: int = READ_LIMIT) -> BufferedReader | Byt
     """Open a regular file of at most `limit` bytes for reading; OSError says what else it is.
 
     Opening never waits for a writer, and a device is not even opened. A file of size 0 counts as
-    empty: files of /proc have that size, and some of them are endless.
+    empty: files of /proc have that size, and some of them are endless. A picture inside a file
+    (`parts.py`) is read completely.
     """
+    if (part := part_of(path)) is not None:
+        with open_regular(part.file, limit=sys.maxsize) as container:
+            return read_part(part, container, limit)
     check_regular(path, limit=limit)
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 returned to the caller
     try:  # check again: another file may have replaced it

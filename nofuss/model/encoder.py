@@ -17,6 +17,8 @@ from nofuss.data.transforms import test_views
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import normalize
+from nofuss.hub.address import is_address, parse_address
+from nofuss.hub.download import fetch
 from nofuss.model.embedder import Embedder
 from nofuss.model.feature_store import picture_keys
 from nofuss.model.features import accelerate_for, feature_store, features_of, run_over
@@ -30,6 +32,7 @@ class Encoder:
     """A trained model, opened by `nofuss.load`: `embed` returns unit vectors for search.
 
     keep_features: keep the backbone's features of collections, and use those that are kept.
+    source: where the model was loaded from.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class Encoder:
         class_names: Sequence[str] = (),
         extra: dict[str, Any] | None = None,
         keep_features: bool = False,
+        source: str = "",
     ) -> None:
         self._store = feature_store(embedder.backbone, preprocessing) if keep_features else None
         self.embedder = for_inference(embedder)
         self.preprocessing = preprocessing
         self.class_names = tuple(class_names)
         self.extra = extra or {}
+        self.source = source
 
     @property
     def dim(self) -> int:
@@ -157,12 +162,19 @@ def check_fits(collection: Collection, preprocessing: Preprocessing | None, widt
 
 
 def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None = None) -> Encoder:
-    """Open a run directory, or its model/ folder.
+    """Open a run directory, its model/ folder, or a model of the Hub: hf://user/name[@revision].
 
-    device: "auto" is a GPU if there is one. backbone: the module that the run was trained on,
-    where it came from Python (`nofuss.train(…, backbone=module)`).
+    A model of the Hub is pinned: `encoder.source` is its address with the commit.
+
+    device: "auto" is a GPU if there is one. backbone: the module that the run was trained on, where
+    it came from Python (`nofuss.train(…, backbone=module)`).
     """
-    folder = Path(path)
+    source = str(path)
+    if is_address(path):
+        folder, pinned = fetch(parse_address(path))
+        source = str(pinned)
+    else:
+        folder = Path(path)
     if (folder / "config.json").is_file() and not (folder / "model").is_dir():
         raise RunError(
             f"{folder} has no model yet; finish it: "
@@ -176,6 +188,7 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
         class_names=saved.class_names,
         extra=saved.extra,
         keep_features=True,
+        source=source,
     )
 
 

@@ -1,6 +1,7 @@
 """The model card: README.md in the run directory, written from the run's other files."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from nofuss.config import TrainConfig
@@ -9,10 +10,11 @@ from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_optional_json
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED
 from nofuss.run.directory import Run
-from nofuss.terminal.scores import describe_gain
+from nofuss.terminal.scores import compared, describe_gain
 
 FILES = '["a.jpg", "b.jpg"]'
-_SCORES = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi", "ami")
+_RECALLS = ("recall@1", "recall@2", "recall@4", "recall@8")
+_SCORES = (*_RECALLS, "map@r", "r_precision", "nmi", "ami", "ordered")
 
 
 def write_card(run: Run) -> None:
@@ -21,8 +23,11 @@ def write_card(run: Run) -> None:
         write_file(run.path / "README.md", model_card(run))
 
 
-def model_card(run: Run) -> str:
-    """Return what the model is, its data, scores, use, limits and making, as Markdown."""
+def model_card(run: Run, *, published: str | None = None) -> str:
+    """Return what the model is, its data, scores, use, limits and making, as Markdown.
+
+    published: the address of a model on the Hub; its card names no place on this machine.
+    """
     data = read_optional_json(run.path / "data.json")
     scores = read_optional_json(run.path / "scores.json")
     model = read_optional_json(run.model / "model.json")
@@ -31,12 +36,15 @@ def model_card(run: Run) -> str:
     config = run.config
     dim = model.get("dim", config.dim)
     where = shlex.quote(str(run.path))
+    title = run.path.name if published is None else published.rsplit("/", 1)[1]
+    made = _plain(str(environment.get("command", "unknown")))
+    machine = ", versions and machine in `environment.json`" if published is None else ""
     if config.preset == "vectors":
         takes, folder, query, example = "vectors", "DATA.npz", "QUERIES.npz", "x[:2]"
     else:
         takes, folder, query, example = "pictures", "FOLDER", "PICTURE", FILES
     parts = [
-        f"# {_plain(run.path.name)}",
+        f"# {_plain(title)}",
         f"An embedding of {takes} in {dim} dimensions{_how(config, choice)}; preset "
         f"`{config.preset}`. Items of one class lie close together, also those of classes that "
         "were not in training. Distances are Euclidean on the unit sphere: 0 for equal items, 2 "
@@ -50,21 +58,34 @@ def model_card(run: Run) -> str:
             f"nofuss index {where} {folder}  # once, and after changes",
             f"nofuss search {where} {query} -k 10",
             f"nofuss evaluate {where} OTHER_DATA",
+        )
+        if published is None
+        else _block(
+            "pip install 'nofuss[hub]'", f"nofuss embed {published} {folder} --out FILE.npz"
         ),
         _block(
             "import nofuss",
-            f"encoder = nofuss.load({str(run.path)!r})",
+            f"encoder = nofuss.load({(published or str(run.path))!r})",
             f"vectors = encoder.embed({example})  # (2, {dim}), unit length",
             language="python",
         ),
         "## Limits",
         "\n".join(f"- {line}" for line in _limits(model, scores)),
         "## How it was made",
-        _block(_plain(str(environment.get("command", "unknown")))),
-        f"Settings in `config.json`, versions and machine in `environment.json`, seed "
-        f"{config.seed}. The weights are safetensors: loading them runs no code.",
+        _block(made if published is None else without_places(made)),
+        f"Settings in `config.json`{machine}, seed {config.seed}. "
+        "The weights are safetensors: loading them runs no code.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def without_places(command: str) -> str:
+    """Return a command line with the last part of every path in it."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return "unknown"
+    return shlex.join(word if "/" not in word else Path(word).name for word in words)
 
 
 def _how(config: TrainConfig, choice: dict[str, Any]) -> str:
@@ -89,13 +110,14 @@ def _data(data: dict[str, Any]) -> str:
         f"| {sides[side]} | {len(data['classes'][side]):,} | {count:,} |"
         for side, count in data["items"].items()
     ]
-    table = "\n".join(["| | classes | items |", "|---|---:|---:|", *rows])
+    kind = "groups" if data.get("by_links") else "classes"
+    table = "\n".join([f"| | {kind} | items |", "|---|---:|---:|", *rows])
     return f"{_plain(data['description'])}\n\n{table}"
 
 
 def _scores(scores: dict[str, Any]) -> str:
     if not scores:
-        return "None: the run had no test classes. `nofuss evaluate RUN DATA` computes scores."
+        return "None: nothing was held out. `nofuss evaluate RUN DATA` computes scores."
     if "gain" in scores:
         over = _plain(scores["gain"]["over"])
         gain = f"Gain over the {over}: {describe_gain(scores['gain'])}.\n\n"
@@ -109,10 +131,11 @@ def _scores(scores: dict[str, Any]) -> str:
         if name in scores:
             cells = (_cell(of, name) for of in columns.values())
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    source = (
-        f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes; "
-        f"95% intervals in brackets. Protocol: {scores['protocol']}."
-    )
+    if "queries" in scores:
+        source = f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes; "
+    else:
+        source = f"On {compared(scores)} that were held out; `ordered` is in the right order; "
+    source += f"95% intervals in brackets. Protocol: {scores['protocol']}."
     if by_folds:
         source += (
             " The model itself was trained on all classes; the scores are those of its folds, "
@@ -133,7 +156,7 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
     extra = model.get("extra", {})
     lines = [
         "It ranks by what distinguishes the training classes; other similarities may not count.",
-        "The scores hold for classes of the same kind as the test classes above.",
+        "The scores hold for items of the same kind as those that were tested above.",
     ]
     if (strangers := extra.get("strangers")) and strangers["useful"]:
         lines.append(
@@ -148,14 +171,17 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
             'Search does not answer "nothing like this here" with confidence: on held-out training '
             f"classes strangers look like the others (AUROC {strangers['auroc']:.2f})."
         )
+    elif "ordered" in scores and "recall@1" not in scores:
+        lines.append('Search never answers "nothing like this here": that needs labels.')
     else:
         lines.append(
             'Search never answers "nothing like this here": too few classes were held out to find '
             "a distance for it."
         )
-    best = max((b.get("recall@1", 0) for b in scores.get("baselines", {}).values()), default=None)
-    if best is not None and best >= scores["recall@1"]:
-        lines.append("An untrained baseline has the same Recall@1 or a higher one: see the table.")
+    main, label = ("recall@1", "Recall@1") if "recall@1" in scores else ("ordered", "score")
+    best = max((b.get(main, 0) for b in scores.get("baselines", {}).values()), default=None)
+    if best is not None and best >= scores[main]:
+        lines.append(f"An untrained baseline has the same {label} or a higher one: see the table.")
     lines.append("It carries the biases of its training data, and of the backbone's training data.")
     return lines
 

@@ -4,7 +4,7 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts and class names of each side
     metrics.jsonl      a line per epoch
-    choice.json        which head the folds chose, and why, with threshold and scores
+    choice.json        which head the folds chose, and why, how to search, and scores
     scan.csv           pictures that can't be read (left out) and copies (kept), if there are any
     scores.json        the last evaluation
     embeddings.safetensors   of test items and some training items, with the proxies
@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from nofuss.config import TrainConfig, check_limits, read_config, to_json
+from nofuss.config import TrainConfig, check_limits, is_named_data, read_config, to_json
 from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError, UsageError
@@ -42,7 +42,7 @@ from nofuss.files.lock import LOCK, RunLock, check_in_place
 
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
 _FREE = {"out", "resume", "force", "data", "freeze"}
-_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory"}
+_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ def create_run(
         raise RunError(f"{path} is a file, not a folder; give another --out") from None
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
-    data = None if config.data is None else Path(os.path.abspath(config.data))
+    data = config.data
+    if data is not None and not is_named_data(data):
+        data = Path(os.path.abspath(data))
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     _describe(run, fingerprint)
     return run
@@ -141,8 +143,12 @@ def resume_run(
         for name in _settings()
         if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
     }
-    kept = {name: getattr(given, name) for name in _FREE - {"data"}}
-    return dataclasses.replace(saved, **changes, **kept, data=given.data or saved.data)
+    kept = {name: getattr(given, name) for name in _FREE - {"data", "tensorboard"}}
+    paths: dict[str, Any] = {
+        "data": given.data or saved.data,
+        "tensorboard": given.tensorboard or saved.tensorboard,
+    }
+    return dataclasses.replace(saved, **changes, **kept, **paths)
 
 
 def continue_run(

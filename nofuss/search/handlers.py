@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
 from nofuss.data.collection import printable
-from nofuss.data.decode import FORMATS, PictureError
+from nofuss.data.decode import PictureError
+from nofuss.data.formats import FORMATS
 from nofuss.data.thumbnail import encoded
 from nofuss.report.thumbnails import data_uri
 from nofuss.search.decoders import Decoders, Seen

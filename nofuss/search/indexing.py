@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nofuss.data.collection import printable
+from nofuss.data.labelling import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
 from nofuss.evaluate.strangers import Strangers
@@ -107,7 +108,7 @@ def _update(
         _save(index, folder)
         console.say(f"{count:,} items of {_shown(data)} removed, {len(index):,} remain")
         return index
-    collection = open_items(data)
+    collection = open_items(data, labelling_of(run.config))
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
     console.say(collection.describe())
     for note in collection.notes:

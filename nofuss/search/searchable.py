@@ -14,6 +14,7 @@ from PIL import Image
 
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.labelling import labelling_of
 from nofuss.data.split import sides_of
 from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, command
@@ -107,7 +108,7 @@ def _test_items(
     run: Run, encoder: Encoder, rerank: Rerank, say: Callable[[str], None]
 ) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.config.data
-    collection, _ = open_usable(data, say=say)
+    collection, _ = open_usable(data, labelling=labelling_of(run.config), say=say)
     rows, vectors = _test_vectors(run, encoder, kept, collection)
     all_names = item_names(collection, data)
     _, firsts = np.unique([all_names[row] for row in rows], return_index=True)

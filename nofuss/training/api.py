@@ -11,6 +11,7 @@ from nofuss.data.arrays import from_arrays
 from nofuss.data.collection import Collection, from_dataset
 from nofuss.errors import UsageError, in_python
 from nofuss.model.backbones import OWN, own_backbone
+from nofuss.run.events import Callback
 from nofuss.training.pipeline import run_training
 
 
@@ -19,6 +20,7 @@ def train(
     *,
     backbone: str | nn.Module | None = None,
     preprocessing: Preprocessing | None = None,
+    callback: Callback | None = None,
     **settings: Any,
 ) -> Path:
     """Learn a distance and score it on classes never seen; return the run directory.
@@ -30,6 +32,8 @@ def train(
         It is trained in place with `preset="finetune"`, and stays as it is with "frozen".
     preprocessing: how pictures become inputs of a module of your own; None is RGB of 224 pixels
         with ImageNet's mean and standard deviation.
+    callback: a function that is called with an `Event` at the start, after every step and every
+        epoch, and at the end; an exception of it ends training, which can then be resumed.
     settings: the flags of `nofuss train` with underscores: `out`, `epochs`, `dim`, `loss`, …
 
     >>> run = nofuss.train("photos", epochs=10)  # doctest: +SKIP
@@ -41,11 +45,18 @@ def train(
         raise UsageError("preprocessing is for a backbone that is a module; leave it out")
     try:
         known = None if module is None else own_backbone(module, preprocessing)
-        if "out" in settings and settings["out"] is not None:
-            settings["out"] = Path(settings["out"])
+        for path in ("out", "tensorboard"):
+            if settings.get(path) is not None:
+                settings[path] = Path(settings[path])
         name = backbone if isinstance(backbone, str) else OWN if known is not None else None
         config = TrainConfig(data=_path(data), backbone=name, **settings)
-        return run_training(config, _collection(data), backbone=known, given=settings.keys())
+        return run_training(
+            config,
+            _collection(data),
+            backbone=known,
+            callback=callback,
+            given=settings.keys(),
+        )
     except UsageError as error:
         raise UsageError(in_python(str(error))) from None
 

@@ -8,24 +8,22 @@ from collections.abc import Container
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.comparisons import without_groups
 from nofuss.data.decode import PictureError
+from nofuss.data.labelling import check_used, labelling_of
 from nofuss.data.scan import ScanReport
 from nofuss.data.split import by_folds, classes_in, sides_of
 from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import TrainingError, UsageError
-from nofuss.evaluate.ranked import ranked_scores, summary
-from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
 from nofuss.evaluate.strangers import ENOUGH_CLASSES, ENOUGH_ITEMS
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
@@ -33,21 +31,31 @@ from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
 from nofuss.model.encoder import Encoder
-from nofuss.model.inference import through_head
+from nofuss.model.lora import merge_adapters
 from nofuss.model.weights import save_model
 from nofuss.report import write_report
 from nofuss.report.card import write_card
-from nofuss.run.choice import TRAINED
+from nofuss.report.order import held_out_comparisons
 from nofuss.run.directory import Run, continue_run, create_run, resume_run
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.run.events import Callback
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
-from nofuss.terminal.scores import score_table, with_reranked
-from nofuss.training.baselines import untrained
-from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
-from nofuss.training.learning import compute_features, decide_search, learn
+from nofuss.training.comparisons import learnable
+from nofuss.training.job import (
+    Job,
+    build_model,
+    check_dim,
+    check_stages,
+    describe_sides,
+    dim_of,
+    settle,
+)
+from nofuss.training.learning import compute_features, learn
+from nofuss.training.listeners import Listeners
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
+from nofuss.training.scoring import embed_rows, score
 from nofuss.training.setup import build_criterion
 from nofuss.training.step import NonFiniteLoss
 
@@ -58,14 +66,16 @@ def run_training(
     *,
     given: Container[str] = (),
     backbone: Backbone | None = None,
+    callback: Callback | None = None,
 ) -> Path:
     """Train, score on unseen classes, write a run directory and return its path.
 
     given: names of settings that the user set; a resumed run must agree with them.
     backbone: a module from Python instead of a backbone by name.
+    callback: is called with an `Event` after every step and epoch.
     """
     with RunLock() as lock:  # from before the run is read until all of it is written
-        return _train_locked(config, collection, given, lock, backbone)
+        return _train_locked(config, collection, given, lock, backbone, callback)
 
 
 def _train_locked(
@@ -74,6 +84,7 @@ def _train_locked(
     given: Container[str],
     lock: RunLock,
     backbone: Backbone | None,
+    callback: Callback | None,
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
@@ -84,19 +95,24 @@ def _train_locked(
         config = resume_run(config, explicit=given, restarted=processes.restarted())
         assert config.out is not None
         lock.take(config.out)
+    listeners = Listeners(config, callback)
     with processes.in_turn():
-        collection, scan = open_usable(config.data if collection is None else collection)
+        labelling = labelling_of(config)
+        collection, scan = open_usable(collection or config.data, labelling=labelling)
+        check_used(collection, labelling)
     check_supervision(collection)
     config = settle(config, collection)
-    sides = sides_of(collection, config)
+    fingerprint = collection.fingerprint()
+    given_data, collection = collection, learnable(collection, config)
+    sides = sides_of(given_data, config)
     embedder, preprocessing = build_model(config, collection, backbone)
     config = check_dim(config, embedder.backbone.features)
+    config, preprocessing = check_stages(config, embedder, preprocessing)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)
     classes = class_count(collection.subset(sides.train))
     build_criterion(replace(config, dim=dim), max(2, classes))
-    fingerprint = collection.fingerprint()
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
         run = continue_run(config, fingerprint=fingerprint, show=_show_differences)
@@ -108,9 +124,11 @@ def _train_locked(
     if collection.split is None and config.test_share is None and len(sides.test):
         out = len(classes_in(collection, sides.test))
         console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
-    job = Job(run, collection, sides, embedder, preprocessing)
+    job = Job(run, collection, sides, embedder, preprocessing, listeners)
+    job.compared = held_out_comparisons(given_data, config, sides.test)
     try:
-        _train(job, scan, fingerprint)
+        with listeners:
+            _train(job, scan, fingerprint)
         return run.path
     except NonFiniteLoss as error:
         raise _explain_non_finite(job, error) from None
@@ -142,30 +160,37 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     run.write("data.json", describe_sides(job))
     if scan.problems and processes.first():
         write_file(run.path / "scan.csv", scan.as_csv())
+    job.listeners.start(run)
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
         learn(job, stop)
+    merge_adapters(job.embedder)
     names = [collection.class_names[i] for i in classes_in(collection, sides.train)]
     _calibrate(job)
-    kept_for_search = {"strangers": job.strangers, "rerank": job.reranking}
-    extra = {name: found.as_dict() for name, found in kept_for_search.items() if found}
+    for_search = {"strangers": job.strangers, "rerank": job.reranking}
+    extra = {name: found.as_dict() for name, found in for_search.items() if found}
     if processes.first():
         save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
     kept = _embed_sides(job, fingerprint)
     if processes.first():
         kept.save(run.path)
-    _score(job, torch.from_numpy(kept.test))
+    scores = score(job, torch.from_numpy(kept.test))
     if processes.first():
         with processes.alone():
             write_card(run)
             with console.busy("writing the report"):
-                report = write_report(run.path, job.collection, kept)
+                report = write_report(run.path, without_groups(job.collection), kept)
             console.say(f"report: {report}")
             console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
+            job.listeners.end(run, scores, kept, without_groups(job.collection))
 
 
 def _calibrate(job: Job) -> None:
     """Decide on held-out training classes how to search; on fixed features the folds have."""
+    if job.collection.by_links:  # two groups may be of one class, so no distance tells them apart
+        job.strangers = job.reranking = None
+        console.say('search will not say "nothing like this": that needs labels')
+        return
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
@@ -196,13 +221,7 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     folded = by_folds(job.config, job.collection)
     shown = np.arange(len(job.collection)) if folded else job.sides.test
     rows = np.r_[shown, job.learned[few]]
-    if job.fixed:
-        raw = through_head(job.embedder, job.for_head(rows))
-    else:
-        encoder = Encoder(job.embedder, job.preprocessing)
-        with console.progress("embedding", len(rows)) as progress:
-            items = job.collection.subset(rows)
-            raw = encoder.embed_collection(items, progress=progress, unit=False)
+    raw = embed_rows(job, rows)
     unit = normalize(raw)
     test, sample = unit[: len(shown)], unit[len(shown) :]
     proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
@@ -227,43 +246,6 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
         assignment=assignment.numpy(),
         scale=scale,
     )
-
-
-def _score(job: Job, found: Tensor) -> None:
-    """Score on unseen classes beside what needs no training; write scores.json."""
-    config, rows = job.config, job.sides.test
-    if job.fold_scores is not None:
-        title = "every class, scored by a model that has not seen it"
-        _report_scores(job, title, job.fold_scores)
-        return
-    if job.collection.labels is None or not len(rows):
-        console.say("no test classes, so no scores; try it: nofuss evaluate RUN DATA")
-        return
-    labels = np.asarray(job.collection.labels)[rows]
-    if not scorable(labels):
-        console.say("the test classes are too few to score: two are needed, one with two items")
-        return
-    fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
-    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
-    with console.busy("scoring on unseen classes"):
-        columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
-    ours = columns.pop("kept")
-    scores = ours.as_dict()
-    for name, other in [*columns.items()][:1]:
-        queries = [ours.per_query], [other.per_query]
-        scores["gain"] = gain_over(name, *queries, seed=config.seed)
-    beside = {name: other.as_dict() for name, other in columns.items()}
-    if job.reranking is not None and (weighting := job.reranking.weighting) is not None:
-        plain, after = ranked_scores(found, labels, (None, weighting))
-        scores["reranked"] = summary(after, plain, weighting, seed=config.seed)
-    _report_scores(job, "unseen classes", scores | {"baselines": beside})
-
-
-def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> None:
-    kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
-    name = job.config.loss if kept == TRAINED else kept
-    score_table(title, with_reranked(name, scores) | scores["baselines"])
-    job.run.write("scores.json", scores | {"method": name})
 
 
 def _show_differences(rows: list[list[str]]) -> None:

@@ -12,11 +12,14 @@ from nofuss.config import TrainConfig
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
+from nofuss.evaluate import kmeans
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
+from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
+from nofuss.proxies.balanced import Balanced
 from nofuss.training.loop import Training
 from nofuss.training.optim import build_optimizer
 
@@ -90,12 +93,13 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
     criterion.to(device_of(model))
     head: nn.Module = model
     backbone: Iterable[nn.Parameter] = ()
-    if isinstance(model, Embedder):
-        head = model.head
+    embedder = model.embedder if isinstance(model, Top) else model
+    if isinstance(embedder, Embedder):
+        head = embedder.head
         if config.preset in ("frozen", "vectors"):
             model = head
         else:
-            backbone = model.backbone_parameters()
+            backbone = embedder.backbone_parameters()
     assert config.epochs is not None
     assert config.schedule is not None
     return Training(
@@ -130,6 +134,8 @@ def place_proxies(
     if not isinstance(criterion, ProxyLoss):
         return
     assignment, shard = criterion.assignment, criterion.shard
+    if isinstance(assignment, Balanced) and labels is not None:
+        _settle_all(criterion, assignment, directions, labels, seed=seed)
     if assignment.by_label and labels is not None:
         own = assignment.of(directions, labels, criterion.proxies)
         if shard is not None:
@@ -150,3 +156,21 @@ def place_proxies(
     rows = torch.arange(assignment.num_proxies)
     rows = rows if shard is None else rows[shard.rows]
     criterion.proxies.copy_(directions[order[rows % len(order)]])
+
+
+def _settle_all(
+    criterion: ProxyLoss, assignment: Balanced, directions: Tensor, labels: Tensor, *, seed: int
+) -> None:
+    """Let all labels choose at once: with fewer proxies, among the k-means centers of their means.
+
+    With as many proxies as labels any choice is as good, since proxies then move to their labels.
+    """
+    rows = torch.arange(assignment.num_proxies)
+    if assignment.num_proxies == assignment.num_classes:
+        assignment.proxy_of_label.copy_(rows)
+        return
+    around = directions - directions.mean(0)
+    sums = torch.zeros(criterion.num_classes, directions.shape[1]).index_add_(0, labels, around)
+    centers = torch.as_tensor(kmeans(normalize(sums), len(rows), seed=seed)[0]).to(directions)
+    rows = rows if assignment.shard is None else rows[assignment.shard.rows]
+    assignment.settle(directions, labels, centers[rows])

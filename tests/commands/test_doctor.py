@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.commands.doctor import diagnose, doubtful_labels, histogram
 from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.weights import save_model
+from nofuss.report.diagnosis import diagnose, doubtful_labels, histogram
 from nofuss.run.directory import create_run
 
 Capture = pytest.CaptureFixture[str]

@@ -1,0 +1,50 @@
+"""`nofuss push`: publish a run's model on the Hugging Face Hub."""
+
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from nofuss.commands import RunPath
+from nofuss.files.atomic import sealed_json
+from nofuss.hub.address import parse_repository
+from nofuss.hub.download import FILES
+from nofuss.hub.upload import upload
+from nofuss.model.weights import load_model
+from nofuss.report import read_optional_json
+from nofuss.report.hub_card import hub_card, public_config
+from nofuss.run.directory import open_run
+from nofuss.terminal import console
+
+
+def main(
+    run: RunPath,
+    repository: Annotated[str, Positional, arg(metavar="USER/NAME")],
+    *,
+    public: bool = False,
+    message: Annotated[str, arg(metavar="TEXT")] = "Push a model of nofuss",
+) -> None:
+    """Publish a run's model on the Hugging Face Hub: weights, settings, scores and card.
+
+    The names of the training classes are part of the model. Pictures, embeddings and paths of this
+    machine stay here. Log in first: hf auth login, or set HF_TOKEN.
+
+    Args:
+        run: A run directory of `nofuss train`.
+        repository: The repository; it is made if there is none.
+        public: Let everybody read a new repository; without it only you can.
+        message: The message of the commit.
+    """
+    name = parse_repository(repository)
+    opened = open_run(run)
+    load_model(opened.model)  # refuses what is damaged before anybody else gets it
+    files = {path: opened.path / path for path in FILES}
+    described = {
+        "README.md": hub_card(opened, name).encode(),
+        "config.json": sealed_json(public_config(opened.config)),
+    }
+    if scores := read_optional_json(opened.path / "scores.json"):
+        described["scores.json"] = sealed_json(scores)
+    with console.busy(f"pushing to {name}"):
+        address = upload({**described, **files}, name, public=public, message=message)
+    console.say(f"pushed: {address}")
+    console.say(f"load it: nofuss.load({str(address)!r})")

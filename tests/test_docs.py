@@ -1,0 +1,210 @@
+"""Every page of the documentation: its Python runs, its commands run, the site builds strictly.
+
+Pages run one after the other in a copy of one small world: photos of six classes, a run on them,
+vectors. Blocks that can't run here say why, in a comment `<!-- not run: reason -->` above them.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nofuss
+from nofuss.cli import COMMANDS, main, parse
+from tests.doc_blocks import Block, blocks, commands
+from tests.running import started
+from tests.tiny_run import draw
+
+ROOT = Path(nofuss.__file__).parents[1]
+DOCS = ROOT / "docs"
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")]) if DOCS.is_dir() else []
+# Commands of ours that are only parsed: what they do is run elsewhere.
+PARSED = {
+    "reproduce": "takes a quarter of an hour; tests/paper runs it on small data",
+    "push": "needs the Hub; tests/hub runs it against a stand-in",
+}
+QUICKER = {"demo": ["--epochs", "1"]}
+"""Flags that are added to a command, so that it takes seconds."""
+OTHERS = {"cd", "docker", "git", "hf", "make", "pip", "pipx", "python", "tensorboard", "uv", "uvx"}
+"""Programs that are not ours; what is said of make, pip and python is checked, not run."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the pages name."""
+    folder = tmp_path_factory.mktemp("world")
+    for place, labels in {"photos": range(6), "new": range(2, 5), "more": range(2)}.items():
+        for label in labels:
+            (folder / place / f"class {label}").mkdir(parents=True)
+            for number in range(6):
+                picture = draw(label, number).resize((120, 120))
+                picture.save(folder / place / f"class {label}" / f"{number}.png")
+    for name in ("query.jpg", "a.jpg", "b.jpg"):
+        draw(1, 9).resize((120, 120)).save(folder / name)
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 8)
+    vectors = random.normal(size=(12, 32))[labels] + 0.3 * random.normal(size=(96, 32))
+    vectors = vectors.astype(np.float32)
+    np.savez(folder / "features.npz", vectors=vectors, labels=labels)
+    np.savez(folder / "queries.npz", vectors=vectors[:3])
+    rows = [
+        f"photos/class {c}/{n}.png,{c},{'train' if c < 3 else 'query' if n < 2 else 'gallery'}\n"
+        for c in range(6)
+        for n in range(6)
+    ]
+    (folder / "inshop.csv").write_text("path,label,split\n" + "".join(rows))
+    run = nofuss.train(folder / "photos", out=folder / "runs" / "photos", test_share=0.5)
+    for name in ("a", "b"):
+        shutil.copytree(run, folder / "runs" / name)
+    shutil.copytree(run, folder / "RUN")
+    for name in ("DATA", "QUERIES", "GALLERY"):
+        shutil.copytree(folder / "photos", folder / name)
+    return folder
+
+
+def given(page: Path) -> dict[str, Any]:
+    """Names that a page takes for granted, because its reader has them."""
+    random = np.random.default_rng(0)
+    names: dict[str, Any] = {"torch": torch, "nofuss": nofuss, "nn": nn, "np": np}
+    if page.name == "README.md":
+        names |= {
+            "X": random.normal(size=(60, 12)).astype(np.float32),
+            "y": np.repeat(np.arange(6), 10),
+            "X_new": random.normal(size=(5, 12)).astype(np.float32),
+            "model": nn.Sequential(nn.Flatten(), nn.LazyLinear(64)),
+            "images": torch.randn(8, 3, 4, 4),
+            "labels": torch.arange(8),
+        }
+        names["model"](names["images"])
+    if page.name == "losses.md":
+        from pytorch_metric_learning.losses import CrossBatchMemory
+
+        names["CrossBatchMemory"] = CrossBatchMemory
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_says_runs(
+    page: Path,
+    world: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(world, here)
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back afterwards
+    names = given(page)
+    for block in blocks(page):
+        where = f"{page.name}:{block.line}"
+        if block.reason:
+            continue
+        if block.kind == "python":
+            exec(compile(block.body, where, "exec"), names)
+        elif block.kind in ("", "bash"):
+            for words in commands(block):
+                run_command(words, where, capsys)
+        else:
+            assert block.kind in ("text", "json", "csv"), f"{where}: a block of {block.kind!r}"
+
+
+def run_command(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a command of ours; check what can be checked of others."""
+    program, *rest = words
+    if program == "nofuss":
+        run_nofuss(rest, where, capsys)
+    elif program == "torchrun":
+        parse(rest[rest.index("nofuss") + 1 :])
+    elif program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+        assert set(rest) <= set(targets), where
+    elif program == "pip" and rest[0] == "install":
+        check_extras(" ".join(rest), where)
+    elif program == "python" and rest[0].startswith("examples/"):
+        assert (ROOT / rest[0]).is_file(), where
+    else:
+        assert program in OTHERS or "/" in program, f"{where}: what is {program}?"
+
+
+def check_extras(line: str, where: str) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"nofuss\[([\w,]+)\]", line):
+        assert set(extras.split(",")) <= known["optional-dependencies"].keys(), where
+
+
+def run_nofuss(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if words[0] in PARSED:
+        parse(words)
+    elif words[0] == "serve":
+        check_page(words)
+    else:
+        code = main([*words, *QUICKER.get(words[0], [])])
+        said = capsys.readouterr()
+        assert code == 0, f"{where}: nofuss {' '.join(words)}\n{said.out}{said.err}"
+
+
+def check_page(words: list[str]) -> None:
+    """Start the page on a free port, ask for it, stop it."""
+    command = [sys.executable, "-m", "nofuss", *words, "--port", "0"]
+    server = started(command, after="Ctrl-C")
+    try:
+        assert server.stdout is not None
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def test_commands_are_all_described() -> None:
+    """Every command of ours is used on some page."""
+    used = {
+        words[1]
+        for page in PAGES
+        for block in blocks(page)
+        if block.kind in ("", "bash")
+        for words in commands(block)
+        if words[0] == "nofuss"
+    }
+    assert set(COMMANDS) <= used
+
+
+def test_the_test_sees_blocks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nx = 1\n```\n\n<!-- not run: needs the Hub -->\n```bash\nnofuss a \\\n  b  # c\n"
+        "# d\n```\n- item\n\n    ```\n    nofuss e 'f g'\n    ```\n"
+    )
+    found = blocks(page)
+    assert found[0] == Block("python", "x = 1\n", 1, None)
+    assert found[1].reason == "needs the Hub"
+    assert commands(found[1]) == [["nofuss", "a", "b"]]
+    assert commands(found[2]) == [["nofuss", "e", "f g"]]
+
+
+def test_the_site_builds_strictly_and_asks_nobody_else(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs pip install 'nofuss[docs]'")
+    site = tmp_path / "site"
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--quiet"]
+    built = subprocess.run(
+        [*command, "--site-dir", str(site)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = [*site.glob("*.html")]
+    assert len(pages) >= len(PAGES) - 1
+    for page in pages:
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="([^"]+)"', page.read_text())
+        assert [each for each in loaded if re.match(r"(https?:)?//", each)] == [], page.name
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\((['\"]?)(https?:)?//|@import", style.read_text()), style.name
+    named = set(re.findall(r'id="nofuss\.(\w+)"', (site / "api.html").read_text()))
+    assert set(nofuss.__all__) <= named

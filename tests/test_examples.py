@@ -1,0 +1,78 @@
+"""The examples that need other packages: run where those are installed."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nofuss
+from nofuss.run.events import Event
+from tests.tiny_run import train_vectors, write_pictures
+
+EXAMPLES = Path(nofuss.__file__).parents[1] / "examples"
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="an installed package has none")
+
+
+def example(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return import_module(name)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_lightning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="needs pip install lightning")
+    monkeypatch.chdir(tmp_path)
+    before, after = example("lightning_module", monkeypatch).main(epochs=3)
+    assert after > before + 0.1
+
+
+@pytest.mark.filterwarnings("ignore")  # wandb's own
+def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb", reason="needs pip install wandb")
+    for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    sent, finish = list[dict[str, float]](), wandb.finish
+
+    def read_then_finish() -> None:
+        sent.append(dict(wandb.summary))
+        finish()
+
+    log = example("wandb_callback", monkeypatch).log
+    monkeypatch.setattr(wandb, "finish", read_then_finish)
+    run = small_training(tmp_path, log)
+    assert sent[0]["recall@1"] == recall_of(run)
+    assert [*tmp_path.glob("wandb/offline-run-*/*.wandb")]
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs pip install mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "tracked").as_uri())
+    run = small_training(tmp_path, example("mlflow_callback", monkeypatch).log)
+    stored = mlflow.MlflowClient().search_runs(["0"])[0].data
+    assert stored.metrics["scores/recall_at_1"] == recall_of(run)
+    assert stored.params["epochs"] == "1"
+
+
+def small_training(folder: Path, callback: Any) -> Path:
+    data = write_pictures(folder / "data")
+    settings: dict[str, Any] = {"preset": "small", "dim": 8, "size": 24, "batch": 8, "epochs": 1}
+    return nofuss.train(data, out=folder / "run", callback=callback, **settings)
+
+
+def recall_of(run: Path) -> float:
+    return float(json.loads((run / "scores.json").read_text())["recall@1"])
+
+
+def test_events_of_a_run_on_vectors_reach_the_end(tmp_path: Path) -> None:
+    events = list[Event]()
+    nofuss.train(
+        train_vectors(tmp_path).parent / "data.npz", out=tmp_path / "again", callback=events.append
+    )
+    assert [events[0].kind, events[-1].kind] == ["start", "end"]
+    assert "recall@1" in events[-1].values

@@ -1,0 +1,109 @@
+"""Callbacks and TensorBoard: what they are told, in which order, also after a resume."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import nofuss
+from nofuss.run.events import Event, flat_numbers
+from tests.tiny_run import CLASSES, write_pictures
+
+SMALL = {"preset": "small", "dim": 8, "size": 24, "batch": 8}
+tensorboard = pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
+
+
+def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
+    data, events = write_pictures(tmp_path / "data"), list[Event]()
+    run = nofuss.train(data, out=tmp_path / "run", epochs=2, callback=events.append, **SMALL)
+    kinds = [event.kind for event in events]
+    steps = kinds.count("step") // 2
+    assert kinds == ["start", *(["step"] * steps + ["epoch"]) * 2, "end"]
+    assert [e.step for e in events if e.kind == "step"] == [*range(1, 2 * steps + 1)]
+    assert events[0].values["epochs"] == 2
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [dict(e.values) for e in events if e.kind == "epoch"] == rows
+    losses = [e.values["loss"] for e in events if e.kind == "step"]
+    assert np.mean(losses[:steps]) == pytest.approx(rows[0]["loss"])
+    scores = json.loads((run / "scores.json").read_text())
+    assert events[-1].values["recall@1"] == scores["recall@1"]
+    assert {e.run for e in events} == {run}
+    assert {"rate/head", "rate/proxies"} <= events[1].values.keys()
+
+
+def test_a_callback_that_fails_ends_training_which_resumes_to_the_same_model(
+    tmp_path: Path,
+) -> None:
+    data = write_pictures(tmp_path / "data")
+    whole = nofuss.train(data, out=tmp_path / "whole", epochs=3, **SMALL)
+
+    def fail(event: Event) -> None:
+        if event.kind == "epoch" and event.epoch == 2:
+            raise ZeroDivisionError("of the callback")
+
+    with pytest.raises(ZeroDivisionError, match="of the callback"):
+        nofuss.train(data, out=tmp_path / "run", epochs=3, callback=fail, **SMALL)
+    events = list[Event]()
+    run = nofuss.train(data, out=tmp_path / "run", resume=True, callback=events.append)
+    assert [e.epoch for e in events if e.kind == "epoch"] == [2, 3]
+    weights = [(path / "model" / "weights.safetensors").read_bytes() for path in (whole, run)]
+    assert weights[0] == weights[1]
+
+
+def test_numbers_of_nested_scores() -> None:
+    scores = {"recall@1": 0.5, "gain": {"over": "PCA", "recall@1": [0.1, 0.0, 0.2]}, "folds": True}
+    assert flat_numbers(scores | {"baselines": {"PCA": {"nmi": 1}}}) == {
+        "recall@1": 0.5,
+        "baselines/PCA/nmi": 1.0,
+    }
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder)).Reload()
+    return {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
+def test_tensorboard_has_scalars_and_a_projector_with_thumbnails(tmp_path: Path) -> None:
+    data, board = write_pictures(tmp_path / "data"), tmp_path / "board"
+    run = nofuss.train(data, out=tmp_path / "run", epochs=2, tensorboard=str(board), **SMALL)
+    found = scalars(board / "run")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = len(found["step/loss"]) // 2
+    assert [step for step, _ in found["epoch/loss"]] == [steps, 2 * steps]
+    assert [value for _, value in found["epoch/loss"]] == pytest.approx([r["loss"] for r in rows])
+    scores = json.loads((run / "scores.json").read_text())
+    assert found["scores/recall_at_1"][0][1] == pytest.approx(scores["recall@1"])
+    projector = board / "run" / "00000" / "embeddings"
+    lines = (projector / "metadata.tsv").read_text().splitlines()
+    assert lines[0] == "class\titem"
+    assert {line.split("\t")[0] for line in lines[1:]} <= set(CLASSES)
+    vectors = (projector / "tensors.tsv").read_text().splitlines()
+    assert len(vectors) == len(lines) - 1
+    assert len(vectors[0].split("\t")) == 8
+    with Image.open(projector / "sprite.png") as sprites:
+        side = int(np.ceil(len(vectors) ** 0.5))
+        assert sprites.size == (48 * side, 48 * side)
+        assert len(np.unique(np.asarray(sprites.convert("RGB")).reshape(-1, 3), axis=0)) > 3
+
+
+def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
+    data, board = write_pictures(tmp_path / "data"), tmp_path / "board"
+
+    def stop(event: Event) -> None:
+        if event.kind == "step" and event.epoch == 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        nofuss.train(
+            data, out=tmp_path / "run", epochs=3, tensorboard=board, callback=stop, **SMALL
+        )
+    nofuss.train(data, out=tmp_path / "run", resume=True)
+    found = scalars(board / "run")
+    steps = [step for step, _ in found["step/loss"]]
+    assert steps == [*range(1, len(steps) + 1)]
+    each = len(steps) // 3
+    assert [step for step, _ in found["epoch/loss"]] == [each, 2 * each, 3 * each]
