@@ -7,8 +7,9 @@ be depends on how crowded the place is. Both are read from the query's vicinity.
 differs between collections, so folds of training classes choose.
 
 What a value means depends on the index, on how many classes it has and how alike they are. It is
-calibrated on the index itself: every item (or a sample of them) is searched once among all others,
-as a picture whose class is there, and once without its class, as a stranger. The threshold is the
+calibrated on the index itself: every item (or a sample of them) is searched once without its
+class, as a stranger, and once, as a picture whose class is there, without another class, so that
+both see as many. The threshold is the
 strangeness below which 95% of the former lie: a wrong "nothing" is the mistake that hurts. Where
 that recognises hardly more strangers than a coin would, the answer is "can't tell".
 """
@@ -227,27 +228,32 @@ def calibrate(
 def _measure(
     vectors: Array, labels: Tensor, rules: Sequence[str], *, among: Tensor | None = None
 ) -> _Sample | None:
-    """Search a sample of the items twice: among all others, and among those of other classes."""
+    """Search a sample of the items twice: without their own class, and without another one."""
     x = normalize(as_tensor(vectors).detach().float())
-    _, codes, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    codes = torch.where(labels < 0, -1, codes)
-    suits = (labels >= 0) & (sizes[codes] > 1)
+    has_class = labels >= 0
+    codes = torch.full_like(labels, -1)
+    _, codes[has_class], sizes = torch.unique(
+        labels[has_class], return_inverse=True, return_counts=True
+    )
+    suits = has_class.clone()
+    suits[has_class] = sizes[codes[has_class]] > 1
     rows = (suits if among is None else suits & among).nonzero()[:, 0]
     if len(rows) < ENOUGH_ITEMS or len(torch.unique(codes[rows])) < ENOUGH_CLASSES:
         return None
     if len(rows) > SAMPLE:
         rows = rows[torch.linspace(0, len(rows) - 1, SAMPLE).round().long()]
-    nearest = [around.near[:, 0] for _, around in leave_one_out(x, rows, size=1)]
+    own, another = codes[rows], (codes[rows] + len(sizes) // 2) % len(sizes)
 
-    def strangeness(left_out: Tensor | None) -> dict[str, Tensor]:
+    def strangeness(left_out: Tensor) -> dict[str, Tensor]:
         found: dict[str, list[Tensor]] = {rule: [] for rule in rules}
-        for _, around in leave_one_out(x, rows, left_out):
+        for around in leave_one_out(x, rows, codes, left_out):
             of_items = codes[around.rows.clamp_min(0)]
             for rule in rules:
                 found[rule].append(RULES[rule](around, of_items))
         return {rule: torch.cat(values) for rule, values in found.items()}
 
-    return _Sample(strangeness(None), strangeness(codes), torch.cat(nearest), codes[rows])
+    nearest = torch.cat([around.near[:, 0] for around in leave_one_out(x, rows, size=1)])
+    return _Sample(strangeness(another), strangeness(own), nearest, own)
 
 
 def _pooled(samples: Sequence[_Sample], rule: str) -> Strangers:

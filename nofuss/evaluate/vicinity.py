@@ -47,18 +47,23 @@ def query_blocks(queries: int, items: int, dim: int, size: int = SIZE) -> Iterat
 
 @torch.no_grad()
 def leave_one_out(
-    vectors: Tensor, rows: Tensor, labels: Tensor | None = None, *, size: int = SIZE
-) -> Iterator[tuple[Tensor, Vicinity]]:
-    """Return blocks of rows with their vicinities among all other rows of unit vectors (N, D).
+    vectors: Tensor,
+    rows: Tensor,
+    labels: Tensor | None = None,
+    left_out: Tensor | None = None,
+    *,
+    size: int = SIZE,
+) -> Iterator[Vicinity]:
+    """Return the vicinities of some rows of unit vectors (N, D) among all others, in blocks.
 
-    With labels (N,), all items of the query's class are left out too: as if it were not there.
+    With labels (N,), the items of one class are left out for each row, that of `left_out` (Q,).
     """
     for block in query_blocks(len(rows), len(vectors), vectors.shape[1], size):
         own = rows[block]
         s = vectors[own] @ vectors.T
-        if labels is not None:
-            s.masked_fill_(labels[own, None] == labels, -torch.inf)
+        if labels is not None and left_out is not None:
+            s.masked_fill_(left_out[block, None] == labels, -torch.inf)
         s[torch.arange(len(own)), own] = -torch.inf
         best, nearest = s.topk(min(size, len(vectors)))
         nearest.masked_fill_(best.isinf(), -1)
-        yield own, vicinity(vectors[own], vectors, nearest)
+        yield vicinity(vectors[own], vectors, nearest)

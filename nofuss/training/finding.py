@@ -1,6 +1,7 @@
 """How a run will search, by held-out classes: whether it re-ranks, how it recognises strangers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -21,3 +22,12 @@ def decide_search(
         with console.busy("trying re-ranking on folds of the classes"):
             rerank = choose_reranking(embeddings, labels, seed=config.seed)
     return choose_rule(embeddings, labels), rerank
+
+
+def read_search(stored: Mapping[str, Any]) -> tuple[Strangers | None, Reranking | None]:
+    """Read what choice.json holds of it; KeyError, TypeError or ValueError for anything else."""
+    strangers, rerank = stored["strangers"], stored["rerank"]
+    return (
+        None if strangers is None else Strangers.from_dict(strangers),
+        None if rerank is None else Reranking.from_dict(rerank),
+    )

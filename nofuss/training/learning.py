@@ -17,9 +17,7 @@ from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.side_by_side import scorable, score_folds
-from nofuss.evaluate.strangers import Strangers
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
@@ -33,7 +31,7 @@ from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.checks import check_before_training
 from nofuss.training.choice import choice_of, start_of, untrained_choice
 from nofuss.training.closed_form import ClosedForm, Pinned
-from nofuss.training.finding import decide_search
+from nofuss.training.finding import decide_search, read_search
 from nofuss.training.fold_results import (
     FoldResult,
     held_out_embeddings,
@@ -100,8 +98,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
     choice = job.choice = Choice.from_dict(found["choice"])
-    job.strangers = Strangers.from_dict(found["strangers"]) if found["strangers"] else None
-    job.reranking = Reranking.from_dict(found["rerank"]) if found["rerank"] else None
+    job.strangers, job.reranking = read_search(found)
     job.fold_scores = found["scores"]
     for line in choice.describe():
         console.say(line)
@@ -173,10 +170,7 @@ def _decided_before(job: Job) -> dict[str, Any] | None:
     found: dict[str, Any] = json.loads(processes.on_first(read))
     try:
         Choice.from_dict(found["choice"])
-        if found["strangers"] is not None:
-            Strangers.from_dict(found["strangers"])
-        if found["rerank"] is not None:
-            Reranking.from_dict(found["rerank"])
+        read_search(found)
         return found if "scores" in found else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

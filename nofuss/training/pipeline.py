@@ -42,6 +42,7 @@ from nofuss.run.events import Callback
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 from nofuss.training.comparisons import learnable
+from nofuss.training.finding import decide_search
 from nofuss.training.job import (
     Job,
     build_model,

@@ -94,14 +94,13 @@ def test_all_at_one_point_scores_nothing() -> None:
 def test_leaving_out_a_class_leaves_only_strangers(scene: Scene) -> None:
     x, labels = scene(80, 5)
     x = normalize(x)
-    for rows, around in leave_one_out(x, torch.arange(80), labels, size=30):
-        is_relative = labels[around.rows.clamp_min(0)] == labels[rows, None]
-        assert not (is_relative & around.exists).any()
-        for place, row in enumerate(rows.tolist()):
-            others = (labels != labels[row]).nonzero()[:, 0]
-            best = (x[others] @ x[row]).sort(descending=True).values[:30]
-            near = around.near[place][around.exists[place]]
-            assert near.tolist() == pytest.approx(best.tolist(), abs=1e-5)
+    rows = torch.arange(3, 80, 2)
+    parts = list(leave_one_out(x, rows, labels, labels[rows], size=30))
+    near, exists = (torch.cat([getattr(p, name) for p in parts]) for name in ("near", "exists"))
+    for place, row in enumerate(rows.tolist()):
+        others = (labels != labels[row]).nonzero()[:, 0]
+        best = (x[others] @ x[row]).sort(descending=True).values[:30]
+        assert near[place][exists[place]].tolist() == pytest.approx(best.tolist(), abs=1e-5)
 
 
 def clumps(classes: int, each: int, *, noise: float, seed: int) -> tuple[Tensor, Tensor]:
