@@ -31,10 +31,15 @@ class Vicinity:
         return self.rows >= 0
 
 
-@torch.no_grad()
 def vicinity(queries: Tensor, vectors: Tensor, rows: Tensor) -> Vicinity:
     """Return the vicinity of queries (Q, D), given the rows (Q, M) of their nearest; all unit."""
-    x = vectors[rows.clamp_min(0)] * (rows >= 0)[..., None]  # (Q, M, D)
+    return vicinity_of(queries, vectors[rows.clamp_min(0)], rows)
+
+
+@torch.no_grad()
+def vicinity_of(queries: Tensor, nearest: Tensor, rows: Tensor) -> Vicinity:
+    """Return the vicinity of queries (Q, D), given their nearest (Q, M, D) and their rows."""
+    x = nearest * (rows >= 0)[..., None]
     near = torch.einsum("qd,qmd->qm", queries, x)
     return Vicinity(rows, near, x @ x.transpose(1, 2))
 

@@ -16,7 +16,7 @@ from nofuss.errors import RunError
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.smoothing import Weighting, reranked
 from nofuss.evaluate.strangers import RULES, Confidence, Strangers, calibrate
-from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity
+from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity_of
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
 from nofuss.search.index import Index, Label
@@ -50,9 +50,7 @@ class Ranking:
     def __init__(
         self, index: Index, weighting: Weighting | None = None, strangers: Strangers | None = None
     ) -> None:
-        self.index, self.strangers = index, strangers
-        self.codes, sizes = _codes(index.labels)
-        self.weighting = None if weighting is None else _fitting(weighting, sizes)
+        self.index, self.weighting, self.strangers = index, weighting, strangers
 
     def search_all(self, queries: Tensor, k: int) -> list[Found]:
         """Return the k best of each vector (Q, D)."""
@@ -70,7 +68,8 @@ class Ranking:
 
     def _answers(self, queries: Tensor, distances: Tensor, rows: Tensor, k: int) -> list[Found]:
         """Put what was found in order, and judge it."""
-        around = vicinity(normalize(queries.float()), self.index.vectors, rows[:, :SIZE])
+        nearest = self.index.vectors[rows[:, :SIZE].clamp_min(0)]
+        around = vicinity_of(normalize(queries.float()), nearest, rows[:, :SIZE])
         if self.weighting is not None and rows.shape[1]:
             order = reranked(around, self.weighting).sort(dim=1, descending=True, stable=True)
             for column in (rows, distances):
@@ -85,8 +84,9 @@ class Ranking:
     def _judge(self, around: Vicinity) -> list[tuple[Confidence | None, str]]:
         if self.strangers is None or not around.rows.shape[1]:
             return [(None, "")] * len(around.rows)
-        labels = torch.from_numpy(self.codes[around.rows.clamp_min(0).numpy()])
-        strangeness = RULES[self.strangers.rule](around, labels)
+        names = [[self.index.labels[row] for row in rows] for rows in around.rows.tolist()]
+        codes = torch.from_numpy(np.stack([_codes(labels)[0] for labels in names]))
+        strangeness = RULES[self.strangers.rule](around, codes)
         return [self.strangers.judge(value) for value in strangeness.tolist()]
 
 
@@ -94,7 +94,7 @@ def open_ranking(index: Index, encoder: Encoder, *, rerank: Rerank = "auto") -> 
     """Return how the run searches this index; calibrated now if the index was not yet."""
     weighting = None
     if rerank == "auto" and (decision := kept_reranking(encoder)) is not None:
-        weighting = decision.weighting
+        weighting = _fitting(decision.weighting, _codes(index.labels)[1])
     strangers = _read(Strangers, index.extra.get(STRANGERS), "the index")
     if STRANGERS not in index.extra:
         strangers = calibrated(index, encoder)
@@ -123,9 +123,12 @@ def _codes(labels: Sequence[Label]) -> tuple[np.ndarray, np.ndarray]:
     return codes, np.bincount(codes[codes >= 0], minlength=len(place))
 
 
-def _fitting(weighting: Weighting, sizes: np.ndarray) -> Weighting | None:
-    """Return the weighting with no more neighbours than a typical item has relatives."""
-    if not len(sizes):
+def _fitting(weighting: Weighting | None, sizes: np.ndarray) -> Weighting | None:
+    """Return the weighting with no more neighbours than a typical item has relatives.
+
+    More would average what has nothing in common; with one item a class, ranking is by distance.
+    """
+    if weighting is None or not len(sizes):
         return weighting
     relatives = int(np.median(np.repeat(sizes, sizes))) - 1
     neighbours = min(weighting.neighbours, relatives)
