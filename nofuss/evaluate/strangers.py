@@ -31,8 +31,8 @@ DENIED = 0.05
 """Share of the items whose class is there that may be called strangers."""
 ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
 """Fewer items or classes say nothing about others."""
-SAMPLE = 1000
-"""Items of an index that it is calibrated on."""
+SAMPLE, SAMPLE_OF_FOLD = 500, 250
+"""Items of an index that it is calibrated on, and of a fold that rules are compared on."""
 CROWD = 10, 50
 """Ranks from and up to which neighbours say how crowded the place is; fewer in a small index."""
 _LEVELS = np.linspace(0, 1, 41)  # of the quantiles that are kept; one is 1 − DENIED
@@ -188,7 +188,7 @@ def choose_rule(embeddings: Sequence[Array], labels: Sequence[Array]) -> Strange
     samples = [
         made
         for x, y in zip(embeddings, labels, strict=True)
-        if (made := _measure(x, torch.as_tensor(y), tuple(RULES))) is not None
+        if (made := _measure(x, torch.as_tensor(y), tuple(RULES), most=SAMPLE_OF_FOLD)) is not None
     ]
     if not samples:
         return None
@@ -226,7 +226,12 @@ def calibrate(
 
 
 def _measure(
-    vectors: Array, labels: Tensor, rules: Sequence[str], *, among: Tensor | None = None
+    vectors: Array,
+    labels: Tensor,
+    rules: Sequence[str],
+    *,
+    among: Tensor | None = None,
+    most: int = SAMPLE,
 ) -> _Sample | None:
     """Search a sample of the items twice: without their own class, and without another one."""
     x = normalize(as_tensor(vectors).detach().float())
@@ -240,8 +245,8 @@ def _measure(
     rows = (suits if among is None else suits & among).nonzero()[:, 0]
     if len(rows) < ENOUGH_ITEMS or len(torch.unique(codes[rows])) < ENOUGH_CLASSES:
         return None
-    if len(rows) > SAMPLE:
-        rows = rows[torch.linspace(0, len(rows) - 1, SAMPLE).round().long()]
+    if len(rows) > most:
+        rows = rows[torch.linspace(0, len(rows) - 1, most).round().long()]
     own, another = codes[rows], (codes[rows] + len(sizes) // 2) % len(sizes)
 
     def strangeness(left_out: Tensor) -> dict[str, Tensor]:
