@@ -185,34 +185,44 @@ def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsy
     assert content["rerank"] is None
 
 
+def write_plain(folder: Path, colours: dict[str, tuple[int, int, int]], *, spread: int) -> Path:
+    """Eight pictures a class: its colour in every pixel, up to `spread` brighter or darker."""
+    for name, colour in colours.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(8):
+            random = np.random.default_rng([number, *colour])
+            change = random.integers(-spread, spread + 1, (40, 40, 3))
+            pixels = (np.array(colour) + change).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
 def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> None:
     """Calibrated on the index, again whenever it changes."""
-    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "noise.png")
-    main(["index", str(run), str(write_pictures(tmp_path / "more", per_class=8))])
+    colours = {str(c): c for c in np.ndindex(2, 2, 2)}
+    few = {n: (250 * r, 250 * g, 250 * b) for n, (r, g, b) in colours.items() if r + g + b < 3}
+    white = {"white": (250, 250, 250)}
+    main(["index", str(run), str(write_plain(tmp_path / "few", few, spread=9))])
     assert 'search says "nothing like this" by the nearest item' in lines(capsys)
     before = index_of(run).extra["strangers"]
-    assert (before["items"], before["classes"]) == (49, 6)
-    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
+    assert (before["items"], before["classes"]) == (56, 7)
+    query = write_plain(tmp_path / "grain", {"white": (250, 250, 250)}, spread=11) / "white/3.png"
+    assert main(["search", str(run), str(query)]) == 0
     assert "Nothing like this here" in lines(capsys)
-    item = tmp_path / "more" / "plain" / "0<i>.png"
+    item = tmp_path / "few" / "(1, 0, 0)" / "0.png"
     assert main(["search", str(run), str(item), "--json"]) == 0
     (result,) = json.loads(lines(capsys))["queries"]
     assert result["found"] is True
     assert result["verdict"].startswith("Its class")
 
-    for number in range(8):  # a class of the same noise: no stranger any longer
-        (tmp_path / "grain" / "sand").mkdir(parents=True, exist_ok=True)
-        fresh = np.random.default_rng(1 + number).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-        Image.fromarray(fresh).save(tmp_path / "grain" / "sand" / f"{number}.png")
-    main(["index", str(run), str(tmp_path / "grain")])
+    main(["index", str(run), str(write_plain(tmp_path / "white", white, spread=9))])
     after = index_of(run).extra["strangers"]
-    assert (after["items"], after["classes"]) == (57, 7)
+    assert (after["items"], after["classes"]) == (64, 8)
     assert after["known"] != before["known"]
     capsys.readouterr()
-    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
+    assert main(["search", str(run), str(query)]) == 0
     assert "Nothing like this here" not in lines(capsys)
-    main(["index", str(run), str(tmp_path / "more"), "--remove"])
+    main(["index", str(run), str(tmp_path / "few"), "--remove"])
     assert index_of(run).extra["strangers"] is None  # one class is left
 
 
