@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nofuss.config import TrainConfig
+from nofuss.config import TrainConfig, check_limits
 from nofuss.data.collection import TEST, TRAIN, Collection, printable
 from nofuss.errors import UsageError
 
@@ -49,20 +49,16 @@ BY_FOLDER = Labelling()
 
 
 def labelling_of(config: TrainConfig) -> Labelling:
-    """Return how a run labels its pictures."""
-    check_pattern(config.label_pattern)
-    return Labelling(config.class_level, config.label_pattern)
-
-
-def check_pattern(pattern: str | None) -> None:
-    """Raise UsageError for a pattern that is no regular expression."""
+    """Return how a run labels its pictures; UsageError for a level or a pattern that is none."""
+    check_limits(config)
     try:
-        re.compile(pattern or "")
+        re.compile(config.label_pattern or "")
     except re.error as error:
         raise UsageError(
-            f"--label-pattern {pattern} is not a regular expression: {error}; "
+            f"--label-pattern {config.label_pattern} is not a regular expression: {error}; "
             "an example is '^(.+)_' for robin_17.jpg"
         ) from error
+    return Labelling(config.class_level, config.label_pattern)
 
 
 def check_used(collection: Collection, labelling: Labelling) -> None:

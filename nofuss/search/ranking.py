@@ -37,11 +37,17 @@ class Found:
     """None where training or the index had too few classes to find out."""
     verdict: str = ""
     """The same in a sentence."""
+    milliseconds: float = 0.0
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing like the query is there."""
+        return self.confidence == "nothing"
 
     @property
     def found(self) -> bool | None:
         """Whether something like the query is there; None if that can't be told."""
-        return None if self.confidence in (None, "unknown") else self.confidence != "nothing"
+        return None if self.confidence in (None, "unknown") else not self.nothing
 
 
 class Ranking:
@@ -51,6 +57,10 @@ class Ranking:
         self, index: Index, weighting: Weighting | None = None, strangers: Strangers | None = None
     ) -> None:
         self.index, self.weighting, self.strangers = index, weighting, strangers
+
+    def of(self, index: Index, encoder: Encoder) -> "Ranking":
+        """Return the same way to search an index whose vectors have changed, calibrated anew."""
+        return Ranking(index, self.weighting, calibrated(index, encoder))
 
     def search_all(self, queries: Tensor, k: int) -> list[Found]:
         """Return the k best of each vector (Q, D)."""

@@ -61,7 +61,7 @@ def test_beyond_the_threshold_there_is_nothing(picture_run: Path) -> None:
     opposite = shelf.search(-shelf.index.vectors.mean(0), 1)
     assert (opposite.confidence, opposite.found) == ("nothing", False)
     assert shelf.threshold == strangers().distance
-    of_class = shelf.search(-shelf.index.vectors.mean(0), 1, only=0)
+    of_class = shelf.search(-shelf.index.vectors.mean(0), 1, only=[0])
     assert of_class.confidence is None  # the verdict is about all classes
 
 
