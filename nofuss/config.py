@@ -166,15 +166,13 @@ class TrainConfig:
     unfreeze: Annotated[
         str | None, tyro.conf.arg(metavar="N|all", help_behavior_hint=_by_preset)
     ] = None
-    """With --preset finetune: how many of the network's last stages are trained. Activations in
-    front of them are kept in the cache, so that the others run once a view. all: the whole network,
-    without kept activations."""
+    """With --preset finetune: how many of the network's last stages are trained, on activations
+    that are kept in the cache. all: the whole network, without kept activations."""
     lora: Annotated[int | None, tyro.conf.arg(metavar="RANK", help_behavior_hint="")] = None
     """With --preset finetune on a transformer: train low-rank changes of this rank to its attention
     and MLP layers instead of their weights (Hu et al. 2021); merged when the model is saved."""
     zoom: _Number = None
-    """Pictures: least share of the area that a random crop in training shows, resized to --size; 1
-    crops without resizing."""
+    """Least share of a picture that a random crop in training shows; 1 crops without resizing."""
     views: _Count = None
     """With --unfreeze N: random views of each picture; an epoch uses one of them."""
     freeze_batch_norm: _Switch = None
@@ -203,10 +201,11 @@ class TrainConfig:
     weight_decay: _Number = None
     """Weight decay of backbone and head; proxies have none."""
     schedule: Annotated[
-        Literal["exponential", "cosine", "constant"] | None,
+        Literal["exponential", "cosine", "ramp", "constant"] | None,
         tyro.conf.arg(help_behavior_hint=_by_preset),
     ] = None
-    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero."""
+    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero.
+    ramp: the same, after a rise within the first epoch."""
 
     seed: int = 0
     """Seed for the split, the order, the augmentation and the initial weights."""

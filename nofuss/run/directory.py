@@ -156,11 +156,8 @@ def resume_run(
         if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
     }
     kept = {name: getattr(given, name) for name in _FREE - {"data", "tensorboard"}}
-    paths: dict[str, Any] = {
-        "data": given.data or saved.data,
-        "tensorboard": given.tensorboard or saved.tensorboard,
-    }
-    return dataclasses.replace(saved, **changes, **kept, **paths)
+    data, board = given.data or saved.data, given.tensorboard or saved.tensorboard
+    return dataclasses.replace(saved, **changes, **kept, data=data, tensorboard=board)
 
 
 def continue_run(
