@@ -20,7 +20,7 @@ from torch import nn
 
 import nofuss
 from nofuss.cli import COMMANDS, main, parse
-from tests.doc_blocks import Block, blocks, commands
+from tests.doc_blocks import Block, blocks, commands, mentions
 from tests.running import started
 from tests.tiny_run import draw
 
@@ -183,6 +183,16 @@ def test_commands_are_all_described() -> None:
         if words[0] == "nofuss"
     }
     assert set(COMMANDS) <= used
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    """A command with arguments must parse; of a name alone there must be a command."""
+    for words in mentions(page):
+        if len(words) == 1:
+            assert words[0] in COMMANDS or words[0].startswith("--"), words
+        else:
+            parse(words)
 
 
 def test_the_test_sees_blocks(tmp_path: Path) -> None:
