@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nofuss.data import compact_labels, from_dataset, open_data
+    from nofuss.data import compact_labels, from_dataset, linked_groups, open_data
     from nofuss.estimator import ProxyEmbedding
     from nofuss.evaluate import kmeans, map_at_r, nmi, recall_at_k
     from nofuss.losses import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from nofuss.model.encoder import Encoder, load
     from nofuss.proxies import (
+        Balanced,
         Dynamic,
         Fractional,
         Several,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from nofuss.training.api import train
 
 _HOMES = {
-    "nofuss.data": ("compact_labels", "from_dataset", "open_data"),
+    "nofuss.data": ("compact_labels", "from_dataset", "linked_groups", "open_data"),
     "nofuss.model.encoder": ("Encoder", "load"),
     "nofuss.estimator": ("ProxyEmbedding",),
     "nofuss.evaluate": ("kmeans", "map_at_r", "nmi", "recall_at_k"),
@@ -58,6 +59,7 @@ _HOMES = {
         "Triplet",
     ),
     "nofuss.proxies": (
+        "Balanced",
         "Dynamic",
         "Fractional",
         "Several",
@@ -73,6 +75,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "NCA",
+    "Balanced",
     "Dynamic",
     "Encoder",
     "Fractional",
@@ -96,6 +99,7 @@ __all__ = [
     "count_triplets",
     "from_dataset",
     "kmeans",
+    "linked_groups",
     "load",
     "map_at_r",
     "nmi",

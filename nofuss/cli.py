@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib import import_module
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ import tyro
 
 from nofuss import __version__
 from nofuss.errors import NofussError, UsageError, unknown_name, visible
+from nofuss.terminal import help as help_page
 
 if sys.platform != "win32":
     import resource  # here: when memory is short there may be none left for it
@@ -38,7 +39,25 @@ COMMANDS = {
 }
 NEEDED_BYTES = 1200 * 2**20
 """Address space that torch, scikit-learn and the smallest training take with two threads."""
-IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index"}
+IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index", "reproduce"}
+
+OTHER_NAMES = {
+    **dict.fromkeys(("--lr", "--learning-rate", "--backbone-lr"), "--rate"),
+    **dict.fromkeys(("--head-lr", "--lr-head"), "--head-rate"),
+    **dict.fromkeys(("--proxy-lr", "--lr-proxies"), "--proxy-rate"),
+    **dict.fromkeys(("--bs", "--batch-size"), "--batch"),
+    **dict.fromkeys(("--embedding-size", "--embedding-dim", "--dimension"), "--dim"),
+    **dict.fromkeys(("--output", "--output-dir", "--out-dir", "-o"), "--out"),
+    **dict.fromkeys(("--num-workers", "--jobs", "-j"), "--workers"),
+    **dict.fromkeys(("--num-epochs", "--max-epochs"), "--epochs"),
+    **dict.fromkeys(("--image-size", "--img-size"), "--size"),
+    **dict.fromkeys(("--model", "--arch"), "--backbone"),
+    **dict.fromkeys(("--optim", "--opt"), "--optimizer"),
+    **dict.fromkeys(("--wd", "--decay"), "--weight-decay"),
+    "--scheduler": "--schedule",
+    "--gpu": "--device",
+}
+"""Names of options elsewhere → ours."""
 
 Call = partial[None]
 
@@ -56,8 +75,20 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
     name, *rest = argv
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
+    module = import_module(f"nofuss.commands.{name}")
+    main = module.main
+    if {"-h", "--help"} & set(rest):
+        groups = getattr(module, "GROUPS", {})
+        print(help_page.page(main, prog=f"nofuss {name}", groups=groups))
+        raise SystemExit(0)
     _check_address_space()
-    main = import_module(f"nofuss.commands.{name}").main
+    if sys.platform == "win32":
+        raise UsageError(
+            "the commands open folders and lock files in ways that Windows does not have; "
+            "run them in WSL 2 (the losses and scores work on Windows too, from Python)"
+        )
+    _check_other_names(name, main, rest)
+    rest = _spelled_out(rest, help_page.switches_of(main))
 
     @wraps(main)
     def bind(*args: Any, **kwargs: Any) -> Call:
@@ -66,6 +97,33 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
     call = tyro.cli(bind, prog=f"nofuss {name}", args=rest, config=(tyro.conf.FlagCreatePairsOff,))
     assert isinstance(call, partial)
     return name, call
+
+
+def _check_other_names(name: str, main: Callable[..., object], words: Sequence[str]) -> None:
+    """Raise UsageError for an option that goes by another name here."""
+    for word in words:
+        flag = word.split("=")[0]
+        ours = OTHER_NAMES.get(flag)
+        if ours is not None:
+            known = {word for o in help_page.options_of(main) for word in o.invocation.split()}
+            if ours in known and flag not in known:
+                raise UsageError(
+                    f"unknown option {flag}; it is {ours} here, see nofuss {name} --help"
+                )
+
+
+def _spelled_out(words: Sequence[str], switches: frozenset[str]) -> list[str]:
+    """Return the words with `--x` and `--no-x` as `--x True` and `--x False` for `bool | None`."""
+    spelled = list[str]()
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        flag = word.removeprefix("--").replace("-", "_")
+        if word.startswith("--no-") and flag.removeprefix("no_") in switches:
+            spelled += [f"--{word.removeprefix('--no-')}", "False"]
+        elif word.startswith("--") and flag in switches and following not in ("True", "False"):
+            spelled += [word, "True"]
+        else:
+            spelled.append(word)
+    return spelled
 
 
 def _overview(argv: Sequence[str]) -> NoReturn:

@@ -5,7 +5,7 @@ help. A field left at None is filled by the preset, which is chosen by the data.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -37,15 +37,26 @@ class Preprocessing:
     """Mirror at random in training; off where left and right differ in meaning (characters)."""
     affine: float = 0.0
     """Strength of small random affine changes in training (0 = none): rotation, scale, shift."""
+    zoom: float = field(default=1.0, repr=False)  # no repr: features of centre crops are the same
+    """Least share of a picture's area that a random crop in training shows; 1 does not zoom."""
+    light: float = field(default=0.0, repr=False)
+    """Strength of random changes of brightness and contrast in training (0 = none)."""
+
+
+NAMED_DATA = ("han",)
+"""Data sets that a word stands for, instead of a path."""
+
+
+def is_named_data(path: Path) -> bool:
+    """Return whether the word is a data set's name; a file or folder of that name comes first."""
+    return str(path) in NAMED_DATA and not path.exists()
 
 
 _by_preset = "(default: by the preset)"
 _Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_by_preset)]
 _Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=_by_preset)]
 _Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint=_by_preset)]
-_Switch = Annotated[
-    bool | None, tyro.conf.arg(metavar="{True,False}", help_behavior_hint=_by_preset)
-]
+_Switch = Annotated[bool | None, tyro.conf.arg(help_behavior_hint=_by_preset)]
 _Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 
 
@@ -58,8 +69,22 @@ class TrainConfig:
         tyro.conf.Positional,
         tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the built-in characters)"),
     ] = None
-    """A folder of class folders, a CSV (path,label or anchor,positive,negative), arrays (.npz,
-    .safetensors), or the official folder of CUB-200-2011, Cars196 or Stanford Online Products."""
+    """A folder of class folders, a CSV (path,label or anchor,positive,negative or a,b,same), arrays
+    (.npz, .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the
+    official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han: 22,634
+    characters, drawn with fonts of Debian."""
+    corrections: _Path = None
+    """A CSV of corrected labels (item,label,corrected), written by the page of `nofuss serve`."""
+    class_level: Annotated[
+        int | None,
+        tyro.conf.arg(metavar="N", help_behavior_hint="(default: the innermost folder)"),
+    ] = None
+    """Folders in folders: which of them is the class, 1 for the outermost."""
+    label_pattern: Annotated[
+        str | None, tyro.conf.arg(metavar="REGEX", help_behavior_hint="(default: the folder)")
+    ] = None
+    """The class is in the name: a regular expression, searched in the path below DATA, whose first
+    group is the class, as '^(.+)_' for robin_17.jpg."""
     out: Annotated[
         Path | None,
         tyro.conf.arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),
@@ -72,23 +97,30 @@ class TrainConfig:
     preset: Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] = "auto"
     """Settings that go together. auto chooses by the data: frozen for photographs (the backbone is
     fixed, its features are computed once), small for small pictures, vectors for vectors. finetune
-    trains the whole network; paper trains it as the paper does."""
+    also trains the last stages of the network; paper trains all of it as the paper does."""
     freeze: bool = False
     """Short for --preset frozen."""
 
     loss: str = "proxy-nca"
-    """proxy-nca, proxy-triplet, proxy-nca++, proxy-anchor, soft-triple; or over instances:
-    nca, triplet, semi-hard, lifted, n-pairs, clustering."""
-    assignment: Literal["static", "dynamic"] = "static"
-    """static: each label has its proxy. dynamic: each point takes the closest proxy."""
+    """What training makes small: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
+    proxy-anchor, soft-triple; or over pairs of items, without proxies: nca, triplet, semi-hard,
+    lifted, n-pairs, clustering."""
+    assignment: Literal["static", "dynamic", "balanced"] = "static"
+    """How an item finds its proxy, the learned point that stands for its class. static: by its
+    label. dynamic: the closest one, so that no labels are needed. balanced: each label, or group of
+    items that triplets or pairs link, takes the closest one of those least used, and keeps it."""
     proxies_per_class: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None
-    """Below 1, labels share proxies; above 1, each label has several."""
-    scale: _Number = None
-    """2·N_x·N_p, the scale of the cosine; the loss's own default if not given."""
+    """Proxies that stand for a class; below 1, classes share them."""
+    scale: Annotated[
+        float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: by the loss)")
+    ] = None
+    """How sharply the loss tells near from far: with a larger value only the closest proxies
+    count, with a smaller one all of them do (the factor of the cosine; 2·N_x·N_p in the paper)."""
     free_norms: bool = False
-    """Leave the norms of embeddings and proxies free, as the paper trains; no scale then."""
+    """Let the lengths of embeddings and proxies be learned too, as the paper does, in place of
+    --scale."""
 
     backbone: _Text = None
     """convnet, inception-bn, efficientnet-lite0, -lite1, -lite2, timm:NAME."""
@@ -105,30 +137,44 @@ class TrainConfig:
     size: _Count = None
     """Side of the picture that the backbone sees; the backbone's own if not given."""
     mirror: _Switch = None
-    """Average the features of each picture and its mirror image, in search too: better neighbours
-    for twice the time a picture. Not for characters."""
+    """Average the features of each picture that is searched or scored with those of its mirror
+    image: better neighbours for twice the time a picture. Not for characters."""
     start: Annotated[
         Literal["random", "pca", "whitened"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
     ] = None
-    """Where the head starts. whitened: features divided by their scatter within classes, then
-    their principal components, proxies at class means. pca: the principal components alone."""
+    """Where the head starts. whitened: directions in which items of a class differ count less,
+    then the principal components, with proxies at the class means. pca: the principal components
+    alone."""
     untrained: bool = False
-    """Keep the backbone's features as they are, or with --dim their principal components, for
-    comparison."""
+    """Keep the backbone's features as they are, or with --dim their principal components."""
     shrinkage: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: chosen on folds)")
     ] = None
-    """With --start whitened: how little to trust the measured scatter, from 0 to 1 (α)."""
+    """With --start whitened: 0 trusts the measured differences within classes, 1 ignores them and
+    treats all directions alike (α)."""
     center: _Switch = None
-    """Subtract the features' mean before the head (whitened: chosen on folds)."""
+    """Subtract what all pictures have in common, the average of their features, before anything
+    else (x − x̄; with --start whitened chosen on folds)."""
     root: _Switch = None
-    """Take the root of the backbone's features before the head (Perronnin et al. 2010; whitened:
-    chosen on folds)."""
+    """Take the square root of each feature, so that a few very large ones do not decide alone
+    (sign(x)·√|x|, Perronnin et al. 2010; with --start whitened chosen on folds)."""
     folds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 4)")] = (
         None
     )
     """Fixed features: folds of the training classes on which the start is chosen and training has
     to prove its gain; 0 skips both and always trains."""
+    unfreeze: Annotated[
+        str | None, tyro.conf.arg(metavar="N|all", help_behavior_hint=_by_preset)
+    ] = None
+    """With --preset finetune: how many of the network's last stages are trained, on activations
+    that are kept in the cache. all: the whole network, without kept activations."""
+    lora: Annotated[int | None, tyro.conf.arg(metavar="RANK", help_behavior_hint="")] = None
+    """With --preset finetune on a transformer: train low-rank changes of this rank to its attention
+    and MLP layers instead of their weights (Hu et al. 2021); merged when the model is saved."""
+    zoom: _Number = None
+    """Least share of a picture that a random crop in training shows; 1 crops without resizing."""
+    views: _Count = None
+    """With --unfreeze N: random views of each picture; an epoch uses one of them."""
     freeze_batch_norm: _Switch = None
     """Keep the batch-norm statistics of the backbone fixed."""
     warmup: _Count = None
@@ -155,10 +201,11 @@ class TrainConfig:
     weight_decay: _Number = None
     """Weight decay of backbone and head; proxies have none."""
     schedule: Annotated[
-        Literal["exponential", "cosine", "constant"] | None,
+        Literal["exponential", "cosine", "ramp", "constant"] | None,
         tyro.conf.arg(help_behavior_hint=_by_preset),
     ] = None
-    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero."""
+    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero.
+    ramp: the same, after a rise within the first epoch."""
 
     seed: int = 0
     """Seed for the split, the order, the augmentation and the initial weights."""
@@ -174,7 +221,7 @@ class TrainConfig:
     allow_shared: bool = False
     """Accept data whose own split has classes on both sides."""
     holdout: _Number = None
-    """Trainable backbones: share of the *training* classes held out to monitor training; 0 trains
+    """Trainable backbones: share of the training classes held out to monitor training; 0 trains
     on all of them."""
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
     """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
@@ -185,8 +232,7 @@ class TrainConfig:
     tensorboard: _Path = None
     """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
-    """Linux: let the allocator keep freed memory, which makes training faster and holds it at its
-    peak; --no-keep-memory returns it."""
+    """Linux: return freed memory at once. By default it is kept, which makes training faster."""
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -227,14 +273,17 @@ def _fits(value: Any, hint: Any) -> bool:
 
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("dim", "batch"), (1, 2**31)),
+    **dict.fromkeys(("dim", "batch", "views"), (1, 2**31)),
+    "lora": (1, 1025),
     **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
     "workers": (0, 1025),
     **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
     **dict.fromkeys(("test_share", "holdout"), (0, 1)),
     "shrinkage": (0, 1.0000001),
+    "zoom": (0.01, 1.0000001),
     "folds": (0, 65),
     "size": (16, 4096),
+    "class_level": (1, 65),
     "seed": (0, 2**31),
     "checkpoint_seconds": (0, float("inf")),
 }

@@ -1,5 +1,6 @@
 """The commands as a user meets them: real processes, real signals, real files."""
 
+import io
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -343,6 +345,36 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     assert "data differ" in one_line(nofuss("train", "--out", "run", "--resume"), 2)
 
 
+def test_labels_in_file_names_and_in_shards(nofuss: Call, home: Path, tmp_path: Path) -> None:
+    """Trained, scored, indexed and searched without a class folder; the run knows how."""
+    (tmp_path / "flat").mkdir()
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        for picture in sorted((home / "photos").rglob("*.png")):
+            number = picture.parent.name.removeprefix("class ")
+            shutil.copy(picture, tmp_path / "flat" / f"bird{number}-{picture.name}")
+            shard.add(picture, f"{number}{picture.stem}.png")
+            label = tarfile.TarInfo(f"{number}{picture.stem}.cls")
+            label.size = 5
+            shard.addfile(label, io.BytesIO(f"bird{number}".encode()))
+    same = []
+    for data, flags in (("flat", ("--label-pattern", "^(.+)-")), ("shard.tar", ())):
+        run = Path(f"run-{data}")
+        outcome = nofuss("train", data, "--out", run, "--epochs", 1, "--dim", 8, *flags)
+        assert outcome.code == 0, outcome.err
+        assert "8 classes, 32 images" in outcome.out
+        outcome = nofuss("evaluate", run, "--json")
+        assert outcome.code == 0, outcome.err
+        same.append(json.loads(outcome.out)["recall@1"])
+        assert nofuss("index", run, data).code == 0
+        found = nofuss("search", run, "flat/bird3-0.png", "-k", 1, "--json")
+        (nearest,) = json.loads(found.out)["queries"][0]["neighbours"]
+        assert nearest["label"] == "bird3"
+        assert nearest["distance"] == pytest.approx(0, abs=1e-3)
+    assert same[0] == same[1]
+    refused = nofuss("train", "shard.tar", "--out", "no", "--class-level", 1)
+    assert "has labels of its own" in one_line(refused, 2)
+
+
 def test_queries_search_a_gallery(nofuss: Call, home: Path, tmp_path: Path) -> None:
     """As folders, as one CSV that says who is what, and with the queries in the gallery."""
     photos = tmp_path / "photos"
@@ -425,11 +457,13 @@ def test_triplets_take_fewer_proxies_than_classes(nofuss: Call, home: Path) -> N
 def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
     outcome = nofuss("train", home / "triplets.csv", "--out", "run", "--epochs", 2)
     assert outcome.code == 0, outcome.err
-    assert "assignment is dynamic" in outcome.out
+    assert "8 groups of items that the triplets link" in outcome.out
     assert "32 triplets" in outcome.out
     outcome = nofuss("evaluate", "run", home / "photos", "--json")
     assert json.loads(outcome.out)["classes"] == 8
-    assert "kept no classes for testing" in one_line(nofuss("evaluate", "run"), 2)
+    scores = json.loads(Path("run/scores.json").read_text())
+    again = nofuss("evaluate", "run", "--json")
+    assert json.loads(again.out)["ordered"] == scores["ordered"]
 
 
 @pytest.mark.parametrize(
@@ -611,3 +645,58 @@ def test_few_classes_and_items(
 def test_data_without_supervision(nofuss: Call) -> None:
     np.savez("x.npz", vectors=np.ones((5, 3), np.float32))
     assert "neither labels nor triplets" in one_line(nofuss("train", "x.npz"), 2)
+
+
+def test_pairs_end_to_end(nofuss: Call, home: Path) -> None:
+    """Pairs are learned by groups, scored with an interval, and named in report and card."""
+    rows = ["a,b,same"]
+    for line in (home / "triplets.csv").read_text().splitlines()[1:]:
+        anchor, positive, negative = line.split(",")
+        rows += [f"{anchor},{positive},1", f"{anchor},{negative},0"]
+    (home / "pairs.csv").write_text("\n".join(rows))
+    outcome = nofuss("train", home / "pairs.csv", "--out", "run", "--epochs", 2)
+    assert outcome.code == 0, outcome.err
+    assert "8 groups of items that the pairs link" in outcome.out
+    assert "in the right order" in outcome.out
+    scores = json.loads(Path("run/scores.json").read_text())
+    low, high = scores["ordered_interval"]
+    assert 0 <= low <= scores["ordered"] <= high <= 1
+    assert "ordered" in Path("run/README.md").read_text()
+    assert "in the right order" in Path("run/report.html").read_text()
+    again = nofuss("evaluate", "run", home / "triplets.csv", "--json")
+    assert json.loads(again.out)["triplets"] == 32
+    other = nofuss("train", home / "pairs.csv", "--out", "other", "--epochs", 1)
+    assert other.code == 0, other.err
+    assert "has no labels, so its runs can't be compared" in one_line(
+        nofuss("compare", "run", "other"), 2
+    )
+    refused = nofuss("train", home / "pairs.csv", "--assignment", "dynamic", "--out", "no")
+    assert "dynamic assignment learns from triplets" in one_line(refused, 2)
+
+
+def test_labels_and_triplets_give_both_scores(nofuss: Call, home: Path) -> None:
+    with np.load(home / "vectors.npz") as arrays:
+        start = 6 * np.repeat(np.arange(12), 5)
+        triplets = np.stack([start, start + 1 + np.arange(60) % 5, (start + 6) % 72], axis=1)
+        np.savez("both.npz", triplets=triplets, **arrays)
+    options = ("--test-share", 0.5, "--epochs", 1, "--dim", 8)
+    outcome = nofuss("train", "both.npz", "--out", "run", *options)
+    assert outcome.code == 0, outcome.err
+    scores = json.loads(Path("run/scores.json").read_text())
+    assert {"recall@1", "ordered", "triplets"} <= scores.keys()
+    assert scores["triplets"] == 30
+    again = json.loads(nofuss("evaluate", "run", "--json").out)
+    assert again["ordered"] == scores["ordered"]
+    assert again["recall@1"] == scores["recall@1"]
+
+
+def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -> None:
+    random = np.random.default_rng(0)
+    rows = np.array([random.permutation(30)[:3] for _ in range(200)])
+    np.savez("judged.npz", vectors=random.normal(size=(30, 8)), triplets=rows)
+    outcome = nofuss("train", "judged.npz", "--out", "run", "--epochs", 1, "--dim", 4)
+    assert outcome.code == 0, outcome.err
+    assert "triplets are learned as they are (chains of items" in outcome.out
+    assert json.loads(Path("run/scores.json").read_text())["triplets"] == 40
+    refused = nofuss("train", "judged.npz", "--assignment", "balanced", "--out", "no")
+    assert "can't be learned by groups" in one_line(refused, 2)

@@ -19,8 +19,11 @@ WHERE = Path("run/config.json")
 CHOSEN = {"dim", "root", "center", "shrinkage", "epochs", "head_rate", "proxy_rate", "holdout"}
 # What a loss, a data set or nobody in particular decides, not the preset.
 OPEN = {
+    "class_level",
+    "label_pattern",
     "shrinkage",
     "data",
+    "corrections",
     "out",
     "weights",
     "scale",
@@ -28,6 +31,10 @@ OPEN = {
     "per_class",
     "test_share",
     "tensorboard",
+    "lora",
+    "unfreeze",
+    "views",
+    "zoom",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.running import started
 from torture import damage, disk, memory
 from torture.faults import Commands, faulty_commands
-from torture.training import Place, command, differing, environment, prepare
+from torture.training import LAST_STAGES, Place, command, differing, environment, prepare
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,6 +56,43 @@ def test_a_fault_at_a_write(
     verdict = disk.run_with_fault(run_command, place, kind, 1 + int(share * writes))
     assert verdict.complaints == []
     assert not verdict.finished
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A training of the last stages on kept activations."""
+    return prepare(tmp_path_factory.mktemp("kept"), epochs=3, flags=LAST_STAGES)
+
+
+@pytest.fixture(scope="module")
+def run_kept(kept: Place) -> Iterator[Commands]:
+    with faulty_commands(kept.home) as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def cache_writes(run_kept: Commands, kept: Place) -> int:
+    return disk.cache_writes_of(run_kept, kept)
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [
+        ("full (ENOSPC)", 0.3),
+        ("full (ENOSPC)", 0.7),
+        ("failing once (EIO)", 0.6),
+        ("read-only (EROFS)", 0.0),
+        ("killed at the call", 0.6),
+        ("killed at the call", 0.9),
+    ],
+)
+def test_a_fault_in_the_cache(
+    kind: str, share: float, run_kept: Commands, kept: Place, cache_writes: int
+) -> None:
+    """Activations that can't be kept are computed again; the model has the same bits."""
+    assert cache_writes > 40
+    at = 1 + int(share * cache_writes)
+    assert disk.run_with_cache_fault(run_kept, kept, kind, at).complaints == []
 
 
 def test_faults_do_happen(run_command: Commands, place: Place) -> None:

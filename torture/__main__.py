@@ -16,7 +16,7 @@ from rich.table import Table
 from torture import damage, disk, kill, memory
 from torture.attack import attack
 from torture.faults import faulty_commands
-from torture.training import prepare
+from torture.training import LAST_STAGES, prepare
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -60,27 +60,52 @@ def _last(tallies: Iterator[kill.Tally]) -> kill.Tally:
 def disks(home: Path, options: argparse.Namespace) -> list[str]:
     """Fail every write of a run in turn, in every way; and run on disks that are too small."""
     place = prepare(home, epochs=2)
-    table = Table("disk", "faults", "refused", "without effect", "slowest end, s", "complaints")
-    complaints: list[str] = []
+    table = _Disks()
+    with faulty_commands(home) as run_command:
+        writes = range(1, disk.writes_of(run_command, place) + 1, options.every)
+        for kind in disk.KINDS:
+            table.add(
+                kind, {at: disk.run_with_fault(run_command, place, kind, at) for at in writes}
+            )
+        if disk.can_mount(place):
+            sizes = [4 * 2**i for i in range(12)]  # KB, to 8 MB
+            table.add("really full", {size: disk.fill(run_command, place, size) for size in sizes})
+    return table.show()
 
-    def add_row(kind: str, verdicts: dict[int, disk.Verdict]) -> None:
+
+def caches(home: Path, options: argparse.Namespace) -> list[str]:
+    """Fail every write into the cache of a run that keeps activations, in every way."""
+    place = prepare(home, epochs=3, flags=LAST_STAGES)
+    table = _Disks()
+    with faulty_commands(home) as run_command:
+        writes = range(1, disk.cache_writes_of(run_command, place) + 1, options.every)
+        for kind in disk.KINDS:
+            faults = {at: disk.run_with_cache_fault(run_command, place, kind, at) for at in writes}
+            table.add(kind, faults)
+    return table.show()
+
+
+class _Disks:
+    """The table of a campaign on disks, a row a kind of failure."""
+
+    def __init__(self) -> None:
+        header = ("faults", "refused", "without effect", "slowest end, s", "complaints")
+        self.table, self.complaints = Table("disk", *header), list[str]()
+
+    def add(self, kind: str, verdicts: dict[int, disk.Verdict]) -> None:
+        """Add the verdicts of a kind."""
         found = [f"{kind}, {at}: {text}" for at, v in verdicts.items() for text in v.complaints]
         without = sum(verdict.finished for verdict in verdicts.values())
         slowest = max(verdict.seconds for verdict in verdicts.values())
         counts = (len(verdicts), len(verdicts) - without, without, f"{slowest:.1f}", len(found))
-        table.add_row(kind, *map(str, counts))
+        self.table.add_row(kind, *map(str, counts))
         console.print(f"[dim]{kind}: {len(verdicts)} done, {len(found)} complaints[/dim]")
-        complaints.extend(found)
+        self.complaints += found
 
-    with faulty_commands(home) as run_command:
-        writes = range(1, disk.writes_of(run_command, place) + 1, options.every)
-        for kind in disk.KINDS:
-            add_row(kind, {at: disk.run_with_fault(run_command, place, kind, at) for at in writes})
-        if disk.can_mount(place):
-            sizes = [4 * 2**i for i in range(12)]  # KB, to 8 MB
-            add_row("really full", {size: disk.fill(run_command, place, size) for size in sizes})
-    console.print(table)
-    return complaints
+    def show(self) -> list[str]:
+        """Print the table; return all complaints."""
+        console.print(self.table)
+        return self.complaints
 
 
 def damages(home: Path, options: argparse.Namespace) -> list[str]:
@@ -124,6 +149,7 @@ def attacks(home: Path, options: argparse.Namespace) -> list[str]:
 CAMPAIGNS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {
     "kill": kills,
     "disk": disks,
+    "cache": caches,
     "damage": damages,
     "memory": memories,
     "attack": attacks,

@@ -1,6 +1,6 @@
 """Pictures that are small to send and expensive to open: a catalogue of all formats.
 
-The six formats that are opened get bombs of their own, by size, shape, depth, structure and
+The formats that are opened get bombs of their own, by size, shape, depth, structure and
 metadata; every other format that Pillow knows how to write gets one, to be refused unread.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from torture.avif_bombs import avif_at_the_limit, avif_bombs
 from torture.more_bombs import SIDE, UPLOAD, Make, bmp_bombs, gif_bombs, tiff_bombs, webp_bombs
 from torture.picture_files import (
     GRAY,
@@ -187,7 +188,6 @@ def _others() -> dict[str, Make]:
     image = Image.new("RGB", (256, 256), "gray")
     modes = {"BLP": "P", "MSP": "1", "XBM": "1", "SPIDER": "F", "FITS": "L", "GBR": "L"}
     kinds = (
-        "AVIF",
         "BLP",
         "DDS",
         "EPS",
@@ -216,6 +216,11 @@ def bombs() -> dict[str, Make]:
         "GIF": gif_bombs(),
         "WebP": webp_bombs(),
         "BMP": bmp_bombs(),
+        "AVIF": avif_bombs(),
     }
-    made |= {"TIFF": tiff_bombs(), "at the limit": _at_the_limit(), "another format": _others()}
+    made |= {
+        "TIFF": tiff_bombs(),
+        "at the limit": _at_the_limit() | avif_at_the_limit(),
+        "another format": _others(),
+    }
     return {f"{form}, {name}": make for form, each in made.items() for name, make in each.items()}

@@ -53,6 +53,39 @@ def run_with_fault(run_command: Commands, place: Place, kind: str, at: int) -> V
     return Verdict(complaints + _resume(run_command, place, run), outcome.seconds, not outcome.code)
 
 
+def cache_writes_of(run_command: Commands, place: Place) -> int:
+    """Return how many calls of a run change something in an empty cache."""
+    run = place.home / "counted"
+    for folder in (run, place.cache):
+        shutil.rmtree(folder, ignore_errors=True)
+    outcome = run_command(*place.first(run), fault=Fault(place.cache, at=0))
+    assert outcome.code == 0, outcome.said
+    assert list(place.cache.glob("activations-*.bin"))
+    shutil.rmtree(run)
+    return outcome.writes
+
+
+def run_with_cache_fault(run_command: Commands, place: Place, kind: str, at: int) -> Verdict:
+    """Run with an empty cache that fails at one write; the result must have the same bits.
+
+    A cache is optional: only a kill may end the command.
+    """
+    error, once = KINDS[kind]
+    run = place.home / "faulty"
+    for folder in (run, place.cache):
+        shutil.rmtree(folder, ignore_errors=True)
+    outcome = run_command(*place.first(run), fault=Fault(place.cache, at, error, once))
+    expected = -9 if error == KILL else 0
+    complaints = [] if outcome.code == expected else [f"exit {outcome.code}: {outcome.said!r}"]
+    told = [line for line in outcome.said.splitlines() if "activations" in line]
+    if len(told) > 1 or "Traceback" in outcome.said:
+        complaints.append(f"unclear: {told}")
+    if error == KILL:
+        return Verdict(complaints + _resume(run_command, place, run), outcome.seconds, False)
+    complaints += [f"differs: {name}" for name in differing(run, place.reference)]
+    return Verdict(complaints, outcome.seconds, not told)
+
+
 def fill(run_command: Commands, place: Place, kilobytes: int) -> Verdict:
     """Run on a real disk that is too small, enlarge it and resume; needs root."""
     disk = place.home / "small"

@@ -101,3 +101,11 @@ CALL(int, renameat2, (int d, const char *p, int e, const char *q, unsigned f), (
 CALL(int, unlink, (const char *p), (p), AT_FDCWD, p, 0)
 CALL(int, unlinkat, (int d, const char *p, int f), (d, p, f), d, p, 0)
 CALL(int, rmdir, (const char *p), (p), AT_FDCWD, p, 0)
+
+/* Unlike the others it returns the error. */
+int posix_fallocate64(int f, off64_t start, off64_t n) {
+    return fails(f, NULL, 1) ? errno : REAL(posix_fallocate64)(f, start, n);
+}
+int posix_fallocate(int f, off_t start, off_t n) {
+    return fails(f, NULL, 1) ? errno : REAL(posix_fallocate)(f, start, n);
+}

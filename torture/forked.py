@@ -17,8 +17,8 @@ from torture.measured import PATIENCE, Ended
 
 PRELOADED = (
     "nofuss.training.pipeline",
-    "nofuss.commands.evaluate",
-    "nofuss.commands.search",
+    "nofuss.report.scoring",
+    "nofuss.search.finding",
     "torch._dynamo",
 )
 

@@ -11,7 +11,13 @@ import numpy as np
 from PIL import Image
 
 STEPS_PER_EPOCH = 2
-FLAGS = ("--preset", "small", "--size", "16", "--batch", "8", "--dim", "4", "--holdout", "0")
+_SIZES = ("--size", "16", "--batch", "8", "--dim", "4", "--holdout", "0")
+FLAGS = ("--preset", "small", *_SIZES)
+LAST_STAGES = (
+    *("--preset", "finetune", "--backbone", "convnet", "--start", "pca", "--warmup", "0"),
+    *("--unfreeze", "2", "--views", "2", *_SIZES),
+)
+"""Flags that train the last stages on kept activations."""
 
 
 def write_pictures(folder: Path) -> Path:
@@ -43,10 +49,17 @@ class Place(NamedTuple):
     data: Path
     epochs: int
     reference: dict[str, bytes]
+    flags: tuple[str, ...] = FLAGS
+
+    @property
+    def cache(self) -> Path:
+        """The folder that holds what can be computed again."""
+        return self.home / "cache"
 
     def first(self, run: Path) -> tuple[str, ...]:
         """Return the arguments that start a run."""
-        return ("train", str(self.data), "--out", str(run), *FLAGS, "--epochs", str(self.epochs))
+        words = ("train", str(self.data), "--out", str(run), *self.flags)
+        return (*words, "--epochs", str(self.epochs))
 
     def again(self, run: Path) -> tuple[str, ...]:
         """Return the arguments that resume a run, or start it if it does not exist."""
@@ -55,9 +68,9 @@ class Place(NamedTuple):
         return ("train", "--out", str(run), "--resume")
 
 
-def prepare(home: Path, *, epochs: int) -> Place:
+def prepare(home: Path, *, epochs: int, flags: tuple[str, ...] = FLAGS) -> Place:
     """Write the data and train once without disturbance."""
-    place = Place(home, write_pictures(home / "data"), epochs, {})
+    place = Place(home, write_pictures(home / "data"), epochs, {}, flags)
     run = home / "undisturbed"
     subprocess.run(
         command(*place.first(run)),

@@ -3,16 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from tyro.conf import arg
 
 from nofuss.config import TrainConfig
-from nofuss.data import open_data
-from nofuss.distributed import processes
-from nofuss.run.embeddings import load_embeddings
-from nofuss.search import Index
-from nofuss.terminal import console
-from nofuss.training.pipeline import run_training
 
 
 def main(
@@ -31,6 +24,10 @@ def main(
         epochs: Passes over the training characters.
         seed: Seed for the split, the order, the augmentation and the initial weights.
     """
+    from nofuss.distributed import processes  # all here, so that --help does not load torch
+    from nofuss.terminal import console
+    from nofuss.training.pipeline import run_training
+
     console.say(
         "The built-in set: characters in the typefaces of matplotlib; a class is a character."
     )
@@ -44,6 +41,8 @@ def main(
 
 
 def _show_what_it_learned(path: Path, *, seed: int) -> None:
+    from nofuss.terminal import console
+
     _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. To train on your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
@@ -51,6 +50,13 @@ def _show_what_it_learned(path: Path, *, seed: int) -> None:
 
 def _show_a_search(run: Path, *, seed: int) -> None:
     """Print the neighbours of a few characters that training has not seen."""
+    import numpy as np
+
+    from nofuss.data import open_data
+    from nofuss.run.embeddings import load_embeddings
+    from nofuss.search import Index
+    from nofuss.terminal import console
+
     kept, characters = load_embeddings(run), open_data(None)
     assert kept is not None
     assert characters.labels is not None

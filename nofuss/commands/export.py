@@ -7,17 +7,6 @@ from tyro.conf import arg
 
 from nofuss.commands import RunPath
 from nofuss.errors import TrainingError, UsageError
-from nofuss.files.atomic import write_file
-from nofuss.model.encoder import load
-from nofuss.model.export import (
-    LARGEST_DIFFERENCE,
-    largest_difference,
-    onnx_packages,
-    real_inputs,
-    to_onnx,
-)
-from nofuss.run.directory import open_run
-from nofuss.terminal import console
 
 
 def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> None:
@@ -27,20 +16,26 @@ def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> No
         run: A run directory of `nofuss train`.
         onnx: The file to write; never overwritten. Needs pip install 'nofuss[onnx]'.
     """
+    from nofuss.files.atomic import write_file  # all here, so that --help does not load torch
+    from nofuss.model import export
+    from nofuss.model.encoder import load
+    from nofuss.run.directory import open_run
+    from nofuss.terminal import console
+
     if onnx.suffix != ".onnx":
         raise UsageError(f"--onnx {onnx} does not end in .onnx; give a name that does")
     if onnx.exists():
         raise UsageError(f"{onnx} exists and is never overwritten; give another name")
-    exporter, runtime = onnx_packages()
+    exporter, runtime = export.onnx_packages()
     encoder = load(run, device="cpu")
-    inputs, what = real_inputs(encoder, open_run(run).config.data)
+    inputs, what = export.real_inputs(encoder, open_run(run).config.data)
     onnx.parent.mkdir(parents=True, exist_ok=True)
-    content = to_onnx(encoder, inputs, exporter)
-    difference = largest_difference(encoder, inputs, content, runtime)
-    if not difference <= LARGEST_DIFFERENCE:
+    content = export.to_onnx(encoder, inputs, exporter)
+    difference = export.largest_difference(encoder, inputs, content, runtime)
+    if not difference <= export.LARGEST_DIFFERENCE:
         raise TrainingError(
             f"the exported model differs from the original by {difference:.2g}, expected at most "
-            f"{LARGEST_DIFFERENCE:g}; nothing was written; please report this"
+            f"{export.LARGEST_DIFFERENCE:g}; nothing was written; please report this"
         )
     write_file(onnx, content)
     console.say(

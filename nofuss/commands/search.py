@@ -1,34 +1,17 @@
 """`nofuss search`: find what is most like a picture, in the run's index or its test items."""
 
-import io
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
-from torch import Tensor
 from tyro.conf import Positional, arg
 
 from nofuss.commands import RunPath, check_new_png
-from nofuss.data import open_data
-from nofuss.data.collection import printable
-from nofuss.errors import DataError, UsageError
-from nofuss.files.atomic import write_file
-from nofuss.model.encoder import Encoder, load
-from nofuss.run.directory import open_run
-from nofuss.search.grid import Cell, draw_grid
-from nofuss.search.index import Index
-from nofuss.search.searchable import Pictures, open_searchable
-from nofuss.terminal import console
-
-METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
+from nofuss.errors import UsageError
 
 
 def main(
     run: RunPath,
-    pictures: Annotated[
-        tuple[Path, ...], Positional, arg(metavar="PICTURE", help_behavior_hint="(required)")
-    ],
+    pictures: Annotated[tuple[Path, ...], Positional, arg(metavar="PICTURE")],
     *,
     k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10,
     json: bool = False,
@@ -52,93 +35,6 @@ def main(
         raise UsageError(f"-k is {k}; expected 1 or more")
     if show is not None:
         check_new_png("--show", show)
-    opened, encoder = open_run(run), load(run)
-    names, vectors = _embed_queries(encoder, pictures)
-    searchable = open_searchable(opened, encoder, say=_be_silent if json else console.say)
-    index = searchable.index
-    distances, rows = index.search(vectors, k)
-    threshold = encoder.extra.get("threshold")
-    results = [
-        answer(name, d, r, index, threshold=threshold)
-        for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
-    ]
-    if json:
-        content = {"run": str(run), "metric": METRIC, "threshold": threshold, "queries": results}
-        console.answer(content)
-    else:
-        for result in results:
-            _print(result, threshold)
-        if threshold is None:
-            console.say("no threshold is known: training held out too few classes to find one")
-    if show is not None:
-        _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
-        if not json:
-            console.say(f"results as a picture: {show}")
+    from nofuss.search.finding import find_similar  # here, so that --help does not load torch
 
-
-def answer(
-    query: str,
-    distances: Sequence[float],
-    rows: Sequence[int],
-    index: Index,
-    *,
-    threshold: float | None,
-) -> dict[str, Any]:
-    """Return a query's neighbours, ready for JSON; `found` is None without a threshold."""
-    neighbours = [
-        {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
-        for distance, row in zip(distances, rows, strict=True)
-        if row >= 0
-    ]
-    nearest = min(distances, default=float("inf"))
-    found = None if threshold is None else nearest <= threshold
-    return {"query": query, "found": found, "neighbours": neighbours}
-
-
-def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
-    """Embed pictures, and every row of files of arrays, before anything is printed."""
-    names, vectors = list[str](), list[Tensor]()
-    for query in queries:
-        if query.suffix.lower() in (".npz", ".safetensors"):
-            collection = open_data(query)
-            names += [f"{query}#{row}" for row in range(len(collection))]
-            vectors.append(encoder.embed_collection(collection))
-        elif encoder.preprocessing is None:
-            raise DataError(f"{printable(query)}: the model takes vectors; give an .npz of them")
-        else:
-            names.append(str(query))
-            vectors.append(encoder.embed([query]))
-    return names, torch.cat(vectors)
-
-
-def _print(result: dict[str, Any], threshold: float | None) -> None:
-    """Print a heading and a line a neighbour."""
-    console.say(printable(result["query"]))
-    if result["found"] is False:
-        console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
-    for neighbour in result["neighbours"]:
-        label = neighbour["label"] if neighbour["label"] is not None else "–"
-        console.say(
-            f"  {neighbour['distance']:.3f}  {printable(label)}  {printable(neighbour['path'])}"
-        )
-
-
-def _be_silent(_: str) -> None:
-    """Say nothing: the output is JSON."""
-
-
-def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Pictures) -> None:
-    rows: list[list[Cell]] = []
-    for result in results:
-        query = result["query"]
-        verdict = "nothing like this here" if result["found"] is False else "query"
-        row: list[Cell] = [(pictures[query], printable(Path(query).name), verdict)]
-        for neighbour in result["neighbours"]:
-            label, distance = neighbour["label"], f"{neighbour['distance']:.3f}"
-            shown = "no label" if label is None else printable(label)
-            row.append((pictures[neighbour["path"]], shown, distance))
-        rows.append(row)
-    buffer = io.BytesIO()
-    draw_grid(rows).save(buffer, "PNG")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_file(file, buffer.getvalue())
+    find_similar(run, pictures, k=k, as_json=json, show=show)

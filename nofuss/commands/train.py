@@ -6,6 +6,20 @@ from tyro.conf import Suppress, arg
 
 from nofuss.config import TrainConfig
 
+GROUPS = {
+    "What you will touch": (
+        *("out", "epochs", "preset", "dim", "test_share", "seed", "device", "resume"),
+        *("class_level", "label_pattern"),
+    ),
+    "What you may touch": (),
+    "What the paper and its experiments need": (
+        *("loss", "assignment", "proxies_per_class", "scale", "free_norms", "proxy_rate"),
+        *("per_class", "start", "shrinkage", "center", "root", "optimizer", "schedule", "warmup"),
+        *("freeze_batch_norm", "untrained"),
+    ),
+}
+"""Headings of the help page → settings; the one without names has all others."""
+
 
 def main(
     config: Annotated[TrainConfig, arg(name="")], *, given: Suppress[frozenset[str]] = frozenset()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nofuss.data.decode import PictureError
     from nofuss.data.detect import open_data
     from nofuss.data.folder import find_pictures
+    from nofuss.data.links import linked_groups
     from nofuss.data.loader import Batch, batches
     from nofuss.data.pictures import decode_ahead
     from nofuss.data.sampling import in_order, m_per_class, shuffled
@@ -33,6 +34,7 @@ _HOMES = {
     "decode": ("PictureError",),
     "detect": ("open_data",),
     "folder": ("find_pictures",),
+    "links": ("linked_groups",),
     "loader": (
         "Batch",
         "batches",
@@ -74,6 +76,7 @@ __all__ = [
     "from_dataset",
     "hold_out",
     "in_order",
+    "linked_groups",
     "m_per_class",
     "open_data",
     "scan_pictures",

@@ -6,6 +6,7 @@
     split                                                       (N,) of train and test, optional
     is_evaluation_class                                         (C,) of bool, optional
     triplets                                                    (T, 3) of rows, instead of labels
+    pairs                                                       (M, 3) of two rows and 1 if alike
 
 Pickled objects are refused.
 """
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
+from nofuss.data.triplets import check_pairs
 from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, memory
 
@@ -62,6 +64,7 @@ def from_arrays(
         check_vectors(items, name=key)
     labels_key = _first(arrays, LABELS)
     triplets = _as_triplets(arrays["triplets"], len(items)) if "triplets" in arrays else None
+    pairs = _as_pairs(arrays["pairs"], len(items)) if "pairs" in arrays else None
     if labels_key is None:
         return Collection(
             name=name,
@@ -69,6 +72,7 @@ def from_arrays(
             kind="vectors" if items.ndim == 2 else "images",
             array=items,
             triplets=triplets,
+            pairs=pairs,
         )
     raw = _as_labels(arrays[labels_key], labels_key, len(items))
     labels, values = compact_labels(raw)
@@ -85,6 +89,7 @@ def from_arrays(
         class_names=_class_names(values, None if names_key is None else arrays[names_key]),
         split=_split(arrays, raw),
         triplets=triplets,
+        pairs=pairs,
         notes=notes,
     )
 
@@ -192,14 +197,26 @@ def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
 
 
 def _as_triplets(triplets: NDArray[Any], count: int) -> NDArray[np.int64]:
-    if triplets.ndim != 2 or triplets.shape[1] != 3 or triplets.dtype.kind not in "iu":
-        raise DataError(f"triplets has shape {triplets.shape}; expected (T, 3) whole numbers")
-    if not len(triplets):
-        raise DataError(
-            "triplets is empty, so there is nothing to learn from; expected (T, 3) rows"
-        )
-    outside = np.flatnonzero(((triplets < 0) | (triplets >= count)).any(axis=1))
+    _check_rows(triplets, triplets, count, "triplets")
+    return triplets.astype(np.int64)
+
+
+def _as_pairs(pairs: NDArray[Any], count: int) -> NDArray[np.int64]:
+    _check_rows(pairs, pairs[..., :2], count, "pairs")
+    other = np.flatnonzero(~np.isin(pairs[:, 2], (0, 1)))
+    if len(other):
+        rows = first_five([str(row) for row in other]).replace(";", ",")
+        raise DataError(f"pairs has other numbers than 0 and 1 in column 2 of rows {rows}")
+    return check_pairs(pairs.astype(np.int64), "pairs")
+
+
+def _check_rows(table: NDArray[Any], items: NDArray[Any], count: int, name: str) -> None:
+    """Refuse a table that is not (T, 3), or names items that do not exist."""
+    if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "iu":
+        raise DataError(f"{name} has shape {table.shape}; expected (T, 3) whole numbers")
+    if not len(table):
+        raise DataError(f"{name} is empty, so there is nothing to learn from; expected (T, 3) rows")
+    outside = np.flatnonzero(((items < 0) | (items >= count)).any(axis=1))
     if len(outside):
         rows = first_five([str(row) for row in outside]).replace(";", ",")
-        raise DataError(f"triplets name items beyond 0…{count - 1} in rows {rows}")
-    return triplets.astype(np.int64)
+        raise DataError(f"{name} name items beyond 0…{count - 1} in rows {rows}")

@@ -2,7 +2,9 @@
 
     <cache>/features-<key>.sqlite         features by a backbone, see model/feature_store.py
     <cache>/backbone-<key>.onnx           a backbone's graph for onnxruntime
+    <cache>/activations-<key>.bin         for fine-tuning, see model/activations.py
     <cache>/characters-<key>.npz          the built-in characters
+    <cache>/han-<key>.npz                 Han and Hangul characters, see `han.py`
     <cache>/scans/<key>.json              what `scan.py` found in each file
     <cache>/pictures/<key>/               decoded pictures, see `pictures.py`
 
@@ -10,7 +12,8 @@ Everything in the cache can be made again: deleting the directory costs time, ne
 A file appears there whole or not at all, so a kill or a full disk leaves no half-written one. Its
 checksum is stored with it, so that a file which a failing disk has changed is noticed, made again,
 and reported in a line. Features and graphs together have a limit (`LIMIT`): the ones that were not
-used for the longest time are deleted first, and only files with such names.
+used for the longest time are deleted first, and only files with such names. Activations have a
+limit of their own.
 """
 
 import os
@@ -67,12 +70,19 @@ def mark_used(path: Path) -> None:
         os.utime(path)
 
 
-def make_room(needed: int, *, limit: int | None = None, keep: Path | None = None) -> bool:
+def make_room(
+    needed: int,
+    *,
+    limit: int | None = None,
+    keep: Path | None = None,
+    names: re.Pattern[str] = _LIMITED,
+) -> bool:
     """Delete features and graphs, longest unused first, until `needed` bytes fit the limit.
 
     Return False, and delete nothing, where `needed` alone is more than the limit. Files under
     other names, folders and links are neither counted nor deleted. keep: a file that is to hold
-    the `needed` bytes, not counted and not deleted either.
+    the `needed` bytes, not counted and not deleted either. names: of other files than features and
+    graphs that share a limit.
     """
     room = (LIMIT if limit is None else limit) - needed
     if room < 0:
@@ -82,7 +92,7 @@ def make_room(needed: int, *, limit: int | None = None, keep: Path | None = None
         for path in cache_directory().iterdir():
             with suppress(FileNotFoundError):  # another process has just deleted it
                 status = path.lstat()
-                if path == keep or not _LIMITED.fullmatch(path.name):
+                if path == keep or not names.fullmatch(path.name):
                     continue
                 if stat.S_ISREG(status.st_mode):
                     files.append((status.st_mtime, status.st_size, path))

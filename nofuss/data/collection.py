@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nofuss.errors import DataError, visible
 from nofuss.files.checksum import Bytes, array_bytes, digest_of
+from nofuss.files.parts import status_of
 
 if TYPE_CHECKING:
     from nofuss.data.pictures import DecodedPictures
@@ -68,8 +69,14 @@ class Collection:
     "gallery"."""
     triplets: NDArray[np.int64] | None = None
     """(T, 3) of anchor, positive and negative, as indices of items."""
+    pairs: NDArray[np.int64] | None = None
+    """(M, 3) of two items and 1 if they are alike, else 0."""
+    by_links: bool = False
+    """Whether labels number groups of linked items instead of classes, see `links.py`."""
     notes: tuple[str, ...] = ()
     """What was left out or corrected while reading, for the user."""
+    passed_over: tuple[tuple[str, str], ...] = ()
+    """Name and reason of each file that is not used."""
 
     def __post_init__(self) -> None:
         for values in (self.labels, self.split):
@@ -101,15 +108,17 @@ class Collection:
         if self.kind == "vectors" and self.array is not None:
             items += f" of {self.array.shape[1]:,} dimensions"
         classes = "no labels" if self.labels is None else f"{self.num_classes:,} classes"
-        parts = [classes, items, self.layout]
+        parts = ["no labels" if self.by_links else classes, items, self.layout]
         if self.triplets is not None:
             parts.insert(1, f"{len(self.triplets):,} triplets")
+        if self.pairs is not None:
+            parts.insert(1, f"{len(self.pairs):,} pairs")
         return ", ".join(parts)
 
     def subset(self, indices: ArrayLike) -> "Collection":
         """Return these items in this order; labels are renumbered without the classes left out.
 
-        Triplets are kept if all three of their items are.
+        Triplets and pairs are kept if all of their items are.
         """
         index = np.asarray(indices, dtype=np.int64).reshape(-1)
         labels, names = None, self.class_names
@@ -126,6 +135,7 @@ class Collection:
             class_names=names,
             split=None if self.split is None else self.split[index],
             triplets=None if self.triplets is None else _reindex(self.triplets, index, len(self)),
+            pairs=None if self.pairs is None else _reindex_pairs(self.pairs, index, len(self)),
         )
 
     def fingerprint(self) -> str:
@@ -150,6 +160,8 @@ class Collection:
         yield "\0".join(self.class_names).encode("utf-8", "backslashreplace")
         for values in (self.labels, self.split, self.triplets):
             yield b"\0" if values is None else np.ascontiguousarray(values).tobytes()
+        if self.pairs is not None:
+            yield np.ascontiguousarray(self.pairs).tobytes()
 
 
 class Subset:
@@ -216,14 +228,24 @@ def first_five(complaints: Sequence[str]) -> str:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return status_of(path).size
     except OSError:
         return -1
 
 
 def _reindex(triplets: NDArray[np.int64], index: Labels, count: int) -> NDArray[np.int64]:
     """Return triplets as positions in `index`; those with an item left out are dropped."""
+    moved = _positions(index, count)[triplets]
+    return moved[(moved >= 0).all(axis=1)]
+
+
+def _reindex_pairs(pairs: NDArray[np.int64], index: Labels, count: int) -> NDArray[np.int64]:
+    moved = np.column_stack([_positions(index, count)[pairs[:, :2]], pairs[:, 2]])
+    return moved[(moved >= 0).all(axis=1)]
+
+
+def _positions(index: Labels, count: int) -> Labels:
+    """Return where each of `count` items is in `index`, −1 where it is not."""
     position = np.full(count, -1, dtype=np.int64)
     position[index] = np.arange(len(index))
-    moved = position[triplets]
-    return moved[(moved >= 0).all(axis=1)]
+    return position

@@ -11,6 +11,7 @@ from typing import IO, Any, cast
 
 from PIL import Image
 
+from nofuss.data.avif import stream_pixels
 from nofuss.data.headers import count_chunks, count_scans, is_tiff, jpeg_blocks, tiff_layout
 
 MAX_FILE = 2**28
@@ -32,7 +33,8 @@ MAX_TAGS, MAX_PIECES = 4_096, 2**15
 """Tags of a TIFF; its strips or tiles, or the chunks of a WebP."""
 
 _STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}  # bytes a pixel; others 4
-_WEBP = 12  # bytes a pixel that libwebp and its wrapper keep: two canvases and a copy
+# Bytes a pixel that decoders and their wrappers keep beside Pillow's own.
+_KEPT = {"WEBP": 12, "AVIF": 12, "HEIF": 12}
 _RAW, _OLD_JPEG, _JPEG, _ZSTD = 1, 6, 7, 50000  # compressions of TIFF
 _ZSTD_WINDOW = 2**27
 
@@ -73,14 +75,17 @@ class Metered:
 
 def check_start(file: Metered) -> int:
     """Check a file before any decoder reads it; return the bytes needed beside the pixels."""
-    head = file.read(4)
+    head = file.read(12)
     file.seek(0)
-    if head == b"RIFF":
+    if head[4:8] == b"ftyp":
+        file.ahead += 2 * file.size  # AVIF and HEIC: read completely, here and by the decoder
+        _check_streams(file)
+    if head[:4] == b"RIFF":
         file.ahead += 2 * file.size  # read completely, here and by the decoder
         if count_chunks(file.read(), MAX_PIECES) == MAX_PIECES:
             raise TooMuch("too complex", f"over {MAX_PIECES:,} chunks")
         file.seek(0)
-    return _check_tiff(file) if is_tiff(head) else 0
+    return _check_tiff(file) if is_tiff(head[:4]) else 0
 
 
 def check_size(width: int, height: int) -> None:
@@ -106,8 +111,8 @@ def middle(width: int, height: int, side: int) -> tuple[int, int, int, int]:
 def check_work(image: Image.Image, file: Metered) -> int:
     """Refuse JPEGs with too many scans; return the bytes that decoding needs beside the pixels."""
     file.ahead = 2**63  # what is read from here on are pixels
-    if image.format == "WEBP":
-        return _WEBP * image.width * image.height
+    if image.format in _KEPT:
+        return _KEPT[image.format] * image.width * image.height
     if image.format not in ("JPEG", "MPO"):
         return 0
     blocks = jpeg_blocks(image.width, image.height, getattr(image, "layer", ()))
@@ -127,6 +132,19 @@ def check_memory(
     if needed > MAX_MEMORY:
         sizes = f"{needed // 10**6:,} MB to decode; at most {MAX_MEMORY // 10**6}"
         raise TooMuch("oversized", sizes)
+
+
+def _check_streams(file: Metered) -> None:
+    """Refuse an AVIF whose streams have more pixels than a decoder may make."""
+    if file.size > MAX_MEMORY // 4:
+        raise TooMuch("oversized", f"over {MAX_MEMORY // 4 // 10**6} MB of AVIF or HEIC")
+    try:
+        pixels = stream_pixels(file.read())
+    except (ValueError, IndexError, struct.error) as error:
+        raise TooMuch("too complex", str(error)) from error
+    file.seek(0)
+    if pixels * _KEPT["AVIF"] > MAX_MEMORY:
+        raise TooMuch("oversized", f"{pixels // 10**6:,} megapixels in its streams")
 
 
 def _check_scans(file: Metered, blocks: int) -> int:

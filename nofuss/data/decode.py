@@ -1,9 +1,9 @@
 """Open one picture safely, whatever its file contains.
 
-Six formats are recognised by content, not by name. What decoding will cost is known from the
-header and checked before any pixel is decoded (`cost.py`); JPEGs are decoded at reduced scale where
-that is enough. The result is upright, "RGB" or "L", with transparency over white; of an animation
-it is the first frame.
+The formats in `formats.py` are recognised by content, not by name. What decoding will cost is known
+from the header and checked before any pixel is decoded (`cost.py`); JPEGs are decoded at reduced
+scale where that is enough. The result is upright, "RGB" or "L", with transparency over white; of an
+animation it is the first frame.
 """
 
 import io
@@ -20,10 +20,11 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from nofuss.config import Preprocessing
 from nofuss.data import cost
 from nofuss.data.collection import printable
+from nofuss.data.formats import FORMATS, reads_heif, register_heif
 from nofuss.errors import DataError
 from nofuss.files.atomic import open_regular
+from nofuss.files.parts import status_of
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 _SMALL = 2**24  # bytes of a file that is read at once
 _MAX_EXIF = 2**20
 _BAND = 2**20  # pixels that are converted at once
@@ -109,6 +110,8 @@ def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
 def _decode(file: cost.Metered, mode: str, at_least: int) -> Image.Image:
     """Check everything that the header says, then decode."""
     buffers = cost.check_start(file)
+    if reads_heif():
+        register_heif()
     with _quietly():
         image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)
         turned = image.format == "TIFF" and _orientation(image) != 1  # Pillow rotates these itself
@@ -127,7 +130,7 @@ def _decode(file: cost.Metered, mode: str, at_least: int) -> Image.Image:
 
 def _orientation(image: Image.Image) -> int:
     """Return the Exif orientation: 1 for upright, 2 to 8 for a turned or mirrored picture."""
-    if len(image.info.get("exif", b"")) > _MAX_EXIF:
+    if len(image.info.get("exif") or b"") > _MAX_EXIF:
         del image.info["exif"]  # more than any camera writes, and slow to read
     value = image.getexif().get(ExifTags.Base.Orientation, 1)
     return value if value in range(2, 9) else 1
@@ -143,9 +146,18 @@ def _quietly() -> Iterator[None]:
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to "RGB" or "L": 16 bits become 8, transparent pixels become white."""
+    """Convert to "RGB" or "L": 16 bits become 8, transparent pixels become white.
+
+    Floating-point pixels are from 0 to 1 or from 0 to 255; others raise ValueError, as their black
+    and white are not known.
+    """
+    if image.mode == "F":
+        factor = 255.0 if _largest_float(image) <= 1 else 1.0
+        image = _by_bands(image, "L", lambda band: _rounded(band, factor))
     if image.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight, do not clip
-        _, largest = cast(tuple[int, int], image.getextrema())
+        least, largest = cast(tuple[int, int], image.getextrema())
+        if least < 0 or largest > 65535:
+            raise ValueError(_out_of_range(least, largest))
         shift = 8 if image.mode != "I" or largest > 255 else 0
         image = _by_bands(image, "L", lambda band: _upper_bits(band, shift))
     if image.has_transparency_data:
@@ -168,6 +180,23 @@ def _by_bands(
     return result
 
 
+def _largest_float(image: Image.Image) -> float:
+    """Return the largest pixel; ValueError if one is not finite, or not in 0…255."""
+    pixels = np.asarray(image)
+    least, largest = float(pixels.min()), float(pixels.max())  # NaN if one is
+    if not (least >= 0 and largest <= 255):
+        raise ValueError(_out_of_range(least, largest))
+    return largest
+
+
+def _out_of_range(least: float, largest: float) -> str:
+    return f"pixels from {least:.6g} to {largest:.6g}; scale them to 8 or 16 bits"
+
+
+def _rounded(image: Image.Image, factor: float) -> Image.Image:
+    return Image.fromarray((np.asarray(image) * factor + 0.5).astype(np.uint8))
+
+
 def _upper_bits(image: Image.Image, shift: int) -> Image.Image:
     values = np.asarray(image).astype(np.int64) >> shift
     return Image.fromarray(values.clip(0, 255).astype(np.uint8))
@@ -179,5 +208,5 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _unidentified(source: Path | IO[bytes]) -> str:
-    empty = isinstance(source, Path) and source.stat().st_size == 0
+    empty = isinstance(source, Path) and status_of(source).size == 0
     return "empty file" if empty else "not a picture"

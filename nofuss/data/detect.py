@@ -3,38 +3,91 @@
 import os
 from pathlib import Path
 
+from nofuss.config import is_named_data
 from nofuss.data import benchmarks
 from nofuss.data.arrays import open_arrays
 from nofuss.data.collection import Collection, printable
-from nofuss.data.folder import PICTURE_SUFFIXES, open_folder
+from nofuss.data.folder import open_folder
+from nofuss.data.formats import PICTURE_SUFFIXES
 from nofuss.data.glyphs import open_glyphs
+from nofuss.data.han import open_han
+from nofuss.data.labelling import BY_FOLDER, SPLIT_WORDS, Labelling
+from nofuss.data.parquet import open_parquet
+from nofuss.data.saved_dataset import is_saved_dataset, open_saved_dataset
+from nofuss.data.shards import open_shards
 from nofuss.data.table import header, open_manifest
-from nofuss.data.triplets import open_triplets
+from nofuss.data.triplets import PAIR_COLUMNS, open_pairs, open_triplets
 from nofuss.errors import DataError
 
 ACCEPTED = (
-    "a folder of class folders, a CSV with path,label or anchor,positive,negative, an .npz or "
-    ".safetensors file, or the folder of CUB-200-2011, Cars196 or Stanford Online Products"
+    "a folder of class folders, a CSV with path,label or anchor,positive,negative or a,b,same, an "
+    ".npz or .safetensors file, WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, "
+    "the folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han"
 )
 
 
-def open_data(path: str | Path | None, *, check_values: bool = True) -> Collection:
+def open_data(
+    path: str | Path | None, *, labelling: Labelling = BY_FOLDER, check_values: bool = True
+) -> Collection:
     """Recognise the data at `path` and open it; None is the built-in set of characters.
 
+    The word "han", where there is no such file, is the set of `han.py`.
+
+    labelling: how classes are read from the paths of pictures, where these have no labels.
     check_values: refuse vectors with NaN or infinity; False returns them as they are.
     """
     if path is None:
         return open_glyphs()
+    if is_named_data(Path(path)):
+        return open_han()
     path = Path(path).expanduser()
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
-        return (benchmarks.layout_of(path) or open_folder)(path.absolute())
+        return _open_directory(path.absolute(), labelling)
     if not os.path.isfile(path):
         raise DataError(f"{printable(path)} does not exist; expected {ACCEPTED}")
     path, suffix = path.absolute(), path.suffix.lower()
+    if suffix == ".tar":
+        return open_shards([path], path.parent, labelling)
     if suffix in (".csv", ".tsv"):
-        return open_triplets(path) if "anchor" in header(path) else open_manifest(path)
+        columns = header(path)
+        if "anchor" in columns:
+            return open_triplets(path)
+        return open_pairs(path) if {*PAIR_COLUMNS} <= {*columns} else open_manifest(path)
     if suffix in (".npz", ".safetensors"):
         return open_arrays(path, check_values=check_values)
+    if suffix == ".parquet":
+        return open_parquet([path], path.parent)
     if suffix in PICTURE_SUFFIXES:
         raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
+    if path.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")):
+        raise DataError(
+            f"{printable(path)} is compressed, so pictures can't be read in any order; unpack it "
+            "to a .tar"
+        )
     raise DataError(f"can't recognise {printable(path)}; expected {ACCEPTED}")
+
+
+def _open_directory(folder: Path, labelling: Labelling) -> Collection:
+    if layout := benchmarks.layout_of(folder):
+        return layout(folder)
+    if shards := _inside(folder, ".tar"):
+        return open_shards(shards, folder, labelling)
+    if is_saved_dataset(folder):
+        return open_saved_dataset(folder)
+    tables = _inside(folder, ".parquet")
+    return open_parquet(tables, folder) if tables else open_folder(folder, labelling)
+
+
+def _inside(folder: Path, suffix: str) -> list[Path]:
+    """Return the files with this suffix in a folder, its data/, train/ or test/, in order."""
+    places = [folder, *(folder / name for name in ("data", *sorted(SPLIT_WORDS)))]
+    try:
+        return sorted(
+            file
+            for place in places
+            if place.is_dir()
+            for file in place.iterdir()
+            if file.suffix.lower() == suffix and not file.name.startswith(".") and file.is_file()
+        )
+    except OSError:
+        return []  # open_folder says what is wrong

@@ -13,18 +13,16 @@ testing only. Nothing is downloaded; rendering takes a few seconds and is kept i
 """
 
 import unicodedata
-import zipfile
-import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, features
+from PIL import features
 
-from nofuss.data.cache import cache_directory, try_write, warn_damaged
+from nofuss.data.cache import cache_directory
 from nofuss.data.collection import TEST, TRAIN, Collection
+from nofuss.data.typefaces import Arrays, cached_or, codes_in, draw
 from nofuss.files.checksum import digest_of
 
 SIDE = 28
@@ -41,12 +39,10 @@ SAME = 0.005
 """Two pictures have the same shape if they differ by less than this share of their ink."""
 SPLIT_SEED = 0
 
-Glyphs = dict[str, NDArray[Any]]
-
 
 def open_glyphs() -> Collection:
     """Return the built-in characters, from the cache or rendered now."""
-    glyphs = _cached() or _render_into_cache()
+    glyphs = cached_or(_cache_file(), ("images", "labels", "codes"), render)
     names = tuple(chr(code) for code in glyphs["codes"])
     held_out = np.zeros(len(names), dtype=bool)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(names))
@@ -62,7 +58,7 @@ def open_glyphs() -> Collection:
     )
 
 
-def render() -> Glyphs:
+def render() -> Arrays:
     """Draw every character of at least twelve typefaces, and merge the homoglyphs."""
     codes_of = {face: _alphanumeric(face) for face in FACES}
     faces_of = Counter(code for codes in codes_of.values() for code in codes)
@@ -71,7 +67,7 @@ def render() -> Glyphs:
     for face in FACES:
         place = np.flatnonzero(np.isin(codes, list(codes_of[face])))
         places.append(place)
-        pictures.append(_draw(face, [chr(code) for code in codes[place]]))
+        pictures.append(draw(_font_file(face), codes[place].tolist(), side=SIDE, size=FONT_SIZE))
     parent = _merge_homoglyphs(places, pictures, len(codes))
     kept = [np.unique(parent[place], return_index=True) for place in places]
     labels = np.concatenate([parents for parents, _ in kept])
@@ -93,28 +89,7 @@ def _font_file(face: str) -> Path:
 
 def _alphanumeric(face: str) -> set[int]:
     """Return the letters and digits in the character map of a typeface."""
-    from matplotlib.ft2font import FT2Font
-
-    return {code for code in FT2Font(str(_font_file(face))).get_charmap() if chr(code).isalnum()}
-
-
-def _draw(face: str, characters: list[str]) -> NDArray[np.uint8]:
-    """Draw pictures (N, SIDE, SIDE) of characters, the ink centred."""
-    fonts: dict[int, ImageFont.FreeTypeFont] = {}
-    pictures = np.empty((len(characters), SIDE, SIDE), dtype=np.uint8)
-    for i, character in enumerate(characters):
-        for size in range(FONT_SIZE, 0, -1):  # the few widest letters need a smaller size
-            if size not in fonts:
-                basic = ImageFont.Layout.BASIC  # the same with and without libraqm
-                fonts[size] = ImageFont.truetype(_font_file(face), size, layout_engine=basic)
-            left, top, right, bottom = fonts[size].getbbox(character, anchor="ls")
-            if max(right - left, bottom - top) <= SIDE:
-                break
-        picture = Image.new("L", (SIDE, SIDE))
-        start = (SIDE - (right - left)) // 2 - left, (SIDE - (bottom - top)) // 2 - top
-        ImageDraw.Draw(picture).text(start, character, fill=255, font=fonts[size], anchor="ls")
-        pictures[i] = np.asarray(picture)
-    return pictures
+    return {code for code in codes_in(_font_file(face)) if chr(code).isalnum()}
 
 
 def _merge_homoglyphs(
@@ -144,22 +119,3 @@ def _cache_file() -> Path:
     versions = f"2 {settings} {features.version('freetype2')}".encode()
     key = digest_of([versions, *(_font_file(face).read_bytes() for face in FACES)], size=8)
     return cache_directory() / f"characters-{key}.npz"
-
-
-def _cached() -> Glyphs | None:
-    try:
-        with _cache_file().open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            glyphs = {key: file[key] for key in ("images", "labels", "codes")}
-    except FileNotFoundError:
-        return None
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
-        warn_damaged(_cache_file(), problem)
-        return None
-    fits = glyphs["images"].shape == (len(glyphs["labels"]), SIDE, SIDE)
-    return glyphs if fits else None
-
-
-def _render_into_cache() -> Glyphs:
-    glyphs = render()
-    try_write(_cache_file(), lambda file: np.savez_compressed(file, allow_pickle=False, **glyphs))
-    return glyphs

@@ -25,9 +25,10 @@ from nofuss.data.duplicates import exact_copies
 from nofuss.data.pictures import Progress
 from nofuss.files.atomic import digest
 from nofuss.files.checksum import digest_of
+from nofuss.files.parts import status_of
 
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"2 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
+VERSION = f"3 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
 
 
 class Problem(NamedTuple):
@@ -105,10 +106,9 @@ def scan_pictures(
 
 def _look(path: Path, known: Finding | None) -> Finding:
     try:
-        status = path.stat()
+        version = status_of(path)
     except OSError as error:
         return Finding(-1, -1, "", "missing", error.strerror or "")
-    version = status.st_size, status.st_mtime_ns
     if known is not None and known[:2] == version and known.digest:
         return known  # an unreadable file is tried again: new permissions don't change its time
     try:

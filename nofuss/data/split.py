@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nofuss.config import TrainConfig
 from nofuss.data.collection import TRAIN, Collection, first_five
+from nofuss.data.comparisons import as_groups, split_comparisons
 from nofuss.errors import DataError, UsageError
 
 Rows = NDArray[np.int64]
@@ -54,8 +55,8 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
     """Split as configured: test classes, and training classes that are held out."""
     nothing = np.empty(0, dtype=np.int64)
     everything = np.arange(len(collection))
-    if collection.labels is None:
-        return Sides(everything, nothing, nothing)
+    if collection.labels is None or collection.by_links:
+        return _sides_by_comparisons(collection, config)
     train_rows, test = everything, nothing
     if collection.split is not None and config.test_share:
         raise UsageError(
@@ -75,12 +76,28 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
             f"{collection.name} has one class to train on; training needs two or more: add classes"
             + ("" if collection.split is not None else ", or lower --test-share")
         )
+    return _with_held_out(collection.labels, train_rows, test, config)
+
+
+def _with_held_out(labels: Rows, train_rows: Rows, test: Rows, config: TrainConfig) -> Sides:
+    """Hold out the configured share of the training classes, unless they are too few."""
     share = float(config.holdout or 0)
-    if not share or len(classes_in(collection, train_rows)) < 8:  # too few to hold some out
-        return Sides(train_rows, nothing, test)
-    assert collection.labels is not None
-    inner = hold_out(collection.labels[train_rows], share, config.seed)
+    if not share or len(np.unique(labels[train_rows])) < 8:
+        return Sides(train_rows, np.empty(0, dtype=np.int64), test)
+    inner = hold_out(labels[train_rows], share, config.seed)
     return Sides(train_rows[inner.train], train_rows[inner.test], test)
+
+
+def _sides_by_comparisons(collection: Collection, config: TrainConfig) -> Sides:
+    """Split data without labels by their triplets or pairs; all are for training without any."""
+    nothing = np.empty(0, dtype=np.int64)
+    if collection.triplets is None and collection.pairs is None:
+        return Sides(np.arange(len(collection)), nothing, nothing)
+    balanced, share = config.assignment == "balanced", float(config.test_share or 0)
+    train, test = split_comparisons(collection, share, config.seed, linked_only=balanced)
+    labels = as_groups(collection).labels
+    assert labels is not None
+    return _with_held_out(labels, train, test, config) if balanced else Sides(train, nothing, test)
 
 
 def classes_in(collection: Collection, rows: Rows) -> Rows:

@@ -53,7 +53,7 @@ def open_manifest(path: Path) -> Collection:
         raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
     if not paths:
         raise DataError(f"{name} has a header but no rows; expected path,label[,split]")
-    order, names = _by_number_or_name(labels)
+    order, names = by_number_or_name(labels)
     return Collection(
         name=path.stem,
         layout=f"CSV manifest {name}",
@@ -145,7 +145,7 @@ def existing(folder: Path, name: str) -> Path:
     return file
 
 
-def _by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
+def by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
     """Return compact labels, sorted by number if all are numbers: "10" comes after "9"."""
     if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels):
         compact, values = compact_labels([int(label) for label in labels])

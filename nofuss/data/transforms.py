@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,11 +19,14 @@ from nofuss.config import Preprocessing
 from nofuss.data import cost
 
 Picture = NDArray[np.uint8]
-CROP_Y, CROP_X, FLIP, AFFINE, NUM_DRAWS = 0, 1, 2, slice(3, 9), 9
+CROP_Y, CROP_X, FLIP, AFFINE = 0, 1, 2, slice(3, 9)
+AREA, ASPECT, BRIGHTNESS, CONTRAST, NUM_DRAWS = 9, 10, 11, 12, 13
+LONGEST = 4 / 3
+"""Largest ratio of the sides of a random crop that is resized to a square."""
 
 
 def draws(seed: int, epoch: int, samples: ArrayLike) -> NDArray[np.float64]:
-    """Return (N, 9) numbers uniform in [0, 1), a row a sample, by SplitMix64 over the counters."""
+    """Return (N, 13) numbers uniform in [0, 1), a row a sample, by SplitMix64 over the counters."""
     with np.errstate(over="ignore"):  # the hash relies on integers that wrap around
         # Seed, epoch and sample are mixed in one after the other; then one hash for each number.
         state = _mix(np.uint64(seed % 2**64))
@@ -38,8 +42,33 @@ def train_views(
 ) -> Tensor:
     """Return random crops with random mirroring and affine changes, (B, C, size, size)."""
     mirrored = preprocessing.flip & (drawn[:, FLIP] < 0.5)
+    if preprocessing.zoom < 1 or preprocessing.light:
+        pictures = [_zoomed(p, preprocessing, d) for p, d in zip(pictures, drawn, strict=True)]
     views = _views(pictures, preprocessing, drawn[:, CROP_Y], drawn[:, CROP_X], mirrored)
     return bent(views, preprocessing.affine, drawn) if preprocessing.affine else views
+
+
+def _zoomed(picture: Picture, preprocessing: Preprocessing, drawn: NDArray[np.float64]) -> Picture:
+    """Return a random rectangle of a picture at the size of a crop, in changed light."""
+    height, width = picture.shape[:2]
+    size = preprocessing.size
+    if preprocessing.zoom < 1:
+        share = preprocessing.zoom + (1 - preprocessing.zoom) * drawn[AREA]
+        stretch = LONGEST ** (drawn[ASPECT] - 0.5)  # sides in a ratio from 1/LONGEST to LONGEST
+        side = (share * height * width) ** 0.5
+        box_height, box_width = min(height, side / stretch), min(width, side * stretch)
+        top, left = drawn[CROP_Y] * (height - box_height), drawn[CROP_X] * (width - box_width)
+        box = (left, top, left + box_width, top + box_height)
+        image = Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC, box=box)
+        picture = np.asarray(image)
+    if not preprocessing.light:
+        return picture
+    brightness, contrast = 1 + preprocessing.light * (2 * drawn[[BRIGHTNESS, CONTRAST]] - 1)
+    values = picture.astype(np.float32) * np.float32(brightness)
+    mean = values.mean()
+    changed = (values - mean) * np.float32(contrast) + mean
+    result: Picture = changed.round().clip(0, 255).astype(np.uint8)
+    return result
 
 
 def test_views(pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing) -> Tensor:

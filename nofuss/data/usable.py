@@ -5,20 +5,33 @@ from pathlib import Path
 
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.corrections import corrected
 from nofuss.data.folder import find_pictures
+from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.scan import ScanReport, scan_pictures
 from nofuss.errors import DataError
 from nofuss.terminal import console
 
 
 def open_usable(
-    data: Path | Collection | None, *, say: Callable[[str], None] = console.say
+    data: Path | Collection | None,
+    *,
+    labelling: Labelling = BY_FOLDER,
+    corrections: Path | None = None,
+    say: Callable[[str], None] = console.say,
 ) -> tuple[Collection, ScanReport]:
-    """Open and scan data; return the readable items and what the scan found."""
-    collection = data if isinstance(data, Collection) else open_data(data)
+    """Open and scan data; return the readable items and what the scan found.
+
+    corrections: a CSV of labels that replace those of the data, see corrections.py.
+    """
+    if not isinstance(data, Collection):
+        data = open_data(data, labelling=labelling)
+    collection = data
     say(collection.describe())
     for note in collection.notes:
         say(f"note: {note}")
+    if corrections is not None:
+        collection = corrected(collection, corrections, say=say)
     report = scan_pictures(collection)
     readable = report.readable
     if report.problems:
@@ -29,17 +42,18 @@ def open_usable(
     if not len(readable):
         raise DataError(f"{collection.name} has no picture that can be read: {report.summary()}")
     usable = collection.subset(readable)
-    if usable.triplets is not None and not len(usable.triplets):
-        raise DataError(f"{collection.name} has no triplet without an unreadable picture")
+    for name, rows in (("triplet", usable.triplets), ("pair", usable.pairs)):
+        if rows is not None and not len(rows):
+            raise DataError(f"{collection.name} has no {name} without an unreadable picture")
     return usable, report
 
 
 def check_supervision(collection: Collection) -> None:
-    """Refuse data with neither labels nor triplets."""
-    if collection.labels is None and collection.triplets is None:
+    """Refuse data with neither labels nor triplets nor pairs."""
+    if collection.labels is None and collection.triplets is None and collection.pairs is None:
         raise DataError(
             f"{collection.name} has neither labels nor triplets to learn from; "
-            "add an array `labels` (or `triplets`)"
+            "add an array `labels` (or `triplets`, or `pairs`)"
         )
 
 

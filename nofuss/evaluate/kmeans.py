@@ -61,9 +61,11 @@ def kmeans(
     for _ in range(restarts):
         if seeding == "random":
             chosen = torch.randperm(len(x), generator=generator)[:k].to(x.device)
+            nearest = None
         else:
-            chosen = choose_seeds(x, k, generator)
-        assignment = _lloyd(x, x[chosen], 0 if refine and len(x) < SMALL * k else iterations)
+            chosen, nearest = choose_seeds(x, k, generator)
+        limit = 0 if refine and len(x) < SMALL * k else iterations
+        assignment = _lloyd(x, x[chosen], nearest, limit)
         if refine:  # also where Lloyd was skipped: then it starts from the nearest seeds
             assignment = _exchange(x, assignment, k, iterations)
         centroids = _means(x, assignment, k)
@@ -78,12 +80,18 @@ def inertia(vectors: Array, centroids: Tensor, assignment: Tensor) -> float:
     return float((x - centroids[assignment]).double().square().sum())
 
 
-def _lloyd(x: Tensor, centroids: Tensor, iterations: int) -> Tensor:
-    """Return the clusters (N,) after Lloyd's algorithm from given centroids; none is empty."""
+def _lloyd(x: Tensor, centroids: Tensor, nearest: Tensor | None, iterations: int) -> Tensor:
+    """Return the clusters (N,) after Lloyd's algorithm from given centroids; none is empty.
+
+    nearest: the nearest centroid of each vector, if it is known.
+    """
     k = len(centroids)
     left = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     right = _lloyd_factor(centroids)  # left · right = x·c − |c|²/2, largest at the nearest
-    score, assignment = row_maxima(left, right)
+    if nearest is None:
+        score, assignment = row_maxima(left, right)
+    else:
+        score, assignment = (left * right[nearest]).sum(1), nearest
     assignment = _fill_empty(x, centroids, assignment)
     changed = torch.ones(k, dtype=torch.bool, device=x.device)
     for _ in range(iterations):

@@ -21,7 +21,8 @@ from nofuss.evaluate.task import blocks
 from nofuss.geometry import squared_distances
 
 BLOCK = 512
-CANDIDATES = 4  # points tried for each seed
+CANDIDATES = 2  # points tried for each seed; swaps make up for more
+SWAP_CANDIDATES = 4  # points tried for each swap
 BATCH = 256  # most seeds drawn at once
 ROUNDS = 5  # rounds of swaps, at most
 SWAPS = 1024  # swaps of a round, at most; a quarter of the seeds if that is less
@@ -29,10 +30,15 @@ ENOUGH = 1e-2  # a round that lowers Σ D² by a smaller share is the last
 SCORES = 2**18  # similarities to seeds that are held at once, within a core's cache
 
 
-def choose_seeds(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Return indices (k,) of k-means++ seeds after swaps."""
+def choose_seeds(x: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return indices (k,) of k-means++ seeds after swaps, and the nearest of them (N,)."""
     chosen = plus_plus(x, k, generator)
-    return swapped(x, chosen, generator) if 1 < k < len(x) else chosen
+    if 1 < k < len(x):
+        return swapped(x, chosen, generator)
+    nearest = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    if k > 1:  # every vector is a seed
+        nearest[chosen] = torch.arange(k, device=x.device)
+    return chosen, nearest
 
 
 def plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -44,20 +50,20 @@ def plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
         # D² is not updated within a batch. That misleads little while the batch is small beside
         # the seeds already there.
         batch = min(k - count, max(1, count // 8), BATCH)
-        taken, _ = field.draw(batch, generator)
+        taken, _ = field.draw(batch, CANDIDATES, generator)
         field.lower(taken)
         chosen.append(taken)
         count += len(taken)
     return torch.cat(chosen)
 
 
-def swapped(x: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
-    """Return seeds with a lower Σ D², after rounds of many swaps at once."""
+def swapped(x: Tensor, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return seeds with a lower Σ D² and the nearest of them, after rounds of many swaps."""
     most = max(1, min(len(chosen) // 4, SWAPS))
     two = _TwoNearest(x, chosen)
     nearest, next_nearest = two.squared(chosen)
     for _ in range(ROUNDS):
-        drawn, gain = _Field(x, nearest).draw(most, generator)
+        drawn, gain = _Field(x, nearest).draw(most, SWAP_CANDIDATES, generator)
         # Without seed c, each of its points is as far as its second nearest seed.
         loss = torch.bincount(two.index[0], next_nearest - nearest, len(chosen))
         removed = _removable(two.index[0], two.index[1], loss, gain)
@@ -75,7 +81,7 @@ def swapped(x: Tensor, chosen: Tensor, generator: torch.Generator) -> Tensor:
         chosen, (nearest, next_nearest) = tried, squared
         if after > (1 - ENOUGH) * before:
             break
-    return chosen
+    return chosen, two.index[0]
 
 
 class _Field:
@@ -88,11 +94,13 @@ class _Field:
         self.left = torch.cat([2 * x, torch.stack([-self.x2, ones], 1)], 1)
         self.right = torch.cat([x, torch.stack([ones, nearest - self.x2], 1)], 1)
 
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return up to `count` points, each the best of several, and their gains, falling."""
-        drawn = _draw(self.nearest, count * CANDIDATES, generator)
-        gain, place = _gains(self.left[drawn], self.right).view(count, CANDIDATES).max(1)
-        winners = drawn.view(count, CANDIDATES).gather(1, place[:, None])[:, 0]
+    def draw(
+        self, count: int, candidates: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return up to `count` points, each the best of some, and their gains, falling."""
+        drawn = _draw(self.nearest, count * candidates, generator)
+        gain, place = _gains(self.left[drawn], self.right).view(count, candidates).max(1)
+        winners = drawn.view(count, candidates).gather(1, place[:, None])[:, 0]
         gain, order = gain.sort(descending=True, stable=True)
         winners = winners[order]
         kept = _thin(self.x[winners], self.nearest[winners], generator)

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
-from nofuss.evaluate.queries import PerQuery, pooled
+from nofuss.evaluate.queries import PerQuery, QueryScores, pooled
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
@@ -46,7 +47,7 @@ def score_folds(
     """Return scores of classes that were held out in turn, each searched within its fold.
 
     They are means over the folds, weighted by queries (NMI and AMI: by items), beside those of the
-    baselines.
+    baselines; "by_class" has what `compare` needs of ours.
     """
 
     def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
@@ -61,7 +62,28 @@ def score_folds(
         "gain": gain,
         "baselines": columns,
         "folds": len(labels),
+        "by_class": class_sums(pooled([s.per_query.scores for s in ours])),
     }
+
+
+def class_sums(queries: QueryScores) -> dict[str, list[float]]:
+    """Return for each class the number of its queries, and the sums of their scores."""
+    _, group, counts = torch.unique(queries.labels, return_inverse=True, return_counts=True)
+    sums = {"recall@1": queries.recall, "map@r": queries.map_at_r}
+    return {"queries": counts.tolist()} | {
+        name: torch.bincount(group, values.double()).tolist() for name, values in sums.items()
+    }
+
+
+def from_class_sums(sums: Mapping[str, Sequence[float]]) -> PerQuery:
+    """Return queries that each have the mean score of their class: pairing needs no more."""
+    counts = torch.tensor(sums["queries"], dtype=torch.int64)
+    classes = torch.arange(len(counts)).repeat_interleave(counts)
+    recall, precision = (
+        (torch.tensor(sums[name], dtype=torch.float64) / counts)[classes]
+        for name in ("recall@1", "map@r")
+    )
+    return PerQuery(torch.arange(len(classes)), classes.numpy(), recall, precision)
 
 
 def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:

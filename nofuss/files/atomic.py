@@ -11,13 +11,15 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, Any
 
 from nofuss.files.checksum import digest_of_file, sha256_of, sha256_of_file
+from nofuss.files.parts import part_of, read_part
 
 MANIFEST = "manifest.json"
 READ_LIMIT = 2**30
@@ -35,8 +37,12 @@ def open_regular(path: Path, *, limit: int = READ_LIMIT) -> BufferedReader | Byt
     """Open a regular file of at most `limit` bytes for reading; OSError says what else it is.
 
     Opening never waits for a writer, and a device is not even opened. A file of size 0 counts as
-    empty: files of /proc have that size, and some of them are endless.
+    empty: files of /proc have that size, and some of them are endless. A picture inside a file
+    (`parts.py`) is read completely.
     """
+    if (part := part_of(path)) is not None:
+        with open_regular(part.file, limit=sys.maxsize) as container:
+            return read_part(part, container, limit)
     check_regular(path, limit=limit)
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 returned to the caller
     try:  # check again: another file may have replaced it
@@ -80,11 +86,22 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
+def flush(descriptor: int) -> None:
+    """Flush an open file or directory to the disk; on macOS fsync alone stops at the drive."""
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError:  # a file system without it
+            os.fsync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
 def sync(path: Path) -> None:
     """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
 
@@ -95,6 +112,24 @@ def write_file(path: Path, content: str | bytes) -> None:
         content = content.encode("utf-8", "backslashreplace")
     with new_file(path) as file:
         file.write(content)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines to a file and flush them to the disk; no link is followed.
+
+    A killed process may leave part of a line at the end: what is appended later starts a new line,
+    so that readers find one line that is not whole, and lose no other.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        size = _size_of(os.fstat(descriptor), path, READ_LIMIT)
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        content = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+        content = b"\n" * is_torn + content
+        while content:
+            content = content[file.write(content) or 0 :]
+        os.fsync(descriptor)
 
 
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)", re.DOTALL)
@@ -120,13 +155,13 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                flush(file.fileno())
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        os.fsync(folder)
+        flush(folder)
     finally:
         os.close(folder)
 

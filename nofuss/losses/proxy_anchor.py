@@ -39,7 +39,7 @@ class ProxyAnchor(ProxyLoss):
     scale: their α, the scale of the cosines.
     margin: their δ.
     proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", or an `Assignment` that is not dynamic.
+    assignment: "static", "balanced", or an `Assignment` that is not dynamic.
     reduction: "mean", the only one.
     fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
     seed: for the initial proxies and for which labels share one; None uses torch's global
@@ -48,7 +48,7 @@ class ProxyAnchor(ProxyLoss):
     sharded: distribute the proxies over processes, as in `ProxyNCA`.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several")
+    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "balanced")
     separable: ClassVar[bool] = False
 
     def __init__(

@@ -32,7 +32,8 @@ from nofuss.losses.reduction import (
     no_losses,
     reduce_losses,
 )
-from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets, build_assignment
+from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets
+from nofuss.proxies.by_name import build_assignment
 
 
 def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:
@@ -51,7 +52,13 @@ class ProxyLoss(nn.Module, ABC):
     described in `ProxyNCA`.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic")
+    takes: ClassVar[tuple[str, ...]] = (
+        "static",
+        "fractional",
+        "several",
+        "dynamic",
+        "balanced",
+    )
     fusible: ClassVar[bool] = True
     """Whether there is a fused form."""
     fuses_few: ClassVar[bool] = False
@@ -155,6 +162,9 @@ class ProxyLoss(nn.Module, ABC):
                 raise ValueError("got labels and triplets; pass one of the two")
             labels = check_labels(labels, embeddings, self.num_classes)
             proxies = self.proxies  # looked up once: with few proxies microseconds count
+            if self.training and not self.assignment.is_settled(labels):
+                p = self._place(proxies, embeddings)
+                self.assignment.settle(self._place(embeddings), labels, p)
             if self._fuses(embeddings, proxies, weights):
                 positive = self.assignment.of(embeddings, labels, proxies)
                 share = anchor_shares(weights, embeddings, self.reduction)

@@ -55,8 +55,9 @@ class ProxyNCA(ProxyLoss):
         18 is N_x = N_p = 3, inside the 16–28 that reproductions found to train well. On the
         unit sphere itself (scale 2) distances lie in [0, 4]: too soft to fit many classes.
     proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "dynamic", or an `Assignment`. Without labels (bare triplets) use
-        "dynamic"; num_classes × proxies_per_class is then just the number of proxies.
+    assignment: "static", "dynamic", "balanced", or an `Assignment`. Without labels (bare triplets)
+        use "dynamic", where num_classes × proxies_per_class is just the number of proxies; or
+        "balanced" with the groups of `nofuss.linked_groups` as labels.
     reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
     fused: compute the loss as one node of the graph instead of many, over chunks of proxies that
         stay in cache; values and gradients are those of the plain form. True and False mean
@@ -133,7 +134,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
     label_smoothing: share of the target that is spread evenly over p(y) and p(Z), as in
         `torch.nn.CrossEntropyLoss`; above 0 it takes the plain form.
     proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "dynamic" or an `Assignment`, as in `ProxyNCA`.
+    assignment: "static", "dynamic", "balanced" or an `Assignment`, as in `ProxyNCA`.
     reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
     fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
     seed: for the initial proxies and for which labels share one; None uses torch's global

@@ -40,7 +40,7 @@ class ProxyTriplet(ProxyLoss):
         margin, since the hinge is linear. None leaves the norms free.
     margin: M.
     proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "dynamic" or an `Assignment`, as in `ProxyNCA`.
+    assignment: "static", "dynamic", "balanced" or an `Assignment`, as in `ProxyNCA`.
     reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
     fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
     seed: for the initial proxies and for which labels share one; None uses torch's global

@@ -19,6 +19,7 @@ from nofuss.config import Preprocessing
 from nofuss.errors import UsageError, unknown_name
 from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.tensors import fill, read_tensors
+from nofuss.model.timm_network import timm_network
 
 PRETRAINED = "pretrained"
 OWN = "own"
@@ -63,7 +64,7 @@ class Backbone(nn.Module):
             return features
         both: Tensor = self.network(torch.cat([inputs, inputs.flip(-1)]))
         # Not chunk(2), which torch.export takes for a batch of fixed size.
-        straight, mirrored = both.unflatten(0, (2, inputs.shape[0])).unbind()
+        straight, mirrored = both.view(2, inputs.shape[0], -1).unbind()
         return (straight + mirrored) / 2
 
 
@@ -94,21 +95,40 @@ class EfficientNetLite(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return pooled features (B, 1280)."""
-        maps: Tensor = self.body.extract_features(inputs)
-        return maps.mean((2, 3))
+        return self.run(inputs, 0, len(self.body._blocks))
+
+    def run(self, x: Tensor, first: int, last: int, *, drop: bool = True) -> Tensor:
+        """Run some of the blocks, with the stem if they start at 0, and pool if they end last.
+
+        drop: skip blocks of some pictures at random in training (Huang et al. 2016).
+        """
+        body = self.body
+        blocks, rate = body._blocks, body._global_params.drop_connect_rate if drop else 0.0
+        if not first:
+            x = body._swish(body._bn0(body._conv_stem(x)))
+        for i in range(first, last):  # later blocks are skipped more often in training
+            x = blocks[i](x, drop_connect_rate=rate * i / len(blocks))
+        return body._swish(body._bn1(body._conv_head(x))).mean((2, 3)) if last == len(blocks) else x
 
 
 def build_backbone(
-    name: str, *, channels: int | None = None, weights: Weights = PRETRAINED
+    name: str,
+    *,
+    channels: int | None = None,
+    weights: Weights = PRETRAINED,
+    size: int | None = None,
 ) -> Backbone:
-    """Build the backbone of that name: one of BACKBONES, or timm:NAME with the timm extra."""
+    """Build the backbone of that name: one of BACKBONES, or timm:NAME with the timm extra.
+
+    size: of the pictures, for networks that are built for one size; None is their own.
+    """
     if name == OWN:
         raise UsageError(
             "the backbone is a module from Python; give it: nofuss.load(RUN, backbone=MODULE), "
             "nofuss.train(DATA, backbone=MODULE, …)"
         )
     if name.startswith("timm:"):
-        return timm_backbone(name, channels=channels, weights=weights)
+        return timm_backbone(name, channels=channels, weights=weights, size=size)
     if name not in BACKBONES:
         raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
     return BACKBONES[name](channels, weights)
@@ -219,49 +239,23 @@ def identity(channels: int | None, weights: Weights) -> Backbone:
 
 
 def timm_backbone(
-    name: str, *, channels: int | None = None, weights: Weights = PRETRAINED
+    name: str,
+    *,
+    channels: int | None = None,
+    weights: Weights = PRETRAINED,
+    size: int | None = None,
 ) -> Backbone:
     """Build timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
-    try:
-        import timm
-    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
-        raise UsageError(
-            f"{name} can't import timm ({error}); pip install 'nofuss[timm]', "
-            f"with the torchvision made for torch {torch.__version__}"
-        ) from None
-    model_name = name.removeprefix("timm:")
-    if not timm.is_model(model_name):
-        raise unknown_name("timm model", model_name, timm.list_models())
     channels = channels or 3
-    try:
-        network = timm.create_model(
-            model_name, pretrained=weights == PRETRAINED, num_classes=0, in_chans=channels
-        )
-    except Exception as error:  # the hub's client raises many types
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError(
-            f"{name} can't be downloaded ({reason}); give its weights as a file"
-        ) from None
-    if file := _file(weights):
-        fill(network, read_tensors(file), source=file)
-    data_config = timm.data.resolve_model_data_config(network)
-    size = data_config["input_size"][-1]
-    preprocessing = Preprocessing(
-        size=size,
-        resize=round(size / data_config["crop_pct"]),
-        mode="L" if channels == 1 else "RGB",
-        mean=tuple(255 * m for m in data_config["mean"][:channels]),
-        std=tuple(255 * s for s in data_config["std"][:channels]),
-    )
-    # Measured, because some networks keep a head behind num_features.
-    with torch.no_grad():
-        features = network.eval()(torch.zeros(1, channels, size, size)).shape[1]
-    return Backbone(
+    network, features, preprocessing = timm_network(
         name,
-        network.train(),
-        features=features,
         channels=channels,
-        preprocessing=preprocessing,
+        file=_file(weights),
+        pretrained=weights == PRETRAINED,
+        size=size,
+    )
+    return Backbone(
+        name, network, features=features, channels=channels, preprocessing=preprocessing
     )
 
 

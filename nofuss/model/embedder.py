@@ -1,6 +1,6 @@
 """The embedding e(x; θ): a backbone's features through a linear head, (B, C, …) → (B, D)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ class Embedder(nn.Module):
         self.root = root
         self._backbone_frozen = False
         self._batch_norm_frozen = False
+        self._fixed: list[nn.Module] = []
+        self._fixed_parameters: list[nn.Parameter] = []
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
@@ -53,8 +55,12 @@ class Embedder(nn.Module):
         self.head, self.root = head.to(self.head.weight.device), root
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the backbone's parameters, for a separate group of the optimizer."""
-        return self.backbone.parameters()
+        """Return the backbone's parameters, for a separate group of the optimizer.
+
+        Those that are never trained are left out.
+        """
+        fixed = {id(p) for p in self._fixed_parameters}
+        return (p for p in self.backbone.parameters() if id(p) not in fixed)
 
     def head_parameters(self) -> Iterator[nn.Parameter]:
         """Return the head's parameters, for a separate group of the optimizer."""
@@ -63,6 +69,16 @@ class Embedder(nn.Module):
     def freeze_backbone(self, frozen: bool = True) -> None:
         """Freeze the backbone, batch-norm statistics included; False unfreezes it."""
         self._backbone_frozen = frozen
+        self._refresh_freezing()
+
+    def keep_fixed(self, modules: Iterable[nn.Module], bare: Iterable[nn.Parameter] = ()) -> None:
+        """Freeze modules of the backbone for good, batch-norm statistics included.
+
+        bare: single parameters that are frozen too.
+        """
+        self._fixed = list(modules)
+        self._fixed_parameters = [p for module in self._fixed for p in module.parameters()]
+        self._fixed_parameters += bare
         self._refresh_freezing()
 
     def freeze_batch_norm(self, frozen: bool = True) -> None:
@@ -77,12 +93,16 @@ class Embedder(nn.Module):
         if self._batch_norm_frozen:
             for norm in self._batch_norms():
                 norm.eval()
+        for module in self._fixed:
+            module.eval()
         return self
 
     def _refresh_freezing(self) -> None:
         self.backbone.requires_grad_(not self._backbone_frozen)
         for norm in self._batch_norms():
             norm.requires_grad_(not (self._backbone_frozen or self._batch_norm_frozen))
+        for parameter in self._fixed_parameters:
+            parameter.requires_grad_(False)
         self.train(self.training)
 
     def _batch_norms(self) -> list[nn.Module]:
@@ -97,16 +117,18 @@ def build_embedder(
     weights: Weights = PRETRAINED,
     root: bool = False,
     mirror: bool = False,
+    size: int | None = None,
     seed: int = 0,
 ) -> Embedder:
     """Build an embedder on a backbone, or on the name of one.
 
-    Random parts are drawn from `seed`; torch's own generators are left as they are.
+    size: of the pictures, where the network depends on it. Random parts are drawn from `seed`;
+    torch's own generators are left as they are.
     """
     with own_random_numbers(torch.device("cpu")) as set_seed:
         set_seed(seed)
         network = backbone
         if isinstance(network, str):
-            network = build_backbone(network, channels=channels, weights=weights)
+            network = build_backbone(network, channels=channels, weights=weights, size=size)
         network.mirror = mirror
         return Embedder(network, dim, root=root)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,18 +34,49 @@ CHUNK = 2048
 
 
 def backbone_features(
-    embedder: Embedder, collection: Collection, preprocessing: Preprocessing, *, workers: int = 0
+    embedder: Embedder,
+    collection: Collection,
+    preprocessing: Preprocessing,
+    *,
+    straight: Indices | None = None,
+    workers: int = 0,
 ) -> Tensor:
-    """Return features (N, F) of the centre crops; those that are kept are not computed again."""
+    """Return features (N, F) of the centre crops; those that are kept are not computed again.
+
+    straight: rows without their mirror images, where the backbone averages both.
+    """
+    if straight is None or not embedder.backbone.mirror:
+        return _show_features(embedder, collection, preprocessing, len(collection), workers)
+    features = torch.empty(len(collection), embedder.backbone.features)
+    others = np.setdiff1d(np.arange(len(collection)), straight)
+    try:
+        for rows, mirror in ((straight, False), (others, True)):
+            embedder.backbone.mirror = mirror
+            part = collection.subset(rows)
+            features[rows] = _show_features(embedder, part, preprocessing, len(collection), workers)
+    finally:
+        embedder.backbone.mirror = True
+    return features
+
+
+def _show_features(
+    embedder: Embedder,
+    collection: Collection,
+    preprocessing: Preprocessing,
+    count: int,
+    workers: int,
+) -> Tensor:
+    """Return features with a progress bar; the whole command computes `count` of them."""
     store = feature_store(embedder.backbone, preprocessing)
-    with console.progress("computing features once", len(collection)) as progress:
-        return features_of(
-            for_inference(embedder).backbone,
-            collection,
-            preprocessing,
-            store=store,
-            workers=workers,
-            progress=progress,
+    kept = kept_features(store, collection, embedder.backbone.features)
+    if not len(kept.missing):
+        return kept.values
+    backbone = for_inference(embedder).backbone
+    label = "computing features once" + (", with mirror images" if backbone.mirror else "")
+    with console.progress(label, len(kept.missing)) as progress:
+        accelerate_for(backbone, count, missing=len(kept.missing))
+        return completed(
+            kept, backbone, collection, preprocessing, workers=workers, progress=progress
         )
 
 
@@ -67,6 +99,31 @@ def feature_store(backbone: Backbone, preprocessing: Preprocessing | None) -> Fe
     return FeatureStore(file, backbone.features)
 
 
+@dataclass(frozen=True)
+class KeptFeatures:
+    """Features of a collection as far as the store has them."""
+
+    store: FeatureStore | None
+    keys: list[bytes]
+    """The store's key of each item; none without a store."""
+    values: Tensor
+    """(N, F), with zeros for those that are missing."""
+    missing: Indices
+
+
+def kept_features(store: FeatureStore | None, collection: Collection, width: int) -> KeptFeatures:
+    """Read what `store` has of a collection's features (N, width)."""
+    count = len(collection)
+    if store is None or collection.kind == "dataset":  # whose pixels can't be known beforehand
+        return KeptFeatures(None, [], torch.zeros(count, width), np.arange(count))
+    keys = picture_keys(collection)
+    values, is_known = store.read(keys)
+    # Of several processes one may have read before another has written.
+    everywhere = all_sum(torch.from_numpy(is_known).int()) == world()
+    missing = np.flatnonzero(~everywhere.numpy())
+    return KeptFeatures(store, keys, torch.from_numpy(values), missing)
+
+
 def features_of(
     backbone: Backbone,
     collection: Collection,
@@ -76,40 +133,50 @@ def features_of(
     workers: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Return features (N, F) of all items: what `store` has, else computed and put there.
+    """Return features (N, F) of all items: what `store` has, else computed and put there."""
+    kept = kept_features(store, collection, backbone.features)
+    known = len(collection) - len(kept.missing)
 
-    They are kept chunk by chunk, so that a killed command continues where it was.
+    def tell(done: int) -> None:
+        if progress:
+            progress(known + done)
+
+    tell(0)
+    if len(kept.missing):
+        accelerate_for(backbone, len(collection), missing=len(kept.missing))
+    return completed(kept, backbone, collection, preprocessing, workers=workers, progress=tell)
+
+
+def completed(
+    kept: KeptFeatures,
+    backbone: Backbone,
+    collection: Collection,
+    preprocessing: Preprocessing,
+    *,
+    workers: int = 0,
+    progress: Callable[[int], None],
+) -> Tensor:
+    """Compute what is missing, and return all.
+
+    Features are kept chunk by chunk, so that a killed command continues where it was.
     """
-    if collection.kind == "dataset":  # the pixels of its items can't be known beforehand
-        store = None
-    features, missing = torch.zeros(len(collection), backbone.features), np.arange(len(collection))
-    keys: list[bytes] = []
-    if store is not None:
-        keys = picture_keys(collection)
-        kept, is_known = store.read(keys)
-        # Of several processes one may have read before another has written.
-        everywhere = all_sum(torch.from_numpy(is_known).int()) == world()
-        features, missing = torch.from_numpy(kept), np.flatnonzero(~everywhere.numpy())
-    if len(missing):
-        accelerate_for(backbone, len(collection), missing=len(missing))
-    done = len(collection) - len(missing)
-    for start in range(0, len(missing), CHUNK):
-        rows = missing[start : start + CHUNK]
-        tell = partial(_report, progress, done + start)
+    for start in range(0, len(kept.missing), CHUNK):
+        rows = kept.missing[start : start + CHUNK]
         part = run_over(
-            backbone, collection.subset(rows), preprocessing, workers=workers, progress=tell
+            backbone,
+            collection.subset(rows),
+            preprocessing,
+            workers=workers,
+            progress=partial(_advance, progress, start),
         )
-        features[rows] = part
-        if store is not None and first():
-            store.write([keys[i] for i in rows], part.numpy())
-    if progress:
-        progress(len(collection))
-    return features
+        kept.values[rows] = part
+        if kept.store is not None and first():
+            kept.store.write([kept.keys[i] for i in rows], part.numpy())
+    return kept.values
 
 
-def _report(progress: Callable[[int], None] | None, before: int, done: int) -> None:
-    if progress:
-        progress(before + done)
+def _advance(progress: Callable[[int], None], before: int, done: int) -> None:
+    progress(before + done)
 
 
 def run_over(
@@ -170,4 +237,4 @@ def accelerate_for(backbone: Backbone, count: int, *, missing: int | None = None
             try_write(file, lambda out: out.write(graph))
 
     if accelerate(backbone, cache_directory(), write):
-        console.say(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
+        console.aside(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")

@@ -104,11 +104,15 @@ class InceptionBN(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return pooled features (B, 1024)."""
-        x = F.max_pool2d(self.conv1_7x7_s2(pictures), 3, 2, ceil_mode=True)
-        x = F.max_pool2d(self.conv2_3x3(self.conv2_3x3_reduce(x)), 3, 2, ceil_mode=True)
+        x = self.stem(pictures)
         for name in BLOCKS:
             x = self.get_submodule(f"inception_{name}")(x)
         return x.mean((2, 3))
+
+    def stem(self, pictures: Tensor) -> Tensor:
+        """Return the input of the first block, an eighth of the side."""
+        x = F.max_pool2d(self.conv1_7x7_s2(pictures), 3, 2, ceil_mode=True)
+        return F.max_pool2d(self.conv2_3x3(self.conv2_3x3_reduce(x)), 3, 2, ceil_mode=True)
 
 
 def halve(x: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
+    embedder.backbone.preprocessing = preprocessing
     return SavedModel(embedder.eval(), preprocessing, class_names, extra)
 
 
@@ -143,7 +144,9 @@ def _settings(description: dict[str, Any]) -> dict[str, Any]:
     for name, kind in kinds.items():
         if type(description[name]) is not kind:
             raise ValueError(f"{name} is {description[name]!r:.40}; expected {kind.__name__}")
-    return {name: description[name] for name in kinds}
+    stored = description["preprocessing"]
+    size = stored["size"] if stored else None  # checked with the rest of the preprocessing
+    return {name: description[name] for name in kinds} | {"size": size}
 
 
 def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preprocessing | None:
@@ -158,6 +161,7 @@ def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preproc
     )
     channels = {"RGB": 3, "L": 1}.get(preprocessing.mode)
     numbers = (*preprocessing.mean, *preprocessing.std, preprocessing.affine)
+    numbers = (*numbers, preprocessing.zoom, preprocessing.light)
     valid = {
         "mode": channels == embedder.backbone.channels,
         "size": type(preprocessing.size) is int and 1 <= preprocessing.size <= LARGEST_SIDE,
@@ -169,6 +173,8 @@ def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preproc
         "std": len(preprocessing.std) == channels
         and all(value != 0 for value in preprocessing.std),
         "affine": 0 <= preprocessing.affine <= 1,
+        "zoom": 0 < preprocessing.zoom <= 1,
+        "light": 0 <= preprocessing.light <= 1,
         "numbers": all(type(x) in (int, float) and math.isfinite(x) for x in numbers),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:

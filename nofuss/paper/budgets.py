@@ -6,11 +6,12 @@ losses over instances, as the paper does, and so a quarter of their steps.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nofuss.config import TrainConfig
 from nofuss.losses import INSTANCE_LOSSES
+from nofuss.paper.further import loss_of
 from nofuss.training.presets import resolve
 from nofuss.training.setup import items_per_class
 
@@ -33,8 +34,12 @@ class Budget:
     """A try is scored on the other half of the training classes; 2: and the reverse."""
     try_epochs: int | None = None
     """Epochs of a try, if fewer than the training's."""
+    try_classes: int | None = None
+    """Classes of each half in a try, if not all."""
     classes: int | None = None
     """Classes of each side, if not all."""
+    scales: dict[str, float] = field(default_factory=dict)
+    """Method → its scale, once it is chosen; the loss's own for the others."""
     instance_batch: int | None = None
     """The batch of losses over instances, if it differs."""
     long: bool = False
@@ -45,13 +50,16 @@ class Budget:
         special = self.instance_batch if loss in INSTANCE_LOSSES else None
         return special or int(self.settings["batch"])
 
-    def config(self, loss: str, rate: float, *, seed: int = 0, **more: Any) -> TrainConfig:
+    def config(self, method: str, rate: float, *, seed: int = 0, **more: Any) -> TrainConfig:
         """Return the resolved configuration of one training.
 
         With another batch than the budget's, the same number of items is seen, and rates are scaled
         by the root of the ratio, as is usual with Adam.
         """
+        loss = loss_of(method)
         base = self.batch_of(loss)
+        if method in self.scales:
+            more.setdefault("scale", self.scales[method])
         rate *= math.sqrt(more.setdefault("batch", base) / base)
         vectors = self.settings["preset"] == "vectors"
         asked = TrainConfig(
@@ -89,6 +97,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="hours",
         settings={
             "preset": "finetune",
+            "unfreeze": "all",
             "start": "pca",
             "dim": 64,
             "center": False,
@@ -138,6 +147,27 @@ CHARACTERS: dict[str, Budget] = {
         words="The small convnet from random weights on 28 × 28 pixels, all characters",
         rates=(3e-4, 1e-3, 3e-3, 1e-2),
         seeds=3,
+    ),
+    "paper": PHOTOGRAPHS["paper"],
+}
+HAN: dict[str, Budget] = {
+    "minutes": Budget(
+        name="minutes",
+        settings={"preset": "small", "epochs": 3, "batch": 64, "size": 16, "holdout": 0.0},
+        words="The small convnet from random weights on 16 × 16 pixels, all characters",
+        rates=(3e-4, 1e-3, 3e-3, 1e-2),
+        seeds=1,
+        folds=1,
+        try_classes=500,
+    ),
+    "hours": Budget(
+        name="hours",
+        settings={"preset": "small", "epochs": 10, "batch": 64, "holdout": 0.0},
+        words="The small convnet from random weights on 28 × 28 pixels, all characters",
+        rates=(3e-4, 1e-3, 3e-3, 1e-2),
+        seeds=3,
+        try_classes=2000,
+        long=True,
     ),
     "paper": PHOTOGRAPHS["paper"],
 }

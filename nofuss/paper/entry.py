@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from nofuss.evaluate.intervals import t_interval
-from nofuss.paper.published import METHODS
-from nofuss.paper.rates import Rates, at_edge
+from nofuss.paper.further import FACTORS, FURTHER, NAMES
+from nofuss.paper.rates import Rates, at_edge, usual_scale
 from nofuss.paper.sources import Source
 from nofuss.paper.statistics import list_words
 from nofuss.paper.trial import Result, Trial
@@ -91,7 +91,7 @@ def how(source: Source, rates: Rates) -> list[str]:
     """Return the settings in sentences: those of all methods, and each one's rate."""
     b = source.budget
     grid = ", ".join(f"{rate:g}" for rate in b.rates)
-    chosen = ", ".join(f"{METHODS[loss]} {rate:g}" for loss, rate in rates.items())
+    chosen = ", ".join(f"{NAMES[loss]} {rate:g}" for loss, rate in rates.items())
     config = b.config("proxy-nca", b.rates[0])
     batch = f"batch {config.batch}"
     if b.instance_batch:
@@ -107,15 +107,31 @@ def how(source: Source, rates: Rates) -> list[str]:
         f"Rates: each method had {len(b.rates)} tries ({grid}; proxies ten times that), scored by "
         "Recall@1 on held-out training classes"
         + (", both halves in turn" if b.folds == 2 else ", the other half")
+        + (f" ({b.try_classes:,} classes each)" if b.try_classes else "")
         + (f", after {b.try_epochs} epoch{'s' * (b.try_epochs > 1)}" if b.try_epochs else "")
         + f"; chosen: {chosen}.",
     ]
+    if further := [m for m in FURTHER if m in rates]:
+        lines.append(_scales(source, further))
     if edge := at_edge(source, rates):
         lines.append(
-            f"{list_words([METHODS[loss] for loss in edge])} took a rate at the edge of that "
+            f"{list_words([NAMES[loss] for loss in edge])} took a rate at the edge of that "
             "grid; a wider grid might hold a better one."
         )
     return lines
+
+
+def _scales(source: Source, methods: Sequence[str]) -> str:
+    """Say which scales were chosen, and whether a wider grid might hold better ones."""
+    usual = usual_scale(source)
+    grid = [factor * usual for factor in FACTORS]
+    chosen = {m: source.budget.scales.get(m, usual) for m in methods}
+    return (
+        "Scales were chosen at those rates, on the same classes, from "
+        f"{', '.join(f'{scale:g}' for scale in grid)}: "
+        f"{', '.join(f'{NAMES[m]} {scale:g}' for m, scale in chosen.items())}"
+        + (", at the edge of that grid." if {*chosen.values()} & {grid[0], grid[-1]} else ".")
+    )
 
 
 def machine(device: str = "auto") -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Run trials one after the other, and store the result of each in a file.
 
 A trial's file is named after its settings and data and is written as a whole, so that an
-interrupted command resumes after the last finished trial, and changed settings start anew.
+interrupted command resumes after the last finished trial, and changed settings start anew. Under
+torchrun all processes run each trial together; the first one reads and writes the files.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn
 
+from nofuss.distributed import processes
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock
 from nofuss.paper.sources import Source
@@ -64,14 +66,13 @@ class Lab:
 
     def find(self, key: str) -> Result | None:
         """Return a stored result; None if there is none, or a damaged one."""
-        try:
-            result = json.loads((self.folder / f"{key}.json").read_text())["result"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        result = json.loads(processes.on_first(lambda: json.dumps(self._read(key))))
         return result if isinstance(result, dict) else None
 
     def keep(self, key: str, asked: Any, result: Result) -> None:
         """Store a result."""
+        if not processes.first():
+            return
         content = json.dumps({"asked": asked, "result": result}, ensure_ascii=False)
         write_file(self.folder / f"{key}.json", content + "\n")
 
@@ -87,9 +88,15 @@ class Lab:
             raise KeyboardInterrupt from None
         result["whole_seconds"] = time.monotonic() - began
         self.keep(key, trial.describe(), result)
-        if checkpoints is not None:
+        if checkpoints is not None and processes.first():
             shutil.rmtree(checkpoints, ignore_errors=True)
         return result
+
+    def _read(self, key: str) -> Any:
+        try:
+            return json.loads((self.folder / f"{key}.json").read_text())["result"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _remember(self, source: Source, trial: Trial, result: Result) -> None:
         if (cost := trial.cost(source)) and "whole_seconds" in result:
@@ -118,7 +125,7 @@ class _Line:
             TextColumn("{task.fields[left]}", markup=False),
             console=console.out,
             transient=True,
-            disable=not console.out.is_terminal,
+            disable=not console.out.is_terminal or console.out.quiet,
         )
         self.task = self.bar.add_task("", total=1, left="")
         self.printed, self.words = -EVERY, ""

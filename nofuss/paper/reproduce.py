@@ -3,19 +3,22 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from nofuss.config import is_named_data
+from nofuss.distributed import processes
 from nofuss.errors import DataError, RunError, UsageError, unknown_name
 from nofuss.files.atomic import write_file
 from nofuss.paper import batch_size, bounds, convergence, retrieval, tables
 from nofuss.paper.entry import Entry, Results, how, machine
+from nofuss.paper.further import FURTHER
 from nofuss.paper.lab import Lab
 from nofuss.paper.proxies_per_label import DYNAMIC, FRACTIONAL
-from nofuss.paper.rates import Rates, choose_rates, tries
+from nofuss.paper.rates import Rates, Tried, choose_rates, choose_scales, scale_tries, tries
 from nofuss.paper.results_page import render
-from nofuss.paper.sources import TITLES, Source, find_folders, missing, open_source
+from nofuss.paper.sources import LAYOUTS, TITLES, Source, find_folders, missing, open_source
 from nofuss.paper.trial import Trial
 from nofuss.report import read_optional_json
 from nofuss.report.grids import GridGroup
@@ -23,7 +26,8 @@ from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 
 DATA_SETS = tuple(TITLES)
-"""Each has a table; the figures are made on the first of them that there is."""
+"""The figures are made on the first of them that there is."""
+TABLES = tuple(name for name in DATA_SETS if name != "han")  # whose table is `products`
 
 
 class Experiment(Protocol):
@@ -67,8 +71,8 @@ def reproduce(
 ) -> None:
     """Run the experiments of these names, or all for which there are data."""
     for name in names:
-        if name not in (*DATA_SETS, *FIGURES):
-            raise unknown_name("experiment", name, [*DATA_SETS, *FIGURES])
+        if name not in (*TABLES, *FIGURES):
+            raise unknown_name("experiment", name, [*TABLES, *FIGURES])
     if seeds is not None and seeds < 1:
         raise UsageError(f"--seeds is {seeds}; expected 1 or more")
     if weights is not None and budget != "paper":
@@ -77,11 +81,15 @@ def reproduce(
         )
     if out.is_dir() and any(out.iterdir()) and not (out / "work").is_dir():
         raise RunError(f"{out} holds other files and is not touched; give another --out")
-    wanted = choose(names, find_folders(data) if data else {}, data)
+    found: dict[str, Path] = {}
+    if data is not None and not is_named_data(data):
+        found = find_folders(data)
+    wanted = choose(names, found, data)
     opened = {
         source: open_source(source, folder, budget, seeds=seeds, weights=weights, device=device)
         for source, folder in {s: f for _, s, f in wanted}.items()
     }
+    processes.check_same("data", lambda: " ".join(s.fingerprint for s in opened.values()))
     tasks = [(name, FIGURES.get(name, tables), opened[source]) for name, source, _ in wanted]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -98,25 +106,42 @@ def reproduce(
 def choose(
     names: Sequence[str], found: dict[str, Path], data: Path | None
 ) -> list[tuple[str, str, Path | None]]:
-    """Return (experiment, data set, its folder); warn about, or refuse, what can't be run."""
-    folders: dict[str, Path | None] = dict(found) if data else {"characters": None}
+    """Return (experiment, data set, its folder); warn about, or refuse, what can't be run.
+
+    Stanford Online Products is the one data set with a substitute of its size, `han`; its table
+    comes with its convergence, for which the trainings are the same.
+    """
+    folders: dict[str, Path | None] = dict(found)
+    if data is None:
+        folders["characters"] = None
+        if "products" in names:
+            folders["han"] = None
+    elif is_named_data(data):
+        folders["han"] = None
     if not names:
-        for name in DATA_SETS[:-1] if found else ():
+        for name in LAYOUTS if found else ():
             if name not in found:
                 console.warn(missing(name, data))
-    absent = [n for n in names if n in DATA_SETS and n not in (*folders, "characters")]
+    absent = [n for n in names if n in TABLES and _source_of(n, folders) is None]
     if absent or not folders:
-        *others, last = [missing(name, data) for name in absent or DATA_SETS[:-1]]
+        *others, last = [missing(name, data) for name in absent or LAYOUTS]
         for line in others:
             console.fail(line)
         raise DataError(last)
     main = next(name for name in DATA_SETS if name in folders)
-    chosen = names or (*(n for n in DATA_SETS if n in folders), *FIGURES)
-    return [
-        (name, source, folders.get(source))
-        for name in chosen
-        for source in [name if name in DATA_SETS else main]
-    ]
+    asked = names or (*(n for n in TABLES if _source_of(n, folders) in folders), *FIGURES)
+    chosen: list[tuple[str, str]] = []
+    for name in asked:
+        source = _source_of(name, folders) or main
+        chosen += [(name, source)] + [("convergence", source)] * (name == "products")
+    return [(name, source, folders.get(source)) for name, source in dict.fromkeys(chosen)]
+
+
+def _source_of(table: str, folders: Container[str]) -> str | None:
+    """Return the data set of a table; None if there is none, and for a figure."""
+    if table == "products" and table not in folders:
+        table = "han"
+    return table if table in folders or table == "characters" else None
 
 
 def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
@@ -128,6 +153,7 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
     for source, needed in losses.items():
         lab.plan(source, tries(source, needed))
         guess = dict.fromkeys(needed, source.budget.rates[0])
+        lab.plan(source, scale_tries(source, _further(needed), guess))
         for _, experiment, of in tasks:
             if of is source:
                 lab.plan(source, experiment.trials(source, guess))
@@ -135,16 +161,18 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
     chosen = {}
     for source, needed in losses.items():
         console.say(f"{source.name}: choosing rates on held-out training classes")
-        chosen[source] = choose_rates(source, needed, lab.run)
-        for loss, row in chosen[source][1].items():
-            scores = ", ".join(f"{rate:g}: {100 * score:.2f}" for rate, score in row.items())
-            console.say(f"  {loss}: held-out Recall@1 {scores}")
+        rates, tried = choose_rates(source, needed, lab.run)
+        scales, tried_scales = choose_scales(source, _further(needed), rates, lab.run)
+        _say_tried("rate", tried)
+        _say_tried("scale", tried_scales)
+        chosen[source] = source.with_scales(scales), rates, tried
     for key in guessed:  # the chosen rates now give the real trials
         lab.ahead.pop(key, None)
-    for _, experiment, source in tasks:
-        lab.plan(source, experiment.trials(source, chosen[source][0]))
-    for name, experiment, source in tasks:
-        rates, tried = chosen[source]
+    for _, experiment, untuned in tasks:
+        source, rates, _ = chosen[untuned]
+        lab.plan(source, experiment.trials(source, rates))
+    for name, experiment, untuned in tasks:
+        source, rates, tried = chosen[untuned]
         console.say(f"{name} on {source.title}")
         results = lab.run(source, experiment.trials(source, rates))
         entry: Entry = experiment.entry(source, rates, results)
@@ -154,6 +182,17 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
         for line in entry.verdict:
             console.say(f"  {line}")
     console.say(f"report: {out / 'report.html'}")
+
+
+def _further(methods: Sequence[str]) -> list[str]:
+    """Return those whose scale is chosen, too."""
+    return [method for method in methods if method in FURTHER]
+
+
+def _say_tried(what: str, table: Tried) -> None:
+    for method, row in table.items():
+        scores = ", ".join(f"{value:g}: {100 * score:.2f}" for value, score in row.items())
+        console.say(f"  {method}: held-out Recall@1 by {what} {scores}")
 
 
 def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> dict[str, Any]:
@@ -174,9 +213,11 @@ def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> d
 
 def _write(out: Path, entry: dict[str, Any]) -> None:
     """Put the entry into results.json, and write the report again."""
+    if not processes.first():
+        return
     before = read_optional_json(out / "results.json")
     kept = before["entries"] if before.get("format") == FORMAT else []
-    order = [*DATA_SETS, *FIGURES]
+    order = [*TABLES, *FIGURES]
 
     def place(e: dict[str, Any]) -> tuple[Any, ...]:
         return e["budget"], DATA_SETS.index(e["data"]), order.index(e["name"])

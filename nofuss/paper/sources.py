@@ -1,7 +1,8 @@
 """Find the paper's data sets under --data, and prepare them for a budget.
 
 With `minutes` photographs become features of a fixed backbone, computed once and cached: a training
-then takes seconds. Without --data the built-in characters are used.
+then takes seconds. Without --data the built-in characters are used, and for `products` the set
+`han` of the same size.
 """
 
 from collections.abc import Callable
@@ -16,14 +17,16 @@ from torch import Tensor
 from nofuss.config import Preprocessing
 from nofuss.data import benchmarks, open_data
 from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.han import open_han
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import Rows
+from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError
 from nofuss.files.checksum import digest_of
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
-from nofuss.paper.budgets import CHARACTERS, PHOTOGRAPHS, Budget
+from nofuss.paper.budgets import CHARACTERS, HAN, PHOTOGRAPHS, Budget
 from nofuss.terminal import console
 from nofuss.training.job import build_model
 
@@ -31,6 +34,7 @@ TITLES = {
     "cars": "Cars196",
     "cub": "CUB-200-2011",
     "products": "Stanford Online Products",
+    "han": "Han and Hangul characters, as many as Stanford Online Products",
     "characters": "built-in characters",
 }
 """In order of preference: the paper's figures use Cars196."""
@@ -73,7 +77,11 @@ class Source:
     @property
     def ks(self) -> tuple[int, ...]:
         """The K of Recall@K."""
-        return (1, 10, 100, 1000) if self.name == "products" else (1, 2, 4, 8)
+        return (1, 10, 100, 1000) if self.name in ("products", "han") else (1, 2, 4, 8)
+
+    def with_scales(self, scales: dict[str, float]) -> "Source":
+        """Return the same data with the scales that were chosen for methods."""
+        return replace(self, budget=replace(self.budget, scales=scales))
 
     def labels(self, rows: Rows) -> Rows:
         """Return the classes of these rows."""
@@ -90,11 +98,14 @@ class Source:
             return self.train_rows, self.test_rows
         labels = self.labels(self.train_rows)
         classes = np.unique(labels)
-        if self.name == "characters":
+        if self.name in ("characters", "han"):
             classes = np.random.default_rng(0).permutation(classes)
-        first = np.isin(labels, classes[: len(classes) // 2])
-        halves = self.train_rows[first], self.train_rows[~first]
-        return halves if fold == 0 else halves[::-1]
+        most = self.budget.try_classes
+        halves = [
+            self.train_rows[np.isin(labels, half[:most])]
+            for half in np.split(classes, [len(classes) // 2])
+        ]
+        return (halves[0], halves[1]) if fold == 0 else (halves[1], halves[0])
 
 
 def find_folders(data: Path) -> dict[str, Path]:
@@ -127,13 +138,14 @@ def open_source(
     device: str = "auto",
 ) -> Source:
     """Open a data set for a budget; slow steps are cached."""
-    chosen = (CHARACTERS if name == "characters" else PHOTOGRAPHS)[budget]
+    chosen = {"characters": CHARACTERS, "han": HAN}.get(name, PHOTOGRAPHS)[budget]
     chosen = replace(chosen, settings={**chosen.settings, "device": device})
     if seeds is not None:
         chosen = replace(chosen, seeds=seeds)
     if weights is not None:
         chosen = replace(chosen, settings={**chosen.settings, "weights": weights})
-    pictures = open_data(folder)
+    with processes.in_turn():
+        pictures = open_han() if name == "han" else open_data(folder)
     console.say(f"{name}: {pictures.describe()}")
     return make_source(name, pictures, chosen)
 
@@ -200,7 +212,8 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     features = None
     if config.start == "pca":
         features = backbone_features(embedder, pictures, preprocessing)
-    with console.progress("decoding pictures once", len(pictures)) as progress:
+    count = len(pictures)
+    with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
         decoded = decode_ahead(pictures, preprocessing, progress=progress)
     return decoded, features
 

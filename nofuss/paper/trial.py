@@ -20,10 +20,12 @@ from nofuss.evaluate.recall import recall_of_ranks
 from nofuss.files.checksum import digest_of
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
-from nofuss.paper.sources import Source, bare_triplets
+from nofuss.paper.sources import Source, bare_triplets, raw_features
+from nofuss.paper.stages import Stopwatch, peak_memory
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import GridGroup, Items, retrieval_grid
+from nofuss.training.baselines import untrained
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.job import build_model
 from nofuss.training.loop import Training, Watch, run_loop
@@ -38,7 +40,7 @@ CURVE_ITEMS = 6000
 """Most test items of a curve; the last epoch is scored on all."""
 BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
 
-Record = Literal["curve", "scores", "bounds", "neighbours"]
+Record = Literal["curve", "scores", "bounds", "neighbours", "untrained"]
 Result = dict[str, Any]
 
 
@@ -60,6 +62,8 @@ class Trial:
         del config["device"]  # it does not change what is trained
         settings = {"format": FORMAT, "data": source.fingerprint, "config": config}
         settings |= {"fold": self.fold, "record": self.record, "bare": self.bare}
+        if self.fold is not None and source.budget.try_classes is not None:
+            settings["try_classes"] = source.budget.try_classes
         if self.record == "neighbours":
             settings["grid"] = GRID_FORMAT
         text = json.dumps(settings, sort_keys=True)
@@ -72,7 +76,10 @@ class Trial:
     def describe(self) -> str:
         """Return words for the progress line."""
         c = self.config
+        if self.record == "untrained":
+            return "what needs no training"
         words = [c.loss, f"rate {c.head_rate:.2g}"]
+        words += [f"scale {c.scale:g}"] if c.scale else []
         words += [f"batch {c.batch}"]
         if c.proxies_per_class != 1 or c.assignment == "dynamic":
             words.append(f"{c.proxies_per_class:g} proxies a label, {c.assignment}")
@@ -89,7 +96,9 @@ def run_trial(
     checkpoints: Path | None = None,
 ) -> Result:
     """Train and score; a try that diverges has a score of 0."""
-    config = trial.config
+    if trial.record == "untrained":
+        return {"baselines": _untrained_scores(source, int(trial.config.dim or 0))}
+    config, clock = trial.config, Stopwatch()
     train_rows, test_rows = source.sides(trial.fold)
     data = source.collection
     if trial.bare:
@@ -108,6 +117,7 @@ def run_trial(
         return Encoder(embedder, preprocessing).embed_collection(items)
 
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
+    clock.stop("prepare")
     start = measure() if measure else {}
     if checkpoints is not None and (saved := load_checkpoint(checkpoints, say=watch.say)):
         training.restore(saved)
@@ -134,25 +144,48 @@ def run_trial(
         result["curve"] = [{"step": row["epoch"] * len(feed), **row} for row in rows]
     if training.history and "proxies_in_use" in training.history[-1]:
         result["proxies_in_use"] = training.history[-1]["proxies_in_use"]
+    clock.start()
     vectors = embed(test_rows)
-    result |= scores(vectors, source.labels(test_rows), source, trial)
+    clock.stop("embed")
+    result |= scores(vectors, source.labels(test_rows), source, trial, clock=clock)
+    result["stages"] = clock.seconds | {"train": seconds}
+    result["peak_bytes"] = peak_memory()
     if trial.record == "neighbours":
         result["grid"] = _grid(source, vectors, test_rows)
     return result
 
 
-def scores(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None = None) -> Result:
+def scores(
+    vectors: Tensor,
+    labels: Rows,
+    source: Source,
+    trial: Trial | None = None,
+    *,
+    clock: Stopwatch | None = None,
+) -> Result:
     """Return Recall@K; for test classes also NMI, and hits by class for the bootstrap."""
+    clock = clock or Stopwatch()
     ranks = ranks_of_first_positive(vectors, labels)
+    clock.stop("recall")
     result: Result = {f"recall@{k}": v for k, v in recall_of_ranks(ranks, source.ks).items()}
     if trial is not None and trial.fold is not None:
         return result
     result["nmi"] = nmi(vectors, labels, seed=0 if trial is None else trial.config.seed)
+    clock.stop("nmi")
     query = (ranks > 0).cpu().numpy()
     classes = np.unique(labels, return_inverse=True)[1][query]
     result["queries"] = np.bincount(classes).tolist()
     result["hits"] = np.bincount(classes, (ranks == 1).cpu().numpy()[query]).astype(int).tolist()
     return result
+
+
+def _untrained_scores(source: Source, dim: int) -> dict[str, Result]:
+    """Return the scores of the features as they are, of their PCA, or of the pixels."""
+    found = untrained(
+        source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
+    )
+    labels = source.labels(source.test_rows)
+    return {name: scores(vectors, labels, source) for name, vectors in found.items()}
 
 
 def _measure(

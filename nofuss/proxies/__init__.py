@@ -1,11 +1,13 @@
 """Proxies: assignment to items, how many triplets they save, how tightly they bound the loss."""
 
 from nofuss.proxies.assignment import Assignment, Dynamic, Fractional, Several, Static
+from nofuss.proxies.balanced import Balanced
 from nofuss.proxies.bounds import Bound, Bounds, proxy_bounds
 from nofuss.proxies.counting import count_proxy_triplets, count_triplets
 
 __all__ = [
     "Assignment",
+    "Balanced",
     "Bound",
     "Bounds",
     "Dynamic",

@@ -6,6 +6,7 @@ An assignment turns a batch into triplets over proxies (x, p(y), p(Z)):
     Fractional   fewer proxies than labels; each label gets a random proxy, once
     Several      more proxies than labels; p(x) is the closest proxy of the label
     Dynamic      proxies belong to no label; p(x) is the closest of all at the moment (Eq. 5)
+    Balanced     labels choose the closest proxy, evenly, once: balanced.py
 
 In all of them p(Z) never contains p(y): a negative that shares the positive's proxy would ask
 for d(x, p) < d(x, p), which carries no signal, so it is left out of the denominator.
@@ -64,6 +65,13 @@ class Assignment(nn.Module, ABC):
             "assignment='dynamic'"
         )
 
+    def is_settled(self, labels: Tensor) -> bool:
+        """Return whether these labels have no proxy left to choose."""
+        return True
+
+    def settle(self, x: Tensor, labels: Tensor, proxies: Tensor) -> None:
+        """Let labels that are not settled choose their proxies, before a training batch."""
+
     def _nearest(self, distances: Tensor) -> Tensor:
         """Return the row of the least distance, (N, P) → (N,)."""
         return distances.argmin(1) if self.shard is None else self.shard.nearest(distances)
@@ -89,7 +97,7 @@ class Static(Assignment):
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return the label itself."""
-        return _required(labels, self.name)
+        return required(labels, self.name)
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return (x, p_c(x), all others)."""
@@ -117,7 +125,7 @@ class Fractional(Assignment):
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return the label's proxy."""
-        return self.proxy_of_label[_required(labels, self.name)]
+        return self.proxy_of_label[required(labels, self.name)]
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return (x, the label's proxy, all others)."""
@@ -142,7 +150,7 @@ class Several(Assignment):
 
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return the closest proxy of the label."""
-        labels = _required(labels, self.name)
+        labels = required(labels, self.name)
         is_own = labels[:, None] == self.label_of_proxy[self._rows]  # (N, P)
         with torch.no_grad():
             return self._nearest(squared_distances(x, proxies).masked_fill(~is_own, math.inf))
@@ -247,32 +255,13 @@ class Dynamic(Assignment):
             used = round(self.share_in_use(window) * self.num_proxies)
             warnings.warn(
                 f"dynamic assignment is collapsing: {used} of {self.num_proxies} proxies were "
-                f"chosen in the last {window} batches; use fewer proxies",
+                f"chosen in the last {window} batches; use fewer proxies, or assignment='balanced'",
                 stacklevel=2,
             )
 
 
-def build_assignment(
-    name: str,
-    num_classes: int,
-    proxies_per_class: float,
-    *,
-    generator: torch.Generator | None = None,
-) -> Assignment:
-    """Return the assignment of a name; "static" is fractional below 1 a class, several above."""
-    num_proxies = max(1, round(num_classes * proxies_per_class))
-    if name == "dynamic":
-        return Dynamic(num_proxies)
-    if name != "static":
-        raise ValueError(f"unknown assignment {name!r}; choose from 'static', 'dynamic'")
-    if num_proxies < num_classes:
-        return Fractional(num_classes, num_proxies, generator=generator)
-    if num_proxies > num_classes:
-        return Several(num_classes, num_proxies)
-    return Static(num_classes)
-
-
-def _required(labels: Tensor | None, name: str) -> Tensor:
+def required(labels: Tensor | None, name: str) -> Tensor:
+    """Return the labels; ValueError if there are none."""
     if labels is None:
         raise ValueError(f"got no labels; {name} assignment needs them: pass labels")
     return labels

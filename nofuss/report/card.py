@@ -10,10 +10,11 @@ from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_optional_json
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED
 from nofuss.run.directory import Run
-from nofuss.terminal.scores import describe_gain
+from nofuss.terminal.scores import compared, describe_gain
 
 FILES = '["a.jpg", "b.jpg"]'
-_SCORES = ("recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi", "ami")
+_RECALLS = ("recall@1", "recall@2", "recall@4", "recall@8")
+_SCORES = (*_RECALLS, "map@r", "r_precision", "nmi", "ami", "ordered")
 
 
 def write_card(run: Run) -> None:
@@ -109,13 +110,14 @@ def _data(data: dict[str, Any]) -> str:
         f"| {sides[side]} | {len(data['classes'][side]):,} | {count:,} |"
         for side, count in data["items"].items()
     ]
-    table = "\n".join(["| | classes | items |", "|---|---:|---:|", *rows])
+    kind = "groups" if data.get("by_links") else "classes"
+    table = "\n".join([f"| | {kind} | items |", "|---|---:|---:|", *rows])
     return f"{_plain(data['description'])}\n\n{table}"
 
 
 def _scores(scores: dict[str, Any]) -> str:
     if not scores:
-        return "None: the run had no test classes. `nofuss evaluate RUN DATA` computes scores."
+        return "None: nothing was held out. `nofuss evaluate RUN DATA` computes scores."
     if "gain" in scores:
         over = _plain(scores["gain"]["over"])
         gain = f"Gain over the {over}: {describe_gain(scores['gain'])}.\n\n"
@@ -129,10 +131,11 @@ def _scores(scores: dict[str, Any]) -> str:
         if name in scores:
             cells = (_cell(of, name) for of in columns.values())
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    source = (
-        f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes; "
-        f"95% intervals in brackets. Protocol: {scores['protocol']}."
-    )
+    if "queries" in scores:
+        source = f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes; "
+    else:
+        source = f"On {compared(scores)} that were held out; `ordered` is in the right order; "
+    source += f"95% intervals in brackets. Protocol: {scores['protocol']}."
     if by_folds:
         source += (
             " The model itself was trained on all classes; the scores are those of its folds, "
@@ -153,7 +156,7 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
     extra = model.get("extra", {})
     lines = [
         "It ranks by what distinguishes the training classes; other similarities may not count.",
-        "The scores hold for classes of the same kind as the test classes above.",
+        "The scores hold for items of the same kind as those that were tested above.",
     ]
     if "threshold" in extra:
         errors, source = extra["threshold_errors"], extra["threshold_from"]
@@ -164,14 +167,17 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
             f"{errors['accepted']:.0%} of the items whose class was not in it were accepted. A "
             "larger index accepts more."
         )
+    elif "ordered" in scores and "recall@1" not in scores:
+        lines.append('Search never answers "nothing like this here": that needs labels.')
     else:
         lines.append(
             'Search never answers "nothing like this here": too few classes were held out to find '
             "a distance for it."
         )
-    best = max((b.get("recall@1", 0) for b in scores.get("baselines", {}).values()), default=None)
-    if best is not None and best >= scores["recall@1"]:
-        lines.append("An untrained baseline has the same Recall@1 or a higher one: see the table.")
+    main, label = ("recall@1", "Recall@1") if "recall@1" in scores else ("ordered", "score")
+    best = max((b.get(main, 0) for b in scores.get("baselines", {}).values()), default=None)
+    if best is not None and best >= scores[main]:
+        lines.append(f"An untrained baseline has the same {label} or a higher one: see the table.")
     lines.append("It carries the biases of its training data, and of the backbone's training data.")
     return lines
 

@@ -21,7 +21,7 @@ from nofuss.report.grids import Items
 from nofuss.report.neighbourhood import neighbourhood
 from nofuss.report.templates import render
 from nofuss.run.embeddings import RunEmbeddings
-from nofuss.terminal.scores import describe_gain
+from nofuss.terminal.scores import compared, describe_gain
 
 _MISFITS = (
     AttributeError,
@@ -83,25 +83,32 @@ def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
 
 def _lead(scores: dict[str, Any]) -> dict[str, Any] | None:
     """Return the result for the page's first sentences; None where nothing was scored."""
-    if "recall@1" not in scores:
-        return None
     gain = scores.get("gain")
-    return {
+    worth = {
+        "compared": None,
+        "gain": gain and describe_gain(gain),
+        "over": gain and gain["over"],
+        "verdict": gain and _verdict(gain),
+    }
+    if "recall@1" not in scores:
+        if "ordered" not in scores:
+            return None
+        share, interval = scores["ordered"], scores.get("ordered_interval")
+        return worth | {"ordered": share, "interval": interval, "compared": compared(scores)}
+    return worth | {
         "recall": scores["recall@1"],
         "interval": scores.get("recall@1_interval"),
         "queries": scores["queries"],
         "classes": scores["classes"],
         "folds": bool(scores.get("folds")),
-        "gain": gain and describe_gain(gain),
-        "over": gain and gain["over"],
-        "verdict": gain and _verdict(gain),
     }
 
 
 def _verdict(gain: dict[str, Any]) -> str:
-    """Return whether learning was worth it, by the 95% intervals of both paired differences."""
-    low = min(gain["recall@1"][1], gain["map@r"][1])
-    high = max(gain["recall@1"][2], gain["map@r"][2])
+    """Return whether learning was worth it, by the 95% intervals of all paired differences."""
+    differences = [gain[name] for name in ("recall@1", "map@r", "ordered") if name in gain]
+    low = min(difference[1] for difference in differences)
+    high = max(difference[2] for difference in differences)
     if low == high == 0:  # the untrained features were kept
         return "made no difference"
     return "paid off" if low >= 0 else "made it worse" if high <= 0 else "made little difference"

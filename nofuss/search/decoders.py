@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofuss.config import Preprocessing
+from nofuss.data.cost import MAX_FILE
 from nofuss.data.decode import PictureError
+from nofuss.files.atomic import read_regular
+from nofuss.files.parts import is_compressed
 
 SECONDS = 5.0
 """For one picture, in wall-clock time: a file system may hang."""
@@ -62,6 +65,8 @@ class Decoders:
         self, source: bytes | bytearray | Path, *, side: int, fit: Preprocessing | None = None
     ) -> Seen:
         """Return a thumbnail of at most `side`, and pixels resized by `fit`; or a PictureError."""
+        if isinstance(source, Path) and is_compressed(source):
+            source = await asyncio.to_thread(_content, source)
         job = {
             "path": os.fspath(source) if isinstance(source, Path) else None,
             "bytes": 0 if isinstance(source, Path) else len(source),
@@ -118,6 +123,14 @@ class Decoders:
             _kill(process)
             raise
         return process
+
+
+def _content(path: Path) -> bytes:
+    """Read a picture that takes more than a decoder may use to find: a row of a Parquet file."""
+    try:
+        return read_regular(path, limit=MAX_FILE)
+    except OSError as error:
+        raise PictureError("picture", "unreadable", error.strerror or "") from None
 
 
 async def _ask(

@@ -19,16 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nofuss.config import is_named_data
 from nofuss.data import find_pictures, open_data
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection, printable
 from nofuss.data.cost import MAX_FILE
 from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.transforms import middle
 from nofuss.distributed import processes
 from nofuss.errors import DataError
 from nofuss.files.atomic import digest, sha256
 from nofuss.files.checksum import digest_of
+from nofuss.files.parts import status_of
 from nofuss.model.encoder import Encoder
 from nofuss.search.index import Index, Label
 
@@ -82,21 +85,24 @@ class Changes:
         return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "nothing"
 
 
-def open_items(path: Path | None) -> Collection:
+def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open what `open_data` reads, and pictures outside class folders too, without a label."""
     if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
-        return open_data(path)
+        return open_data(path, labelling=labelling)
     path = path.absolute()
     loose = [picture for picture in find_pictures(path) if picture.parent == path]
     if not loose:
-        return open_data(path)
+        return open_data(path, labelling=labelling)
     try:
-        labelled = open_data(path)
+        labelled = open_data(path, labelling=labelling)
     except DataError:  # no class folders beside them
         return Collection(
             name=path.name, layout="folder of pictures", kind="pictures", paths=loose, root=path
         )
     assert labelled.labels is not None
+    known = set(labelled.paths)
+    if not (loose := [picture for picture in loose if picture not in known]):
+        return labelled
     return replace(
         labelled,
         paths=[*labelled.paths, *loose],
@@ -126,7 +132,9 @@ def item_labels(collection: Collection) -> list[Label]:
 
 def source_of(path: Path | None) -> str:
     """Return the name of the data at a path in an index."""
-    return BUILT_IN if path is None else str(Path(path).expanduser().absolute())
+    if path is None:
+        return BUILT_IN
+    return str(path if is_named_data(path) else Path(path).expanduser().absolute())
 
 
 def model_digest(model: Path) -> str:
@@ -279,8 +287,7 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
         content = collection.array[item].tobytes()
         return Version(len(content), 0, digest_of([content]))
     path = collection.paths[item]
-    status = path.stat()
-    size, mtime_ns = status.st_size, status.st_mtime_ns
+    size, mtime_ns = status_of(path)
     if before is not None and (size, mtime_ns) == (before.size, before.mtime_ns):
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:

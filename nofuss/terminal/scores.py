@@ -7,6 +7,7 @@ from nofuss.terminal import console
 
 EXTENDED = ("mrr", "map", "precision@", "class_mean_")
 """Prefixes of the names of optional scores."""
+ORDER = {"in the right order": "ordered"}
 
 
 def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
@@ -14,27 +15,44 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
     first = next(iter(columns.values()))
     names = [n for n in first if n.startswith("recall@") and not n.endswith("_interval")]
     rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
-    rows |= {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
+    others = {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
+    rows |= {label: name for label, name in (others | ORDER).items() if name in first}
     rows |= {_title(name): name for name in first if _is_extended(name)}
     cells = [
         [label, *(f"{100 * of[name]:.2f}" for of in columns.values())]
         for label, name in rows.items()
     ]
     console.table(title, ["%", *columns], cells)
-    low, high = first[f"{names[0]}_interval"]
-    console.say(
-        f"{first['queries']:,} queries of {first['classes']:,} classes; Recall@"
-        f"{names[0].removeprefix('recall@')} of the first column is between {100 * low:.2f} and "
-        f"{100 * high:.2f} (95%, over classes)"
-    )
+    if names:
+        low, high = first[f"{names[0]}_interval"]
+        console.say(
+            f"{first['queries']:,} queries of {first['classes']:,} classes; Recall@"
+            f"{names[0].removeprefix('recall@')} of the first column is between {100 * low:.2f} "
+            f"and {100 * high:.2f} (95%, over classes)"
+        )
+    if "ordered" in first:
+        low, high = first["ordered_interval"]
+        console.say(
+            f"{compared(first)}; those of the first column in the right order are between "
+            f"{100 * low:.2f} and {100 * high:.2f}% (95%, over groups)"
+        )
     if gain := first.get("gain"):
         console.say(f"over the {gain['over']}: {describe_gain(gain)}")
+
+
+def compared(scores: Mapping[str, Any]) -> str:
+    """Return how much was compared: "1,200 triplets" or "80 pairs of alike items"."""
+    if "triplets" in scores:
+        return f"{scores['triplets']:,} triplets"
+    return f"{scores['pairs']:,} pairs of alike items"
 
 
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
     words = []
-    for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r")):
+    for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r"), ("right order", "ordered")):
+        if name not in gain:
+            continue
         mean, low, high = (100 * value for value in gain[name])
         words.append(f"{label} {mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})")
     return ", ".join(words)

@@ -13,6 +13,7 @@ from nofuss.data.loader import Batch, batches
 from nofuss.data.sampling import m_per_class, shuffled, triplet_batches
 from nofuss.distributed.processes import share, world
 from nofuss.errors import UsageError
+from nofuss.model.activations import Activations
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,18 @@ class CollectionFeed:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        if (fewest := min(map(len, self._indices(0)), default=0)) < world():
+        if (fewest := min(map(len, self.indices(0)), default=0)) < world():
             raise UsageError(
                 f"a batch of {fewest} leaves some of {world()} processes without an item; start "
                 "fewer, or raise --batch"
             )
 
     def __len__(self) -> int:
-        return len(self._indices(0))
+        return len(self.indices(0))
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the epoch's batches without the first `start`."""
-        labels, chosen = self.collection.labels, self._indices(epoch)[start:]
+        labels, chosen = self.collection.labels, self.indices(epoch)[start:]
         own = batches(
             self.collection,
             self.preprocessing,
@@ -52,7 +53,8 @@ class CollectionFeed:
             whole = None if labels is None else torch.from_numpy(labels[indices])
             yield Batch(batch.inputs, whole, torch.from_numpy(indices))
 
-    def _indices(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    def indices(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+        """Return the rows of each batch of an epoch."""
         c = self.collection
         if c.labels is None:
             assert c.triplets is not None
@@ -60,3 +62,22 @@ class CollectionFeed:
         if self.per_class:
             return m_per_class(c.labels, self.batch, self.per_class, seed=self.seed, epoch=epoch)
         return shuffled(len(c), self.batch, seed=self.seed, epoch=epoch, drop_last=True)
+
+
+@dataclass(frozen=True)
+class ActivationFeed:
+    """The batches of another feed with kept activations for inputs; an epoch uses one view."""
+
+    feed: CollectionFeed
+    activations: Activations
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the epoch's batches without the first `start`."""
+        labels, view = self.feed.collection.labels, epoch % self.activations.views
+        for indices in self.feed.indices(epoch)[start:]:
+            inputs = self.activations.take(view, indices[share(len(indices))])
+            whole = None if labels is None else torch.from_numpy(labels[indices])
+            yield Batch(inputs, whole, torch.from_numpy(indices))

@@ -1,25 +1,30 @@
 """One training job: its data, its model, and the settings that follow from the data."""
 
 import contextlib
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
+from nofuss.data.comparisons import Compared
 from nofuss.data.decode import decode
 from nofuss.data.split import Rows, Sides, classes_in
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.threshold import Threshold
-from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.lora import add_adapters
+from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
+from nofuss.training.comparisons import settle_unlabelled
 from nofuss.training.head import DIM
 from nofuss.training.listeners import Listeners
 from nofuss.training.presets import resolve
@@ -27,6 +32,10 @@ from nofuss.training.setup import items_per_class
 
 SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
+
+ZOOM, LIGHT = 0.25, 0.25
+"""Random crops for the last stages show this share of a picture or more, in light that changes by
+this share or less (LOG.md)."""
 
 
 @dataclass
@@ -50,6 +59,8 @@ class Job:
     """What the folds decided, if the head starts from its closed form."""
     fold_scores: dict[str, Any] | None = None
     """Scores of classes held out in turn, if no classes are kept out for good."""
+    compared: Compared | None = None
+    """Held-out triplets or pairs, where the data have any."""
 
     @property
     def config(self) -> TrainConfig:
@@ -60,6 +71,11 @@ class Job:
     def fixed(self) -> bool:
         """Whether only the head is trained, on features that stay fixed."""
         return self.config.preset in ("frozen", "vectors")
+
+    @property
+    def fixed_stages(self) -> int:
+        """Number of the backbone's first stages that are never trained; 0 if there are none."""
+        return fixed_count(self.embedder.backbone, self.config.unfreeze)
 
     @property
     def dim(self) -> int:
@@ -100,6 +116,7 @@ def build_model(
         channels=channels,
         weights=weights,
         root=bool(config.root),
+        size=config.size,
         seed=config.seed,
     )
     embedder.to(choose_device(config.device))
@@ -115,23 +132,37 @@ def build_model(
     elif config.size:
         resize = round(config.size * preprocessing.resize / preprocessing.size)
         preprocessing = replace(preprocessing, size=config.size, resize=resize)
+    if config.size:
+        _check_size(embedder.backbone, config.size)
+    embedder.backbone.preprocessing = preprocessing
     return embedder, preprocessing
+
+
+@torch.no_grad()
+def _check_size(backbone: Backbone, size: int) -> None:
+    """Raise UsageError if the network can't take pictures of that size; nothing is computed."""
+    planned = copy.deepcopy(backbone.network).to("meta").eval()
+    try:
+        planned(torch.empty(1, backbone.channels, size, size, device="meta"))
+    except NotImplementedError:  # an operation that only real numbers have
+        return
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another --size"
+        ) from None
 
 
 def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
     """Fill in the settings that follow from the data."""
     kind = "vectors" if collection.kind == "vectors" else "pictures"
     side = _side(collection)
-    small, labelled = side is not None and side < SMALL_SIDE, collection.labels is not None
-    config = resolve(config, kind=kind, small=small, labelled=labelled)
-    if collection.labels is None and config.loss in INSTANCE_LOSSES:
-        raise UsageError(
-            f"--loss {config.loss} needs labels, and {collection.name} has triplets only; use a "
-            "loss over proxies: proxy-nca, proxy-triplet"
-        )
-    if collection.labels is None and config.assignment != "dynamic":
-        console.say("triplets without labels: assignment is dynamic")
-        config = replace(config, assignment="dynamic")
+    if collection.labels is None:
+        config = settle_unlabelled(config, collection)
+    labelled = collection.labels is not None or config.assignment == "balanced"
+    config = resolve(
+        config, kind=kind, small=side is not None and side < SMALL_SIDE, labelled=labelled
+    )
     if config.per_class is None:
         config = replace(config, per_class=items_per_class(config))
     return config
@@ -145,13 +176,34 @@ def check_dim(config: TrainConfig, width: int) -> TrainConfig:
     return replace(config, dim=width)
 
 
+def check_stages(
+    config: TrainConfig, embedder: Embedder, preprocessing: Preprocessing | None
+) -> tuple[TrainConfig, Preprocessing | None]:
+    """Fill in and check how many stages are trained and how crops are drawn; freeze the others."""
+    if preprocessing is None:
+        return config, None
+    if config.preset == "finetune":
+        asked = None if config.unfreeze is None else str(config.unfreeze)  # Python has numbers
+        unfreeze = check_unfreeze(embedder.backbone, asked, size=preprocessing.size)
+        freeze_first(embedder, unfreeze)
+        config = replace(config, unfreeze=unfreeze)
+    if config.lora is not None:
+        add_adapters(embedder, config.lora, unfreeze=config.unfreeze, seed=config.seed)
+    if config.zoom is None and config.unfreeze not in (None, ALL) and preprocessing.flip:
+        config = replace(config, zoom=ZOOM)
+    if config.zoom is not None and config.zoom < 1:
+        preprocessing = replace(preprocessing, zoom=config.zoom, light=LIGHT)
+    return config, preprocessing
+
+
 def describe_sides(job: Job) -> dict[str, Any]:
     """Return what data.json holds."""
     c, s = job.collection, job.sides
     sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
     counts = {side: len(getattr(s, side)) for side in sides}
     classes = {side: [c.class_names[i] for i in classes_in(c, getattr(s, side))] for side in counts}
-    return {"description": c.describe(), "items": counts, "classes": classes}
+    described = {"description": c.describe(), "items": counts, "classes": classes}
+    return described | ({"by_links": True} if c.by_links else {})
 
 
 def _side(collection: Collection) -> int | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from nofuss.data.collection import compact_labels
+from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import by_folds
 from nofuss.distributed import processes
@@ -22,14 +23,15 @@ from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
 from nofuss.model.features import backbone_features
+from nofuss.model.inference import through_head
 from nofuss.model.start import Affine
+from nofuss.model.trunk import activations_of, top_features
 from nofuss.run.choice import CLOSED, TRAINED, Choice
 from nofuss.terminal import console
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.checks import check_before_training
 from nofuss.training.choice import choice_of, start_of, untrained_choice
 from nofuss.training.closed_form import ClosedForm, Pinned
-from nofuss.training.feed import CollectionFeed
 from nofuss.training.fold_results import (
     FoldResult,
     held_out_embeddings,
@@ -40,7 +42,7 @@ from nofuss.training.folds import FOLDS, class_folds, query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
 from nofuss.training.listeners import Heard
-from nofuss.training.loop import Training, run_loop
+from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
 
 CHOICE = "choice.json"
@@ -52,10 +54,18 @@ def compute_features(job: Job) -> None:
         job.features = torch.from_numpy(np.array(job.collection.array, dtype=np.float32))
         return
     if job.fixed or job.config.start != "random":
+        # Averages with mirror images are for search. Statistics of the training classes change as
+        # little by them as any average over hundreds of pictures (LOG.md).
+        is_scored = by_folds(job.config, job.collection)
         if job.embedder.backbone.mirror:
-            console.say("pictures and their mirror images are averaged; --mirror False halves this")
+            which = "pictures" if is_scored else "pictures that are scored"
+            console.say(f"{which} are averaged with their mirror images; --no-mirror: faster")
         job.features = backbone_features(
-            job.embedder, job.collection, job.preprocessing, workers=job.config.workers
+            job.embedder,
+            job.collection,
+            job.preprocessing,
+            straight=None if is_scored else job.sides.train,
+            workers=job.config.workers,
         )
     if not job.fixed and job.collection.kind == "pictures":
         count = len(job.collection)
@@ -113,7 +123,7 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
         choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
-    threshold, scores = calibrate(found, own) if found else None, None
+    threshold, scores, by_class = calibrate(found, own) if found else None, None, None
     if found and by_folds(config, job.collection):
         with console.busy("scoring each class by a model that has not seen it"):
             raw = [form.features[fold.held_out] for fold in form.folds]
@@ -121,10 +131,12 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
             if results and choice.kept == TRAINED:
                 columns["closed form"] = [result.embeddings[CLOSED] for result in results]
             scores = score_folds(found, columns, own, seed=config.seed)
+            by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
         "threshold": threshold.as_extra() if threshold else None,
         "scores": scores,
+        "by_class": by_class,
     }
 
 
@@ -187,21 +199,43 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         None if job.features is None else job.features[sides.train],
         embedder=job.embedder,
         preprocessing=job.preprocessing,
+        fixed_stages=job.fixed_stages,
     )
     job.criterion = training.criterion
     before = copy.deepcopy(job.embedder)
+    embed_held_out = _held_out_embeddings(job, held_out)
 
     def look(embedder: Embedder) -> QueryScores:
-        found = Encoder(embedder, job.preprocessing).embed_collection(held_out)
-        return query_scores(found, torch.from_numpy(np.asarray(held_out.labels)))
+        labels = torch.from_numpy(np.asarray(held_out.labels))
+        return query_scores(embed_held_out(embedder), labels)
 
     def validate() -> dict[str, float]:
         return {"held_out_recall@1": float(look(job.embedder).recall.mean())}
 
     _begin(job, training, feed)
     _run(job, training, feed, stop, validate=validate if watched else None)
-    if watched and job.config.epochs and job.config.start != "random":
+    # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
+    can_harm = job.config.start != "random" or job.collection.by_links
+    if watched and job.config.epochs and can_harm:
         _keep_the_better(job, before, look)
+
+
+def _held_out_embeddings(job: Job, held_out: Collection) -> Callable[[Embedder], Tensor]:
+    """Return a function that embeds the held-out items, from kept activations if there are any."""
+    preprocessing, count = job.preprocessing, job.fixed_stages
+    if not count or not len(held_out):
+        return lambda embedder: Encoder(embedder, preprocessing).embed_collection(held_out)
+    assert preprocessing is not None
+    views = 2 if job.embedder.backbone.mirror else 1
+    kept = activations_of(
+        job.embedder, count, held_out, preprocessing, views=views, augmented=False
+    )
+
+    def embed(embedder: Embedder) -> Tensor:
+        features = top_features(embedder, count, kept)
+        return through_head(embedder, embedder.to_head(features))
+
+    return embed
 
 
 def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:
@@ -221,7 +255,7 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
         )
 
 
-def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
+def _begin(job: Job, training: Training, feed: Feed) -> None:
     """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
         checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
@@ -242,7 +276,7 @@ def _begin(job: Job, training: Training, feed: CollectionFeed) -> None:
 def _run(
     job: Job,
     training: Training,
-    feed: CollectionFeed,
+    feed: Feed,
     stop: Callable[[], bool],
     *,
     validate: Callable[[], dict[str, float]] | None = None,

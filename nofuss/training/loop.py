@@ -21,6 +21,7 @@ from nofuss.distributed.processes import any_true
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.proxies.assignment import Dynamic
+from nofuss.proxies.balanced import Balanced
 from nofuss.training.checkpoint import (
     Checkpoint,
     module_tensors,
@@ -197,6 +198,6 @@ def _health(criterion: nn.Module, embeddings: Tensor | None, watch: Watch) -> di
                 "lower the rates or raise the scale"
             )
     assignment = getattr(criterion, "assignment", None)
-    if isinstance(assignment, Dynamic):
+    if isinstance(assignment, Dynamic | Balanced):
         health["proxies_in_use"] = assignment.share_in_use()
     return health

@@ -8,23 +8,22 @@ from collections.abc import Container
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.comparisons import without_groups
 from nofuss.data.decode import PictureError
+from nofuss.data.labelling import check_used, labelling_of
 from nofuss.data.scan import ScanReport
 from nofuss.data.split import by_folds, classes_in, sides_of
 from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import TrainingError, UsageError
-from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
 from nofuss.evaluate.threshold import ENOUGH_CLASSES, ENOUGH_ITEMS, calibrate
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
@@ -32,23 +31,31 @@ from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
 from nofuss.model.encoder import Encoder
-from nofuss.model.inference import through_head
+from nofuss.model.lora import merge_adapters
 from nofuss.model.weights import save_model
 from nofuss.report import write_report
 from nofuss.report.card import write_card
-from nofuss.run.choice import TRAINED
+from nofuss.report.order import held_out_comparisons
 from nofuss.run.directory import Run, continue_run, create_run, resume_run
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
 from nofuss.run.events import Callback
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
-from nofuss.terminal.scores import score_table
-from nofuss.training.baselines import untrained
-from nofuss.training.job import Job, build_model, check_dim, describe_sides, dim_of, settle
+from nofuss.training.comparisons import learnable
+from nofuss.training.job import (
+    Job,
+    build_model,
+    check_dim,
+    check_stages,
+    describe_sides,
+    dim_of,
+    settle,
+)
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.listeners import Listeners
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
+from nofuss.training.scoring import embed_rows, score
 from nofuss.training.setup import build_criterion
 from nofuss.training.step import NonFiniteLoss
 
@@ -81,6 +88,8 @@ def _train_locked(
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
+    if config.corrections is not None:
+        config = replace(config, corrections=config.corrections.absolute())
     config = _come_back(config)
     if config.force and not config.resume:
         raise UsageError("--force is for resuming a run; add --resume, or leave it out")
@@ -89,19 +98,26 @@ def _train_locked(
         assert config.out is not None
         lock.take(config.out)
     listeners = Listeners(config, callback)
+    corrections = config.corrections
+    if config.resume and config.out is not None:  # the run's own copy
+        corrections = Run(config.out, config).corrections
     with processes.in_turn():
-        collection, scan = open_usable(config.data if collection is None else collection)
+        labelling, data = labelling_of(config), collection or config.data
+        collection, scan = open_usable(data, labelling=labelling, corrections=corrections)
+        check_used(collection, labelling)
     check_supervision(collection)
     config = settle(config, collection)
-    sides = sides_of(collection, config)
+    fingerprint = collection.fingerprint()
+    given_data, collection = collection, learnable(collection, config)
+    sides = sides_of(given_data, config)
     embedder, preprocessing = build_model(config, collection, backbone)
     config = check_dim(config, embedder.backbone.features)
+    config, preprocessing = check_stages(config, embedder, preprocessing)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)
     classes = class_count(collection.subset(sides.train))
     build_criterion(replace(config, dim=dim), max(2, classes))
-    fingerprint = collection.fingerprint()
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
         run = continue_run(config, fingerprint=fingerprint, show=_show_differences)
@@ -114,6 +130,7 @@ def _train_locked(
         out = len(classes_in(collection, sides.test))
         console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
     job = Job(run, collection, sides, embedder, preprocessing, listeners)
+    job.compared = held_out_comparisons(given_data, config, sides.test)
     try:
         with listeners:
             _train(job, scan, fingerprint)
@@ -152,6 +169,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     compute_features(job)
     with stop_on_signals(console.warn) as stop:
         learn(job, stop)
+    merge_adapters(job.embedder)
     names = [collection.class_names[i] for i in classes_in(collection, sides.train)]
     _calibrate(job)
     extra = {} if job.threshold is None else job.threshold.as_extra()
@@ -160,19 +178,23 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     kept = _embed_sides(job, fingerprint)
     if processes.first():
         kept.save(run.path)
-    scores = _score(job, torch.from_numpy(kept.test))
+    scores = score(job, torch.from_numpy(kept.test))
     if processes.first():
         with processes.alone():
             write_card(run)
             with console.busy("writing the report"):
-                report = write_report(run.path, job.collection, kept)
+                report = write_report(run.path, without_groups(job.collection), kept)
             console.say(f"report: {report}")
             console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
-            job.listeners.end(run, scores, kept, job.collection)
+            job.listeners.end(run, scores, kept, without_groups(job.collection))
 
 
 def _calibrate(job: Job) -> None:
     """Find the threshold on held-out training classes; on fixed features the folds have it."""
+    if job.collection.by_links:  # two groups may be of one class, so no distance tells them apart
+        job.threshold = None
+        console.say('search will not say "nothing like this": that needs labels')
+        return
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
@@ -200,13 +222,7 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
     folded = by_folds(job.config, job.collection)
     shown = np.arange(len(job.collection)) if folded else job.sides.test
     rows = np.r_[shown, job.learned[few]]
-    if job.fixed:
-        raw = through_head(job.embedder, job.for_head(rows))
-    else:
-        encoder = Encoder(job.embedder, job.preprocessing)
-        with console.progress("embedding", len(rows)) as progress:
-            items = job.collection.subset(rows)
-            raw = encoder.embed_collection(items, progress=progress, unit=False)
+    raw = embed_rows(job, rows)
     unit = normalize(raw)
     test, sample = unit[: len(shown)], unit[len(shown) :]
     proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
@@ -231,40 +247,6 @@ def _embed_sides(job: Job, fingerprint: str) -> RunEmbeddings:
         assignment=assignment.numpy(),
         scale=scale,
     )
-
-
-def _score(job: Job, found: Tensor) -> dict[str, Any]:
-    """Score on unseen classes beside what needs no training; return what scores.json holds."""
-    config, rows = job.config, job.sides.test
-    if job.fold_scores is not None:
-        title = "every class, scored by a model that has not seen it"
-        return _report_scores(job, title, job.fold_scores)
-    if job.collection.labels is None or not len(rows):
-        console.say("no test classes, so no scores; try it: nofuss evaluate RUN DATA")
-        return {}
-    labels = np.asarray(job.collection.labels)[rows]
-    if not scorable(labels):
-        console.say("the test classes are too few to score: two are needed, one with two items")
-        return {}
-    fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
-    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
-    with console.busy("scoring on unseen classes"):
-        columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
-    ours = columns.pop("kept")
-    scores = ours.as_dict()
-    for name, other in [*columns.items()][:1]:
-        queries = [ours.per_query], [other.per_query]
-        scores["gain"] = gain_over(name, *queries, seed=config.seed)
-    beside = {name: other.as_dict() for name, other in columns.items()}
-    return _report_scores(job, "unseen classes", scores | {"baselines": beside})
-
-
-def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> dict[str, Any]:
-    kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
-    name = job.config.loss if kept == TRAINED else kept
-    score_table(title, {name: scores} | scores["baselines"])
-    job.run.write("scores.json", scores | {"method": name})
-    return scores
 
 
 def _show_differences(rows: list[list[str]]) -> None:

@@ -13,9 +13,11 @@ from nofuss.data.collection import Collection
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import through_head
+from nofuss.model.stages import Top
 from nofuss.model.start import pca_head
-from nofuss.training.feed import CollectionFeed
-from nofuss.training.loop import Training
+from nofuss.model.trunk import activations_of
+from nofuss.training.feed import ActivationFeed, CollectionFeed
+from nofuss.training.loop import Feed, Training
 from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
 
 
@@ -31,11 +33,12 @@ def prepare(
     *,
     embedder: Embedder,
     preprocessing: Preprocessing | None,
-) -> tuple[Training, CollectionFeed]:
+    fixed_stages: int = 0,
+) -> tuple[Training, Feed]:
     """Prepare an embedder for training on all items of `data`; its head may get its start here.
 
     features: (N, F), of a backbone that stays fixed, or of the one that training starts from.
-        None with `--start random`.
+        None with `--start random`. fixed_stages: of the backbone, whose activations are kept.
     """
     config, fixed = replace(config, dim=embedder.dim), config.preset in ("frozen", "vectors")
     directions = None
@@ -50,7 +53,20 @@ def prepare(
         assert features is not None
         vectors = embedder.to_head(features).numpy()
         data = replace(data, kind="vectors", array=vectors, paths=(), decoded=None)
-    return wire(config, embedder, data, None if fixed else preprocessing, directions)
+    if not fixed_stages:
+        return wire(config, embedder, data, None if fixed else preprocessing, directions)
+    assert preprocessing is not None
+    training, feed = wire(config, Top(embedder, fixed_stages), data, preprocessing, directions)
+    activations = activations_of(
+        embedder,
+        fixed_stages,
+        data,
+        preprocessing,
+        views=int(config.views or 1),
+        augmented=True,
+        seed=config.seed,
+    )
+    return training, ActivationFeed(feed, activations)
 
 
 def wire(

@@ -27,6 +27,16 @@ _HEAD: Preset = _COMMON | {
 # The same from another start, with epochs and rates that were found for the PCA on CUB: started at
 # random it over-fits the training classes and ends below the features it came from.
 _OTHER_START: Preset = {"epochs": 20, "head_rate": 1e-4, "proxy_rate": 1e-3, "folds": 0}
+# The whole network instead of its last stages: smaller steps, after an epoch of the head alone.
+_WHOLE: Preset = {
+    "batch": 32,
+    "rate": 1e-4,
+    "head_rate": 1e-4,
+    "schedule": "cosine",
+    "warmup": 1,
+}
+LORA_RATE = 1e-3
+"""Rate of low-rank adapters, which start at zero."""
 PRESETS: dict[str, Preset] = {
     "frozen": _HEAD | {"backbone": "efficientnet-lite0", "mirror": True},
     "vectors": _HEAD | {"backbone": "identity"},
@@ -37,14 +47,15 @@ PRESETS: dict[str, Preset] = {
         "folds": 4,
         "holdout": 0.1,
         "epochs": 12,
-        "batch": 32,
-        "rate": 1e-4,
-        "head_rate": 1e-4,
+        "batch": 64,
+        "rate": 2e-4,
+        "head_rate": 2e-4,
         "proxy_rate": 1e-2,
-        "schedule": "cosine",
+        "scale": 16.0,
+        "schedule": "ramp",
         "freeze_batch_norm": True,
-        "warmup": 1,
         "mirror": True,
+        "views": 8,
     },
     "small": _COMMON
     | {
@@ -100,6 +111,9 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         raise UsageError(f"--preset {preset} does not fit {kind}; leave it out")
     fixed = preset in ("frozen", "vectors")
     _check_fits(config, fixed=fixed, kind=kind)
+    for name in ("unfreeze", "views", "lora") if preset != "finetune" else ():
+        if getattr(config, name) is not None:
+            raise UsageError(f"--{name} is for --preset finetune; add it, or drop --{name}")
     if kind == "vectors" and config.size is not None:
         raise UsageError("--size is for pictures, and the data are vectors; drop it")
     if config.free_norms and config.scale is not None:
@@ -113,6 +127,10 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         pooled = preset in ("frozen", "finetune")  # activations: positive and heavy-tailed
         settings = settings | {"center": not pooled, "root": pooled}
         settings |= _OTHER_START if fixed else {}
+    if preset == "finetune" and (config.unfreeze == "all" or config.backbone == "own"):
+        settings = {k: v for k, v in (settings | _WHOLE).items() if k not in ("scale", "views")}
+    if config.lora is not None:
+        settings = settings | {"rate": LORA_RATE}
     filled = {name: value for name, value in settings.items() if getattr(config, name) is None}
     if config.proxies_per_class is None:
         filled["proxies_per_class"] = 10.0 if config.loss == "soft-triple" else 1.0
@@ -126,7 +144,7 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
 
 def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
     """Refuse settings that would do nothing."""
-    for name in ("rate", "warmup", "freeze_batch_norm", "holdout") if fixed else ():
+    for name in ("rate", "warmup", "freeze_batch_norm", "holdout", "zoom") if fixed else ():
         if getattr(config, name):
             flag = name.replace("_", "-")
             cure = "drop it" if kind == "vectors" else "drop it, or add --preset finetune"

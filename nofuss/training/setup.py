@@ -1,7 +1,6 @@
 """From a resolved configuration to criterion, optimizer and initial proxies."""
 
 import math
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,11 +11,15 @@ from nofuss.config import TrainConfig
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
+from nofuss.evaluate import kmeans
+from nofuss.files.atomic import memory
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
+from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
+from nofuss.proxies.balanced import Balanced
 from nofuss.training.loop import Training
 from nofuss.training.optim import build_optimizer
 
@@ -38,6 +41,11 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
         raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
     each = float(config.proxies_per_class or 0)
     assert config.dim is not None
+    if config.assignment == "balanced" and each > 1:
+        raise UsageError(
+            f"--proxies-per-class is {each:g}; --assignment balanced has at most one for a "
+            "label or group of linked items: lower it to 1"
+        )
     _check_room(each * num_classes, config.dim)
     options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
     if config.assignment != "static":
@@ -73,7 +81,7 @@ def batch_of(config: TrainConfig, items: int, classes: int) -> int:
 def _check_room(proxies: float, dim: int) -> None:
     """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
     needed = 4 * 4 * proxies * dim / world()  # which may be machines of their own
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = memory()
     if math.isfinite(needed) and needed > available:
         raise UsageError(
             f"{proxies:,.0f} proxies of {dim} dimensions take {needed / 2**30:,.0f} GB to train, "
@@ -90,12 +98,13 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
     criterion.to(device_of(model))
     head: nn.Module = model
     backbone: Iterable[nn.Parameter] = ()
-    if isinstance(model, Embedder):
-        head = model.head
+    embedder = model.embedder if isinstance(model, Top) else model
+    if isinstance(embedder, Embedder):
+        head = embedder.head
         if config.preset in ("frozen", "vectors"):
             model = head
         else:
-            backbone = model.backbone_parameters()
+            backbone = embedder.backbone_parameters()
     assert config.epochs is not None
     assert config.schedule is not None
     return Training(
@@ -130,6 +139,8 @@ def place_proxies(
     if not isinstance(criterion, ProxyLoss):
         return
     assignment, shard = criterion.assignment, criterion.shard
+    if isinstance(assignment, Balanced) and labels is not None:
+        _settle_all(criterion, assignment, directions, labels, seed=seed)
     if assignment.by_label and labels is not None:
         own = assignment.of(directions, labels, criterion.proxies)
         if shard is not None:
@@ -150,3 +161,21 @@ def place_proxies(
     rows = torch.arange(assignment.num_proxies)
     rows = rows if shard is None else rows[shard.rows]
     criterion.proxies.copy_(directions[order[rows % len(order)]])
+
+
+def _settle_all(
+    criterion: ProxyLoss, assignment: Balanced, directions: Tensor, labels: Tensor, *, seed: int
+) -> None:
+    """Let all labels choose at once: with fewer proxies, among the k-means centers of their means.
+
+    With as many proxies as labels any choice is as good, since proxies then move to their labels.
+    """
+    rows = torch.arange(assignment.num_proxies)
+    if assignment.num_proxies == assignment.num_classes:
+        assignment.proxy_of_label.copy_(rows)
+        return
+    around = directions - directions.mean(0)
+    sums = torch.zeros(criterion.num_classes, directions.shape[1]).index_add_(0, labels, around)
+    centers = torch.as_tensor(kmeans(normalize(sums), len(rows), seed=seed)[0]).to(directions)
+    rows = rows if assignment.shard is None else rows[assignment.shard.rows]
+    assignment.settle(directions, labels, centers[rows])

@@ -1,6 +1,7 @@
 """`nofuss compare`: paired differences between runs, on the same items."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train(home / "x.npz", out=home / f"trained-{seed}", seed=seed)
         train(home / "x.npz", out=home / f"untrained-{seed}", seed=seed, untrained=True)
     train(home / "free.npz", out=home / "other")
+    train(home / "free.npz", out=home / "other-untrained", untrained=True)
     return home
 
 
@@ -70,6 +72,56 @@ def test_seeds_are_one_method(home: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "untrained False" in methods[1]["name"]
 
 
+def test_seeds_are_paired_by_number(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def over_seeds(*names: str) -> list[float]:
+        code, out, err = compare(capsys, *(home / name for name in names), "--json")
+        assert code == 0, err
+        found = json.loads(out)["methods"][1]["recall@1"]["difference"]
+        assert found["paired_seeds"] == [0, 1]
+        return found["over_seeds"]
+
+    first = over_seeds("untrained-0", "untrained-1", "trained-0", "trained-1")
+    assert over_seeds("untrained-0", "untrained-1", "trained-1", "trained-0") == first
+    code, out, _ = compare(
+        capsys, *(home / f"{n}-{s}" for n, s in (("untrained", 0), ("trained", 1)))
+    )
+    assert code == 0
+    assert "chance over seeds is not in the verdict" in out
+
+
+def test_runs_scored_by_folds(
+    home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The usual run on photographs or vectors keeps no class out; its folds are compared."""
+    runs = home / "other-untrained", home / "other"
+    code, out, err = compare(capsys, *runs, "--json", "--figure", tmp_path / "gap.png")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["queries"] == 192
+    scores = [json.loads((run / "scores.json").read_text()) for run in runs]
+    for score in ("recall@1", "map@r"):
+        means = [method[score]["mean"] for method in answer["methods"]]
+        assert means == pytest.approx([s[score] for s in scores])
+        gap = answer["methods"][1][score]["difference"]
+        assert gap["mean"] == pytest.approx(means[1] - means[0])
+        assert gap["over_classes"][0] <= gap["mean"] <= gap["over_classes"][1]
+    assert (tmp_path / "gap.png").stat().st_size > 5000
+
+
+def test_folds_that_differ_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(home / "free.npz", out=home / "other-3", folds=3)
+    code, _, err = compare(capsys, home / "other", home / "other-3")
+    assert code == 2
+    assert "scored by other folds" in err
+
+
+def test_indistinguishable_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(home / "trained-0", home / "copy")
+    code, out, err = compare(capsys, home / "trained-0", home / "copy")
+    assert code == 0, err
+    assert out.count("indistinguishable") == 2  # in Recall@1 and in MAP@R
+
+
 def test_other_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (home / "other", home / "trained-0", "--data", home / "free.npz", "--json")
     code, out, err = compare(capsys, *words)
@@ -82,7 +134,7 @@ def test_other_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["trained-0"], "give two or more"),
         (["trained-0", "trained-1"], "differ in their seed alone"),
-        (["trained-0", "other"], "no test classes of its own; add --data DATA"),
+        (["trained-0", "other"], "was tested on other items"),
         (["trained-0", "nowhere"], "nowhere"),
     ],
 )

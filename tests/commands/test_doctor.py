@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.commands.doctor import diagnose, doubtful_labels, histogram
 from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.weights import save_model
+from nofuss.report.diagnosis import diagnose, doubtful_labels, histogram
 from nofuss.run.directory import create_run
 
 Capture = pytest.CaptureFixture[str]
@@ -197,6 +197,15 @@ def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture
     assert main(["doctor", str(sick), "--run", str(made.path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert isinstance(content["doubtful_labels"], list)
+
+
+def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> None:
+    np.savez(tmp_path / "data.npz", vectors=np.eye(4).repeat(5, 0), labels=np.arange(20) // 5)
+    made = create_run(TrainConfig(out=tmp_path / "run"), name="run", fingerprint="")
+    embedder = build_embedder("identity", dim=4, channels=4, weights=None)
+    save_model(made.model, embedder, None)
+    assert main(["doctor", str(tmp_path / "data.npz"), "--run", str(made.path)]) == 0
+    assert "doubtful labels: none" in capsys.readouterr().out
 
 
 def test_histogram_by_hand() -> None:

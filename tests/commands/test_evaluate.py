@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from nofuss.cli import main
-from nofuss.commands.evaluate import still_true
 from nofuss.files.atomic import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.weights import save_model
+from nofuss.report.scoring import still_true
 from tests.tiny_run import train_vectors
 
 Capture = pytest.CaptureFixture[str]

@@ -14,9 +14,13 @@ from PIL import Image
 
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError, decode, decode_resized
+from nofuss.data.formats import reads_avif, reads_heif, register_heif
 
 GRADIENT = np.linspace(0, 255, 40 * 30).reshape(30, 40).astype(np.uint8)
 COLORS = np.stack([GRADIENT, GRADIENT[::-1], GRADIENT[:, ::-1]], axis=-1)
+EXTRA = [*(["avif"] if reads_avif() else []), *(["heic"] if reads_heif() else [])]
+if reads_heif():
+    register_heif()
 
 
 def save(folder: Path, image: Image.Image, name: str, **options: object) -> Path:
@@ -24,7 +28,7 @@ def save(folder: Path, image: Image.Image, name: str, **options: object) -> Path
     return folder / name
 
 
-@pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "gif", "webp", "jpg"])
+@pytest.mark.parametrize("suffix", ["png", "bmp", "tiff", "gif", "webp", "jpg", *EXTRA])
 def test_each_format_under_its_own_and_under_a_wrong_name(tmp_path: Path, suffix: str) -> None:
     options = {"lossless": True} if suffix == "webp" else {}
     file = save(tmp_path, Image.fromarray(COLORS), f"a.{suffix}", **options)
@@ -35,7 +39,7 @@ def test_each_format_under_its_own_and_under_a_wrong_name(tmp_path: Path, suffix
     assert np.abs(np.asarray(image).astype(int) - COLORS).mean() <= (0 if exact else 24)
 
 
-def test_formats_outside_the_six_are_not_pictures(tmp_path: Path) -> None:
+def test_formats_outside_the_list_are_not_pictures(tmp_path: Path) -> None:
     file = save(tmp_path, Image.fromarray(COLORS), "a.ppm").rename(tmp_path / "a.png")
     with pytest.raises(PictureError, match=r"a\.png: not a picture"):
         decode(file)
@@ -45,6 +49,36 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
     deep = Image.fromarray(GRADIENT.astype(np.uint16) * 257)
     for name in ("a.png", "a.tiff"):
         np.testing.assert_array_equal(decode(save(tmp_path, deep, name), mode="L"), GRADIENT)
+
+
+@pytest.mark.parametrize("factor", [1 / 255, 1.0])
+def test_floats_from_zero_to_one_or_to_255_are_scaled(tmp_path: Path, factor: float) -> None:
+    file = save(tmp_path, Image.fromarray(GRADIENT.astype(np.float32) * factor), "a.tiff")
+    np.testing.assert_array_equal(decode(file, mode="L"), GRADIENT)
+    assert decode(file).mode == "RGB"
+
+
+@pytest.mark.parametrize("pixel", [-0.5, 4000.0, float("nan"), float("inf")])
+def test_floats_of_unknown_white_are_refused(tmp_path: Path, pixel: float) -> None:
+    pixels = GRADIENT.astype(np.float32) / 255
+    pixels[3, 4] = pixel
+    with pytest.raises(PictureError, match=r"unreadable \(pixels from .+; scale them to 8 or 16"):
+        decode(save(tmp_path, Image.fromarray(pixels), "a.tiff"))
+
+
+def test_whole_numbers_beyond_16_bits_are_refused(tmp_path: Path) -> None:
+    pixels = GRADIENT.astype(np.int32) * 70_000
+    with pytest.raises(PictureError, match=r"pixels from 0 to 1\.785e\+07; scale them"):
+        decode(save(tmp_path, Image.fromarray(pixels), "a.tiff"))
+
+
+def test_a_film_of_avif_is_refused(tmp_path: Path) -> None:
+    if not reads_avif():
+        pytest.skip("this Pillow has no AVIF")
+    frames = [Image.fromarray(COLORS), Image.fromarray(COLORS[::-1])]
+    file = save(tmp_path, frames[0], "a.avif", save_all=True, append_images=frames[1:])
+    with pytest.raises(PictureError, match=r"too complex \(an animation\)"):
+        decode(file)
 
 
 def test_cmyk_comes_out_as_its_colors(tmp_path: Path) -> None:
@@ -123,7 +157,7 @@ def test_a_bomb_is_refused_by_its_header_and_costs_no_memory(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KB
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "tiff", "bmp"])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "tiff", "bmp", *EXTRA])
 def test_half_a_file_is_noticed(tmp_path: Path, suffix: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (90, 90, 3), dtype=np.uint8)
     file = save(tmp_path, Image.fromarray(noise), f"a.{suffix}")
@@ -158,7 +192,20 @@ def picture_bytes(kind: str) -> bytes:
 
 @pytest.mark.fuzz
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"]), st.data())
+@given(
+    st.sampled_from(
+        [
+            "JPEG",
+            "PNG",
+            "WEBP",
+            "GIF",
+            "TIFF",
+            "BMP",
+            *("HEIF" if e == "heic" else "AVIF" for e in EXTRA),
+        ]
+    ),
+    st.data(),
+)
 def test_damaged_bytes_decode_or_raise_one_line(kind: str, data: st.DataObject) -> None:
     damaged = bytearray(picture_bytes(kind))
     for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), max_size=5)):

@@ -8,6 +8,7 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from nofuss.data import Collection, glyphs, open_data, split_collection
+from nofuss.data.typefaces import read_cached
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_the_cache_is_used_and_a_damaged_one_made_again(characters: Collection, 
     for damaged in (b"", whole[:half], whole[:half] + bytes(99) + whole[half + 99 :]):
         file.write_bytes(damaged)
         with pytest.warns(UserWarning, match=r"characters-\w+.npz is damaged .* and made again"):
-            assert glyphs._cached() is None
+            assert read_cached(file, ("images",)) is None
     file.unlink()
     assert open_data(None).fingerprint() == characters.fingerprint()
-    assert glyphs._cached() is not None
+    assert read_cached(file, ("images",)) is not None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from nofuss.data import open_data
+from nofuss.data.arrays import from_arrays
 from nofuss.errors import DataError
 
 rng = np.random.default_rng(0)
@@ -206,3 +207,21 @@ def test_arrays_without_end_are_refused_unread(name: str, tmp_path: Path) -> Non
         file.truncate(2**42)
     with pytest.raises(DataError, match=f"{name} can't be read: .* bytes, more than the"):
         open_data(tmp_path / name)
+
+
+def test_pairs_are_rows_and_whether_they_are_alike() -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    pairs = np.array([[0, 1, 1], [2, 3, 0]], dtype=np.uint8)
+    data = from_arrays({"vectors": vectors, "pairs": pairs}, name="x")
+    assert data.pairs is not None
+    assert data.pairs.tolist() == pairs.tolist()
+    assert data.subset([3, 2]).pairs.tolist() == [[1, 0, 0]]
+    assert data.fingerprint() != from_arrays({"vectors": vectors}, name="x").fingerprint()
+    for wrong, words in (
+        ([[0, 1, 2], [2, 3, 0]], "other numbers than 0 and 1 in column 2 of rows 0"),
+        ([[0, 4, 1], [2, 3, 0]], "name items beyond 0…3 in rows 0"),
+        ([[0, 1], [2, 3]], r"expected \(T, 3\) whole numbers"),
+        ([[0, 1, 1]], "no pair that is different"),
+    ):
+        with pytest.raises(DataError, match=words):
+            from_arrays({"vectors": vectors, "pairs": np.array(wrong)}, name="x")

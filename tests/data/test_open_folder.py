@@ -1,12 +1,14 @@
 """Folders of class folders, the tidy and the untidy."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from nofuss.data import find_pictures, open_data
+from nofuss.data.labelling import Labelling
 from nofuss.errors import DataError
 
 
@@ -29,12 +31,13 @@ def test_what_is_passed_over_is_counted(photos: Path, draw) -> None:
     data = open_data(str(photos))
     assert len(data) == 9
     assert sorted(data.notes) == [
-        "1 broken links and special files skipped",
-        "1 files that are not pictures skipped",
-        "1 folders without pictures skipped",
-        "1 hidden files skipped",
-        "1 pictures outside any class folder skipped",
+        "1 broken links and special files skipped: tit/pipe.png",
+        "1 files that are not pictures skipped: tit/notes.txt",
+        "1 folders without pictures skipped: empty",
+        "1 hidden files skipped: .hidden.png",
+        "1 pictures outside any class folder skipped: loose.png",
     ]
+    assert ("tit/notes.txt", "files that are not pictures") in data.passed_over
     assert len(find_pictures(photos)) == 10
 
 
@@ -77,11 +80,73 @@ def test_pictures_right_in_train_have_no_class(draw, tmp_path: Path) -> None:
         draw(f"d/{name}")
     data = open_data(tmp_path / "d")
     assert data.class_names == ("robin", "wren")
-    assert "2 pictures outside any class folder skipped" in data.notes
+    outside = "2 pictures outside any class folder skipped: test/loose.png, train/loose.png"
+    assert outside in data.notes
     for holder in ("train/robin", "test/wren"):
         shutil.rmtree(tmp_path / "d" / holder)
     with pytest.raises(DataError, match="directly in test and train"):
         open_data(tmp_path / "d")
+
+
+def test_a_folder_beside_train_and_test_is_left_out_in_words(draw, tmp_path: Path) -> None:
+    """As GroceryStoreDataset is published: icons of the classes beside train, val and test."""
+    for side, number in (("train", 0), ("val", 1), ("test", 2)):
+        draw(f"d/{side}/Fruit/Apple/{number}.png")
+        draw(f"d/{side}/Vegetables/Leek/{number}.png")
+    for name in "abcdef":
+        draw(f"d/iconic-images/Fruit/{name}/{name}.png")
+    draw("d/cover.png")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("Fruit/Apple", "Vegetables/Leek")
+    assert data.layout == "class folders in test and train and val"
+    assert data.split is not None
+    assert list(data.split) == ["test", "test", "train", "train", "test", "test"]
+    (note,) = (note for note in data.notes if "iconic" in note)
+    assert note.startswith("6 pictures in iconic-images, beside test and train and val, skipped:")
+    assert "iconic-images/Fruit/a/a.png" in note
+
+
+def test_train_may_be_the_class_of_trains(draw, tmp_path: Path) -> None:
+    for name in ("train/0.png", "test/1.png", "bus/2.png"):
+        draw(f"d/{name}")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("bus", "test", "train")
+    assert data.split is None
+
+
+def test_folders_in_folders(draw, tmp_path: Path) -> None:
+    for name in ("birds/wren/a/0.png", "birds/wren/b/1.png", "birds/tit/2.png", "fish/3.png"):
+        draw(f"d/{name}")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("birds/tit", "birds/wren/a", "birds/wren/b", "fish")
+    (note,) = data.notes
+    assert note == (
+        "folders in folders, 3 deep: the innermost are the classes; --class-level 1 makes the "
+        "2 outermost the classes"
+    )
+    outer = open_data(tmp_path / "d", labelling=Labelling(class_level=1))
+    assert outer.class_names == ("birds", "fish")
+    assert outer.describe().endswith("classes by folders at level 1")
+    assert not outer.notes
+    two = open_data(tmp_path / "d", labelling=Labelling(class_level=2))
+    assert two.class_names == ("birds/tit", "birds/wren", "fish")
+
+
+def test_the_class_is_in_the_file_name(draw, tmp_path: Path) -> None:
+    for name in ("robin_1.png", "robin_2.png", "wren_3.png", "wren-4.png"):
+        draw(f"d/{name}")
+    with pytest.raises(DataError, match="no class folders") as flat:
+        open_data(tmp_path / "d")
+    hint = re.search(r"--label-pattern '(.+)' makes", str(flat.value))
+    assert hint, flat.value
+    assert "2 words before a number" in str(flat.value)
+    data = open_data(tmp_path / "d", labelling=Labelling(label_pattern=hint[1]))
+    assert data.class_names == ("robin", "wren")
+    part = open_data(tmp_path / "d", labelling=Labelling(label_pattern="^(.+)_"))
+    assert part.names == ("robin_1.png", "robin_2.png", "wren_3.png")
+    assert "1 pictures that --label-pattern does not match skipped: wren-4.png" in part.notes
+    with pytest.raises(DataError, match="matches none of the 4 pictures"):
+        open_data(tmp_path / "d", labelling=Labelling(label_pattern="(owl)"))
 
 
 def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:

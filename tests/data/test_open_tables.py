@@ -133,3 +133,36 @@ def test_a_table_without_end_is_refused_unread(photos: Path) -> None:
         file.truncate(2**40)
     with pytest.raises(DataError, match=r"can't read .*x.csv: 1,099,511,627,776 bytes, more than"):
         open_data(photos / "x.csv")
+
+
+def test_pairs_name_each_picture_once(photos: Path) -> None:
+    rows = "a,b,same\nrobin/0.png,robin/1.png,1\ntit/0.png,robin/1.png,No\n"
+    data = open_data(table(photos, rows + "robin/1.png,robin/0.png,true\n"))
+    assert np.array(data.names)[data.pairs[:, :2]].tolist() == [
+        ["robin/0.png", "robin/1.png"],
+        ["robin/1.png", "tit/0.png"],
+    ]
+    assert data.pairs[:, 2].tolist() == [1, 0]
+    assert data.describe() == "no labels, 2 pairs, 3 images, CSV of pairs list.csv"
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("robin/0.png,robin/1.png,maybe", "row 2: same is 'maybe', expected 1 or 0"),
+        ("robin/0.png,,1", "row 2: no b"),
+        ("robin/0.png,robin/0.png,1", "row 2: a and b are one picture"),
+        ("robin/0.png,gone.png,1", "row 2: no file gone.png"),
+        (
+            "robin/0.png,robin/1.png,1\nrobin/1.png,robin/0.png,0",
+            "row 3: the same two pictures as in row 2, with another same",
+        ),
+        ("robin/0.png,robin/1.png,1", "no pair that is different .same = 0.; learning needs both"),
+        ("robin/0.png,tit/1.png,0", "no pair that is alike .same = 1."),
+        ("", "has a header but no rows; expected a,b,same"),
+    ],
+)
+def test_broken_pairs_are_one_line(photos: Path, rows: str, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint) as caught:
+        open_data(table(photos, f"a,b,same\n{rows}\n"))
+    assert "\n" not in str(caught.value)

@@ -108,3 +108,40 @@ def test_arrays_are_fitted_as_pillow_would() -> None:
     assert np.abs(gray.astype(int) - np.asarray(Image.fromarray(smooth).convert("L"))).max() <= 1
     square = fitted(smooth[None, ..., 0], Preprocessing(size=16, resize=20, squash=True))
     assert square.shape == (1, 20, 20)
+
+
+def test_zoomed_views_show_a_share_of_the_picture() -> None:
+    """A channel a direction, rising evenly: its range in a view is the side of the rectangle."""
+    height, width = 200, 300
+    ramps = np.zeros((height, width, 3), dtype=np.uint8)
+    ramps[..., 0] = np.linspace(0, 255, height)[:, None]
+    ramps[..., 1] = np.linspace(0, 255, width)
+    zooming = Preprocessing(size=64, resize=200, zoom=0.25)
+    views = train_views([ramps] * 300, zooming, draws(0, 0, np.arange(300)))
+    assert views.shape == (300, 3, 64, 64)
+    spans = views.amax((2, 3)) - views.amin((2, 3))  # of 255 / 128
+    shares = (spans[:, 0] * spans[:, 1]).numpy() / (255 / 128) ** 2
+    assert 0.2 < shares.min() < 0.3
+    assert 0.85 < shares.max() <= 1
+    mirrored = views[:, 1, 0, 0] > views[:, 1, 0, -1]
+    assert 0.4 < mirrored.float().mean() < 0.6
+
+
+def test_light_changes_brightness_and_contrast() -> None:
+    lit = Preprocessing(size=16, resize=20, flip=False, light=0.25)
+    even = np.full((20, 20, 3), 100, dtype=np.uint8)
+    views = train_views([even] * 200, lit, draws(0, 0, np.arange(200)))
+    values = views * 128 + 127
+    assert values.std((1, 2, 3)).max() == 0  # contrast does nothing to an even picture
+    assert 75 <= values.min() < 78
+    assert 122 < values.max() <= 125
+    assert (
+        train_views([PICTURE], lit, draws(0, 0, [0])) != transforms.test_views([PICTURE], PLAIN)
+    ).any()
+
+
+def test_features_of_centre_crops_do_not_depend_on_what_training_does() -> None:
+    """Their keys in the cache contain the preprocessing as text."""
+    assert repr(Preprocessing(size=16, resize=20, zoom=0.3, light=0.2)) == repr(
+        Preprocessing(size=16, resize=20)
+    )

@@ -73,6 +73,7 @@ ASSIGNMENTS: dict[str, dict[str, object]] = {
     "fractional": {"proxies_per_class": 0.6},
     "several": {"proxies_per_class": 2.4},
     "dynamic": {"proxies_per_class": 2.0, "assignment": "dynamic"},
+    "balanced": {"proxies_per_class": 0.6, "assignment": "balanced"},
     "free norms": {"scale": None},
 }
 
@@ -105,6 +106,7 @@ def forms(loss: type[ProxyLoss], **options: object) -> Callable[[int], list[nn.M
         default = loss(CLASSES, DIM, seed=seed, **options)  # type: ignore[arg-type]
         for fused in (False,) if default.fused is False else (False, True):
             one = loss(CLASSES, DIM, seed=seed, fused=fused, **options)  # type: ignore[arg-type]
+            one.assignment.settle(*batch(seed), one.proxies.double())
             made.append(one.double())
             if fused and loss in (ProxyNCA, ProxyNCAPlusPlus):
                 made.append(Walked(one))

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from nofuss import ProxyAnchor, ProxyNCAPlusPlus, SoftTriple
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.proxies.assignment import Fractional, Several
+from nofuss.proxies.balanced import Balanced
 from tests.losses import slow_losses as slow
 
 Expected = Callable[[nn.Module, Tensor, Tensor], float]
@@ -17,7 +18,7 @@ def triplets(
     criterion: ProxyLoss, x: slow.Vectors, labels: list[int], p: slow.Vectors
 ) -> list[slow.Triplet]:
     match criterion.assignment:
-        case Fractional():
+        case Fractional() | Balanced():
             return slow.by_label(labels, criterion.assignment.proxy_of_label.tolist(), len(p))
         case Several():
             return slow.of_several(x, labels, p, criterion.assignment.label_of_proxy.tolist())

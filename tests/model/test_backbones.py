@@ -1,9 +1,6 @@
 """Every backbone: shapes, gradients, and features equal to those of whoever wrote it first."""
 
 import sys
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -135,35 +132,3 @@ def test_without_timm_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"pip install 'nofuss\[timm\]'"):
         build_backbone("timm:resnet18")
-
-
-def importable_timm() -> Any:
-    """The timm module; a torchvision whose operators are of another torch gets them declared."""
-    if find_spec("timm") is None:
-        pytest.skip("the timm extra is not installed")
-    try:
-        import timm
-    except RuntimeError:
-        scan = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        torch.library.define("torchvision::nms", scan)
-        torch.library.define("torchvision::qnms", scan)
-        import timm
-    return timm
-
-
-def test_timm_networks_are_backbones(tmp_path: Path) -> None:
-    timm = importable_timm()
-    backbone = build_backbone("timm:resnet10t", weights=None).eval()
-    theirs = timm.create_model("resnet10t", num_classes=0).eval()
-    theirs.load_state_dict(backbone.network.state_dict())
-    pictures = synthetic_pictures(64)
-    assert torch.equal(backbone(pictures), theirs(pictures))
-    assert backbone(pictures).shape == (4, backbone.features)
-    file = tmp_path / "weights.pth"
-    torch.save(theirs.state_dict(), file)
-    again = build_backbone("timm:resnet10t", weights=file).eval()
-    assert torch.equal(again(pictures), theirs(pictures))
-    wide = build_backbone("timm:mobilenetv3_small_050", weights=None).eval()
-    assert wide(pictures).shape == (4, wide.features)
-    with pytest.raises(UsageError, match="unknown timm model 'resnet10'"):
-        build_backbone("timm:resnet10", weights=None)

@@ -115,13 +115,20 @@ def test_only_new_and_changed_pictures_are_computed(
 
 
 def test_a_table_over_the_same_pictures_computes_none(
-    cache: Path, pictures: Collection, embedder: Embedder, computed: list[int], tmp_path: Path
+    cache: Path,
+    pictures: Collection,
+    embedder: Embedder,
+    computed: list[int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     backbone_features(embedder, pictures, SMALL)
+    assert "computing features once: 31 in" in capsys.readouterr().out
     rows = [f"{path},{path.parent.name}" for path in reversed(pictures.paths)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]))
     backbone_features(embedder, open_data(tmp_path / "table.csv"), SMALL)
     assert computed == [31]
+    assert "computing" not in capsys.readouterr().out
 
 
 def test_what_was_computed_before_an_interruption_is_kept(
@@ -212,3 +219,16 @@ def test_features_beyond_the_limit_are_not_kept(
     features = backbone_features(embedder, pictures, SMALL)
     assert not list(cache.glob("features-*.sqlite"))
     assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
+
+
+def test_rows_that_are_learned_from_are_not_mirrored(
+    cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
+) -> None:
+    straight = backbone_features(embedder, pictures, SMALL)
+    embedder.backbone.mirror = True
+    both = backbone_features(embedder, pictures, SMALL)
+    mixed = backbone_features(embedder, pictures, SMALL, straight=np.arange(20))
+    assert embedder.backbone.mirror
+    assert torch.equal(mixed, torch.cat([straight[:20], both[20:]]))
+    assert not torch.equal(straight, both)
+    assert computed == [31, 31]  # each way once, whatever is asked later

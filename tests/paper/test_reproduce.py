@@ -161,3 +161,42 @@ def test_unknown_names_and_no_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "did you mean 'convergence'?" in capsys.readouterr().err
     assert main(["reproduce", "--data", str(tmp_path / "nowhere")]) == 2
     assert "is not a folder" in capsys.readouterr().err
+
+
+def test_products_takes_the_folder_or_the_characters_of_its_size(tmp_path: Path) -> None:
+    from nofuss.paper.reproduce import choose
+
+    def pairs(*names: str, data: Path | None = None) -> list[tuple[str, str]]:
+        found = {} if data is None or data == Path("han") else {"products": data}
+        return [(name, source) for name, source, _ in choose(names, found, data)]
+
+    assert pairs("products") == [("products", "han"), ("convergence", "han")]
+    assert pairs("products", data=Path("han")) == pairs("products")
+    folder = pairs("products", "convergence", data=tmp_path)
+    assert folder == [("products", "products"), ("convergence", "products")]
+    assert pairs("bounds") == [("bounds", "characters")]
+    assert pairs("bounds", data=Path("han")) == [("bounds", "han")]
+    assert pairs(data=Path("han"))[:2] == pairs("products")
+    assert {source for _, source in pairs(data=Path("han"))} == {"han"}
+
+
+def test_two_processes_find_what_one_finds(home: Path, tmp_path: Path) -> None:
+    found = []
+    for count, name in ((1, "one"), (2, "two")):
+        several = [] if count == 1 else ["torch.distributed.run", f"--nproc-per-node={count}", "-m"]
+        command = [sys.executable, "-m", *several, "nofuss", "reproduce", "bounds"]
+        done = subprocess.run(
+            [*command, "--data", home / "data", "--out", tmp_path / name, "--seeds", "1"],
+            env=os.environ | {"NOFUSS_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("report: ") == 1, "one process speaks"
+        (entry,) = json.loads((tmp_path / name / "results.json").read_text())["entries"]
+        found.append(entry)
+    one, two = found
+    for loss, row in one["rates"].items():
+        assert two["rates"][loss]["tried"] == pytest.approx(row["tried"], abs=0.06)
+    assert two["values"]["epsilon"] == pytest.approx(one["values"]["epsilon"], rel=1e-2)

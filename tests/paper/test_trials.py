@@ -11,9 +11,11 @@ from PIL import Image
 
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.paper import tables
 from nofuss.paper.budgets import PHOTOGRAPHS
+from nofuss.paper.further import FURTHER, NAMES, loss_of
 from nofuss.paper.lab import Lab
-from nofuss.paper.rates import choose_rates, tries
+from nofuss.paper.rates import choose_rates, choose_scales, scale_tries, tries
 from nofuss.paper.reproduce import FIGURES
 from nofuss.paper.sources import Source, bare_triplets, make_source
 from nofuss.paper.statistics import summary
@@ -38,13 +40,55 @@ def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: P
 
 
 def test_every_method_has_as_many_tries(source: Source) -> None:
-    counts = dict.fromkeys(LOSSES, 0)
-    for trial in tries(source, LOSSES):
+    counts = {loss_of(method): 0 for method in LOSSES}
+    for trial in dict.fromkeys(tries(source, LOSSES)):  # equal ones run once
         counts[trial.config.loss] += 1
         train, held_out = source.sides(trial.fold)
         assert set(source.labels(train)).isdisjoint(source.labels(held_out))
         assert not set(held_out) & set(source.test_rows)
     assert set(counts.values()) == {4}
+
+
+def test_scales_are_chosen_on_training_classes_and_change_one_method(
+    source: Source, tmp_path: Path
+) -> None:
+    rates = dict.fromkeys(LOSSES, 1e-3)
+    with Lab(tmp_path) as lab:
+        scales, tried = choose_scales(source, list(FURTHER), rates, lab.run)
+    assert all(t.fold is not None for t in scale_tries(source, list(FURTHER), rates))
+    for method, row in tried.items():
+        assert list(row) == [8.0, 16.0, 32.0, 64.0]  # the preset's scale is 16
+        assert row[scales.get(method, 16.0)] == max(row.values())
+    tuned = source.with_scales({"proxy-nca-scaled": 64.0})
+    configs = {m: seeds_of(tuned, rates, m)[0].config for m in ("proxy-nca", *FURTHER)}
+    assert [c.loss for c in configs.values()] == ["proxy-nca", "proxy-nca", "proxy-nca++"]
+    assert [c.scale for c in configs.values()] == [16.0, 64.0, 16.0]
+    untuned = [seeds_of(source, rates, m) for m in ("proxy-nca", "proxy-nca-scaled")]
+    assert untuned[0] == untuned[1], "the same training is run once"
+
+
+def test_tables_have_the_papers_methods_and_two_more(source: Source, tmp_path: Path) -> None:
+    rates = dict.fromkeys(LOSSES, 1e-3)
+    with Lab(tmp_path) as lab:
+        entry = tables.entry(source, rates, lab.run(source, tables.trials(source, rates)))
+    scores, pairs, stages = entry.tables
+    assert {row[0] for row in scores.rows} >= set(NAMES.values())
+    assert not any("best scale" in row[0] for row in pairs.rows), "the paper's order is its own"
+    assert [row[0] for row in stages.rows] == list(NAMES.values())
+    assert all(float(cell) >= 0 for row in stages.rows for cell in row[1:])
+    assert "Proxy-NCA++ at its best scale" in entry.verdict[1]
+    assert entry.values["further"]["proxy-nca-scaled"]["mean"] == 0, "no scale was chosen"
+
+
+def test_tries_on_some_classes_stay_on_their_half(source: Source) -> None:
+    few = replace(source, budget=replace(source.budget, try_classes=2))
+    for fold in (0, 1):
+        whole, some = source.sides(fold), few.sides(fold)
+        assert all(set(s) < set(w) for s, w in zip(some, whole, strict=True))
+        assert [len(np.unique(source.labels(rows))) for rows in some] == [2, 2]
+    trial = Trial(source.budget.config("lifted", 1e-3), fold=0)
+    assert trial.key(source) != trial.key(few)
+    assert replace(trial, fold=None).key(source) == replace(trial, fold=None).key(few)
 
 
 def test_methods_share_all_but_loss_rate_and_sampling(source: Source) -> None:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet
-from nofuss.proxies.assignment import Dynamic, Fractional, Several, Static, build_assignment
+from nofuss.proxies.assignment import Dynamic, Fractional, Several, Static
+from nofuss.proxies.by_name import build_assignment
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError, decode_resized
+from nofuss.files.parts import Part, part_path
 from nofuss.search import decoders
 from nofuss.search.decoders import Decoders, Seen
 from torture.attack_server import SLOW
@@ -51,6 +53,30 @@ def test_the_same_pixels_as_in_this_process(tmp_path: Path) -> None:
         with pytest.raises(PictureError, match="too narrow"):
             await pool.decode(png(2_000, 1), side=224, fit=FIT)
         assert len(pool._all) == 1  # errors cost no process
+
+    use(work)
+
+
+def test_pictures_inside_files(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    content = saved(Image.fromarray(noise), "PNG")
+    (tmp_path / "a.tar").write_bytes(bytes(512) + content)
+    inside = [part_path(Part(tmp_path / "a.tar", 512, len(content)), "a.png")]
+    with suppress(ImportError):  # pyarrow is an extra
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"image": [content]}), tmp_path / "a.parquet")
+        inside.append(part_path(Part(tmp_path / "a.parquet", 0), "a.png"))
+
+    async def work(pool: Decoders) -> None:
+        expected = await pool.decode(content, side=224)
+        for path in inside:
+            assert await pool.decode(path, side=224) == expected
+            (path.parents[1]).write_bytes(b"gone")
+            with pytest.raises(PictureError, match="unreadable"):
+                await pool.decode(path, side=224)
+        assert len(pool._all) == 1
 
     use(work)
 

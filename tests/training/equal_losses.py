@@ -35,6 +35,7 @@ def sharded_cases() -> Iterator[tuple[str, Make, bool]]:
                 "free norms": {"scale": None},
                 "very large scale": {"scale": 2000.0},
                 "dynamic": {"assignment": "dynamic"},
+                "balanced": {"assignment": "balanced", "proxies_per_class": 0.7},
                 "given proxies": {"proxies": torch.arange(7.0 * DIM).view(7, DIM).cos()},
             }.items():
                 if classes == 12 and name != "static":

@@ -19,6 +19,7 @@ from nofuss.evaluate.precision import precisions
 from nofuss.evaluate.recall import ranks_of_first_positive
 from nofuss.losses import ProxyAnchor, ProxyNCA, SemiHardTriplet
 from nofuss.proxies.assignment import Dynamic
+from nofuss.proxies.balanced import Balanced
 from nofuss.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -49,6 +50,7 @@ def make(kind: str, *, sharded: bool) -> Training:
         "static": lambda: ProxyNCA(7, 4, scale=16, seed=3, **more),
         "anchor": lambda: ProxyAnchor(5, 4, scale=16, seed=3, **more),
         "dynamic": lambda: ProxyNCA(5, 4, scale=16, seed=3, assignment=Dynamic(9), **more),
+        "balanced": lambda: ProxyNCA(9, 4, scale=16, seed=3, assignment=Balanced(9, 5), **more),
         "pairs": SemiHardTriplet,
     }[kind]()
     t = make_training(criterion=criterion.double())
@@ -72,6 +74,8 @@ def check_training() -> None:
         ("static", False),
         ("anchor", True),
         ("dynamic", True),
+        ("balanced", True),
+        ("balanced", False),
         ("pairs", False),
     ):
         with processes.alone():

@@ -13,6 +13,7 @@ from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusP
 from nofuss.model.embedder import build_embedder
 from nofuss.model.start import pca_head
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
+from nofuss.proxies.balanced import Balanced
 from nofuss.training.presets import resolve
 from nofuss.training.setup import (
     batch_of,
@@ -51,6 +52,22 @@ def test_shared_proxies_equal_the_mean_of_their_labels() -> None:
     x, labels = features()
     criterion, directions = ProxyNCA(5, 4, proxies_per_class=0.5, seed=0), embedded(x)
     place_proxies(criterion, directions, labels)
+    own = criterion.assign(directions, labels)
+    for p in range(len(criterion.proxies)):
+        mean = directions[own == p].mean(0)
+        assert torch.allclose(criterion.proxies[p], mean / mean.norm(), atol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.6])
+def test_balanced_proxies_equal_the_mean_of_labels_that_are_close(ratio: float) -> None:
+    x, labels = features()
+    criterion, directions = (
+        ProxyNCA(5, 4, proxies_per_class=ratio, assignment="balanced", seed=0),
+        embedded(x),
+    )
+    place_proxies(criterion, directions, labels)
+    assert isinstance(criterion.assignment, Balanced)
+    assert criterion.assignment.share_in_use() == 1
     own = criterion.assign(directions, labels)
     for p in range(len(criterion.proxies)):
         mean = directions[own == p].mean(0)
@@ -100,6 +117,7 @@ def test_options_reach_the_loss() -> None:
     assert isinstance(build_criterion(config(proxies_per_class=2.0), 6).assignment, Several)
     dynamic = build_criterion(config(assignment="dynamic"), 6).assignment
     assert isinstance(dynamic, Dynamic)
+    assert isinstance(build_criterion(config(assignment="balanced"), 6).assignment, Balanced)
 
 
 def test_the_seed_decides_the_first_proxies() -> None:
@@ -117,6 +135,7 @@ def test_the_seed_decides_the_first_proxies() -> None:
         ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
         ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
         ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not take dynamic"),
+        ({"assignment": "balanced", "proxies_per_class": 2.0}, "per-class is 2; .* lower it to 1"),
         ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
     ],
 )

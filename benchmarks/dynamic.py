@@ -1,0 +1,235 @@
+"""Dynamic assignment in several forms: proxies in use and Recall@1 against steps; docs/dynamic.md.
+
+    python -m benchmarks.dynamic [CUB_200_2011] [--only FORM …] [--seeds 3] [--halves 0 1]
+
+Results are added to those of earlier commands in results/dynamic.json.
+
+The settings are those of `nofuss reproduce --budget minutes`: characters from random weights, CUB's
+features with a head that starts at their PCA, as many proxies as training classes. Each form gets
+its rate by Recall@1 on halves of the *training* classes, both ways; test classes are scored at the
+end. From bare triplets as many items are seen as from labels; triplets are drawn from the labels of
+the training classes before those are dropped. The losing forms are in
+`dynamic_forms.py` and no part of nofuss.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.dynamic_forms import OfTheBatch, Other, Reseeded, Sinkhorn, Soft
+from benchmarks.plots import draw_curves
+from nofuss.config import TrainConfig
+from nofuss.data.collection import Collection
+from nofuss.data.comparisons import as_groups, links_of
+from nofuss.data.split import Rows
+from nofuss.evaluate import kmeans, recall_at_k
+from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.encoder import Encoder
+from nofuss.paper.sources import Source, bare_triplets, open_source
+from nofuss.proxies.assignment import Dynamic
+from nofuss.proxies.balanced import Balanced
+from nofuss.training.job import build_model
+from nofuss.training.loop import Silent, run_loop
+from nofuss.training.prepare import prepare
+from nofuss.training.setup import build_training
+from nofuss.training.step import NonFiniteLoss
+
+POINTS = 8
+"""Points of a curve, besides the start."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form: its supervision, and how it chooses."""
+
+    assignment: str = "dynamic"
+    bare: bool = True
+    other: type[Other] | None = None
+    start: bool = False
+    """Whether proxies start at the k-means centers of the first embeddings."""
+
+
+FORMS = {
+    "static, from labels": Form("static", bare=False),
+    "balanced, from labels": Form("balanced", bare=False),
+    "plain, from labels": Form(bare=False),
+    "balanced": Form("balanced"),
+    "plain (the paper)": Form(),
+    "Z: all other proxies": Form(other=Other),
+    "Z: proxies of the batch": Form(other=OfTheBatch),
+    "Sinkhorn, batch and queue": Form(other=Sinkhorn, start=True),
+    "soft, annealed": Form(other=Soft, start=True),
+    "k-means start, re-seeded": Form(other=Reseeded, start=True),
+}
+
+
+class Curve(Silent):
+    """Measures every few steps."""
+
+    def __init__(self, every: int, measure: Callable[[], dict[str, float]]) -> None:
+        self.every, self.measure = every, measure
+        self.points: list[dict[str, float]] = []
+
+    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
+        """Record a point where one is due."""
+        done = epoch * steps + step
+        if self.every and done % self.every == 0:
+            self.points.append({"step": done, **self.measure()})
+
+    def say(self, message: str) -> None:
+        """Keep quiet: that some forms collapse is the result."""
+
+
+def data_of(
+    source: Source, config: TrainConfig, form: Form, rows: Rows, classes: int
+) -> tuple[Collection, TrainConfig, Rows]:
+    """Return what a form learns from, its settings and its rows."""
+    if not form.bare:
+        return source.collection, config, rows
+    batch = max(1, int(config.batch or 1) // 3)
+    steps = int(config.epochs or 0) * (len(rows) // int(config.batch or 1))
+    data = bare_triplets(source, rows, batch * steps, seed=config.seed)
+    if form.assignment != "balanced":
+        return data, replace(config, batch=batch, epochs=1, per_class=0), rows
+    linked = links_of(data).groups
+    assert linked is not None
+    rows = rows[linked[rows] >= 0]
+    share = classes / len(np.unique(linked[rows]))  # as many proxies as classes
+    return as_groups(data), replace(config, proxies_per_class=share), rows
+
+
+def train(
+    source: Source, form: Form, rate: float, *, seed: int, fold: int | None, curve: bool
+) -> dict[str, Any]:
+    """Train one form and score it."""
+    train_rows, test_rows = source.sides(fold)
+    classes = len(np.unique(source.labels(train_rows)))
+    config = source.budget.config("proxy-nca", rate, seed=seed, assignment=form.assignment)
+    data, config, rows = data_of(source, config, form, train_rows, classes)
+    embedder, preprocessing = build_model(config, data)
+    features = None if source.features is None else source.features[rows]
+    training, feed = prepare(
+        config, data.subset(rows), features, embedder=embedder, preprocessing=preprocessing
+    )
+    criterion = training.criterion
+    assert isinstance(criterion, ProxyLoss)
+    steps = len(feed) * training.epochs
+
+    def embed(rows: Rows) -> Tensor:
+        items = source.collection.subset(rows)
+        return Encoder(embedder, preprocessing).embed_collection(items)
+
+    if form.other is not None:
+        first = criterion.proxies.detach()
+        if form.start:
+            first = torch.as_tensor(kmeans(normalize(embed(rows)), len(first), seed=seed)[0])
+        criterion_of = form.other(first.float(), float(criterion.scale or 1), steps)
+        training = build_training(replace(config, dim=embedder.dim), embedder, criterion_of)
+
+    def measure() -> dict[str, float]:
+        embedder.eval()
+        recall = recall_at_k(embed(test_rows), source.labels(test_rows), ks=(1,))[1]
+        embedder.train()
+        return {"recall@1": recall, "in_use": in_use(training.criterion)}
+
+    start = measure()
+    watch = Curve(max(1, steps // POINTS) if curve else 0, measure)
+    try:
+        run_loop(training, feed, watch=watch)
+    except NonFiniteLoss:
+        return {"recall@1": 0.0, "in_use": 0.0, "start": start["recall@1"], "curve": []}
+    curve_points = [{"step": 0, **start}, *watch.points]
+    return {**measure(), "start": start["recall@1"], "curve": curve_points, "steps": steps}
+
+
+def in_use(criterion: nn.Module) -> float:
+    """Return the share of proxies that the last 100 steps chose."""
+    if isinstance(criterion, Other):
+        return float((criterion.idle < min(100, criterion.step)).float().mean())
+    assignment = getattr(criterion, "assignment", None)
+    return assignment.share_in_use() if isinstance(assignment, Dynamic | Balanced) else 1.0
+
+
+def at_start(source: Source) -> str:
+    """Say which proxies are the closest of some training item before the first step."""
+    config = source.budget.config("proxy-nca", source.budget.rates[0], assignment="dynamic")
+    rows = source.train_rows
+    items = source.collection.subset(rows)
+    embedder, preprocessing = build_model(config, items)
+    features = None if source.features is None else source.features[rows]
+    training, _ = prepare(config, items, features, embedder=embedder, preprocessing=preprocessing)
+    x = normalize(Encoder(embedder, preprocessing).embed_collection(items))
+    assert isinstance(training.criterion, ProxyLoss)
+    chosen = training.criterion.assign(x)
+    spread = 1 - float(x.mean(0).square().sum())
+    used = len(torch.unique(chosen))
+    proxies = len(training.criterion.proxies)
+    return f"{used} of {proxies} proxies are the closest of some item; spread {spread:.4f}"
+
+
+def run(
+    source: Source, names: Iterable[str], *, seeds: int, halves: Sequence[int] = (0, 1)
+) -> dict[str, Any]:
+    """Choose each form's rate on training classes, then train it with every seed."""
+    found = {}
+    for name in names:
+        form = FORMS[name]
+        tried = {
+            rate: mean(
+                train(source, form, rate, seed=0, fold=fold, curve=False)["recall@1"]
+                for fold in halves
+            )
+            for rate in source.budget.rates
+        }
+        rate = max(tried, key=lambda rate: tried[rate])
+        runs = [train(source, form, rate, seed=s, fold=None, curve=True) for s in range(seeds)]
+        found[name] = {"rate": rate, "tried": tried, "runs": runs}
+        words = [
+            f"{key} {100 * mean(r[key] for r in runs):.2f} "
+            f"({', '.join(f'{100 * r[key]:.2f}' for r in runs)})"
+            for key in ("start", "recall@1", "in_use")
+        ]
+        print(f"{source.name:10} {name:26} rate {rate:g}  {'  '.join(words)}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Run all forms, print a line each, write a JSON file and the figure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cub", type=Path, nargs="?")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--halves",
+        type=int,
+        nargs="*",
+        default=[0, 1],
+        help="halves of the training classes that rates are chosen on",
+    )
+    parser.add_argument("--only", nargs="*", choices=[*FORMS], default=[*FORMS])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folders = {"characters": None} | ({"cub": options.cub} if options.cub else {})
+    target = options.out / "results" / "dynamic.json"
+    results = json.loads(target.read_text()) if target.exists() else {}
+    for name, folder in folders.items():
+        source = open_source(name, folder, "minutes", seeds=None, weights=None)
+        print(f"{name}: {at_start(source)}", flush=True)
+        found = run(source, options.only, seeds=options.seeds, halves=options.halves)
+        results[name] = results.get(name, {}) | found
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    draw_curves(results, options.out / "figures" / "dynamic.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Parquet: pictures as a column of bytes, as `datasets` stores an image, or as a column of paths.
+
+Needs pyarrow (extra `parquet`). Pictures are read from their row when they are needed: see
+`files/parts.py`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nofuss.data.collection import Collection, first_five, printable
+from nofuss.data.labelling import SPLIT_WORDS
+from nofuss.data.rows import Rows, collection_of, label_column, labels_in, need_pyarrow
+from nofuss.data.table import SPLITS, existing
+from nofuss.errors import DataError
+from nofuss.files.atomic import check_regular, parse_json
+from nofuss.files.parts import Part, part_path, picture_column
+
+PATH_COLUMNS = (
+    *("path", "file_name", "filename", "filepath", "file_path", "image_path", "file"),
+    *("image", "img", "picture"),
+)
+
+
+def open_parquet(files: Sequence[Path], root: Path) -> Collection:
+    """Open the pictures in Parquet files, in order."""
+    need_pyarrow(files[0])
+    name = files[0].stem if len(files) == 1 else root.name
+    count = f", {len(files):,} files" if len(files) > 1 else ""
+    return collection_of([_parquet_rows(f) for f in files], files, root, name, f"Parquet{count}")
+
+
+def _parquet_rows(file: Path) -> Rows:
+    """Read all columns but the pictures, which are read when they are needed."""
+    from pyarrow import parquet
+
+    try:
+        check_regular(file, limit=2**62)
+        with parquet.ParquetFile(file) as opened:
+            schema = opened.schema_arrow
+            features = _features(schema.metadata)
+            picture, place = picture_column(schema), _path_column(schema)
+            label = label_column(schema, features)
+            without_bytes = picture is not None and _without_bytes(opened.metadata, picture)
+            wanted = [c for c in (label, "split" if "split" in schema.names else None) if c]
+            if picture is not None and place is None and _has_path(schema, picture):
+                wanted.append(f"{picture}.path")
+            table = opened.read(columns=[*wanted, *([place] if place and not picture else [])])
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[0]
+        raise DataError(f"can't read {printable(file)}: {reason}") from error
+    except Exception as error:  # pyarrow has many, and a file from outside may raise any
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{printable(file)} is not a readable Parquet file: {reason}") from error
+    count = opened.metadata.num_rows
+    labels = labels_in(table, label, features, count)
+    sides = _sides(table, file, count)
+    if picture is not None and not without_bytes:
+        names = _names(table, picture, count)
+        paths = [part_path(Part(file, row), name) for row, name in enumerate(names)]
+        return Rows(paths, labels, sides)
+    if without_bytes:
+        return Rows(_existing(file, _names(table, str(picture), count)), labels, sides)
+    if place is None:
+        shown = printable(", ".join(schema.names))
+        raise DataError(
+            f"{printable(file)} has the columns {shown}; expected pictures as bytes in a column "
+            "like image, or their paths in a column like path"
+        )
+    return Rows(_existing(file, table.column(place).to_pylist()), labels, sides)
+
+
+def _existing(file: Path, values: Sequence[Any]) -> list[Path]:
+    """Return the files that a column names, relative to the table; all of them must exist."""
+    paths, complaints = list[Path](), list[str]()
+    for row, value in enumerate(values):
+        try:
+            if not isinstance(value, str):
+                raise ValueError("no path")
+            paths.append(existing(file.parent, value))
+        except ValueError as error:
+            complaints.append(f"row {row}: {error}")
+    if complaints:
+        name = printable(file.name)
+        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
+    return paths
+
+
+def _sides(table: Any, file: Path, count: int) -> list[str]:
+    if "split" not in table.column_names:
+        return [""] * count
+    words = [str(value).strip().lower() for value in table.column("split").to_pylist()]
+    sides = SPLITS | SPLIT_WORDS
+    if unknown := sorted({word for word in words if word not in sides}):
+        shown = printable(", ".join(unknown[:5]))
+        raise DataError(f"{printable(file)}: split has {shown}; expected train and test")
+    return [sides[word] for word in words]
+
+
+def _names(table: Any, picture: str, count: int) -> list[str]:
+    """Return the file names that are stored beside the bytes."""
+    if picture not in table.column_names:
+        return [""] * count
+    return [str((cell or {}).get("path") or "") for cell in table.column(picture).to_pylist()]
+
+
+def _without_bytes(metadata: Any, picture: str) -> bool:
+    """Return whether images are stored as paths only, as `to_parquet` does for files."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    stored = [each for each in columns if each.path_in_schema == f"{picture}.bytes"]
+    return bool(stored) and all(
+        each.statistics is not None and each.statistics.null_count == each.num_values
+        for each in stored
+    )
+
+
+def _has_path(schema: Any, picture: str) -> bool:
+    kind = schema.field(picture).type
+    return hasattr(kind, "get_field_index") and kind.get_field_index("path") >= 0
+
+
+def _path_column(schema: Any) -> str | None:
+    texts = {f.name for f in schema if str(f.type) in ("string", "large_string")}
+    return next((name for name in PATH_COLUMNS if name in texts), None)
+
+
+def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """Return what `datasets` wrote of the columns into a Parquet file; empty without."""
+    try:
+        features = parse_json((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return features if isinstance(features, dict) else {}

@@ -1,0 +1,98 @@
+"""The fixed stages of a network that is being fine-tuned: run once a view, their output kept."""
+
+import copy
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.config import Preprocessing
+from nofuss.data.cache import cache_directory
+from nofuss.data.collection import Collection
+from nofuss.data.loader import batches
+from nofuss.data.sampling import Indices
+from nofuss.distributed.device import device_of
+from nofuss.files.checksum import Bytes, digest_of, tensor_parts
+from nofuss.model.activations import Activations
+from nofuss.model.backbones import OWN, Backbone
+from nofuss.model.embedder import Embedder
+from nofuss.model.feature_store import picture_keys
+from nofuss.model.features import accelerate_for
+from nofuss.model.inference import for_inference
+from nofuss.model.stages import Top, Trunk
+from nofuss.terminal import console
+
+
+def fixed_stages(
+    embedder: Embedder, count: int, preprocessing: Preprocessing, *, pictures: int
+) -> Backbone:
+    """Return a copy of the first `count` stages for inference, as a backbone of its own.
+
+    pictures: how often it will run, which decides on the runtime.
+    """
+    ready = for_inference(embedder).backbone
+    trunk = Backbone(
+        ready.name if ready.name == OWN else f"{ready.name}, first {count} stages",
+        Trunk(ready, count),
+        features=0,
+        channels=ready.channels,
+        preprocessing=preprocessing,
+    ).eval()
+    accelerate_for(trunk, pictures)
+    return trunk
+
+
+@torch.no_grad()
+def activations_of(
+    embedder: Embedder,
+    count: int,
+    collection: Collection,
+    preprocessing: Preprocessing,
+    *,
+    views: int,
+    augmented: bool,
+    seed: int = 0,
+    say: Callable[[str], object] = console.say,
+) -> Activations:
+    """Return the activations behind the first `count` stages, of views of a collection's pictures.
+
+    augmented: random views as training takes them; else the centre crop and its mirror image.
+    """
+    trunk = fixed_stages(embedder, count, preprocessing, pictures=views * len(collection))
+    device = device_of(trunk)
+    example = torch.zeros(1, trunk.channels, preprocessing.size, preprocessing.size)
+    shape = tuple(trunk.network(example.to(device)).shape[1:])
+
+    @torch.no_grad()
+    def compute(view: int, rows: Indices) -> Tensor:
+        loaded = next(
+            batches(collection, preprocessing, [rows], train=augmented, seed=seed, epoch=view)
+        )
+        inputs = loaded.inputs.flip(-1) if view and not augmented else loaded.inputs
+        activations: Tensor = trunk.network(inputs.to(device))
+        return activations.cpu()
+
+    def parts() -> Iterator[Bytes]:
+        how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
+        yield f"{preprocessing} {how} {torch.__version__} {count} {views} {shape}".encode()
+        if device.type != "cpu":
+            yield device.type.encode()
+        yield from tensor_parts(Trunk(embedder.backbone, count).state_dict())
+        yield from picture_keys(collection)
+
+    file = None
+    if collection.kind != "dataset" and embedder.backbone.name != OWN:
+        file = cache_directory() / f"activations-{digest_of(parts())}.bin"
+    return Activations(compute, shape=shape, count=len(collection), views=views, file=file, say=say)
+
+
+@torch.no_grad()
+def top_features(embedder: Embedder, count: int, kept: Activations, batch: int = 32) -> Tensor:
+    """Return the features (N, F) of all pictures, averaged over the views that are kept."""
+    top = Top(copy.deepcopy(embedder).eval(), count)
+    device, found = device_of(embedder), []
+    for rows in np.array_split(np.arange(kept.count), -(-kept.count // batch) or 1):
+        views = [top.features(kept.take(view, rows).to(device)).cpu() for view in range(kept.views)]
+        found.append(torch.stack(views).mean(0))
+    return torch.cat(found)

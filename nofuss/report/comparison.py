@@ -1,0 +1,279 @@
+"""Whether one run finds more than another, on the same items, with intervals: `nofuss compare`."""
+
+import io
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.config import TrainConfig, to_json
+from nofuss.data.collection import Collection
+from nofuss.data.labelling import labelling_of
+from nofuss.data.usable import open_usable
+from nofuss.errors import DataError, RunError, UsageError
+from nofuss.evaluate.intervals import SeededDifference, paired_difference, t_interval
+from nofuss.evaluate.queries import PerQuery, per_query
+from nofuss.evaluate.side_by_side import from_class_sums, scorable
+from nofuss.files.atomic import write_file
+from nofuss.model.encoder import load
+from nofuss.report import read_optional_json
+from nofuss.run.directory import Run, check_same_data, open_run
+from nofuss.run.embeddings import RunEmbeddings, load_embeddings
+from nofuss.terminal import console
+
+SCORES = {"recall@1": "Recall@1", "map@r": "MAP@R"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs with equal settings but for the seed, and the scores of their queries."""
+
+    name: str
+    runs: list[str]
+    seeds: list[int]
+    queries: list[PerQuery]
+
+    def scores(self, score: str) -> list[Tensor]:
+        """Return the score of each query, (Q,), for each run."""
+        return [each.recall1 if score == "recall@1" else each.map_at_r for each in self.queries]
+
+
+def compare_runs(
+    runs: Sequence[Path],
+    *,
+    data: Path | None,
+    seed: int,
+    as_json: bool,
+    figure: Path | None,
+    device: str,
+) -> None:
+    """Print the differences to the first run, with 95% intervals; draw them to `figure`."""
+    opened = [open_run(path) for path in runs]
+    groups = _same_but_for_the_seed(opened)
+    if len(groups) < 2:
+        raise UsageError("the runs differ in their seed alone, so there is nothing to compare")
+    if data is None:
+        queries, what = _on_own_classes(opened)
+    else:
+        queries, what = _on_data(runs, data, device, quiet=as_json), str(data)
+    methods = [
+        Method(
+            name,
+            [str(runs[i]) for i in rows],
+            [opened[i].config.seed for i in rows],
+            [queries[i] for i in rows],
+        )
+        for name, rows in groups.items()
+    ]
+    found = _compare(methods, seed=seed)
+    if as_json:
+        console.answer({"data": what, "queries": len(queries[0].rows), "methods": found})
+    else:
+        _show(found, what, queries[0])
+    if figure is not None:
+        write_file(figure, _drawn(found))
+        if not as_json:
+            console.say(f"differences as a picture: {figure}")
+
+
+def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
+    """Score the runs on classes that they have not learned from, which must be the same."""
+    kept = [_kept(run) for run in runs]
+    for run, found in zip(runs, kept, strict=True):
+        same = (found.fingerprint, found.seen) == (kept[0].fingerprint, kept[0].seen)
+        if not same or not np.array_equal(found.test_rows, kept[0].test_rows):
+            raise RunError(
+                f"{run.path} was tested on other items than {runs[0].path}; train with the same "
+                "data and --test-share, or add --data DATA"
+            )
+    if kept[0].seen:
+        return _by_folds(runs), "every class, by models that have not seen it"
+    config = runs[0].config
+    collection, _ = open_usable(
+        config.data,
+        labelling=labelling_of(config),
+        corrections=runs[0].corrections,
+        say=lambda _: None,
+    )
+    cure = "restore them, or add --data DATA"
+    check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
+    if collection.labels is None:
+        raise RunError(
+            f"{collection.name} has no labels, so its runs can't be compared by Recall@1; add "
+            "--data DATA with labels, or see `nofuss evaluate` of each"
+        )
+    labels = np.asarray(collection.labels)[kept[0].test_rows]
+    return [per_query(found.test, labels) for found in kept], "their test classes"
+
+
+def _kept(run: Run) -> RunEmbeddings:
+    found = load_embeddings(run.path)
+    if found is None or not len(found.test):
+        raise RunError(f"{run.path} has no test classes of its own; add --data DATA")
+    return found
+
+
+def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
+    """Read what the folds of each run found, class by class; the folds must be the same."""
+    sums = []
+    for run in runs:
+        stored = read_optional_json(run.path / "choice.json")
+        found, folds = stored.get("by_class"), (stored.get("scores") or {}).get("folds")
+        if not isinstance(found, dict):
+            raise RunError(f"{run.path} kept no scores of its folds; train it again, or add --data")
+        sums.append((found, folds))
+        if folds != sums[0][1] or found["queries"] != sums[0][0]["queries"]:
+            raise RunError(
+                f"{run.path} was scored by other folds than {runs[0].path}; train with the same "
+                "--folds, or add --data DATA"
+            )
+    return [from_class_sums(found) for found, _ in sums]
+
+
+def _on_data(paths: Sequence[Path], data: Path, device: str, *, quiet: bool) -> list[PerQuery]:
+    say = console.aside if quiet else console.say
+    collection, _ = open_usable(data, say=say)
+    if collection.labels is None or not scorable(collection.labels):
+        raise DataError(
+            f"{collection.name} can't be scored: two classes are needed, one with two items"
+        )
+    return [_queries_of(path, collection, device, quiet=quiet) for path in paths]
+
+
+def _queries_of(path: Path, collection: Collection, device: str, *, quiet: bool) -> PerQuery:
+    encoder, label = load(path, device=device), f"embedding with {path.name}"
+    with console.progress(label, len(collection), quiet=quiet) as progress:
+        vectors = encoder.embed_collection(collection, progress=progress)
+    assert collection.labels is not None
+    return per_query(vectors, collection.labels)
+
+
+def _same_but_for_the_seed(runs: Sequence[Run]) -> dict[str, list[int]]:
+    """Group the runs by settings without the seed; return the rows of each group by its name.
+
+    Runs of the same settings and seed are not one method: something else differs. A group of
+    several is named by the settings that set it apart from the others.
+    """
+    groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    seen: Counter[tuple[str, int]] = Counter()
+    for i, run in enumerate(runs):
+        key = str(sorted(_settings(run.config).items()))
+        groups[key, seen[key, run.config.seed]].append(i)
+        seen[key, run.config.seed] += 1
+    rows_of = list(groups.values())
+    settings_of = [_settings(runs[rows[0]].config) for rows in rows_of]
+    differing = [key for key in settings_of[0] if len({str(s[key]) for s in settings_of}) > 1]
+    names = {}
+    for rows, settings in zip(rows_of, settings_of, strict=True):
+        shown = [key for key in differing if settings[key] is not None][:3]
+        words = ", ".join(f"{key} {settings[key]}" for key in shown)
+        names[words if len(rows) > 1 and words else str(runs[rows[0]].path)] = rows
+    return names
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """Return what makes a method: all settings but the seed, and where and how it ran."""
+    usual = TrainConfig()
+    aside = ("seed", "out", "resume", "force", "device", "workers", "checkpoint_seconds")
+    same = {name: getattr(usual, name) for name in (*aside, "keep_memory")}
+    return to_json(replace(config, **same))
+
+
+def _compare(methods: Sequence[Method], *, seed: int) -> list[dict[str, Any]]:
+    """Score every method, and its difference to the first."""
+    first, found = methods[0], []
+    for method in methods:
+        row: dict[str, Any] = {"name": method.name, "runs": method.runs}
+        for score in SCORES:
+            ours = method.scores(score)
+            row[score] = {"mean": float(torch.stack(ours).mean())}
+            if method is not first:
+                row[score]["difference"] = _difference(method, first, score, seed)
+        found.append(row)
+    return found
+
+
+def _difference(method: Method, first: Method, score: str, seed: int) -> dict[str, Any]:
+    ours, theirs = method.scores(score), first.scores(score)
+    labels = method.queries[0].labels
+    gap = paired_difference(torch.stack(ours).mean(0), torch.stack(theirs).mean(0), labels, seed)
+    by_seed = [
+        {number: float(x.mean()) for number, x in zip(m.seeds, scores, strict=True)}
+        for m, scores in ((method, ours), (first, theirs))
+    ]
+    common = sorted(by_seed[0].keys() & by_seed[1].keys())
+    over_seeds = t_interval([by_seed[0][number] - by_seed[1][number] for number in common])
+    found = SeededDifference(gap.mean, over_seeds, (gap.low, gap.high))
+    return asdict(found) | {"paired_seeds": common, "verdict": found.verdict}
+
+
+def _show(found: Sequence[dict[str, Any]], what: str, queries: PerQuery) -> None:
+    """A row a method."""
+    rows = []
+    for row in found:
+        cells = [
+            f"{row['name']}" + (f" ({len(row['runs'])} seeds)" if len(row["runs"]) > 1 else "")
+        ]
+        for score in SCORES:
+            gap = row[score].get("difference")
+            cells.append(f"{100 * row[score]['mean']:.2f}")
+            cells.append("" if gap is None else _words(gap))
+        rows.append(cells)
+    header = [""]
+    for label in SCORES.values():
+        header += [label, "difference to the first, 95%"]
+    classes = len(np.unique(queries.labels))
+    console.table(f"{what}: {len(queries.rows):,} queries of {classes:,} classes", header, rows)
+    if unpaired := [r["name"] for r in found[1:] if not r["recall@1"]["difference"]["over_seeds"]]:
+        console.say(
+            f"chance over seeds is not in the verdict on {', '.join(unpaired)}: that needs two "
+            "seeds or more that both methods were trained with"
+        )
+
+
+def _words(gap: dict[str, Any]) -> str:
+    low, high = (100 * end for end in gap["over_classes"])
+    words = f"{100 * gap['mean']:+.2f} ({low:+.2f} to {high:+.2f} over classes"
+    if gap["over_seeds"]:
+        low, high = (100 * end for end in gap["over_seeds"])
+        words += f"; {low:+.2f} to {high:+.2f} over seeds"
+    return f"{words}): {gap['verdict']}"
+
+
+def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
+    """Draw the differences to the first method with their intervals, as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 1.6 + 0.5 * len(found)), layout="constrained")
+    others = found[1:]
+    places = np.arange(len(others))[::-1]
+    both = figure.subplots(1, 2, sharey=True)
+    for axes, (score, label) in zip(both, SCORES.items(), strict=True):
+        gaps = [row[score]["difference"] for row in others]
+        for over, colour, shift in (
+            ("over_classes", "#1f5fa8", 0.08),
+            ("over_seeds", "#c45a11", -0.08),
+        ):
+            known = [i for i, gap in enumerate(gaps) if gap[over]]
+            if not known:
+                continue
+            means = np.array([100 * gaps[i]["mean"] for i in known])
+            ends = 100 * np.array([gaps[i][over] for i in known]).T  # (2, methods)
+            widths = np.abs(ends - means)
+            at = places[known] + shift
+            words = over.replace("_", " ")
+            axes.errorbar(means, at, xerr=widths, fmt="o", capsize=3, color=colour, label=words)
+        axes.axvline(0, color="0.6", linewidth=1)
+        axes.set_yticks(places, [row["name"] for row in others])
+        axes.set_ylim(-0.5, len(others) - 0.5)
+        axes.set_xlabel(f"{label}, points")
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(f"difference to {found[0]['name']}, 95%", fontsize="medium")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()

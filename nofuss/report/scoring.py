@@ -1,0 +1,264 @@
+"""Score a run on its test classes, on other data, or in a gallery: `nofuss evaluate`."""
+
+import json as json_format
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nofuss.data.collection import GALLERY, QUERY, Collection
+from nofuss.data.comparisons import Compared
+from nofuss.data.labelling import Labelling, labelling_of
+from nofuss.data.split import Rows, by_folds, sides_of
+from nofuss.data.usable import open_usable
+from nofuss.distributed import processes
+from nofuss.errors import DataError
+from nofuss.evaluate.order import extra_of
+from nofuss.evaluate.protocol import evaluate
+from nofuss.evaluate.side_by_side import KS, scorable
+from nofuss.evaluate.task import Options
+from nofuss.files.lock import RunLock
+from nofuss.model.encoder import Encoder, load
+from nofuss.report import read_optional_json, write_report
+from nofuss.report.card import write_card
+from nofuss.report.order import can_compare, held_out_comparisons, score_order
+from nofuss.run.directory import Run, check_same_data, open_run
+from nofuss.run.embeddings import load_embeddings, without_sample
+from nofuss.terminal import console
+from nofuss.terminal.scores import score_table
+
+SHOWN = 5e-5
+"""Scores that differ by less are printed alike: half of a hundredth of a percent."""
+
+
+def score_run(
+    run: Path,
+    data: Path | None,
+    *,
+    gallery: Path | None,
+    ks: list[int],
+    extended: bool,
+    seed: int,
+    as_json: bool,
+    device: str,
+) -> None:
+    """Print the scores of a run; without `data` they are those of its test classes, and kept."""
+    with RunLock() as lock:
+        if data is None:  # the scores are written into the run
+            lock.take(open_run(run).path)
+        _evaluate(
+            run,
+            data,
+            gallery=gallery,
+            ks=ks,
+            extended=extended,
+            seed=seed,
+            as_json=as_json,
+            device=device,
+        )
+
+
+def _evaluate(
+    path: Path,
+    data: Path | None,
+    *,
+    gallery: Path | None,
+    ks: list[int],
+    extended: bool,
+    seed: int,
+    as_json: bool,
+    device: str,
+) -> None:
+    run = open_run(path)
+    encoder = load(path, device=device)
+    say = console.aside if as_json else console.say
+    labelling = labelling_of(run.config)
+    compared: Compared | None = None
+    with processes.in_turn():
+        own = run.corrections if data is None else None
+        data_path = data or run.config.data
+        collection, _ = open_usable(data_path, labelling=labelling, corrections=own, say=say)
+    processes.check_same("data", collection.fingerprint)
+    if data is None:
+        cure = "restore them, or give DATA to score the run on other data"
+        check_same_data(path, collection.fingerprint(), cure=cure)
+        test = sides_of(collection, run.config).test
+        if by_folds(run.config, collection):
+            _show_fold_scores(path, as_json=as_json)
+            return
+        if not len(test):
+            raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
+        compared = held_out_comparisons(collection, run.config, test)
+        whole, collection = collection, collection.subset(test)
+        shown = compared if collection.labels is None else None
+        say((collection if shown is None else shown.collection).describe())
+        ks = sorted({*ks, *KS})  # scores.json always has the usual ones
+    if collection.labels is None and gallery is None:
+        if data is not None and can_compare(collection):
+            compared = Compared(np.arange(len(collection)), collection)
+        if compared is not None:
+            vectors = encoder.embed_collection(compared.collection)
+            if not processes.first():
+                return
+            content = score_order(compared.collection, vectors, seed=seed).as_dict()
+            _keep(run, collection.name, content, as_json=as_json, own=data is None)
+            if data is None:
+                _keep_vectors(run, whole, vectors[np.isin(compared.rows, test)], test, say)
+            return
+    searched = None if gallery is None else _open_gallery(gallery, labelling, say)
+    if searched is None and (collection.labels is None or not scorable(collection.labels)):
+        raise DataError(
+            f"{collection.name} can't be scored: it needs two classes, one of them with two items"
+        )
+    vectors = encoder.embed_collection(collection)
+    others = None if compared is None else encoder.embed_collection(compared.collection)
+    if searched is None or gallery is None or data is None:
+        queries, labels, options = among_themselves(vectors, collection)
+    else:
+        same = data.resolve() == gallery.resolve()
+        queries, labels, options = within_gallery(vectors, collection, searched, encoder, same=same)
+    scores = evaluate(queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
+    if not processes.first():
+        return
+    content = scores.as_dict()
+    if compared is not None and others is not None:
+        content |= extra_of(score_order(compared.collection, others, seed=seed).as_dict())
+    _keep(run, collection.name, content, as_json=as_json, own=data is None)
+    if data is None:
+        _keep_vectors(run, whole, vectors, test, say)
+
+
+def _keep(run: Run, name: str, scores: dict[str, Any], *, as_json: bool, own: bool) -> None:
+    """Print the scores; those of the run's own test items are written to it."""
+    before = read_optional_json(run.path / "scores.json")
+    if as_json:
+        console.answer(scores)
+    else:
+        method = str(before.get("method", run.config.loss))
+        score_table(f"{run.path} on {name}", {method: scores})
+    if own:
+        run.write("scores.json", scores | still_true(before, scores))
+        write_card(run)
+
+
+def _keep_vectors(
+    run: Run, whole: Collection, vectors: Tensor, test: Rows, say: Callable[[str], None]
+) -> None:
+    """Write the embeddings of the test items and the report into the run."""
+    kept = load_embeddings(run.path) or without_sample(whole.fingerprint(), vectors.shape[1])
+    kept = replace(kept, test=vectors.numpy(), test_rows=test)
+    kept.save(run.path)
+    with processes.alone():
+        say(f"report: {write_report(run.path, whole, kept)}")
+
+
+def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
+    """Return what earlier scores of the run say beyond its own: baselines, method and gain.
+
+    Baselines are of the same test items, whatever the model. The gain over one of them is left out
+    where it is no longer the difference of the scores, as after the model was replaced.
+    """
+    kept: dict[str, Any] = {n: before[n] for n in ("baselines", "method") if n in before}
+    try:
+        gain = before["gain"]
+        baseline = before["baselines"][gain["over"]]
+        names = [name for name in ("recall@1", "map@r", "ordered") if name in gain]
+        gaps = [scores[n] - baseline[n] - gain[n][0] for n in names]
+    except (KeyError, TypeError, IndexError):  # no gain, or a file that training did not write
+        return kept
+    return kept | ({"gain": gain} if max(map(abs, gaps)) < SHOWN else {})
+
+
+def _open_gallery(gallery: Path, labelling: Labelling, say: Callable[[str], None]) -> Collection:
+    with processes.in_turn():
+        collection, _ = open_usable(gallery, labelling=labelling, say=say)
+    processes.check_same("gallery", collection.fingerprint)
+    return collection
+
+
+def _show_fold_scores(path: Path, *, as_json: bool) -> None:
+    """Print the scores of a run that was trained on all of its classes: those of its folds."""
+    scores = read_optional_json(path / "scores.json")
+    if "recall@1" not in scores:
+        raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
+    if as_json:
+        print(json_format.dumps(scores, indent=2))
+        return
+    console.say("the run was trained on all classes; each fold was scored by a model without it")
+    score_table(str(path), {scores.get("method", "this run"): scores} | scores["baselines"])
+
+
+class Queries(NamedTuple):
+    """Arguments of `evaluate`: embeddings, their classes, and the gallery with its classes."""
+
+    embeddings: Tensor
+    labels: NDArray[np.generic]
+    options: Options
+
+
+def among_themselves(vectors: Tensor, collection: Collection) -> Queries:
+    """Search every item among all others, or items marked query among those marked gallery."""
+    labels = collection.labels
+    assert labels is not None
+    if collection.split is None or GALLERY not in collection.split:
+        return Queries(vectors, labels, {})
+    query_rows, gallery_rows = (
+        np.flatnonzero(collection.split == side) for side in (QUERY, GALLERY)
+    )
+    if not len(query_rows):
+        raise DataError(
+            f"{collection.name} has rows of split gallery but none of split query; add some"
+        )
+    names = _names_of(collection)
+    _check_shared(names[query_rows], names[gallery_rows])
+    options: Options = {"gallery": vectors[gallery_rows], "gallery_labels": labels[gallery_rows]}
+    return Queries(vectors[query_rows], labels[query_rows], options)
+
+
+def within_gallery(
+    vectors: Tensor, collection: Collection, gallery: Collection, encoder: Encoder, *, same: bool
+) -> Queries:
+    """Search all items in another collection; `same` says that it is their own."""
+    labels, others = _names_of(collection), _names_of(gallery)
+    _check_shared(labels, others)
+    rows = np.arange(len(labels)) if same else _rows_in(collection, gallery)
+    relabelled = np.flatnonzero((rows >= 0) & (others[rows] != labels))
+    if len(relabelled):
+        i = relabelled[0]
+        raise DataError(
+            f"{collection.names[i]} is {labels[i]} as a query and {others[rows[i]]} in the "
+            "gallery; give it the same class in both"
+        )
+    options: Options = {
+        "gallery": vectors if same else encoder.embed_collection(gallery),
+        "gallery_labels": others,
+        "query_rows": rows,
+    }
+    return Queries(vectors, labels, options)
+
+
+def _names_of(collection: Collection) -> NDArray[np.str_]:
+    """Return the name of each item's class."""
+    if collection.labels is None:
+        raise DataError(f"{collection.name} has no labels, so hits can't be counted; add labels")
+    return np.asarray(collection.class_names)[collection.labels]
+
+
+def _rows_in(collection: Collection, gallery: Collection) -> NDArray[np.int64]:
+    """Return the row of each item in the gallery, −1 where its file is not in it."""
+    if not collection.paths or not gallery.paths:
+        return np.full(len(collection), -1)
+    place = {Path(path).resolve(): i for i, path in enumerate(gallery.paths)}
+    return np.array([place.get(Path(path).resolve(), -1) for path in collection.paths])
+
+
+def _check_shared(labels: NDArray[np.str_], others: NDArray[np.str_]) -> None:
+    if not len(np.intersect1d(labels, others)):
+        raise DataError(
+            f"queries and gallery share no class ({labels[0]}, … and {others[0]}, …); "
+            "give the same class the same name in both"
+        )

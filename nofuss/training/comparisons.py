@@ -1,0 +1,68 @@
+"""Training without labels: settings for triplets and pairs, and what is learned from them."""
+
+from dataclasses import replace
+
+from nofuss.config import TrainConfig
+from nofuss.data.collection import Collection
+from nofuss.data.comparisons import (
+    TEST_SHARE,
+    as_groups,
+    contradicted,
+    links_of,
+    to_learn,
+)
+from nofuss.errors import DataError, UsageError
+from nofuss.losses import INSTANCE_LOSSES
+from nofuss.terminal import console
+
+
+def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfig:
+    """Choose the assignment for triplets or pairs, and how many are held out."""
+    kind = "triplets" if collection.triplets is not None else "pairs"
+    if config.loss in INSTANCE_LOSSES:
+        raise UsageError(
+            f"--loss {config.loss} needs labels, and {collection.name} has {kind} only; use a "
+            "loss over proxies: proxy-nca, proxy-triplet"
+        )
+    if config.test_share is None:
+        config = replace(config, test_share=TEST_SHARE)
+        console.say(
+            f"{TEST_SHARE:.0%} of the {kind} are held out for the scores; --test-share 0 learns "
+            "from all"
+        )
+    as_they_are = config.assignment == "dynamic"
+    if config.preset == "paper" and config.assignment == "static":
+        as_they_are = True  # Section 4.1: without labels, p(x) is the closest proxy
+    if as_they_are and kind == "pairs":
+        raise UsageError(
+            f"dynamic assignment learns from triplets, and {collection.name} has pairs; use "
+            "--assignment balanced, and no --preset paper"
+        )
+    reason = contradicted(collection)
+    if not as_they_are and reason is None:
+        linked = links_of(collection)
+        console.say(
+            f"no labels: {int(linked.groups.max()) + 1:,} groups of items that the {kind} link are "
+            "learned like classes; assignment is balanced"
+        )
+        if linked.dropped:
+            console.say(
+                f"note: some {kind} contradict each other; {linked.dropped:,} links that no others "
+                "confirm are left out"
+            )
+        return replace(config, assignment="balanced")
+    if not as_they_are and (kind == "pairs" or config.assignment == "balanced"):
+        cure = "correct them" if kind == "pairs" else "correct them, or use --assignment dynamic"
+        raise DataError(f"{collection.name} can't be learned by groups: {reason}; {cure}")
+    because = "" if as_they_are else f" ({reason})"
+    console.say(f"no labels: triplets are learned as they are{because}; assignment is dynamic")
+    return replace(config, assignment="dynamic")
+
+
+def learnable(collection: Collection, config: TrainConfig) -> Collection:
+    """Return what training learns from: groups as labels, or triplets that are not held out."""
+    if collection.labels is not None:
+        return collection
+    if config.assignment == "balanced":
+        return as_groups(collection)
+    return to_learn(collection, float(config.test_share or 0), config.seed)

@@ -1,0 +1,83 @@
+"""The scores of a finished training, on what it has not seen; scores.json."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nofuss.data.comparisons import Compared
+from nofuss.data.split import Rows
+from nofuss.evaluate.order import extra_of
+from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
+from nofuss.model.encoder import Encoder
+from nofuss.model.inference import through_head
+from nofuss.report.order import score_orders
+from nofuss.run.choice import TRAINED
+from nofuss.terminal import console
+from nofuss.terminal.scores import score_table
+from nofuss.training.baselines import untrained
+from nofuss.training.job import Job
+
+
+def embed_rows(job: Job, rows: Rows) -> Tensor:
+    """Return the trained embeddings of these rows of the collection, of any length."""
+    if job.fixed:
+        return through_head(job.embedder, job.for_head(rows))
+    encoder = Encoder(job.embedder, job.preprocessing)
+    with console.progress("embedding", len(rows)) as progress:
+        items = job.collection.subset(rows)
+        return encoder.embed_collection(items, progress=progress, unit=False)
+
+
+def score(job: Job, found: Tensor) -> dict[str, Any]:
+    """Score on what is unseen beside what needs no training; return what scores.json holds."""
+    config, rows = job.config, job.sides.test
+    if job.fold_scores is not None:
+        title = "every class, scored by a model that has not seen it"
+        return _report_scores(job, title, job.fold_scores)
+    if job.collection.labels is None or job.collection.by_links or not len(rows):
+        return _score_order(job)
+    labels = np.asarray(job.collection.labels)[rows]
+    if not scorable(labels):
+        console.say("the test classes are too few to score: two are needed, one with two items")
+        return {}
+    fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
+    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
+    with console.busy("scoring on unseen classes"):
+        columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
+    ours = columns.pop("kept")
+    scores = ours.as_dict()
+    for name, other in [*columns.items()][:1]:
+        queries = [ours.per_query], [other.per_query]
+        scores["gain"] = gain_over(name, *queries, seed=config.seed)
+    beside = {name: other.as_dict() for name, other in columns.items()}
+    if job.compared is not None:  # the labels' scores come first, then that of the triplets
+        order = _order(job, job.compared)
+        scores |= extra_of(order)
+        for name, other in order["baselines"].items():
+            beside[name] |= extra_of(other)
+    return _report_scores(job, "unseen classes", scores | {"baselines": beside})
+
+
+def _score_order(job: Job) -> dict[str, Any]:
+    """Score on held-out triplets or pairs beside what needs no training; write scores.json."""
+    if job.compared is None:
+        console.say("nothing is held out, so no scores; try it: nofuss evaluate RUN DATA")
+        return {}
+    return _report_scores(job, "held-out comparisons", _order(job, job.compared))
+
+
+def _order(job: Job, compared: Compared) -> dict[str, Any]:
+    """Return how the model, and what needs no training, order held-out triplets or pairs."""
+    fit, rows = job.sides.train, compared.rows
+    baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
+    columns = {"kept": embed_rows(job, rows)} | baselines
+    return score_orders(compared.collection, columns, seed=job.config.seed)
+
+
+def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> dict[str, Any]:
+    kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
+    name = job.config.loss if kept == TRAINED else kept
+    score_table(title, {name: scores} | scores["baselines"])
+    job.run.write("scores.json", scores | {"method": name})
+    return scores

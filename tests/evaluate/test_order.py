@@ -1,0 +1,70 @@
+"""The share of triplets and pairs in the right order, against loops and scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from nofuss.evaluate.order import order_of_pairs, order_of_triplets
+
+
+def points(count: int = 40) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(count, 5))
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_triplets_against_a_loop() -> None:
+    x, random = points(), np.random.default_rng(1)
+    rows = np.array([random.permutation(40)[:3] for _ in range(60)])
+    u = unit(x)
+    right = [np.linalg.norm(u[a] - u[p]) < np.linalg.norm(u[a] - u[n]) for a, p, n in rows]
+    scores = order_of_triplets(x, rows)
+    assert scores.ordered == pytest.approx(np.mean(right))
+    assert scores.values.tolist() == [float(each) for each in right]
+    low, high = scores.interval
+    assert low < scores.ordered < high
+    assert scores.as_dict()["triplets"] == 60
+
+
+def test_pairs_are_the_area_under_the_curve() -> None:
+    x, random = points(), np.random.default_rng(1)
+    items = np.stack([np.arange(80) // 4, 20 + np.arange(80) % 20], axis=1)  # each pair once
+    same = random.integers(0, 2, 80)
+    gaps = np.linalg.norm(unit(x)[items[:, 0]] - unit(x)[items[:, 1]], axis=1)
+    scores = order_of_pairs(x, np.c_[items, same])
+    assert scores.ordered == pytest.approx(roc_auc_score(same, -gaps))
+    assert scores.as_dict()["pairs"] == same.sum()
+
+
+def test_equal_distances_count_as_wrong() -> None:
+    x = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
+    assert order_of_triplets(x, np.array([[0, 1, 2]])).ordered == 0
+    assert order_of_pairs(x, np.array([[0, 1, 1], [0, 2, 0]])).ordered == 0
+
+
+def test_groups_are_resampled_whole() -> None:
+    """One group all right, one all wrong: the interval reaches from 0 to 1."""
+    x = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+    rows = np.array([[0, 1, 2]] * 50 + [[2, 0, 1]] * 50)
+    scores = order_of_triplets(x, rows, groups=np.array([0, 0, 1]))
+    assert scores.ordered == 0.5
+    assert scores.interval == (0, 1)
+
+
+def test_a_gain_is_paired() -> None:
+    x, random = points(), np.random.default_rng(1)
+    rows = np.array([random.permutation(40)[:3] for _ in range(60)])
+    ours, other = order_of_triplets(x, rows), order_of_triplets(x[:, :2], rows)
+    gain = ours.gain_over("two", other)
+    assert gain["over"] == "two"
+    assert gain["ordered"][0] == pytest.approx(ours.ordered - other.ordered)
+    assert ours.gain_over("itself", ours)["ordered"] == [0, 0, 0]
+
+
+def test_nothing_to_compare_is_one_line() -> None:
+    with pytest.raises(ValueError, match="got 1 alike and 0 different pairs; need both"):
+        order_of_pairs(points(), np.array([[0, 1, 1]]))
+    with pytest.raises(ValueError, match=r"comparisons are \(0, 3\); expected \(T, 3\)"):
+        order_of_triplets(points(), np.empty((0, 3), dtype=np.int64))

@@ -1,0 +1,157 @@
+"""Fine-tuning the last stages on kept activations: what moves, what is kept, and the same bits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import nofuss
+from nofuss.config import Preprocessing
+from nofuss.data.arrays import from_arrays
+from nofuss.data.loader import batches
+from nofuss.errors import UsageError
+from nofuss.model.embedder import build_embedder
+from nofuss.model.stages import Trunk
+from nofuss.model.trunk import activations_of, top_features
+from nofuss.training.feed import ActivationFeed, CollectionFeed
+
+
+def pictures() -> tuple[np.ndarray, np.ndarray]:
+    """Twelve classes of five noisy pictures of 32 pixels."""
+    random = np.random.default_rng(0)
+    labels = np.arange(60) % 12
+    drawn = random.integers(0, 256, (12, 32, 32, 3))
+    noisy = drawn[labels] + random.integers(-60, 60, (60, 32, 32, 3))
+    return noisy.clip(0, 255).astype(np.uint8), labels
+
+
+SETTINGS: dict[str, Any] = {
+    "preset": "finetune",
+    "backbone": "convnet",
+    "size": 32,
+    "epochs": 3,
+    "batch": 8,
+    "views": 2,
+    "dim": 16,
+    "test_share": 0.25,
+    "holdout": 0.0,
+    "start": "pca",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "weights.safetensors")
+
+
+@pytest.mark.parametrize("unfreeze", ["1", 2, "all"])
+def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str | int) -> None:
+    start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
+    run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze=unfreeze, **SETTINGS)
+    found = weights(run)
+    moved = {
+        int(name.split(".")[1]) // 4  # four layers a stage
+        for name, before in start.items()
+        if not torch.equal(found[f"backbone.{name}"], before)
+    }
+    count = 4 if unfreeze == "all" else int(unfreeze)
+    assert moved == set(range(4 - count, 4))
+    assert len(list(cache.glob("activations-*.bin"))) == (unfreeze != "all")
+
+
+def test_what_held_out_classes_lose_is_not_kept(
+    tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On so few pictures training does harm: the run ends with the network from before it."""
+    start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
+    settings = SETTINGS | {"holdout": 0.25}
+    found = weights(nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings))
+    assert all(torch.equal(found[f"backbone.{name}"], before) for name, before in start.items())
+    assert "the run keeps the network from before training" in "".join(capfd.readouterr())
+    assert len(list(cache.glob("activations-*.bin"))) == 2  # of training and held-out items
+
+
+def test_the_bits_do_not_depend_on_the_cache(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = nofuss.train(pictures(), out=tmp_path / "first", unfreeze="2", **SETTINGS)
+    written = {file: file.stat().st_mtime_ns for file in cache.glob("activations-*.bin")}
+    again = nofuss.train(pictures(), out=tmp_path / "again", unfreeze="2", **SETTINGS)
+    assert written.keys() == set(cache.glob("activations-*.bin"))
+    (tmp_path / "file").write_text("no folder can be made here")
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
+    without = nofuss.train(pictures(), out=tmp_path / "without", unfreeze="2", **SETTINGS)
+    for other in (again, without):
+        assert all(torch.equal(weights(other)[k], t) for k, t in weights(first).items())
+
+
+def test_a_cache_that_can_not_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
+    nofuss.train(pictures(), out=tmp_path / "run", unfreeze="2", **SETTINGS)
+    said = "".join(capfd.readouterr())
+    assert said.count("activations can't be kept (Not a directory)") == 1
+    assert "NOFUSS_CACHE" in said
+
+
+def test_batches_are_those_of_the_pictures(tmp_path: Path) -> None:
+    """The plain way beside it: load the same batch, run the first stages."""
+    x, y = pictures()
+    data = from_arrays({"images": x, "labels": y}, name="x")
+    preprocessing = Preprocessing(size=28, resize=32, mean=(127,) * 3, std=(64,) * 3, zoom=0.5)
+    embedder = build_embedder("convnet", channels=3, dim=4, weights=None).eval()
+    kept = activations_of(embedder, 2, data, preprocessing, views=2, augmented=True, seed=5)
+    plain = CollectionFeed(data, preprocessing, 16, seed=5)
+    feed = ActivationFeed(plain, kept)
+    assert len(feed) == len(plain)
+    trunk = Trunk(embedder.backbone, 2)
+    for epoch in (0, 1, 2):
+        for batch in feed(epoch, 1):
+            rows = batch.indices.numpy()
+            [views] = batches(data, preprocessing, [rows], train=True, seed=5, epoch=epoch % 2)
+            with torch.no_grad():
+                expected = trunk(views.inputs)
+            torch.testing.assert_close(batch.inputs, expected, rtol=2e-3, atol=2e-3)
+            assert torch.equal(batch.labels, torch.from_numpy(y[rows]))
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> None:
+    x, y = pictures()
+    data = from_arrays({"images": x, "labels": y}, name="x")
+    preprocessing = Preprocessing(size=28, resize=32, mean=(127,) * 3, std=(64,) * 3)
+    embedder = build_embedder("convnet", channels=3, weights=None, mirror=mirror).eval()
+    views = 2 if mirror else 1
+    kept = activations_of(embedder, 2, data, preprocessing, views=views, augmented=False)
+    [batch] = batches(data, preprocessing, [np.arange(60)], train=False)
+    with torch.no_grad():
+        expected = embedder.backbone(batch.inputs)
+    torch.testing.assert_close(top_features(embedder, 2, kept), expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preset": "frozen", "holdout": None, "unfreeze": "2"}, "unfreeze is for preset finetune"),
+        ({"unfreeze": "9"}, "has 4 stages"),
+        ({"unfreeze": "none"}, "expected all or a number of stages"),
+        ({"zoom": 1.5}, "zoom is 1.5; expected"),
+        ({"lora": 4}, "has no attention layers"),
+        ({"backbone": "efficientnet-lite0", "size": 16}, "can't take pictures of 16 pixels"),
+    ],
+)
+def test_mistakes_leave_no_run(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        nofuss.train(pictures(), out=tmp_path / "run", **SETTINGS | settings)
+    assert not (tmp_path / "run").exists()
