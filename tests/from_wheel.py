@@ -17,7 +17,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("tests", "torture", "benchmarks", "docs", "examples", "pyproject.toml")
+NOT_NEEDED = {"nofuss", "dist", "build", "site", "runs"}
+"""Of the repository; the package is the wheel's."""
 
 
 def main() -> int:
@@ -30,11 +31,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nofuss-wheel-") as name:
         folder = Path(name)
         python = chosen.python or _installed(folder, chosen.wheel.resolve(), chosen.versions)
-        for needed in NEEDED:
-            if (ROOT / needed).is_dir():
-                shutil.copytree(ROOT / needed, folder / needed)
+        for path in ROOT.iterdir():
+            if path.name in NOT_NEEDED or path.name.startswith("."):
+                continue
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name)
             else:
-                shutil.copy(ROOT / needed, folder / needed)
+                shutil.copy(path, folder / path.name)
         outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         check = "import nofuss; print(nofuss.__version__, nofuss.__file__)"
         subprocess.run([python, "-c", check], cwd=folder, env=outside, check=True)
