@@ -1,6 +1,8 @@
 """Dynamic assignment in several forms: proxies in use and Recall@1 against steps; docs/dynamic.md.
 
-    python -m benchmarks.dynamic [CUB_200_2011] [--seeds 3] [--out FOLDER]
+    python -m benchmarks.dynamic [CUB_200_2011] [--only FORM …] [--seeds 3] [--halves 0 1]
+
+Results are added to those of earlier commands in results/dynamic.json.
 
 The settings are those of `nofuss reproduce --budget minutes`: characters from random weights, CUB's
 features with a head that starts at their PCA, as many proxies as training classes. Each form gets
@@ -12,7 +14,7 @@ the training classes before those are dropped. The losing forms are in
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -174,7 +176,9 @@ def at_start(source: Source) -> str:
     return f"{used} of {proxies} proxies are the closest of some item; spread {spread:.4f}"
 
 
-def run(source: Source, names: Iterable[str], *, seeds: int) -> dict[str, Any]:
+def run(
+    source: Source, names: Iterable[str], *, seeds: int, halves: Sequence[int] = (0, 1)
+) -> dict[str, Any]:
     """Choose each form's rate on training classes, then train it with every seed."""
     found = {}
     for name in names:
@@ -182,7 +186,7 @@ def run(source: Source, names: Iterable[str], *, seeds: int) -> dict[str, Any]:
         tried = {
             rate: mean(
                 train(source, form, rate, seed=0, fold=fold, curve=False)["recall@1"]
-                for fold in (0, 1)
+                for fold in halves
             )
             for rate in source.budget.rates
         }
@@ -203,6 +207,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cub", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--halves",
+        type=int,
+        nargs="*",
+        default=[0, 1],
+        help="halves of the training classes that rates are chosen on",
+    )
     parser.add_argument("--only", nargs="*", choices=[*FORMS], default=[*FORMS])
     parser.add_argument("--out", type=Path, default=Path("benchmarks"))
     options = parser.parse_args()
@@ -213,7 +224,8 @@ def main() -> None:
     for name, folder in folders.items():
         source = open_source(name, folder, "minutes", seeds=None, weights=None)
         print(f"{name}: {at_start(source)}", flush=True)
-        results[name] = results.get(name, {}) | run(source, options.only, seeds=options.seeds)
+        found = run(source, options.only, seeds=options.seeds, halves=options.halves)
+        results[name] = results.get(name, {}) | found
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     draw_curves(results, options.out / "figures" / "dynamic.png")

@@ -38,7 +38,13 @@ def _dedented(match: re.Match[str]) -> str:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The command lines of a block, without comments; a line that ends in \\ is continued."""
+    """The command lines of a block, without comments; a line that ends in \\ is continued.
+
+    A block without a language may be something else, such as a tree of files.
+    """
+    first = block.body.split(maxsplit=1)[0]
+    if block.kind not in ("", "bash") or (not block.kind and "/" in first):
+        return []
     lines = block.body.replace("\\\n", " ").splitlines()
     found = [shlex.split(line, comments=True) for line in lines]
     return [words for words in found if words]

@@ -665,6 +665,11 @@ def test_pairs_end_to_end(nofuss: Call, home: Path) -> None:
     assert "in the right order" in Path("run/report.html").read_text()
     again = nofuss("evaluate", "run", home / "triplets.csv", "--json")
     assert json.loads(again.out)["triplets"] == 32
+    other = nofuss("train", home / "pairs.csv", "--out", "other", "--epochs", 1)
+    assert other.code == 0, other.err
+    assert "has no labels, so its runs can't be compared" in one_line(
+        nofuss("compare", "run", "other"), 2
+    )
     refused = nofuss("train", home / "pairs.csv", "--assignment", "dynamic", "--out", "no")
     assert "dynamic assignment learns from triplets" in one_line(refused, 2)
 

@@ -117,6 +117,7 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
+    embedder.backbone.preprocessing = preprocessing
     return SavedModel(embedder.eval(), preprocessing, class_names, extra)
 
 

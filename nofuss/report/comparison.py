@@ -94,9 +94,19 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
     if kept[0].seen:
         return _by_folds(runs), "every class, by models that have not seen it"
     config = runs[0].config
-    collection, _ = open_usable(config.data, labelling=labelling_of(config), say=lambda _: None)
+    collection, _ = open_usable(
+        config.data,
+        labelling=labelling_of(config),
+        corrections=runs[0].corrections,
+        say=lambda _: None,
+    )
     cure = "restore them, or add --data DATA"
     check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
+    if collection.labels is None:
+        raise RunError(
+            f"{collection.name} has no labels, so its runs can't be compared by Recall@1; add "
+            "--data DATA with labels, or see `nofuss evaluate` of each"
+        )
     labels = np.asarray(collection.labels)[kept[0].test_rows]
     return [per_query(found.test, labels) for found in kept], "their test classes"
 

@@ -79,7 +79,9 @@ def _evaluate(
     labelling = labelling_of(run.config)
     compared: Compared | None = None
     with processes.in_turn():
-        collection, _ = open_usable(data or run.config.data, labelling=labelling, say=say)
+        own = run.corrections if data is None else None
+        data_path = data or run.config.data
+        collection, _ = open_usable(data_path, labelling=labelling, corrections=own, say=say)
     processes.check_same("data", collection.fingerprint)
     if data is None:
         cure = "restore them, or give DATA to score the run on other data"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nofuss.data.collection import printable
+from nofuss.data.corrections import corrected
 from nofuss.data.labelling import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
@@ -20,6 +21,7 @@ from nofuss.search.gallery import (
     open_items,
     plan,
     remove_source,
+    source_of,
     sources,
     update,
 )
@@ -106,6 +108,8 @@ def _update(
         console.say(f"{count:,} items of {_shown(data)} removed, {len(index):,} remain")
         return index
     collection = open_items(data, labelling_of(run.config))
+    if run.corrections is not None and source_of(data) == source_of(run.config.data):
+        collection = corrected(collection, run.corrections, say=console.say)
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
     console.say(collection.describe())
     for note in collection.notes:

@@ -18,16 +18,19 @@ from nofuss.data.labelling import labelling_of
 from nofuss.data.split import sides_of
 from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, command
+from nofuss.files.atomic import read_regular
 from nofuss.model.encoder import Encoder
 from nofuss.report.thumbnails import picture
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
-from nofuss.search.gallery import BUILT_IN, item_names, source_of, sources
+from nofuss.search.gallery import BUILT_IN, item_names, model_digest, source_of, sources
 from nofuss.search.index import Index
 from nofuss.search.indexing import open_index
 from nofuss.search.stored import holds_parts
 from nofuss.terminal import console
 
+NOTE = "embeddings-of"
+"""The file of RUN/taught that says which model the kept embeddings are of."""
 SIDE = 224
 """Longest side of a picture on the page, and of one from an array."""
 
@@ -85,7 +88,7 @@ def open_searchable(
 
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
     """Load what training left, and refuse another model's."""
-    kept = load_embeddings(run.path)
+    kept = load_embeddings(run.path) if embeddings_fit(run) else None
     if kept is not None and kept.test.shape[1] != encoder.dim:
         raise RunError(
             f"{run.path / FILE} holds vectors of {kept.test.shape[1]} dimensions, but the model "
@@ -94,9 +97,16 @@ def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
     return kept
 
 
+def embeddings_fit(run: Run) -> bool:
+    """Return whether the kept embeddings are of the model; not where a lesson was killed."""
+    note = run.path / "taught" / NOTE  # see lessons.py
+    return not note.is_file() or read_regular(note) == model_digest(run.model).encode()
+
+
 def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.config.data
-    collection, _ = open_usable(data, labelling=labelling_of(run.config), say=say)
+    labelling = labelling_of(run.config)
+    collection, _ = open_usable(data, labelling=labelling, corrections=run.corrections, say=say)
     rows, vectors = _test_vectors(run, encoder, kept, collection)
     all_names = item_names(collection, data)
     _, firsts = np.unique([all_names[row] for row in rows], return_index=True)

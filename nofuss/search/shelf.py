@@ -4,7 +4,9 @@ See searchable.py for which index that is.
 """
 
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -17,15 +19,21 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.evaluate.neighbours import nearest
+from nofuss.files.atomic import read_json
+from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder, load
-from nofuss.run.directory import open_run
+from nofuss.model.taught import mapped
+from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import RunEmbeddings
+from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.plane import Plane, lay_out
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
 
 STARS = 100
 """Most proxies on the map."""
+VOTERS = 10
+"""Neighbours that say which class a picture most likely is of."""
 ON_MAP = 20_000
 """Most items on the map."""
 
@@ -41,10 +49,20 @@ class Found:
     """Whether even the nearest is beyond the model's threshold."""
 
 
+@dataclass(frozen=True)
+class Likely:
+    """The class of most of the nearest neighbours."""
+
+    label: str
+    votes: int
+    voters: int
+
+
 @dataclass
 class Shelf:
     """An index with everything the page shows of it."""
 
+    run: Run
     title: str
     index: Index
     encoder: Encoder
@@ -75,16 +93,49 @@ class Shelf:
         place = {name: i for i, name in enumerate(self.classes)}
         return np.array([-1 if c is None else place[c] for c in self.index.labels], np.int64)
 
+    @cached_property
+    def keys(self) -> dict[str, int]:
+        """Key → row. A key stays the same when the index grows, so addresses can contain it."""
+        return {self.key(name): row for row, name in enumerate(self.index.names)}
+
+    def key(self, name: str) -> str:
+        """Return the key of an item."""
+        return digest_of([name.encode("utf-8", "surrogatepass")])[:16]
+
+    @cached_property
+    def model(self) -> str:
+        """The model's checksum."""
+        return model_digest(self.run.model)
+
+    @property
+    def taught(self) -> int:
+        """How many marks have taught the model since its training."""
+        stored = self.encoder.extra.get("taught")
+        marks = stored.get("marks") if isinstance(stored, dict) else 0
+        return marks if isinstance(marks, int) else 0
+
+    def matching(self, words: str) -> list[int]:
+        """Return the classes that are named so, else those whose name contains the words."""
+        if words in self.classes:
+            return [self.classes.index(words)]
+        part = words.casefold().strip()
+        return [i for i, name in enumerate(self.classes) if part in name.casefold()]
+
     def search(
-        self, query: Tensor, k: int, *, only: int | None = None, without: int | None = None
+        self,
+        query: Tensor,
+        k: int,
+        *,
+        only: Sequence[int] | None = None,
+        without: int | None = None,
     ) -> Found:
-        """Return the k nearest of a vector (D,), in class `only`, leaving out item `without`."""
+        """Return the k nearest of a vector (D,), of classes `only`, leaving out item `without`."""
         began = time.perf_counter()
         wanted = k if without is None else k + 1
         if only is None:
             distances, rows = self.index.search(query[None], wanted)
         else:
-            of_class = torch.from_numpy(np.flatnonzero(self.codes == only))
+            of_class = torch.from_numpy(np.flatnonzero(np.isin(self.codes, only)))
             distances, rows = nearest(query[None], self.index.vectors[of_class], wanted)
             rows = of_class[rows]
         pairs = [
@@ -97,20 +148,49 @@ class Shelf:
         nothing = self.threshold is not None and (not nearby or nearby[0] > self.threshold)
         return Found([row for row, _ in pairs], nearby, spent, nothing)
 
+    def likely(self, found: Found) -> Likely | None:
+        """Return the class of most of the first neighbours; of equal ones the nearest."""
+        labels = [self.index.labels[row] for row in found.rows[:VOTERS]]
+        votes = Counter(label for label in labels if label is not None)
+        if not votes:
+            return None
+        label, count = votes.most_common(1)[0]  # of equal counts the first met
+        return Likely(label, count, len(labels))
+
     @cached_property
-    def _plane(self) -> Plane:
+    def scores(self) -> dict[str, float]:
+        """Recall@1 and MAP@R of the run's last evaluation; empty where there is none."""
+        try:
+            stored = read_json(self.run.path / "scores.json")
+        except (OSError, ValueError):
+            return {}
+        names = ("recall@1", "map@r")
+        return {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
+
+    @cached_property
+    def plane(self) -> Plane:
+        """Where the map places vectors."""
         return lay_out(self.index.vectors, self.proxies)
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
         """Return where vectors lie on the map; the first call draws it and takes some seconds."""
         with self._drawing:
-            plane = self._plane
+            plane = self.plane
         return plane.place(vectors)
+
+    def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
+        """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
+        index, proxies = self.index.mapped(matrix), mapped(self.proxies, matrix)
+        new = replace(self, index=index, encoder=encoder, proxies=proxies, _drawing=Lock())
+        if self.drawn:
+            plane = Plane(mapped(self.plane.anchors, matrix), self.plane.places)
+            new.__dict__ |= {"plane": plane, "map": self.map}
+        return new
 
     @property
     def drawn(self) -> bool:
         """Whether the map has been drawn."""
-        return "_plane" in self.__dict__
+        return "plane" in self.__dict__
 
     @cached_property
     def map(self) -> dict[str, Any]:
@@ -139,7 +219,7 @@ def open_shelf(path: Path) -> Shelf:
         proxies, names = _stars(kept, encoder)
     searchable = open_searchable(run, encoder)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    return Shelf(searchable.title, searchable.index, encoder, pictures, proxies, names)
+    return Shelf(run, searchable.title, searchable.index, encoder, pictures, proxies, names)
 
 
 def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:

@@ -214,7 +214,9 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
 
     _begin(job, training, feed)
     _run(job, training, feed, stop, validate=validate if watched else None)
-    if watched and job.config.epochs and job.config.start != "random":
+    # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
+    can_harm = job.config.start != "random" or job.collection.by_links
+    if watched and job.config.epochs and can_harm:
         _keep_the_better(job, before, look)
 
 

@@ -88,6 +88,8 @@ def _train_locked(
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
+    if config.corrections is not None:
+        config = replace(config, corrections=config.corrections.absolute())
     config = _come_back(config)
     if config.force and not config.resume:
         raise UsageError("--force is for resuming a run; add --resume, or leave it out")
@@ -96,9 +98,12 @@ def _train_locked(
         assert config.out is not None
         lock.take(config.out)
     listeners = Listeners(config, callback)
+    corrections = config.corrections
+    if config.resume and config.out is not None:  # the run's own copy
+        corrections = Run(config.out, config).corrections
     with processes.in_turn():
-        labelling = labelling_of(config)
-        collection, scan = open_usable(collection or config.data, labelling=labelling)
+        labelling, data = labelling_of(config), collection or config.data
+        collection, scan = open_usable(data, labelling=labelling, corrections=corrections)
         check_used(collection, labelling)
     check_supervision(collection)
     config = settle(config, collection)

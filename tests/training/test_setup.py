@@ -135,6 +135,7 @@ def test_the_seed_decides_the_first_proxies() -> None:
         ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
         ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
         ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not take dynamic"),
+        ({"assignment": "balanced", "proxies_per_class": 2.0}, "per-class is 2; .* lower it to 1"),
         ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
     ],
 )
