@@ -43,8 +43,8 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     assert config.dim is not None
     if config.assignment == "balanced" and each > 1:
         raise UsageError(
-            f"--proxies-per-class is {each:g}; --assignment balanced has at most one for a label or "
-            "group of linked items: lower it to 1"
+            f"--proxies-per-class is {each:g}; --assignment balanced has one for a label or linked "
+            "group at most: lower it to 1"
         )
     _check_room(each * num_classes, config.dim)
     options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
