@@ -1,12 +1,14 @@
-# The search as a container, on a CPU: docker build -t nofuss . (after python -m build, which makes dist/*.whl)
+# The search as a container, on a CPU: docker build -t nofuss --build-arg TORCH_INDEX=URL . (after python -m build, which
+# makes dist/*.whl). URL is PyTorch's index of CPU wheels, as pytorch.org states it for pip.
 #   docker run -v "$PWD/photos:/photos:ro" -v runs:/data nofuss train /photos --out /data/run
 #   docker run -v "$PWD/photos:/photos:ro" -v runs:/data -p 127.0.0.1:8000:8000 nofuss serve /data/run --host 0.0.0.0
 # --host 0.0.0.0 is within the container; -p 127.0.0.1:… lets this machine in only. The address that `serve` prints has
 # the token. For a network put a proxy with TLS in front (SECURITY.md).
 FROM python:3.13-slim AS build
+ARG TORCH_INDEX
 COPY dist/*.whl /tmp/
 RUN python -m venv /opt/nofuss \
- && /opt/nofuss/bin/pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
+ && /opt/nofuss/bin/pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
       torch==2.13.0+cpu \
  && /opt/nofuss/bin/pip install --no-cache-dir /tmp/*.whl
 

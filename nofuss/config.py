@@ -220,6 +220,9 @@ class TrainConfig:
     fixed features the default trains on all classes and scores by folds."""
     allow_shared: bool = False
     """Accept data whose own split has classes on both sides."""
+    rerank: Literal["auto", "none"] = "auto"
+    """auto: search re-ranks what it finds by the neighbours of its neighbours, if held-out classes
+    gain by it. none: search by distance alone."""
     holdout: _Number = None
     """Trainable backbones: share of the training classes held out to monitor training; 0 trains
     on all of them."""

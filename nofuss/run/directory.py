@@ -4,7 +4,7 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts and class names of each side
     metrics.jsonl      a line per epoch
-    choice.json        which head the folds chose, and why, with threshold and scores
+    choice.json        which head the folds chose, and why, how to search, and scores
     corrections.csv    what somebody said of doubtful labels on the page, see data/corrections.py
     corrected.csv      the corrections that were applied before training, if any
     scan.csv           pictures that can't be read (left out) and copies (kept), if there are any

@@ -3,12 +3,12 @@
 index (vectors with names; stored: on disk; approximate: with faiss) or stores/ (in a database)
 columns, where (what a filter sees and says)
 items → gallery (which of them changed) → indexing (`nofuss index`)
-searchable (what a run is searched in) → grid (results as a picture)
+ranking (order and verdict) → searchable (what a run is searched in) → grid (results as a picture)
 server, guard, connections → handlers, refusals, decoders → shelf, plane (the map): `nofuss serve`
 """
 
 from nofuss.evaluate.neighbours import nearest
-from nofuss.evaluate.threshold import Threshold, calibrate
+from nofuss.evaluate.strangers import Strangers, calibrate
 from nofuss.search.index import Index
 
-__all__ = ["Index", "Threshold", "calibrate", "nearest"]
+__all__ = ["Index", "Strangers", "calibrate", "nearest"]

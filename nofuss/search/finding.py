@@ -17,6 +17,7 @@ from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
+from nofuss.search.ranking import Found, Ranking, Rerank
 from nofuss.search.searchable import Pictures, open_searchable
 from nofuss.search.stores import Searched
 from nofuss.search.where import Condition, FilterError, parse_filter
@@ -34,52 +35,58 @@ def find_similar(
     url: str | None = None,
     as_json: bool,
     show: Path | None,
+    rerank: Rerank = "auto",
 ) -> None:
     """Print the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
     opened, encoder = open_run(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
     say = _be_silent if as_json else console.say
-    threshold = encoder.extra.get("threshold")
-    with closing(open_searchable(opened, encoder, url, say=say)) as searchable:
-        index, types = searchable.index, searchable.index.types
+    with closing(open_searchable(opened, encoder, url, rerank=rerank, say=say)) as searchable:
+        ranking, types = searchable.ranking, searchable.index.types
         condition = None if where is None else read_filter(where, types)
-        distances, rows = index.search(vectors, k, where=condition)
+        found = ranking.search_all(vectors, k, where=condition)
         results = [
-            answer(name, d, r, index, threshold=threshold)
-            for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
+            answer(name, each, searchable.index) for name, each in zip(names, found, strict=True)
         ]
     if as_json:
-        content = {"run": str(run), "metric": METRIC, "threshold": threshold, "queries": results}
-        console.answer(content)
+        console.answer({"run": str(run), "metric": METRIC} | about(ranking) | {"queries": results})
     else:
         for result in results:
-            _print(result, threshold, types)
-        if threshold is None:
-            console.say("no threshold is known: training held out too few classes to find one")
+            _print(result, types)
+        if ranking.strangers is None:
+            console.say("whether a class is here at all is not known: that needs more classes")
+        elif not ranking.strangers.useful:
+            console.say(ranking.strangers.describe())
     if show is not None:
         _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not as_json:
             console.say(f"results as a picture: {show}")
 
 
-def answer(
-    query: str,
-    distances: Sequence[float],
-    rows: Sequence[int],
-    index: Searched,
-    *,
-    threshold: float | None,
-) -> dict[str, Any]:
-    """Return a query's neighbours, ready for JSON; `found` is None without a threshold."""
-    found_rows = [row for row in rows if row >= 0]  # what fills up is at the end
-    found_items = zip(index.items(found_rows), found_rows, distances, strict=False)
+def about(ranking: Ranking) -> dict[str, Any]:
+    """Return how the index is searched, ready for JSON: re-ranking, and the rule for strangers."""
+    weighting, strangers = ranking.weighting, ranking.strangers
+    names = ("rule", "auroc", "rejected", "denied", "useful", "items", "classes")
+    return {
+        "rerank": weighting and weighting._asdict(),
+        "strangers": strangers and {name: getattr(strangers, name) for name in names},
+    }
+
+
+def answer(query: str, found: Found, index: Searched) -> dict[str, Any]:
+    """Return a query's neighbours, ready for JSON; `found` is None where that can't be told."""
+    items = zip(index.items(found.rows), found.rows, found.distances, strict=True)
     neighbours = [
         {"path": name, "label": label, "distance": distance, "row": row, "columns": dict(cells)}
-        for (name, label, cells), row, distance in found_items
+        for (name, label, cells), row, distance in items
     ]
-    nearest = min(distances, default=float("inf"))
-    found = None if threshold is None else nearest <= threshold
-    return {"query": query, "found": found, "neighbours": neighbours}
+    return {
+        "query": query,
+        "found": found.found,
+        "confidence": found.confidence,
+        "verdict": found.verdict,
+        "neighbours": neighbours,
+    }
 
 
 def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
@@ -106,11 +113,11 @@ def read_filter(text: str, types: Mapping[str, Type]) -> Condition:
         raise UsageError(f"--where: {error}") from None
 
 
-def _print(result: dict[str, Any], threshold: float | None, types: Mapping[str, Type]) -> None:
+def _print(result: dict[str, Any], types: Mapping[str, Type]) -> None:
     """Print a heading and a line a neighbour."""
     console.say(printable(result["query"]))
-    if result["found"] is False:
-        console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
+    if result["found"] is not None:
+        console.say(f"  {result['verdict']}")
     for neighbour in result["neighbours"]:
         label = neighbour["label"] if neighbour["label"] is not None else "–"
         cells = "".join(

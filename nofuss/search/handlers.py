@@ -30,10 +30,11 @@ from nofuss.search.columns import LABEL
 from nofuss.search.decoders import Decoders, Seen
 from nofuss.search.index import Index
 from nofuss.search.options import MOST, read_options, while_there
+from nofuss.search.ranking import Found
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import SIDE
 from nofuss.search.sent import Sent
-from nofuss.search.shelf import Found, Shelf, as_text
+from nofuss.search.shelf import Shelf, as_text
 from nofuss.search.where import Condition
 
 MAX_UPLOAD = 24 * 2**20
@@ -236,6 +237,8 @@ class Page:
             "searching_ms": found.milliseconds,
             "items": await run_in_threadpool(lambda: self.shelf.size),
             "nothing": found.nothing,
+            "confidence": found.confidence,
+            "verdict": found.verdict,
             "likely": likely and asdict(likely),
             "classes": only,
             "place": None,

@@ -14,6 +14,7 @@ from nofuss.data.corrections import corrected
 from nofuss.data.labelling import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
+from nofuss.evaluate.strangers import Strangers
 from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
@@ -27,6 +28,7 @@ from nofuss.search.gallery import (
 )
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.search.items import open_items, source_of
+from nofuss.search.ranking import STRANGERS, calibrated
 from nofuss.search.stores import open_store
 from nofuss.search.stores.local import Local
 from nofuss.search.stores.recall import describe_recall
@@ -52,9 +54,13 @@ def index_run(
         folder = run.path / "index"
         index = _former(run, encoder, kind)
         target = Local(index, save=lambda: _save(index, folder))
+        index.extra.pop(STRANGERS, None)  # until all is embedded
         changes = change(target, run, encoder, data or run.config.data, remove=remove)
+        found = _calibrate(index, encoder)
         _save(index, folder)
         console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+        if found is not None:
+            console.say(found.describe())
         return index
 
 
@@ -179,6 +185,14 @@ def change(
         changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)
     return changes
+
+
+def _calibrate(index: Index, encoder: Encoder) -> Strangers | None:
+    """Keep with the index what strangers look like among its present classes."""
+    with console.busy("calibrating on the items of the index"):
+        found = calibrated(index, encoder)
+    index.extra[STRANGERS] = found and found.as_dict()
+    return found
 
 
 def _save(index: Index, folder: Path) -> None:

@@ -37,6 +37,7 @@ from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.gallery import model_digest
 from nofuss.search.indexing import load_index
+from nofuss.search.ranking import STRANGERS
 from nofuss.search.searchable import NOTE, embeddings_fit
 from nofuss.search.stored import holds_parts
 
@@ -158,6 +159,7 @@ def align(run: Run) -> None:
             if before is not None:  # else it is of a model from before training: index it again
                 matrix = now.matrix @ torch.linalg.inv(before.matrix)
                 index = index.mapped(matrix)
+                index.extra.pop(STRANGERS, None)  # of the former vectors
                 index.extra["model"] = now.digest
                 index.save(own_folder(folder))
     kept = home / EMBEDDINGS

@@ -119,15 +119,17 @@ function fail(error) {
 function verdict(answer) {
   $("verdict").hidden = false;
   $("nothing").hidden = !answer.nothing;
+  $("nothing").textContent = answer.nothing ? `${answer.verdict} The closest are shown.` : "";
   const { likely } = answer;
   $("likely").hidden = !likely;
   if (likely) {
     $("likely").replaceChildren("Most likely ", className(likely.label), ` (${likely.votes} of ${likely.voters} neighbours)`);
   }
-  const { threshold } = state.about, nearest = answer.results[0]?.distance;
-  $("threshold").textContent = threshold === null ? "" :
+  const { threshold } = state.about, nearest = Math.min(...answer.results.map((result) => result.distance));
+  const usual = threshold === null ? "" :
     `Items of one class usually lie within distance ${threshold.toFixed(3)}` +
-    (nearest === undefined ? "." : `; the nearest here is at ${nearest.toFixed(3)}. Those beyond are dimmed.`);
+    (answer.results.length ? `; the nearest here is at ${nearest.toFixed(3)}. Those beyond are dimmed.` : ".");
+  $("threshold").textContent = [answer.nothing ? "" : answer.verdict, usual].join(" ").trim();
 }
 
 function heading(query, answer) {

@@ -28,6 +28,10 @@ from nofuss.search.shelf import Shelf
 WITHIN = 0.02
 """Distance up to which two items with different labels are shown as copies: people look at them."""
 
+MOST_QUERIES, FEWEST_QUERIES, COMPARED = 5000, 200, 10**9
+"""Items that are compared with all others: all of a small index, some of a large one, since the
+page must not keep the processor busy for minutes."""
+
 
 class Repair:
     """The handlers of doubtful labels."""
@@ -71,7 +75,8 @@ class Repair:
         if len(rows) < 3:
             return []
         _, labels = np.unique(self.shelf.codes[rows], return_inverse=True)
-        nearest = neighbours(self.shelf.own.vectors[rows].numpy())
+        queries = min(MOST_QUERIES, max(FEWEST_QUERIES, COMPARED // len(rows)))
+        nearest = neighbours(self.shelf.own.vectors[rows].numpy(), queries=queries)
         position = {int(query): i for i, query in enumerate(nearest.queries)}
         found = [
             self._described(

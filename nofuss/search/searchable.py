@@ -29,6 +29,7 @@ from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.indexing import check_store, open_index
 from nofuss.search.items import BUILT_IN, item_names, source_of
+from nofuss.search.ranking import Ranking, Rerank, open_ranking
 from nofuss.search.stored import holds_parts
 from nofuss.search.stores import Searched, Store, open_store
 from nofuss.search.stores.local import Local
@@ -69,6 +70,7 @@ class Searchable:
     index: Searched
     sources: list[str]
     """What `Pictures` takes."""
+    ranking: Ranking
 
     def close(self) -> None:
         """Disconnect from a database."""
@@ -81,19 +83,17 @@ def open_searchable(
     encoder: Encoder,
     url: str | None = None,
     *,
+    rerank: Rerank = "auto",
     say: Callable[[str], None] = console.say,
 ) -> Searchable:
-    """Open the index at a URL, or the run's, or build one of its test items in memory."""
+    """Open the index at a URL, or the run's, or build one of its test items in memory.
+
+    rerank: none searches by distance alone, whatever the run's folds decided.
+    """
     if url is not None:
-        with ExitStack() as on_failure:
-            store = on_failure.enter_context(closing(open_store(url, flag="--index")))
-            check_store(store, run, encoder)
-            if not len(store):
-                raise DataError(f"the index in {store.shown} is empty")
-            on_failure.pop_all()
-            return Searchable(store.shown, store, list(store.sources()))
+        return _in_database(url, run, encoder, rerank)
     if not holds_parts(run.path / "index"):
-        searchable = _test_items(run, encoder, say)
+        searchable = _test_items(run, encoder, rerank, say)
         say(
             f"no index yet: searching {searchable.title}; for other pictures: "
             f"{command('nofuss', 'index', run.path)} DIR"
@@ -105,7 +105,20 @@ def open_searchable(
             f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run.path)} "
             "DIR"
         )
-    return Searchable("the index of this run", index, list(Local(index).sources()))
+    ranking = open_ranking(index, encoder, rerank=rerank)
+    return Searchable("the index of this run", index, list(Local(index).sources()), ranking)
+
+
+def _in_database(url: str, run: Run, encoder: Encoder, rerank: Rerank) -> Searchable:
+    with ExitStack() as on_failure:
+        store = on_failure.enter_context(closing(open_store(url, flag="--index")))
+        check_store(store, run, encoder)
+        if not len(store):
+            raise DataError(f"the index in {store.shown} is empty")
+        ranking = open_ranking(store, encoder, rerank=rerank)
+        searchable = Searchable(store.shown, store, list(store.sources()), ranking)
+        on_failure.pop_all()
+        return searchable
 
 
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
@@ -125,7 +138,9 @@ def embeddings_fit(run: Run) -> bool:
     return not note.is_file() or read_regular(note) == model_digest(run.model).encode()
 
 
-def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searchable:
+def _test_items(
+    run: Run, encoder: Encoder, rerank: Rerank, say: Callable[[str], None]
+) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.config.data
     labelling = labelling_of(run.config)
     collection, _ = open_usable(data, labelling=labelling, corrections=run.corrections, say=say)
@@ -140,7 +155,8 @@ def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searc
     index = Index.build(vectors, names=[all_names[row] for row in rows], labels=labels)
     only_test = len(rows) < len(collection)
     title = f"{collection.name}, test classes" if only_test else collection.name
-    return Searchable(title, index, [source_of(data)])
+    ranking = open_ranking(index, encoder, rerank=rerank)
+    return Searchable(title, index, [source_of(data)], ranking)
 
 
 def _test_vectors(

@@ -31,6 +31,7 @@ from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
+from nofuss.search.ranking import Rerank
 from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
 from nofuss.search.shelf import Shelf, open_shelf
@@ -80,7 +81,15 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
     return Guard(app, host=host, port=port, token=token)
 
 
-def serve(run: Path, *, host: str, port: int, token: bool = True, index: str | None = None) -> None:
+def serve(
+    run: Path,
+    *,
+    host: str,
+    port: int,
+    token: bool = True,
+    index: str | None = None,
+    rerank: Rerank = "auto",
+) -> None:
     """Run `nofuss serve` until interrupted."""
     import uvicorn
 
@@ -94,7 +103,7 @@ def serve(run: Path, *, host: str, port: int, token: bool = True, index: str | N
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
     finish_lesson(run)
-    shelf = open_shelf(run, index)
+    shelf = open_shelf(run, index, rerank=rerank)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None

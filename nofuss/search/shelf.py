@@ -30,6 +30,7 @@ from nofuss.search.columns import LABEL
 from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.plane import ANCHORS, Plane, lay_out
+from nofuss.search.ranking import Found, Ranking, Rerank
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
 from nofuss.search.stores import Searched
@@ -43,17 +44,6 @@ VOTERS = 10
 ON_MAP = 20_000
 """Most items on the map."""
 COUNT_SECONDS = 60
-
-
-@dataclass(frozen=True)
-class Found:
-    """Rows of the index, the nearest first."""
-
-    rows: list[int]
-    distances: list[float]
-    milliseconds: float
-    nothing: bool
-    """Whether even the nearest is beyond the model's threshold."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,7 @@ class Shelf:
 
     run: Run
     title: str
-    index: Searched
+    ranking: Ranking
     encoder: Encoder
     pictures: Pictures | None
     """None where the items are vectors."""
@@ -100,10 +90,15 @@ class Shelf:
         return self._size
 
     @property
+    def index(self) -> Searched:
+        """What is searched."""
+        return self.ranking.index
+
+    @property
     def threshold(self) -> float | None:
-        """Distance beyond which neighbours are not alike; None if training could not find it."""
-        value = self.encoder.extra.get("threshold")
-        return float(value) if isinstance(value, int | float) else None
+        """Distance within which items of one class mostly lie; None if that could not be found."""
+        strangers = self.ranking.strangers
+        return None if strangers is None or not strangers.useful else strangers.distance
 
     @cached_property
     def classes(self) -> list[str]:
@@ -161,23 +156,18 @@ class Shelf:
         where: Condition | None = None,
         without: int | None = None,
     ) -> Found:
-        """Return the k nearest of a vector (D,), of classes `only`, leaving out item `without`."""
+        """Return the k best of a vector (D,), leaving out item `without`.
+
+        Of classes `only`, or of what passes a filter: the k nearest, without a verdict, which is
+        about everything.
+        """
         began = time.perf_counter()
-        wanted = k if without is None else k + 1
         parts = [] if where is None else [where]
         if only is not None:
             parts.append(Some(tuple(Compare(LABEL, "==", self.classes[i]) for i in only)))
         condition = Every(tuple(parts)) if parts else None
-        distances, rows = self.index.search(query[None], wanted, where=condition)
-        pairs = [
-            (int(row), float(distance))
-            for row, distance in zip(rows[0], distances[0], strict=True)
-            if row >= 0 and row != without
-        ][:k]
-        spent = 1000 * (time.perf_counter() - began)
-        nearby = [distance for _, distance in pairs]
-        nothing = self.threshold is not None and (not nearby or nearby[0] > self.threshold)
-        return Found([row for row, _ in pairs], nearby, spent, nothing)
+        found = self.ranking.search(query, k, where=condition, without=without)
+        return replace(found, milliseconds=1000 * (time.perf_counter() - began))
 
     def likely(self, found: Found) -> Likely | None:
         """Return the class of most of the first neighbours; of equal ones the nearest."""
@@ -212,7 +202,8 @@ class Shelf:
     def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
         """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
         index, proxies = self.own.mapped(matrix), mapped(self.proxies, matrix)
-        new = replace(self, index=index, encoder=encoder, proxies=proxies, _drawing=Lock())
+        ranking = self.ranking.of(index, encoder)
+        new = replace(self, ranking=ranking, encoder=encoder, proxies=proxies, _drawing=Lock())
         if self.drawn:
             plane = Plane(mapped(self.plane.anchors, matrix), self.plane.places)
             new.__dict__ |= {"plane": plane, "map": self.map}
@@ -245,7 +236,7 @@ def as_text(number: int) -> int | str:
     return number if number < 2**53 else str(number)
 
 
-def open_shelf(path: Path, url: str | None = None) -> Shelf:
+def open_shelf(path: Path, url: str | None = None, *, rerank: Rerank = "auto") -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
     kept = kept_embeddings(run, encoder)
@@ -253,9 +244,9 @@ def open_shelf(path: Path, url: str | None = None) -> Shelf:
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder, url)
+    searchable = open_searchable(run, encoder, url, rerank=rerank)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    shelf = Shelf(run, searchable.title, searchable.index, encoder, pictures, proxies, names)
+    shelf = Shelf(run, searchable.title, searchable.ranking, encoder, pictures, proxies, names)
     _ = shelf.classes  # now, since a database may take its time
     return shelf
 

@@ -191,13 +191,13 @@ def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
     first = torch.tensor([index.row(a) for a, _, _ in usable])
     second = torch.tensor([index.row(b) for _, b, _ in usable])
     pairs = Pairs(first, second, torch.tensor([same for _, _, same in usable]))
-    near, far = _usual_distances(base)
+    near, far = usual_distances(base)
     matrix = taught_map(base, pairs, near=near, far=far)
     rows = sorted({*first.tolist(), *second.tolist()})
     return Lesson(matrix, mapped(base, matrix), len(usable), len(marks), rows)
 
 
-def _usual_distances(vectors: Tensor) -> tuple[float, float]:
+def usual_distances(vectors: Tensor) -> tuple[float, float]:
     """Return the median distance of nearest neighbours, and of any two items."""
     random = np.random.default_rng(0)
     some = vectors[torch.from_numpy(random.permutation(len(vectors))[:SAMPLE])]

@@ -16,7 +16,8 @@ from nofuss.data.decode import decode
 from nofuss.data.split import Rows, Sides, classes_in
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
-from nofuss.evaluate.threshold import Threshold
+from nofuss.evaluate.reranking import Reranking
+from nofuss.evaluate.strangers import Strangers
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
@@ -53,8 +54,10 @@ class Job:
     criterion: nn.Module | None = None
     learned: Rows | None = None
     """Rows that model and criterion were trained on."""
-    threshold: Threshold | None = None
-    """The distance beyond which items are not alike, if held-out classes sufficed to find it."""
+    strangers: Strangers | None = None
+    """How search recognises strangers, if held-out classes sufficed to find out."""
+    reranking: Reranking | None = None
+    """Whether search re-ranks, if held-out classes sufficed to find out."""
     choice: Choice | None = None
     """What the folds decided, if the head starts from its closed form."""
     fold_scores: dict[str, Any] | None = None

@@ -90,5 +90,5 @@ def test_a_card_of_little_is_still_a_card(tmp_path: Path) -> None:
     run = create_run(TrainConfig(out=tmp_path / "a|b<i>`"), name="", fingerprint="")
     card = model_card(Run(run.path, open_run(run.path).config))
     assert card.startswith("# a\\|b&lt;i>'\n")
-    assert "no test classes" in card
+    assert "nothing was held out" in card
     assert "too few classes were held out" in card
