@@ -45,7 +45,10 @@ class Connection:
         with self._lock, self._address.speaking(self.psycopg.Error, OSError, UnicodeError):
             if self._connection is None or self._connection.closed:
                 self._connection = self.psycopg.connect(
-                    self._address.location, connect_timeout=10, application_name="nofuss"
+                    self._address.location,
+                    connect_timeout=10,
+                    application_name="nofuss",
+                    prepare_threshold=None,  # a prepared plan does not know how rare a filter is
                 )
             connection = self._connection
             with connection.transaction(), connection.cursor(binary=binary) as cursor:
