@@ -207,6 +207,16 @@ def test_commands_are_all_described() -> None:
     assert set(COMMANDS) <= used
 
 
+def test_every_room_is_explained() -> None:
+    """How it works inside names every folder of the package, and the file to begin with."""
+    text = (DOCS / "inside.md").read_text()
+    rooms = re.findall(r"^\| `(\w+)/` \| .* \| `(\w+\.py)` \|$", text, re.M)
+    package = ROOT / "nofuss"
+    assert {room for room, _ in rooms} == {path.parent.name for path in package.glob("*/*.py")}
+    for room, file in rooms:
+        assert (package / room / file).is_file(), room
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_text_exist(page: Path) -> None:
     """A command with arguments must parse; of a name alone there must be a command."""
