@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check fix bench docs torture clean help
+.PHONY: setup demo test check fix bench docs torture wheel test-wheel clean help
 
 help:
 	@echo "make demo   train on the built-in characters, evaluate on unseen ones"
@@ -11,6 +11,7 @@ help:
 	@echo "make fix    format and fix what ruff can"
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
 	@echo "make docs   build the documentation into site/, strictly"
+	@echo "make test-wheel  build the wheel, run the tests from it outside the repository (VERSIONS=lowest, pinned, newest)"
 	@echo "make torture  kill it, fill its disk, flip its bits, fuzz its parsers (an hour; needs cc)"
 
 setup: .venv/.ready
@@ -49,6 +50,15 @@ docs: setup
 torture: setup
 	$(BIN)/python -m torture
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=torture
+
+# setuptools and build come from the registry into an environment of their own.
+wheel: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build
+
+VERSIONS ?= pinned
+test-wheel: $(if $(WHEEL),,wheel)
+	$(PYTHON) -m tests.from_wheel "$(or $(WHEEL),$$(ls -t dist/*.whl | head -1))" --versions $(VERSIONS)
 
 clean:
 	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

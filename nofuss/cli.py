@@ -75,13 +75,18 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
     name, *rest = argv
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
-    _check_address_space()
     module = import_module(f"nofuss.commands.{name}")
     main = module.main
     if {"-h", "--help"} & set(rest):
         groups = getattr(module, "GROUPS", {})
         print(help_page.page(main, prog=f"nofuss {name}", groups=groups))
         raise SystemExit(0)
+    _check_address_space()
+    if sys.platform == "win32":
+        raise UsageError(
+            "the commands open folders and lock files in ways that Windows does not have; "
+            "run them in WSL 2 (the losses and scores work on Windows too, from Python)"
+        )
     _check_other_names(name, main, rest)
     rest = _spelled_out(rest, help_page.switches_of(main))
 

@@ -73,6 +73,8 @@ class TrainConfig:
     (.npz, .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the
     official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han: 22,634
     characters, drawn with fonts of Debian."""
+    corrections: _Path = None
+    """A CSV of corrected labels (item,label,corrected), written by the page of `nofuss serve`."""
     class_level: Annotated[
         int | None,
         tyro.conf.arg(metavar="N", help_behavior_hint="(default: the innermost folder)"),
@@ -144,8 +146,7 @@ class TrainConfig:
     then the principal components, with proxies at the class means. pca: the principal components
     alone."""
     untrained: bool = False
-    """Keep the backbone's features as they are, or with --dim their principal components, for
-    comparison."""
+    """Keep the backbone's features as they are, or with --dim their principal components."""
     shrinkage: Annotated[
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: chosen on folds)")
     ] = None
@@ -165,15 +166,13 @@ class TrainConfig:
     unfreeze: Annotated[
         str | None, tyro.conf.arg(metavar="N|all", help_behavior_hint=_by_preset)
     ] = None
-    """With --preset finetune: how many of the network's last stages are trained. Activations in
-    front of them are kept in the cache, so that the others run once a view. all: the whole network,
-    without kept activations."""
+    """With --preset finetune: how many of the network's last stages are trained, on activations
+    that are kept in the cache. all: the whole network, without kept activations."""
     lora: Annotated[int | None, tyro.conf.arg(metavar="RANK", help_behavior_hint="")] = None
     """With --preset finetune on a transformer: train low-rank changes of this rank to its attention
     and MLP layers instead of their weights (Hu et al. 2021); merged when the model is saved."""
     zoom: _Number = None
-    """Pictures: least share of the area that a random crop in training shows, resized to --size; 1
-    crops without resizing."""
+    """Least share of a picture that a random crop in training shows; 1 crops without resizing."""
     views: _Count = None
     """With --unfreeze N: random views of each picture; an epoch uses one of them."""
     freeze_batch_norm: _Switch = None
@@ -202,10 +201,11 @@ class TrainConfig:
     weight_decay: _Number = None
     """Weight decay of backbone and head; proxies have none."""
     schedule: Annotated[
-        Literal["exponential", "cosine", "constant"] | None,
+        Literal["exponential", "cosine", "ramp", "constant"] | None,
         tyro.conf.arg(help_behavior_hint=_by_preset),
     ] = None
-    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero."""
+    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero.
+    ramp: the same, after a rise within the first epoch."""
 
     seed: int = 0
     """Seed for the split, the order, the augmentation and the initial weights."""
@@ -220,6 +220,9 @@ class TrainConfig:
     fixed features the default trains on all classes and scores by folds."""
     allow_shared: bool = False
     """Accept data whose own split has classes on both sides."""
+    rerank: Literal["auto", "none"] = "auto"
+    """auto: search re-ranks what it finds by the neighbours of its neighbours, if held-out classes
+    gain by it. none: search by distance alone."""
     holdout: _Number = None
     """Trainable backbones: share of the training classes held out to monitor training; 0 trains
     on all of them."""
@@ -232,8 +235,7 @@ class TrainConfig:
     tensorboard: _Path = None
     """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
-    """Linux: return freed memory to the system at once. By default the program keeps it, which
-    makes training faster and holds memory at its peak."""
+    """Linux: return freed memory at once. By default it is kept, which makes training faster."""
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -37,8 +37,21 @@ def _dedented(match: re.Match[str]) -> str:
     return "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
 
 
+def mentions(page: Path) -> list[list[str]]:
+    """Commands of ours in running text, between backticks, without those that have an …"""
+    text = _FENCE.sub("", page.read_text())
+    found = re.findall(r"`nofuss( [^`]+)`", text)
+    return [shlex.split(words) for words in found if "…" not in words]
+
+
 def commands(block: Block) -> list[list[str]]:
-    """The command lines of a block, without comments; a line that ends in \\ is continued."""
+    """The command lines of a block, without comments; a line that ends in \\ is continued.
+
+    A block without a language may be something else, such as a tree of files.
+    """
+    first = block.body.split(maxsplit=1)[0]
+    if block.kind not in ("", "bash") or (not block.kind and "/" in first):
+        return []
     lines = block.body.replace("\\\n", " ").splitlines()
     found = [shlex.split(line, comments=True) for line in lines]
     return [words for words in found if words]

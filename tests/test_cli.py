@@ -1,5 +1,6 @@
 """The commands as a user meets them: real processes, real signals, real files."""
 
+import io
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -320,7 +322,7 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in photos.rglob("*.*")}
     outcome = nofuss("train", photos, "--out", "run", "--epochs", 2)
     assert outcome.code == 0, outcome.err
-    assert "3 left out" in outcome.out
+    assert "3 left out: class 0/broken.png (not a picture), class 1/empty.jpg" in outcome.out
     listed = Path("run/scan.csv").read_text()
     assert all(name in listed for name in ("broken.png", "empty.jpg", "cut.png"))
     assert len(listed.splitlines()) == 4
@@ -341,6 +343,36 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     (photos / "class 3" / "new.png").write_bytes(cut)
     assert "data differ" in one_line(nofuss("evaluate", "run"), 2)
     assert "data differ" in one_line(nofuss("train", "--out", "run", "--resume"), 2)
+
+
+def test_labels_in_file_names_and_in_shards(nofuss: Call, home: Path, tmp_path: Path) -> None:
+    """Trained, scored, indexed and searched without a class folder; the run knows how."""
+    (tmp_path / "flat").mkdir()
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        for picture in sorted((home / "photos").rglob("*.png")):
+            number = picture.parent.name.removeprefix("class ")
+            shutil.copy(picture, tmp_path / "flat" / f"bird{number}-{picture.name}")
+            shard.add(picture, f"{number}{picture.stem}.png")
+            label = tarfile.TarInfo(f"{number}{picture.stem}.cls")
+            label.size = 5
+            shard.addfile(label, io.BytesIO(f"bird{number}".encode()))
+    same = []
+    for data, flags in (("flat", ("--label-pattern", "^(.+)-")), ("shard.tar", ())):
+        run = Path(f"run-{data}")
+        outcome = nofuss("train", data, "--out", run, "--epochs", 1, "--dim", 8, *flags)
+        assert outcome.code == 0, outcome.err
+        assert "8 classes, 32 images" in outcome.out
+        outcome = nofuss("evaluate", run, "--json")
+        assert outcome.code == 0, outcome.err
+        same.append(json.loads(outcome.out)["recall@1"])
+        assert nofuss("index", run, data).code == 0
+        found = nofuss("search", run, "flat/bird3-0.png", "-k", 1, "--json")
+        (nearest,) = json.loads(found.out)["queries"][0]["neighbours"]
+        assert nearest["label"] == "bird3"
+        assert nearest["distance"] == pytest.approx(0, abs=1e-3)
+    assert same[0] == same[1]
+    refused = nofuss("train", "shard.tar", "--out", "no", "--class-level", 1)
+    assert "has labels of its own" in one_line(refused, 2)
 
 
 def test_queries_search_a_gallery(nofuss: Call, home: Path, tmp_path: Path) -> None:

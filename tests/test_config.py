@@ -23,6 +23,7 @@ OPEN = {
     "label_pattern",
     "shrinkage",
     "data",
+    "corrections",
     "out",
     "weights",
     "scale",

@@ -4,6 +4,7 @@ Each attack gets a running server and returns complaints. After each attack an h
 served as before, and the server must not have printed anything.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -141,6 +142,52 @@ def no_files(server: Served) -> list[str]:
     return complaints + honest(server)
 
 
+def teaching(server: Served) -> list[str]:
+    """Send marks, lessons and judgements that no page would send, most without the token."""
+    item = json.loads(server.ask("/api/items/0")[1])["key"]
+    other = json.loads(server.ask("/api/items/1")[1])["key"]
+    query = {"like": item}
+    bodies = [
+        *(b"[" * 10**4, b"\xff" * 10**4, b"{}", b"null", b'{"query": ' * 5000, b" " * 2**17),
+        *map(_json, ({"query": query, "marks": [{"item": other, "same": "x"}] * 400},)),
+        *map(_json, ({"query": query, "marks": [{"item": other, "same": True}] * 400},)),
+        *map(_json, ({"query": {"vector": "A" * 50_000}}, {"item": item, "label": "\0" * 9000})),
+        *map(_json, ({"item": "../" * 5000, "label": "x"}, {"item": [item] * 1000})),
+    ]
+    before, complaints = _files(server.run), []
+    for path, content in itertools.product(("marks", "learn", "undo", "suspects"), bodies):
+        head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        foreign = f"Origin: http://evil.example\r\n{head}"
+        for line in (
+            server.head("POST", f"/api/{path}", foreign),
+            server.head("POST", f"/api/{path}", head).replace(server.token.encode(), b"guess"),
+        ):
+            server.send(line + content)
+    if _files(server.run) != before:
+        complaints.append("a stranger changed the run")
+    for path, content in itertools.product(("marks", "suspects"), bodies):
+        head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        server.send(server.head("POST", f"/api/{path}", head) + content)
+    for _ in range(20):  # lessons that nobody waits for
+        content = _json({"query": query})
+        head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+        for path in ("learn", "undo"):
+            server.send(server.head("POST", f"/api/{path}", head) + content).close()
+    for _ in range(20):  # and bodies that never come
+        head = "Content-Type: application/json\r\nContent-Length: 60000\r\n"
+        server.send(server.head("POST", "/api/marks", head) + b"{")
+    return complaints + honest(server)
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _files(run: Path) -> dict[str, int]:
+    """Return the files of a run and when they changed."""
+    return {str(path): path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+
+
 def _socket(path: Path, stack: ExitStack) -> None:
     line = stack.enter_context(socket.socket(socket.AF_UNIX))
     descriptor = os.open(path.parent, os.O_RDONLY)
@@ -174,6 +221,7 @@ ATTACKS: dict[str, Attack] = {
     "garbage": garbage,
     "cookies of others": cookies,
     "items that are no files": no_files,
+    "marks and lessons": teaching,
 }
 
 

@@ -23,7 +23,7 @@ def model_json(**changes: Any) -> Forge:
         content = json.loads(file.read_text())
         for name, value in changes.items():
             parent = next((p for p in ("preprocessing", "extra") if name in content[p]), None)
-            if name == "threshold":
+            if name in ("strangers", "rerank"):
                 parent = "extra"
             (content if parent is None else content[parent])[name] = value
         file.write_text(json.dumps(content))
@@ -131,9 +131,10 @@ def deep(run: Path, disk: Path) -> None:
 
 
 NAN = float("nan")
-THRESHOLDS: tuple[Any, ...] = (NAN, -1, 1e308, "x", [], True)
+FOR_SEARCH: tuple[Any, ...] = (NAN, -1, 1e308, "x", [], True, {"rule": "x"}, {"on": True})
 MODEL: dict[str, Forge] = {
-    **{f"threshold {t}": model_json(threshold=t) for t in THRESHOLDS},
+    **{f"strangers {s}": model_json(strangers=s) for s in FOR_SEARCH},
+    **{f"rerank {r}": model_json(rerank=r) for r in FOR_SEARCH},
     **{f"dim {dim}": model_json(dim=dim) for dim in (0, -1, 10**7, 10**12, 2.5, "4")},
     **{f"channels {n}": model_json(channels=n) for n in (0, 10**7, "3")},
     **{f"size {size}": model_json(size=size) for size in (0, 3, 10**6, "16")},

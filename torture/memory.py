@@ -49,6 +49,8 @@ def every_command(home: Path) -> Iterator[Peak]:
     yield Peak("train --preset frozen", peak(home, *small, "f", "--preset", "frozen"))
     fine = ("--preset", "finetune", "--batch", "8")
     yield Peak("train --preset finetune --batch 8", peak(home, *small, "t", *fine))
+    whole = (*fine, "--unfreeze", "all")
+    yield Peak("train --preset finetune --unfreeze all --batch 8", peak(home, *small, "w", *whole))
 
 
 def over_epochs(home: Path, *epochs: int) -> Iterator[Peak]:

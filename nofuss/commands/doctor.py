@@ -5,7 +5,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nofuss.config import TrainConfig, check_limits
+from nofuss.config import TrainConfig
 
 
 def main(
@@ -33,5 +33,4 @@ def main(
     from nofuss.report.diagnosis import diagnose_data
 
     config = TrainConfig(class_level=class_level, label_pattern=label_pattern)
-    check_limits(config)
     diagnose_data(data, labelling=labelling_of(config), run=run, as_json=json)

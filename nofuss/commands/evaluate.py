@@ -1,7 +1,7 @@
 """`nofuss evaluate`: score a run on its test classes, on other data, or in a gallery."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -20,6 +20,7 @@ def main(
     gallery: Annotated[Path | None, arg(metavar="GALLERY", help_behavior_hint="")] = None,
     k: Annotated[tuple[int, ...], arg(metavar="K")] = (1, 2, 4, 8),
     extended: bool = False,
+    rerank: Literal["auto", "none"] = "auto",
     seed: int = 0,
     json: bool = False,
     device: DeviceName = "auto",
@@ -35,6 +36,7 @@ def main(
         gallery: Data to search in; DATA are then queries only, and none finds itself.
         k: The K of Recall@K; on the run's own test classes 1, 2, 4 and 8 are added.
         extended: Also print MAP over all ranks, MRR, precision@K, and all scores averaged by class.
+        rerank: auto also scores re-ranked results, if the run's folds gained by it.
         seed: Seed for k-means and the bootstrap.
         json: Print the scores as JSON instead of a table.
         device: Where to compute, as for `nofuss train`.
@@ -51,6 +53,7 @@ def main(
         gallery=gallery,
         ks=sorted(k),
         extended=extended,
+        rerank=rerank,
         seed=seed,
         as_json=json,
         device=device,

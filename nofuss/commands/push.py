@@ -5,15 +5,6 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from nofuss.commands import RunPath
-from nofuss.files.atomic import sealed_json
-from nofuss.hub.address import parse_repository
-from nofuss.hub.download import FILES
-from nofuss.hub.upload import upload
-from nofuss.model.weights import load_model
-from nofuss.report import read_optional_json
-from nofuss.report.hub_card import hub_card, public_config
-from nofuss.run.directory import open_run
-from nofuss.terminal import console
 
 
 def main(
@@ -34,6 +25,16 @@ def main(
         public: Let everybody read a new repository; without it only you can.
         message: The message of the commit.
     """
+    from nofuss.files.atomic import sealed_json  # all here, so that --help is quick
+    from nofuss.hub.address import parse_repository
+    from nofuss.hub.download import FILES
+    from nofuss.hub.upload import upload
+    from nofuss.model.weights import load_model
+    from nofuss.report import read_optional_json
+    from nofuss.report.hub_card import hub_card, public_config
+    from nofuss.run.directory import open_run
+    from nofuss.terminal import console
+
     name = parse_repository(repository)
     opened = open_run(run)
     load_model(opened.model)  # refuses what is damaged before anybody else gets it

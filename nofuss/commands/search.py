@@ -1,7 +1,7 @@
 """`nofuss search`: find what is most like a picture, in the run's index or its test items."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -16,6 +16,7 @@ def main(
     k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10,
     json: bool = False,
     show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
+    rerank: Literal["auto", "none"] = "auto",
 ) -> None:
     """Find what is most like a picture: in the run's index, or without one in its test items.
 
@@ -28,6 +29,7 @@ def main(
         k: Number of neighbours.
         json: Print the results as JSON.
         show: Also draw the results, a row a query, the query on the left; never overwritten.
+        rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
     """
     if not pictures:
         raise UsageError("no picture to search for; give one or more pictures")
@@ -37,4 +39,4 @@ def main(
         check_new_png("--show", show)
     from nofuss.search.finding import find_similar  # here, so that --help does not load torch
 
-    find_similar(run, pictures, k=k, as_json=json, show=show)
+    find_similar(run, pictures, k=k, as_json=json, show=show, rerank=rerank)

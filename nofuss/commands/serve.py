@@ -1,10 +1,17 @@
 """`nofuss serve`: a page to search in."""
 
+from typing import Literal
+
 from nofuss.commands import RunPath
 
 
 def main(
-    run: RunPath, *, port: int = 8000, host: str = "127.0.0.1", no_token: bool = False
+    run: RunPath,
+    *,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    no_token: bool = False,
+    rerank: Literal["auto", "none"] = "auto",
 ) -> None:
     """Open a page to search: in the run's index, or without one in its test items.
 
@@ -16,7 +23,8 @@ def main(
         port: The port to listen on; 0 takes any free one.
         host: The address to listen on; the default can be reached from this machine only.
         no_token: Let every user of this machine in, without the token in the address.
+        rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
     """
     from nofuss.search.server import serve  # here, so that --help does not load torch
 
-    serve(run, host=host, port=port, token=not no_token)
+    serve(run, host=host, port=port, token=not no_token, rerank=rerank)

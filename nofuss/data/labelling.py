@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nofuss.config import TrainConfig
+from nofuss.config import TrainConfig, check_limits
 from nofuss.data.collection import TEST, TRAIN, Collection, printable
 from nofuss.errors import UsageError
 
@@ -49,20 +49,16 @@ BY_FOLDER = Labelling()
 
 
 def labelling_of(config: TrainConfig) -> Labelling:
-    """Return how a run labels its pictures."""
-    check_pattern(config.label_pattern)
-    return Labelling(config.class_level, config.label_pattern)
-
-
-def check_pattern(pattern: str | None) -> None:
-    """Raise UsageError for a pattern that is no regular expression."""
+    """Return how a run labels its pictures; UsageError for a level or a pattern that is none."""
+    check_limits(config)
     try:
-        re.compile(pattern or "")
+        re.compile(config.label_pattern or "")
     except re.error as error:
         raise UsageError(
-            f"--label-pattern {pattern} is not a regular expression: {error}; "
+            f"--label-pattern {config.label_pattern} is not a regular expression: {error}; "
             "an example is '^(.+)_' for robin_17.jpg"
         ) from error
+    return Labelling(config.class_level, config.label_pattern)
 
 
 def check_used(collection: Collection, labelling: Labelling) -> None:
@@ -102,6 +98,11 @@ def sides_by_name(files: Sequence[Path]) -> list[str] | None:
     return sides if len(sides) == len(files) and TRAIN in sides and TEST in sides else None
 
 
+def few(names: Sequence[str]) -> str:
+    """Return the first five names, for a note: "a.txt, b.txt, …"."""
+    return ", ".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
+
+
 class PassedOver:
     """Files and folders that are not used, by the reason."""
 
@@ -116,8 +117,7 @@ class PassedOver:
     def notes(self) -> tuple[str, ...]:
         """Return a line a reason: their number, and the names of the first five."""
         return tuple(
-            f"{len(names):,} {reason} skipped: "
-            + ", ".join([*sorted(names)[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
+            f"{len(names):,} {reason} skipped: {few(sorted(names))}"
             for reason, names in self._names.items()
         )
 

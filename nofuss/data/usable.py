@@ -5,9 +5,10 @@ from pathlib import Path
 
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.corrections import corrected
 from nofuss.data.folder import find_pictures
-from nofuss.data.labelling import BY_FOLDER, Labelling
-from nofuss.data.scan import ScanReport, scan_pictures
+from nofuss.data.labelling import BY_FOLDER, Labelling, few
+from nofuss.data.scan import CONFLICT, DUPLICATE, ScanReport, scan_pictures
 from nofuss.errors import DataError
 from nofuss.terminal import console
 
@@ -16,20 +17,31 @@ def open_usable(
     data: Path | Collection | None,
     *,
     labelling: Labelling = BY_FOLDER,
+    corrections: Path | None = None,
     say: Callable[[str], None] = console.say,
 ) -> tuple[Collection, ScanReport]:
-    """Open and scan data; return the readable items and what the scan found."""
+    """Open and scan data; return the readable items and what the scan found.
+
+    corrections: a CSV of labels that replace those of the data, see corrections.py.
+    """
     if not isinstance(data, Collection):
         data = open_data(data, labelling=labelling)
     collection = data
     say(collection.describe())
     for note in collection.notes:
         say(f"note: {note}")
+    if corrections is not None:
+        collection = corrected(collection, corrections, say=say)
     report = scan_pictures(collection)
     readable = report.readable
     if report.problems:
-        out = len(collection) - len(readable)
-        say(f"note: {report.summary()}" + (f"; {out:,} left out" if out else ""))
+        left_out = [
+            f"{p.name} ({p.reason})"
+            for p in report.problems
+            if p.reason not in (DUPLICATE, CONFLICT)
+        ]
+        named = f"; {len(left_out):,} left out: {few(left_out)}" if left_out else ""
+        say(f"note: {report.summary()}{named}")
     if len(readable) == len(collection):
         return collection, report
     if not len(readable):

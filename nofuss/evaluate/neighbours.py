@@ -40,7 +40,7 @@ def nearest(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         near = (best >= bar).numpy()
         for i in range(len(q)):
             chosen = np.flatnonzero(near[i])
-            d, r = _nearest_in(chosen, q[i].numpy(), vectors.numpy(), k)
+            d, r = _nearest_in(chosen, q[i].numpy(), vectors.numpy(), k, rounding)
             distances[start + i], rows[start + i] = d, r
     return torch.from_numpy(distances), torch.from_numpy(rows)
 
@@ -64,7 +64,11 @@ def _best_of_tiles(q: Tensor, vectors: Tensor, tiles: int) -> Tensor:
 
 
 def _nearest_in(
-    tiles: NDArray[np.int64], q: NDArray[np.float32], vectors: NDArray[np.float32], k: int
+    tiles: NDArray[np.int64],
+    q: NDArray[np.float32],
+    vectors: NDArray[np.float32],
+    k: int,
+    rounding: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return distances and rows of the k nearest in some tiles, in double precision, (k,) each.
 
@@ -75,8 +79,13 @@ def _nearest_in(
     for start in range(0, len(tiles), 256):
         new = (tiles[start : start + 256, None] * TILE + np.arange(TILE)).reshape(-1)
         new = new[new < len(vectors)]
+        x = vectors[new]
+        if len(new) > 2 * k:  # once more by the product, now of single rows
+            s = x @ q
+            bar = np.partition(s, len(s) - k)[len(s) - k] - rounding
+            x, new = x[s >= bar], new[s >= bar]
         # Differences, not 2 − 2 q·x: that would lose the digits in which near neighbours differ.
-        difference = vectors[new].astype(np.float64) - q
+        difference = x.astype(np.float64) - q
         squared = np.concatenate([squared, np.einsum("nd,nd->n", difference, difference)])
         rows = np.concatenate([rows, new])
         order = squared.argsort(kind="stable")[:k]  # rows ascend, so that stable means ties by row

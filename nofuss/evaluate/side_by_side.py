@@ -10,6 +10,8 @@ from torch import Tensor
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
 from nofuss.evaluate.queries import PerQuery, QueryScores, pooled
+from nofuss.evaluate.ranked import of_folds, ranked_scores, summary
+from nofuss.evaluate.smoothing import Weighting
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
@@ -43,11 +45,13 @@ def score_folds(
     labels: Sequence[Tensor],
     *,
     seed: int,
+    weighting: Weighting | None = None,
 ) -> dict[str, Any]:
     """Return scores of classes that were held out in turn, each searched within its fold.
 
     They are means over the folds, weighted by queries (NMI and AMI: by items), beside those of the
-    baselines; "by_class" has what `compare` needs of ours.
+    baselines, and those of re-ranking if a weighting is given; "by_class" has what `compare` needs
+    of ours.
     """
 
     def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
@@ -58,12 +62,23 @@ def score_folds(
     name, first = next(iter(others.items()))
     gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
     columns = {name: _mean_of_folds(scores, seed=seed) for name, scores in others.items()}
-    return _mean_of_folds(ours, seed=seed) | {
+    means = _mean_of_folds(ours, seed=seed)
+    if weighting is not None:
+        means["reranked"] = _reranked(kept, labels, weighting, seed=seed)
+    return means | {
         "gain": gain,
         "baselines": columns,
         "folds": len(labels),
         "by_class": class_sums(pooled([s.per_query.scores for s in ours])),
     }
+
+
+def _reranked(
+    folds: Sequence[Tensor], labels: Sequence[Tensor], weighting: Weighting, *, seed: int
+) -> dict[str, Any]:
+    found = [ranked_scores(x, y, (None, weighting)) for x, y in zip(folds, labels, strict=True)]
+    plain, after = (of_folds(column) for column in zip(*found, strict=True))
+    return summary(after, plain, weighting, seed=seed)
 
 
 def class_sums(queries: QueryScores) -> dict[str, list[float]]:

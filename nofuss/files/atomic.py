@@ -12,7 +12,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BytesIO
 from pathlib import Path
@@ -86,11 +86,22 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
+def flush(descriptor: int) -> None:
+    """Flush an open file or directory to the disk; on macOS fsync alone stops at the drive."""
+    if sys.platform == "darwin":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError:  # a file system without it
+            os.fsync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
 def sync(path: Path) -> None:
     """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
 
@@ -101,6 +112,24 @@ def write_file(path: Path, content: str | bytes) -> None:
         content = content.encode("utf-8", "backslashreplace")
     with new_file(path) as file:
         file.write(content)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines to a file and flush them to the disk; no link is followed.
+
+    A killed process may leave part of a line at the end: what is appended later starts a new line,
+    so that readers find one line that is not whole, and lose no other.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        size = _size_of(os.fstat(descriptor), path, READ_LIMIT)
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        content = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+        content = b"\n" * is_torn + content
+        while content:
+            content = content[file.write(content) or 0 :]
+        os.fsync(descriptor)
 
 
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)", re.DOTALL)
@@ -126,13 +155,13 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                flush(file.fileno())
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        os.fsync(folder)
+        flush(folder)
     finally:
         os.close(folder)
 

@@ -28,7 +28,7 @@ from nofuss.files.folders import clear_remains, refuse_link
 LOCK = ".nofuss.lock"
 PATIENCE = 1.0
 """Seconds to wait for a process that has just ended to release the lock."""
-FOLDERS = ("checkpoints", "index", "model")
+FOLDERS = ("checkpoints", "index", "model", "taught")
 """Folders of a run; none may be a link when the run is written."""
 _held: dict[Path, "RunLock"] = {}
 

@@ -20,11 +20,10 @@ from threading import Lock
 from typing import IO, Any, NamedTuple
 
 LARGEST_GROUP = 2**30
-"""Bytes of a group of rows of Parquet, decoded."""
+"""Bytes of a group of rows of Parquet, decoded; and of all groups that are kept."""
 _PART = re.compile(
     r"(.+\.(?:tar|arrow))/@(\d{1,18})\+(\d{1,18})/[^/]*|(.+\.parquet)/@(\d{1,18})/[^/]*", re.DOTALL
 )
-_KEPT_GROUPS = 4
 
 
 class Part(NamedTuple):
@@ -141,38 +140,40 @@ class _Groups:
 
     def holding(self, file: Path, row: int) -> tuple[Any, int]:
         """Return the pictures of the group that holds a row, and the number of its first row."""
-        import pyarrow.parquet as parquet
-
         version = file.stat().st_mtime_ns
         with self._lock:
-            for (path, first, when), group in reversed(self._kept.items()):
+            for (path, first, when), group in self._kept.items():
                 if (path, when) == (file, version) and first <= row < first + len(group):
                     self._kept.move_to_end((path, first, when))
                     return group, first
-            with parquet.ParquetFile(file) as opened:
-                first, number = 0, 0
-                while number < opened.num_row_groups:
-                    rows = opened.metadata.row_group(number).num_rows
-                    if row < first + rows:
-                        break
-                    first, number = first + rows, number + 1
-                else:
-                    raise OSError(errno.EINVAL, f"has no row {row}", str(file))
-                check_group(opened, number, file)
-                column = picture_column(opened.schema_arrow)
-                group = opened.read_row_group(number, columns=[column]).column(0)
+            group, first = _read_group(file, row)
             self._kept[file, first, version] = group
-            while len(self._kept) > _KEPT_GROUPS:
+            while len(self._kept) > 1 and self._bytes() > LARGEST_GROUP:
                 self._kept.popitem(last=False)
             return group, first
 
+    def _bytes(self) -> int:
+        return sum(group.nbytes for group in self._kept.values())
 
-def check_group(opened: Any, number: int, file: Path) -> None:
-    """Raise OSError if a group of rows is too large to be decoded at once."""
-    size = opened.metadata.row_group(number).total_byte_size
-    if not 0 <= size <= LARGEST_GROUP:
-        text = f"a group of rows of {size:,} bytes, more than the limit of {LARGEST_GROUP:,}"
-        raise OSError(errno.EFBIG, text, str(file))
+
+def _read_group(file: Path, row: int) -> tuple[Any, int]:
+    """Read the pictures of the group that holds a row; OSError if it is too large, or not there."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        first = 0
+        for number in range(opened.num_row_groups):
+            group = opened.metadata.row_group(number)
+            if row >= first + group.num_rows:
+                first += group.num_rows
+                continue
+            if not 0 <= group.total_byte_size <= LARGEST_GROUP:
+                size = f"a group of rows of {group.total_byte_size:,} bytes"
+                text = f"{size}, more than the limit of {LARGEST_GROUP:,}"
+                raise OSError(errno.EFBIG, text, str(file))
+            column = picture_column(opened.schema_arrow)
+            return opened.read_row_group(number, columns=[column]).column(0), first
+    raise OSError(errno.EINVAL, f"has no row {row}", str(file))
 
 
 _groups = _Groups()

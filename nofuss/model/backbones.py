@@ -63,7 +63,8 @@ class Backbone(nn.Module):
             features: Tensor = self.network(inputs)
             return features
         both: Tensor = self.network(torch.cat([inputs, inputs.flip(-1)]))
-        straight, mirrored = both.chunk(2)
+        # Not chunk(2), which torch.export takes for a batch of fixed size.
+        straight, mirrored = both.view(2, inputs.shape[0], -1).unbind()
         return (straight + mirrored) / 2
 
 
@@ -96,14 +97,17 @@ class EfficientNetLite(nn.Module):
         """Return pooled features (B, 1280)."""
         return self.run(inputs, 0, len(self.body._blocks))
 
-    def run(self, x: Tensor, first: int, last: int) -> Tensor:
-        """Run some of the blocks, with the stem if they start at 0, and pool if they end last."""
+    def run(self, x: Tensor, first: int, last: int, *, drop: bool = True) -> Tensor:
+        """Run some of the blocks, with the stem if they start at 0, and pool if they end last.
+
+        drop: skip blocks of some pictures at random in training (Huang et al. 2016).
+        """
         body = self.body
-        blocks, drop = body._blocks, body._global_params.drop_connect_rate or 0.0
+        blocks, rate = body._blocks, body._global_params.drop_connect_rate if drop else 0.0
         if not first:
             x = body._swish(body._bn0(body._conv_stem(x)))
         for i in range(first, last):  # later blocks are skipped more often in training
-            x = blocks[i](x, drop_connect_rate=drop * i / len(blocks))
+            x = blocks[i](x, drop_connect_rate=rate * i / len(blocks))
         return body._swish(body._bn1(body._conv_head(x))).mean((2, 3)) if last == len(blocks) else x
 
 

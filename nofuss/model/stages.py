@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.errors import UsageError
-from nofuss.model.backbones import Backbone, ConvNet, EfficientNetLite
+from nofuss.model.backbones import OWN, Backbone, ConvNet, EfficientNetLite
 from nofuss.model.embedder import Embedder
 from nofuss.model.inception import BLOCKS, InceptionBN
 from nofuss.model.timm_stages import timm_stages
@@ -67,7 +67,8 @@ def _lite_stages(network: EfficientNetLite) -> list[Stage]:
 
     def stage(first: int, last: int) -> Stage:
         def forward(x: Tensor) -> Tensor:
-            return network.run(x, first, last)
+            # Blocks are not skipped at random: few are trained, and not for long.
+            return network.run(x, first, last, drop=False)
 
         modules: list[nn.Module] = [*network.body._blocks[first:last]]
         if not first:
@@ -90,7 +91,10 @@ def _inception_stages(network: InceptionBN) -> list[Stage]:
 
 
 class Trunk(nn.Module):
-    """The first `count` stages of a backbone: pictures → activations (B, …)."""
+    """The first `count` stages of a backbone: pictures → activations (B, …).
+
+    Its modules are the backbone's own; do not copy it, since its forward would run the original.
+    """
 
     def __init__(self, backbone: Backbone, count: int) -> None:
         super().__init__()
@@ -121,6 +125,7 @@ class Top(nn.Module):
 
     def features(self, activations: Tensor) -> Tensor:
         """Return the backbone's features (B, F)."""
+        # Split at every call: a copy of this module must run the copy of the embedder.
         for stage in split(self.embedder.backbone)[self.count :]:
             activations = stage.forward(activations)
         return activations
@@ -153,9 +158,10 @@ def stages_agree(backbone: Backbone, size: int) -> bool:
 def check_unfreeze(backbone: Backbone, asked: str | None, *, size: int) -> str:
     """Return how many stages are trained, as a number or ALL; None is USUAL where that works.
 
-    size: of the pictures. UsageError for a number that the network does not allow.
+    A module from Python is trained whole unless a number is asked for. size: of the pictures.
+    UsageError for a number that the network does not allow.
     """
-    if asked == ALL:
+    if asked == ALL or (asked is None and backbone.name == OWN):
         return ALL
     count = len(split(backbone))
     works = count > 1 and stages_agree(backbone, size)
@@ -180,7 +186,7 @@ def fixed_count(backbone: Backbone, unfreeze: str | None) -> int:
     return len(split(backbone)) - int(unfreeze)
 
 
-def fix_first(embedder: Embedder, unfreeze: str | None) -> None:
+def freeze_first(embedder: Embedder, unfreeze: str | None) -> None:
     """Freeze the stages in front of those that are trained."""
     if count := fixed_count(embedder.backbone, unfreeze):
         trunk = Trunk(embedder.backbone, count)

@@ -6,6 +6,7 @@ be reached, or from a file of timm; a network can also start at random.
 
 import copy
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ def timm_network(
     preprocessing = Preprocessing(
         size=size,
         resize=round(size / data_config["crop_pct"]),
+        squash=data_config.get("crop_mode") == "squash",
         mode="L" if channels == 1 else "RGB",
         mean=tuple(255 * m for m in data_config["mean"][:channels]),
         std=tuple(255 * s for s in data_config["std"][:channels]),
@@ -76,17 +78,15 @@ def _imported(name: str) -> Any:
 
 def _check_hub(timm: Any, model_name: str) -> None:
     """Raise UsageError if the weights are not on this machine and the hub does not answer."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.utils import get_session
-
+    hub = import_module("huggingface_hub")
     settings = timm.get_pretrained_cfg(model_name, allow_unregistered=True)
     hub_id = getattr(settings, "hf_hub_id", None)
     if not hub_id or settings.file or settings.state_dict:
         return
-    if any(isinstance(try_to_load_from_cache(hub_id, each), str) for each in HUB_FILES):
+    if any(isinstance(hub.try_to_load_from_cache(hub_id, each), str) for each in HUB_FILES):
         return
     try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+        hub.utils.get_session().head(hub.constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception as error:  # of whichever HTTP library the client uses
         raise _no_download(f"timm:{model_name}", error) from None
 

@@ -117,6 +117,7 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
+    embedder.backbone.preprocessing = preprocessing
     return SavedModel(embedder.eval(), preprocessing, class_names, extra)
 
 
@@ -188,8 +189,7 @@ def _words(values: Any) -> list[str]:
 
 
 def _extra(values: Any) -> dict[str, Any]:
-    """Return what the caller stored; a threshold in it must be a distance between unit vectors."""
-    threshold = values.get("threshold", 0.0)
-    if type(threshold) not in (int, float) or not 0 <= threshold <= 2.001:
-        raise ValueError(f"threshold is {threshold!r:.40}; expected a number from 0 to 2")
-    return dict(values)
+    """Return what the caller stored; who reads it checks it."""
+    if not isinstance(values, dict):
+        raise ValueError("extra is not a JSON object")
+    return values

@@ -8,18 +8,15 @@ from itertools import combinations
 from statistics import mean
 from typing import Any
 
-from torch import Tensor
-
 from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper.entry import Entry, Results, Table, shown
 from nofuss.paper.further import FURTHER, NAMES
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
 from nofuss.paper.rates import Rates
-from nofuss.paper.sources import Source, raw_features
+from nofuss.paper.sources import Source
 from nofuss.paper.stages import STAGES
 from nofuss.paper.statistics import difference, list_words, span, summary
-from nofuss.paper.trial import Result, Trial, scores
-from nofuss.training.baselines import untrained
+from nofuss.paper.trial import Result, Trial
 
 LOSSES = tuple(NAMES)
 PLACES = {
@@ -47,10 +44,16 @@ def starts_of(source: Source) -> list[Trial]:
     ]
 
 
+def untrained_of(source: Source) -> Trial:
+    """Return what scores the baselines that nothing is trained for."""
+    b = source.budget
+    return Trial(b.config("proxy-nca", b.rates[0], epochs=0), record="untrained")
+
+
 def trials(source: Source, rates: Rates) -> list[Trial]:
     """Return every method with every seed."""
     each = [seeds_of(source, rates, loss) for loss in LOSSES]
-    return [*starts_of(source), *(trial for some in each for trial in some)]
+    return [*starts_of(source), *(t for some in each for t in some), untrained_of(source)]
 
 
 def entry(source: Source, rates: Rates, results: Results) -> Entry:
@@ -66,7 +69,8 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
     further = {m: difference(results_of[m], results_of["proxy-nca"]) for m in FURTHER}
     ranked = sorted(results_of, key=lambda m: -mean(r["recall@1"] for r in results_of[m]))
     starts = [results[trial] for trial in starts_of(source)]
-    baselines = {name: [result] for name, result in untrained_scores(source).items()}
+    untrained: dict[str, Result] = results[untrained_of(source)]["baselines"]
+    baselines = {name: [result] for name, result in untrained.items()}
     baselines["where all start"] = starts
     rows = [_row(NAMES[m], results_of[m], columns, published, m) for m in ranked]
     rows += [_row(name, some, columns, published) for name, some in baselines.items()]
@@ -105,19 +109,6 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             "paper": published,
         },
     )
-
-
-def untrained_scores(source: Source) -> dict[str, Result]:
-    """Return the scores of the untrained baselines."""
-    dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
-    assert dim is not None
-    baselines: dict[str, Tensor] = untrained(
-        source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
-    )
-    return {
-        name: scores(vectors, source.labels(source.test_rows), source)
-        for name, vectors in baselines.items()
-    }
 
 
 def ordering(

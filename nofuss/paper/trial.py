@@ -20,11 +20,12 @@ from nofuss.evaluate.recall import recall_of_ranks
 from nofuss.files.checksum import digest_of
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
-from nofuss.paper.sources import Source, bare_triplets
+from nofuss.paper.sources import Source, bare_triplets, raw_features
 from nofuss.paper.stages import Stopwatch, peak_memory
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import GridGroup, Items, retrieval_grid
+from nofuss.training.baselines import untrained
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.job import build_model
 from nofuss.training.loop import Training, Watch, run_loop
@@ -39,7 +40,7 @@ CURVE_ITEMS = 6000
 """Most test items of a curve; the last epoch is scored on all."""
 BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
 
-Record = Literal["curve", "scores", "bounds", "neighbours"]
+Record = Literal["curve", "scores", "bounds", "neighbours", "untrained"]
 Result = dict[str, Any]
 
 
@@ -75,6 +76,8 @@ class Trial:
     def describe(self) -> str:
         """Return words for the progress line."""
         c = self.config
+        if self.record == "untrained":
+            return "what needs no training"
         words = [c.loss, f"rate {c.head_rate:.2g}"]
         words += [f"scale {c.scale:g}"] if c.scale else []
         words += [f"batch {c.batch}"]
@@ -93,6 +96,8 @@ def run_trial(
     checkpoints: Path | None = None,
 ) -> Result:
     """Train and score; a try that diverges has a score of 0."""
+    if trial.record == "untrained":
+        return {"baselines": _untrained_scores(source, int(trial.config.dim or 0))}
     config, clock = trial.config, Stopwatch()
     train_rows, test_rows = source.sides(trial.fold)
     data = source.collection
@@ -172,6 +177,15 @@ def scores(
     result["queries"] = np.bincount(classes).tolist()
     result["hits"] = np.bincount(classes, (ranks == 1).cpu().numpy()[query]).astype(int).tolist()
     return result
+
+
+def _untrained_scores(source: Source, dim: int) -> dict[str, Result]:
+    """Return the scores of the features as they are, of their PCA, or of the pixels."""
+    found = untrained(
+        source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
+    )
+    labels = source.labels(source.test_rows)
+    return {name: scores(vectors, labels, source) for name, vectors in found.items()}
 
 
 def _measure(

@@ -158,14 +158,18 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
         "It ranks by what distinguishes the training classes; other similarities may not count.",
         "The scores hold for items of the same kind as those that were tested above.",
     ]
-    if "threshold" in extra:
-        errors, source = extra["threshold_errors"], extra["threshold_from"]
+    if (strangers := extra.get("strangers")) and strangers["useful"]:
         lines.append(
-            f'Search answers "nothing like this here" beyond a distance of '
-            f"{extra['threshold']:.3f}. On {source['classes']:,} held-out training classes this "
-            f"was wrong for {errors['denied']:.0%} of the items whose class was in the index, and "
-            f"{errors['accepted']:.0%} of the items whose class was not in it were accepted. A "
-            "larger index accepts more."
+            f'Search answers "nothing like this here" by the {strangers["rule"]}. On '
+            f"{strangers['classes']:,} held-out training classes this was wrong for "
+            f"{strangers['denied']:.0%} of the items whose class was there, and right for "
+            f"{strangers['rejected']:.0%} of the others (AUROC {strangers['auroc']:.2f}). An index "
+            "is calibrated anew whenever it changes: `nofuss index` prints its own figures."
+        )
+    elif strangers:
+        lines.append(
+            'Search does not answer "nothing like this here" with confidence: on held-out training '
+            f"classes strangers look like the others (AUROC {strangers['auroc']:.2f})."
         )
     elif "ordered" in scores and "recall@1" not in scores:
         lines.append('Search never answers "nothing like this here": that needs labels.')

@@ -94,7 +94,12 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
     if kept[0].seen:
         return _by_folds(runs), "every class, by models that have not seen it"
     config = runs[0].config
-    collection, _ = open_usable(config.data, labelling=labelling_of(config), say=lambda _: None)
+    collection, _ = open_usable(
+        config.data,
+        labelling=labelling_of(config),
+        corrections=runs[0].corrections,
+        say=lambda _: None,
+    )
     cure = "restore them, or add --data DATA"
     check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
     if collection.labels is None:

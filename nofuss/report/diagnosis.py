@@ -245,9 +245,11 @@ def _print(diagnosis: Diagnosis) -> None:
         conflicts = [g for g in groups if len(g.classes) > 1]
         _list(f"{kind}, but labelled differently", [_line(g) for g in conflicts])
         _list(f"{kind}, of one class", [_line(g) for g in groups if len(g.classes) <= 1])
-    if diagnosis.doubtful_labels is not None:
+    if diagnosis.doubtful_labels == []:
+        console.say("doubtful labels: none; no label is contradicted by its nearest neighbours")
+    elif diagnosis.doubtful_labels is not None:
         _list(
-            f"doubtful labels: the {findings.NEIGHBOURS} nearest neighbours say otherwise",
+            "doubtful labels: the nearest neighbours say otherwise",
             [
                 f"{d.item}: {d.label}, neighbours say {d.neighbours_say} ({d.share:.0%})"
                 for d in diagnosis.doubtful_labels

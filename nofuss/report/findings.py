@@ -12,6 +12,12 @@ from nofuss.evaluate.neighbours import nearest
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 NEIGHBOURS = 10
+FEWEST = 3
+"""Neighbours of other classes that it takes to doubt a label."""
+AGREED = 0.7
+CLEARLY_AGREED = 0.85
+"""Share of the places that another class could fill which it must fill; the second where items of
+the label's own class follow (LOG.md)."""
 
 
 class Neighbours(NamedTuple):
@@ -45,10 +51,12 @@ class DoubtfulLabel(NamedTuple):
     label: int
     suggested: int
     votes: float
-    """Share of its neighbours that are of the suggested class."""
+    """Share of the first `places` neighbours that are of the suggested class."""
     nearest: int
     """The closest item of the suggested class."""
     distance: float
+    places: int
+    """The neighbours up to the last one of the suggested class, all nearer than any of its own."""
 
 
 class Copy(NamedTuple):
@@ -96,34 +104,39 @@ def confusions(nearest: Neighbours, labels: Rows, *, most: int = 10) -> list[Con
 
 
 def doubtful_labels(nearest: Neighbours, labels: Rows, *, most: int = 200) -> list[DoubtfulLabel]:
-    """Return items without a neighbour of their own class and with most of one other class.
+    """Return items with most of one other class nearer to them than any item of their own.
 
-    Items of classes with one or two items are left out: they have too few possible neighbours.
-    The clearest come first.
+    How many is most follows from the other class: a class of eight can't fill more than eight
+    places, and whatever comes after them says nothing about the label. Items of classes with
+    one or two items are left out: they have too few possible neighbours. The clearest come first.
     """
     sizes = np.bincount(labels)
     doubts = []
     for query, items, distances in zip(*nearest, strict=True):
-        label, their_labels = labels[query], labels[items]
-        if sizes[label] < 3 or not len(items) or (their_labels == label).any():
+        label, their_labels = int(labels[query]), labels[items]
+        own = np.flatnonzero(their_labels == label)
+        nearer = their_labels[: own[0]] if len(own) else their_labels
+        if sizes[label] < 3 or len(nearer) < FEWEST:
             continue
-        classes, votes = np.unique(their_labels, return_counts=True)
-        suggested, share = int(classes[votes.argmax()]), votes.max() / len(items)
-        # A small class can't fill all the places, so its votes are compared with its size.
-        if votes.max() < max(2, 0.7 * min(len(items), sizes[suggested])):
+        classes, votes = np.unique(nearer, return_counts=True)
+        suggested = int(classes[votes.argmax()])
+        share = CLEARLY_AGREED if len(own) else AGREED
+        if votes.max() < share * min(len(items), sizes[suggested]) or votes.max() < 2:
             continue
-        closest = int(np.flatnonzero(their_labels == suggested)[0])
+        places = int(np.flatnonzero(nearer == suggested)[-1]) + 1
+        closest = int(np.flatnonzero(nearer == suggested)[0])
         doubts.append(
             DoubtfulLabel(
                 int(query),
-                int(label),
+                label,
                 suggested,
-                float(share),
+                float(votes.max() / places),
                 int(items[closest]),
                 float(distances[closest]),
+                places,
             )
         )
-    return sorted(doubts, key=lambda d: (-d.votes, d.distance, d.item))[:most]
+    return sorted(doubts, key=lambda d: (-d.votes, -d.places, d.distance, d.item))[:most]
 
 
 def copies(

@@ -56,6 +56,7 @@ def foreign(run: Path) -> Iterator[None]:
 def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
     names = ("config", "environment", "data", "scores", "choice")
     stored = {name: read_optional_json(run / f"{name}.json") for name in names}
+    model = read_optional_json(run / "model" / "model.json")
     seed = int(stored["config"].get("seed", 0))
     has_test = len(kept.test) > 1
     vectors, rows = (kept.test, kept.test_rows) if has_test else (kept.sample, kept.sample_rows)
@@ -68,6 +69,7 @@ def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
         sections={
             "scores": sections.scores(stored["scores"]),
             "choice": sections.choice(stored["choice"].get("choice", {})),
+            "search": sections.search(model.get("extra", {})),
             "training": sections.training(_read_lines(run / "metrics.jsonl")),
             **neighbourhood(items, vectors, run / "suspects.csv", seed=seed, tested=tested),
             "map": sections.embedding_map(collection, kept, seed=seed),

@@ -19,17 +19,21 @@ from nofuss.distributed import processes
 from nofuss.errors import DataError
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
+from nofuss.evaluate.ranked import ranked_scores, summary
+from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.side_by_side import KS, scorable
+from nofuss.evaluate.smoothing import Weighting
 from nofuss.evaluate.task import Options
 from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load
 from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
 from nofuss.report.order import can_compare, held_out_comparisons, score_order
+from nofuss.report.report import foreign
 from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings, without_sample
 from nofuss.terminal import console
-from nofuss.terminal.scores import score_table
+from nofuss.terminal.scores import score_table, with_reranked
 
 SHOWN = 5e-5
 """Scores that differ by less are printed alike: half of a hundredth of a percent."""
@@ -42,6 +46,7 @@ def score_run(
     gallery: Path | None,
     ks: list[int],
     extended: bool,
+    rerank: str,
     seed: int,
     as_json: bool,
     device: str,
@@ -56,6 +61,7 @@ def score_run(
             gallery=gallery,
             ks=ks,
             extended=extended,
+            rerank=rerank,
             seed=seed,
             as_json=as_json,
             device=device,
@@ -69,6 +75,7 @@ def _evaluate(
     gallery: Path | None,
     ks: list[int],
     extended: bool,
+    rerank: str,
     seed: int,
     as_json: bool,
     device: str,
@@ -79,7 +86,9 @@ def _evaluate(
     labelling = labelling_of(run.config)
     compared: Compared | None = None
     with processes.in_turn():
-        collection, _ = open_usable(data or run.config.data, labelling=labelling, say=say)
+        own = run.corrections if data is None else None
+        data_path = data or run.config.data
+        collection, _ = open_usable(data_path, labelling=labelling, corrections=own, say=say)
     processes.check_same("data", collection.fingerprint)
     if data is None:
         cure = "restore them, or give DATA to score the run on other data"
@@ -123,11 +132,23 @@ def _evaluate(
     if not processes.first():
         return
     content = scores.as_dict()
+    if rerank == "auto" and (weighting := _weighting(run, encoder)) is not None:
+        given = (options.get("gallery"), options.get("gallery_labels"), options.get("query_rows"))
+        plain, after = ranked_scores(queries, labels, (None, weighting), *given)
+        content["reranked"] = summary(after, plain, weighting, seed=seed)
     if compared is not None and others is not None:
         content |= extra_of(score_order(compared.collection, others, seed=seed).as_dict())
     _keep(run, collection.name, content, as_json=as_json, own=data is None)
     if data is None:
         _keep_vectors(run, whole, vectors, test, say)
+
+
+def _weighting(run: Run, encoder: Encoder) -> Weighting | None:
+    """Return how the run re-ranks, None if it does not."""
+    if (stored := encoder.extra.get("rerank")) is None:
+        return None
+    with foreign(run.path):
+        return Reranking.from_dict(stored).weighting
 
 
 def _keep(run: Run, name: str, scores: dict[str, Any], *, as_json: bool, own: bool) -> None:
@@ -137,7 +158,7 @@ def _keep(run: Run, name: str, scores: dict[str, Any], *, as_json: bool, own: bo
         console.answer(scores)
     else:
         method = str(before.get("method", run.config.loss))
-        score_table(f"{run.path} on {name}", {method: scores})
+        score_table(f"{run.path} on {name}", with_reranked(method, scores))
     if own:
         run.write("scores.json", scores | still_true(before, scores))
         write_card(run)
@@ -187,7 +208,8 @@ def _show_fold_scores(path: Path, *, as_json: bool) -> None:
         print(json_format.dumps(scores, indent=2))
         return
     console.say("the run was trained on all classes; each fold was scored by a model without it")
-    score_table(str(path), {scores.get("method", "this run"): scores} | scores["baselines"])
+    columns = with_reranked(scores.get("method", "this run"), scores) | scores["baselines"]
+    score_table(str(path), columns)
 
 
 class Queries(NamedTuple):

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from nofuss.data.collection import Collection
+from nofuss.evaluate.reranking import Reranking
+from nofuss.evaluate.strangers import Strangers
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report import figures
 from nofuss.report.charts import line_chart
@@ -35,7 +37,9 @@ def scores(stored: dict[str, Any]) -> Section | None:
     main = next((name for name in _CAPTIONS if name in stored), None)
     if main is None:
         return None
-    methods = {stored.get("method", "this run"): stored} | stored.get("baselines", {})
+    name = stored.get("method", "this run")
+    reranked = {f"{name}, re-ranked": stored["reranked"]} if "reranked" in stored else {}
+    methods = {name: stored} | reranked | stored.get("baselines", {})
     points = [
         (name, of[main], of.get(f"{main}_interval")) for name, of in methods.items() if main in of
     ]
@@ -89,6 +93,13 @@ def choice(stored: dict[str, Any]) -> Section | None:
         "classes": chosen.classes,
         "folds": chosen.folds,
     }
+
+
+def search(extra: Mapping[str, Any]) -> Section | None:
+    """Tell how the run searches: whether it re-ranks, and how it recognises strangers."""
+    kinds = (("rerank", Reranking), ("strangers", Strangers))
+    lines = [kind.from_dict(extra[name]).describe() for name, kind in kinds if extra.get(name)]
+    return {"lines": lines} if lines else None
 
 
 def training(metrics: list[dict[str, Any]]) -> Section | None:

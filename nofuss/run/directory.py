@@ -4,12 +4,16 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts and class names of each side
     metrics.jsonl      a line per epoch
-    choice.json        which head the folds chose, and why, with threshold and scores
+    choice.json        which head the folds chose, and why, how to search, and scores
+    corrections.csv    what somebody said of doubtful labels on the page, see data/corrections.py
+    corrected.csv      the corrections that were applied before training, if any
     scan.csv           pictures that can't be read (left out) and copies (kept), if there are any
     scores.json        the last evaluation
     embeddings.safetensors   of test items and some training items, with the proxies
     report.html suspects.csv README.md   for people: the report, doubtful items, the model card
     index/             what `nofuss search` searches, see search/index.py
+    marks.jsonl        results that somebody marked on the page, see run/marks.py
+    taught/            models before and after what marks taught, see search/lessons.py
     checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/weights.py
     .nofuss.lock       exists while a command writes, see files/lock.py
@@ -36,11 +40,12 @@ from nofuss.config import TrainConfig, check_limits, is_named_data, read_config,
 from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError, UsageError
-from nofuss.files.atomic import read_json, write_file, write_json
+from nofuss.files.atomic import read_json, read_regular, write_file, write_json
 from nofuss.files.folders import is_temporary
 from nofuss.files.lock import LOCK, RunLock, check_in_place
 
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
+CORRECTIONS = "corrected.csv"
 _FREE = {"out", "resume", "force", "data", "freeze"}
 _FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
 
@@ -61,6 +66,11 @@ class Run:
     def model(self) -> Path:
         """The folder that `nofuss.load` opens."""
         return self.path / "model"
+
+    @property
+    def corrections(self) -> Path | None:
+        """The labels that were corrected before training, if any: the run's own copy."""
+        return None if self.config.corrections is None else self.path / CORRECTIONS
 
     @property
     def resume_command(self) -> str:
@@ -110,6 +120,8 @@ def create_run(
     if data is not None and not is_named_data(data):
         data = Path(os.path.abspath(data))
     run = Run(path, dataclasses.replace(config, out=path, data=data))
+    if run.corrections is not None and config.corrections is not None and first():
+        write_file(run.corrections, read_regular(config.corrections))
     _describe(run, fingerprint)
     return run
 
@@ -144,11 +156,8 @@ def resume_run(
         if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
     }
     kept = {name: getattr(given, name) for name in _FREE - {"data", "tensorboard"}}
-    paths: dict[str, Any] = {
-        "data": given.data or saved.data,
-        "tensorboard": given.tensorboard or saved.tensorboard,
-    }
-    return dataclasses.replace(saved, **changes, **kept, **paths)
+    data, board = given.data or saved.data, given.tensorboard or saved.tensorboard
+    return dataclasses.replace(saved, **changes, **kept, data=data, tensorboard=board)
 
 
 def continue_run(

@@ -1,12 +1,13 @@
 """Search: embed a folder once, then find what is like a picture, also in classes not trained on.
 
 index (vectors with names; stored: on disk; approximate: with faiss) → gallery (which items changed)
-→ indexing (`nofuss index`) → searchable (what a run is searched in) → grid (results as a picture)
+→ indexing (`nofuss index`) → ranking (order and verdict) → searchable (what a run is searched in)
+→ grid (results as a picture)
 server, guard, connections → handlers, decoders → shelf, plane (the map): `nofuss serve`
 """
 
 from nofuss.evaluate.neighbours import nearest
-from nofuss.evaluate.threshold import Threshold, calibrate
+from nofuss.evaluate.strangers import Strangers, calibrate
 from nofuss.search.index import Index
 
-__all__ = ["Index", "Threshold", "calibrate", "nearest"]
+__all__ = ["Index", "Strangers", "calibrate", "nearest"]

@@ -16,6 +16,7 @@ from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
+from nofuss.search.ranking import Found, Ranking, Rerank
 from nofuss.search.searchable import Pictures, open_searchable
 from nofuss.terminal import console
 
@@ -23,50 +24,62 @@ METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
 
 
 def find_similar(
-    run: Path, pictures: Sequence[Path], *, k: int, as_json: bool, show: Path | None
+    run: Path,
+    pictures: Sequence[Path],
+    *,
+    k: int,
+    as_json: bool,
+    show: Path | None,
+    rerank: Rerank = "auto",
 ) -> None:
     """Print the `k` nearest neighbours of each picture; draw them to `show`."""
     opened, encoder = open_run(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
-    searchable = open_searchable(opened, encoder, say=_be_silent if as_json else console.say)
-    index = searchable.index
-    distances, rows = index.search(vectors, k)
-    threshold = encoder.extra.get("threshold")
+    say = _be_silent if as_json else console.say
+    searchable = open_searchable(opened, encoder, rerank=rerank, say=say)
+    ranking = searchable.ranking
     results = [
-        answer(name, d, r, index, threshold=threshold)
-        for name, d, r in zip(names, distances.tolist(), rows.tolist(), strict=True)
+        answer(name, found, searchable.index)
+        for name, found in zip(names, ranking.search_all(vectors, k), strict=True)
     ]
     if as_json:
-        content = {"run": str(run), "metric": METRIC, "threshold": threshold, "queries": results}
-        console.answer(content)
+        console.answer({"run": str(run), "metric": METRIC} | about(ranking) | {"queries": results})
     else:
         for result in results:
-            _print(result, threshold)
-        if threshold is None:
-            console.say("no threshold is known: training held out too few classes to find one")
+            _print(result)
+        if ranking.strangers is None:
+            console.say("whether a class is here at all is not known: that needs more classes")
+        elif not ranking.strangers.useful:
+            console.say(ranking.strangers.describe())
     if show is not None:
         _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not as_json:
             console.say(f"results as a picture: {show}")
 
 
-def answer(
-    query: str,
-    distances: Sequence[float],
-    rows: Sequence[int],
-    index: Index,
-    *,
-    threshold: float | None,
-) -> dict[str, Any]:
-    """Return a query's neighbours, ready for JSON; `found` is None without a threshold."""
+def about(ranking: Ranking) -> dict[str, Any]:
+    """Return how the index is searched, ready for JSON: re-ranking, and the rule for strangers."""
+    weighting, strangers = ranking.weighting, ranking.strangers
+    names = ("rule", "auroc", "rejected", "denied", "useful", "items", "classes")
+    return {
+        "rerank": weighting and weighting._asdict(),
+        "strangers": strangers and {name: getattr(strangers, name) for name in names},
+    }
+
+
+def answer(query: str, found: Found, index: Index) -> dict[str, Any]:
+    """Return a query's neighbours, ready for JSON; `found` is None where that can't be told."""
     neighbours = [
         {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
-        for distance, row in zip(distances, rows, strict=True)
-        if row >= 0
+        for distance, row in zip(found.distances, found.rows, strict=True)
     ]
-    nearest = min(distances, default=float("inf"))
-    found = None if threshold is None else nearest <= threshold
-    return {"query": query, "found": found, "neighbours": neighbours}
+    return {
+        "query": query,
+        "found": found.found,
+        "confidence": found.confidence,
+        "verdict": found.verdict,
+        "neighbours": neighbours,
+    }
 
 
 def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str], Tensor]:
@@ -85,11 +98,11 @@ def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str]
     return names, torch.cat(vectors)
 
 
-def _print(result: dict[str, Any], threshold: float | None) -> None:
+def _print(result: dict[str, Any]) -> None:
     """Print a heading and a line a neighbour."""
     console.say(printable(result["query"]))
-    if result["found"] is False:
-        console.say(f"  nothing like this here: all are further than {threshold:.3f}; nearest:")
+    if result["found"] is not None:
+        console.say(f"  {result['verdict']}")
     for neighbour in result["neighbours"]:
         label = neighbour["label"] if neighbour["label"] is not None else "–"
         console.say(

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nofuss.terminal import console
@@ -32,6 +32,26 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-store",
 }
+
+NO_TOKEN = "open the address that `nofuss serve` printed: its token is missing here"
+# Without styles: nothing but this text may be read without the token.
+REFUSAL = """<!doctype html>
+<html lang="en">
+<head>
+  <meta charset="utf-8">
+  <meta name="viewport" content="width=device-width, initial-scale=1">
+  <meta name="color-scheme" content="light dark">
+  <title>nofuss search: not let in</title>
+</head>
+<body>
+  <h1>This page can't be opened like this</h1>
+  <p>The server's reason: {reason}.</p>
+  <p>In the terminal where <code>nofuss serve</code> runs, find the line
+    <code>open http://…/?token=…</code> and open that address, with its token, in this browser. A
+    server that was started again has a new token.</p>
+</body>
+</html>
+"""
 
 
 class Guard:
@@ -71,8 +91,7 @@ class Guard:
         if refusal is None:
             await self._answer(scope, receive, send_guarded)
         else:
-            answer = JSONResponse({"error": refusal}, 403, {"Connection": "close"})
-            await answer(scope, receive, send_guarded)
+            await self._refused(refusal, headers)(scope, receive, send_guarded)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; print our own errors in one line, and none of the client's."""
@@ -82,6 +101,13 @@ class Guard:
             pass
         except Exception as error:
             console.fail(f"{scope['path']} failed: {type(error).__name__}: {error}")
+
+    def _refused(self, reason: str, headers: Headers) -> Response:
+        """Return the refusal: a page in words for a browser's address bar, else JSON."""
+        close = {"Connection": "close"}
+        if headers.get("sec-fetch-dest") == "document" or "text/html" in headers.get("accept", ""):
+            return HTMLResponse(REFUSAL.format(reason=reason), 403, close)
+        return JSONResponse({"error": reason}, 403, close)
 
     def _refusal(self, headers: Headers, by_address: bool) -> str | None:
         hosts = headers.getlist("host")
@@ -93,7 +119,7 @@ class Guard:
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not by_address:
             return "requests from other sites are refused"
         if self.token is not None and not by_address and not self._has_cookie(headers):
-            return "open the address that `nofuss serve` printed: its token is missing here"
+            return NO_TOKEN
         return None
 
     def _is_ours(self, host: str) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from nofuss.errors import unknown_name
 from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
+from nofuss.model.taught import mapped
 from nofuss.search.approximate import Approximate
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
 
@@ -125,6 +126,13 @@ class Index:
             return self
         return Index.build(
             self.vectors, names=self.names, labels=self.labels, kind=kind, extra=self.extra
+        )
+
+    def mapped(self, matrix: Tensor) -> "Index":
+        """Return an index of the same items after a map (D, D) of their vectors."""
+        vectors = mapped(self.vectors, matrix)
+        return Index.build(
+            vectors, names=self.names, labels=self.labels, kind=self.kind, extra=self.extra
         )
 
     def search(self, queries: Array, k: int = 10) -> tuple[Tensor, Tensor]:

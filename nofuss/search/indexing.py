@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from nofuss.data.collection import printable
+from nofuss.data.corrections import corrected
 from nofuss.data.labelling import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
+from nofuss.evaluate.strangers import Strangers
 from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
@@ -20,10 +22,12 @@ from nofuss.search.gallery import (
     open_items,
     plan,
     remove_source,
+    source_of,
     sources,
     update,
 )
 from nofuss.search.index import MANIFEST, Index, Kind
+from nofuss.search.ranking import STRANGERS, calibrated
 from nofuss.terminal import console
 
 _NAMED = 20  # unreadable pictures that are listed in the terminal
@@ -102,10 +106,13 @@ def _update(
         if not count:
             known = ", ".join(sources(index)) or "nothing"
             raise UsageError(f"the index holds nothing of {_shown(data)}; it holds: {known}")
+        _calibrate(index, encoder)
         _save(index, folder)
         console.say(f"{count:,} items of {_shown(data)} removed, {len(index):,} remain")
         return index
     collection = open_items(data, labelling_of(run.config))
+    if run.corrections is not None and source_of(data) == source_of(run.config.data):
+        collection = corrected(collection, run.corrections, say=console.say)
     check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
     console.say(collection.describe())
     for note in collection.notes:
@@ -113,14 +120,26 @@ def _update(
     todo = plan(index, collection, data)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
+    index.extra.pop(STRANGERS, None)  # until all is embedded
     with console.progress("embedding", total, quiet=not total) as progress:
         changes = update(
             index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
         )
+    found = _calibrate(index, encoder)
     _save(index, folder)
     _name(changes.unreadable)
     console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+    if found is not None:
+        console.say(found.describe())
     return index
+
+
+def _calibrate(index: Index, encoder: Encoder) -> Strangers | None:
+    """Keep with the index what strangers look like among its present classes."""
+    with console.busy("calibrating on the items of the index"):
+        found = calibrated(index, encoder)
+    index.extra[STRANGERS] = found and found.as_dict()
+    return found
 
 
 def _save(index: Index, folder: Path) -> None:

@@ -18,16 +18,20 @@ from nofuss.data.labelling import labelling_of
 from nofuss.data.split import sides_of
 from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, command
+from nofuss.files.atomic import read_regular
 from nofuss.model.encoder import Encoder
 from nofuss.report.thumbnails import picture
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
-from nofuss.search.gallery import BUILT_IN, item_names, source_of, sources
+from nofuss.search.gallery import BUILT_IN, item_names, model_digest, source_of, sources
 from nofuss.search.index import Index
 from nofuss.search.indexing import open_index
+from nofuss.search.ranking import Ranking, Rerank, open_ranking
 from nofuss.search.stored import holds_parts
 from nofuss.terminal import console
 
+NOTE = "embeddings-of"
+"""The file of RUN/taught that says which model the kept embeddings are of."""
 SIDE = 224
 """Longest side of a picture on the page, and of one from an array."""
 
@@ -61,14 +65,22 @@ class Searchable:
     index: Index
     sources: list[str]
     """What `Pictures` takes."""
+    ranking: Ranking
 
 
 def open_searchable(
-    run: Run, encoder: Encoder, *, say: Callable[[str], None] = console.say
+    run: Run,
+    encoder: Encoder,
+    *,
+    rerank: Rerank = "auto",
+    say: Callable[[str], None] = console.say,
 ) -> Searchable:
-    """Open the run's index, or build one of its test items in memory."""
+    """Open the run's index, or build one of its test items in memory.
+
+    rerank: none searches by distance alone, whatever the run's folds decided.
+    """
     if not holds_parts(run.path / "index"):
-        searchable = _test_items(run, encoder, say)
+        searchable = _test_items(run, encoder, rerank, say)
         say(
             f"no index yet: searching {searchable.title}; for other pictures: "
             f"{command('nofuss', 'index', run.path)} DIR"
@@ -80,12 +92,13 @@ def open_searchable(
             f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run.path)} "
             "DIR"
         )
-    return Searchable("the index of this run", index, sources(index))
+    ranking = open_ranking(index, encoder, rerank=rerank)
+    return Searchable("the index of this run", index, sources(index), ranking)
 
 
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
     """Load what training left, and refuse another model's."""
-    kept = load_embeddings(run.path)
+    kept = load_embeddings(run.path) if embeddings_fit(run) else None
     if kept is not None and kept.test.shape[1] != encoder.dim:
         raise RunError(
             f"{run.path / FILE} holds vectors of {kept.test.shape[1]} dimensions, but the model "
@@ -94,9 +107,18 @@ def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
     return kept
 
 
-def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searchable:
+def embeddings_fit(run: Run) -> bool:
+    """Return whether the kept embeddings are of the model; not where a lesson was killed."""
+    note = run.path / "taught" / NOTE  # see lessons.py
+    return not note.is_file() or read_regular(note) == model_digest(run.model).encode()
+
+
+def _test_items(
+    run: Run, encoder: Encoder, rerank: Rerank, say: Callable[[str], None]
+) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.config.data
-    collection, _ = open_usable(data, labelling=labelling_of(run.config), say=say)
+    labelling = labelling_of(run.config)
+    collection, _ = open_usable(data, labelling=labelling, corrections=run.corrections, say=say)
     rows, vectors = _test_vectors(run, encoder, kept, collection)
     all_names = item_names(collection, data)
     _, firsts = np.unique([all_names[row] for row in rows], return_index=True)
@@ -108,7 +130,8 @@ def _test_items(run: Run, encoder: Encoder, say: Callable[[str], None]) -> Searc
     index = Index.build(vectors, names=[all_names[row] for row in rows], labels=labels)
     only_test = len(rows) < len(collection)
     title = f"{collection.name}, test classes" if only_test else collection.name
-    return Searchable(title, index, [source_of(data)])
+    ranking = open_ranking(index, encoder, rerank=rerank)
+    return Searchable(title, index, [source_of(data)], ranking)
 
 
 def _test_vectors(

@@ -1,11 +1,16 @@
 """`nofuss serve`: the page and its requests; by default for this machine only.
 
-    GET  /                     the page; /page.js, /page.css
-    GET  /api/about            title, number of items, classes
+    GET  /                     the page; its scripts and styles
+    GET  /api/about            run, scores, number of items, classes
     GET  /api/items/N          name and label of an item
-    GET  /api/search?item=N    neighbours of an item
+    GET  /api/some             random items to start from
+    GET  /api/search?item=N    neighbours of an item; like=KEY, vector=…: of an address
     POST /api/search           neighbours of the picture in the body
     GET  /api/map              items and proxies on a plane
+    GET  /api/marks?like=KEY   marks of a query's results; POST adds some; /api/marks.csv has all
+    POST /api/learn            learn from all marks; /api/undo returns to the model before
+    GET  /api/suspects         doubtful labels with their evidence
+    POST /api/suspects         what somebody says of one: {item, label}
     GET  /pictures/N           an item's picture, small, encoded again
 
 See handlers.py for the answers, guard.py for who may ask.
@@ -26,14 +31,22 @@ from starlette.routing import Route
 from nofuss.data.decode import PictureError
 from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
-from nofuss.search.handlers import Page, Refused, refuse, refuse_http, refuse_picture
+from nofuss.search.handlers import Page
+from nofuss.search.lessons import finish_lesson
+from nofuss.search.ranking import Rerank
+from nofuss.search.refusals import Refused, refuse, refuse_http, refuse_picture
+from nofuss.search.repair import Repair
 from nofuss.search.shelf import Shelf, open_shelf
+from nofuss.search.teaching import Teaching
 from nofuss.terminal import console
+
+STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.js")
 
 
 def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:
     """Return the application behind its guard."""
     page = Page(shelf)
+    repair, teaching = Repair(page), Teaching(page)
 
     @asynccontextmanager
     async def draw_ahead(app: Starlette) -> Any:
@@ -48,13 +61,20 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
     app = Starlette(
         routes=[
             Route("/", page.static("page.html")),
-            Route("/page.js", page.static("page.js")),
-            Route("/page.css", page.static("page.css")),
+            *(Route(f"/{name}", page.static(name)) for name in STATIC),
             Route("/api/about", page.about),
             Route("/api/items/{number}", page.item),
+            Route("/api/some", page.some),
             Route("/api/search", page.neighbours, methods=["GET"]),
             Route("/api/search", page.upload, methods=["POST"]),
             Route("/api/map", page.map),
+            Route("/api/marks", teaching.marks, methods=["GET"]),
+            Route("/api/marks", teaching.mark, methods=["POST"]),
+            Route("/api/marks.csv", teaching.as_csv),
+            Route("/api/learn", teaching.learn, methods=["POST"]),
+            Route("/api/undo", teaching.undo, methods=["POST"]),
+            Route("/api/suspects", repair.suspects, methods=["GET"]),
+            Route("/api/suspects", repair.judge, methods=["POST"]),
             Route("/pictures/{number}", page.picture),
         ],
         exception_handlers={
@@ -67,7 +87,7 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
     return Guard(app, host=host, port=port, token=token)
 
 
-def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
+def serve(run: Path, *, host: str, port: int, token: bool = True, rerank: Rerank = "auto") -> None:
     """Run `nofuss serve` until interrupted."""
     import uvicorn
 
@@ -80,7 +100,8 @@ def serve(run: Path, *, host: str, port: int, token: bool = True) -> None:
         )
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
-    shelf = open_shelf(run)
+    finish_lesson(run)
+    shelf = open_shelf(run, rerank=rerank)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None

@@ -19,7 +19,7 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
     rows |= {label: name for label, name in (others | ORDER).items() if name in first}
     rows |= {_title(name): name for name in first if _is_extended(name)}
     cells = [
-        [label, *(f"{100 * of[name]:.2f}" for of in columns.values())]
+        [label, *(f"{100 * of[name]:.2f}" if name in of else "–" for of in columns.values())]
         for label, name in rows.items()
     ]
     console.table(title, ["%", *columns], cells)
@@ -38,6 +38,14 @@ def score_table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> None:
         )
     if gain := first.get("gain"):
         console.say(f"over the {gain['over']}: {describe_gain(gain)}")
+    if reranked := first.get("reranked"):
+        console.say(f"by re-ranking: {describe_gain(reranked['gain'])}")
+
+
+def with_reranked(name: str, scores: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the columns of a method: by distance and, where search re-ranks, re-ranked."""
+    reranked = scores.get("reranked")
+    return {name: scores} | ({f"{name}, re-ranked": reranked} if reranked else {})
 
 
 def compared(scores: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ def train(
         raise UsageError("preprocessing is for a backbone that is a module; leave it out")
     try:
         known = None if module is None else own_backbone(module, preprocessing)
-        for path in ("out", "tensorboard"):
+        for path in ("out", "tensorboard", "corrections"):
             if settings.get(path) is not None:
                 settings[path] = Path(settings[path])
         name = backbone if isinstance(backbone, str) else OWN if known is not None else None

@@ -1,10 +1,12 @@
 """One training job: its data, its model, and the settings that follow from the data."""
 
 import contextlib
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
@@ -13,12 +15,13 @@ from nofuss.data.comparisons import Compared
 from nofuss.data.decode import decode
 from nofuss.data.split import Rows, Sides, classes_in
 from nofuss.distributed.device import choose_device
-from nofuss.errors import DataError
-from nofuss.evaluate.threshold import Threshold
+from nofuss.errors import DataError, UsageError
+from nofuss.evaluate.reranking import Reranking
+from nofuss.evaluate.strangers import Strangers
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
-from nofuss.model.stages import ALL, check_unfreeze, fix_first, fixed_count
+from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
@@ -51,8 +54,10 @@ class Job:
     criterion: nn.Module | None = None
     learned: Rows | None = None
     """Rows that model and criterion were trained on."""
-    threshold: Threshold | None = None
-    """The distance beyond which items are not alike, if held-out classes sufficed to find it."""
+    strangers: Strangers | None = None
+    """How search recognises strangers, if held-out classes sufficed to find out."""
+    reranking: Reranking | None = None
+    """Whether search re-ranks, if held-out classes sufficed to find out."""
     choice: Choice | None = None
     """What the folds decided, if the head starts from its closed form."""
     fold_scores: dict[str, Any] | None = None
@@ -130,7 +135,25 @@ def build_model(
     elif config.size:
         resize = round(config.size * preprocessing.resize / preprocessing.size)
         preprocessing = replace(preprocessing, size=config.size, resize=resize)
+    if config.size:
+        _check_size(embedder.backbone, config.size)
+    embedder.backbone.preprocessing = preprocessing
     return embedder, preprocessing
+
+
+@torch.no_grad()
+def _check_size(backbone: Backbone, size: int) -> None:
+    """Raise UsageError if the network can't take pictures of that size; nothing is computed."""
+    planned = copy.deepcopy(backbone.network).to("meta").eval()
+    try:
+        planned(torch.empty(1, backbone.channels, size, size, device="meta"))
+    except NotImplementedError:  # an operation that only real numbers have
+        return
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another --size"
+        ) from None
 
 
 def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
@@ -163,8 +186,9 @@ def check_stages(
     if preprocessing is None:
         return config, None
     if config.preset == "finetune":
-        unfreeze = check_unfreeze(embedder.backbone, config.unfreeze, size=preprocessing.size)
-        fix_first(embedder, unfreeze)
+        asked = None if config.unfreeze is None else str(config.unfreeze)  # Python has numbers
+        unfreeze = check_unfreeze(embedder.backbone, asked, size=preprocessing.size)
+        freeze_first(embedder, unfreeze)
         config = replace(config, unfreeze=unfreeze)
     if config.lora is not None:
         add_adapters(embedder, config.lora, unfreeze=config.unfreeze, seed=config.seed)

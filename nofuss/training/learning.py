@@ -18,7 +18,6 @@ from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
 from nofuss.evaluate.side_by_side import scorable, score_folds
-from nofuss.evaluate.threshold import Threshold, calibrate
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
@@ -32,6 +31,7 @@ from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.checks import check_before_training
 from nofuss.training.choice import choice_of, start_of, untrained_choice
 from nofuss.training.closed_form import ClosedForm, Pinned
+from nofuss.training.finding import decide_search, read_search
 from nofuss.training.fold_results import (
     FoldResult,
     held_out_embeddings,
@@ -98,7 +98,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
     choice = job.choice = Choice.from_dict(found["choice"])
-    job.threshold = Threshold.from_extra(found["threshold"]) if found["threshold"] else None
+    job.strangers, job.reranking = read_search(found)
     job.fold_scores = found["scores"]
     for line in choice.describe():
         console.say(line)
@@ -110,7 +110,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
 
 
 def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, Any]:
-    """Return what choice.json holds: choice, threshold and scores of held-out classes."""
+    """Return what choice.json holds: choice, search settings and scores of held-out classes."""
     config, labels = job.config, form.labels
     results: list[FoldResult] = []
     if config.untrained:
@@ -123,18 +123,21 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
         choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
-    threshold, scores, by_class = calibrate(found, own) if found else None, None, None
+    strangers, rerank = decide_search(found, own, config)
+    scores, by_class = None, None
     if found and by_folds(config, job.collection):
         with console.busy("scoring each class by a model that has not seen it"):
             raw = [form.features[fold.held_out] for fold in form.folds]
             columns = {f"untrained features, {form.features.shape[1]}-d": raw}
             if results and choice.kept == TRAINED:
                 columns["closed form"] = [result.embeddings[CLOSED] for result in results]
-            scores = score_folds(found, columns, own, seed=config.seed)
+            weighting = rerank.weighting if rerank else None
+            scores = score_folds(found, columns, own, seed=config.seed, weighting=weighting)
             by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
-        "threshold": threshold.as_extra() if threshold else None,
+        "strangers": strangers and strangers.as_dict(),
+        "rerank": rerank and rerank.as_dict(),
         "scores": scores,
         "by_class": by_class,
     }
@@ -167,8 +170,7 @@ def _decided_before(job: Job) -> dict[str, Any] | None:
     found: dict[str, Any] = json.loads(processes.on_first(read))
     try:
         Choice.from_dict(found["choice"])
-        if found["threshold"] is not None:
-            Threshold.from_extra(found["threshold"])
+        read_search(found)
         return found if "scores" in found else None
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

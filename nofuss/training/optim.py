@@ -13,9 +13,19 @@ from torch.optim import Optimizer
 
 from nofuss.errors import unknown_name
 
+RAMP = 1 / 3
+"""Epochs in which the rates of the schedule "ramp" rise: Adam's first steps are its least certain,
+and would be as large as all others."""
+
+
+def _cosine(epoch: float, epochs: int) -> float:
+    return (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
+
+
 SCHEDULES: dict[str, Callable[[float, int], float]] = {
     "exponential": lambda epoch, epochs: 0.94 ** math.floor(epoch),
-    "cosine": lambda epoch, epochs: (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2,
+    "cosine": _cosine,
+    "ramp": lambda epoch, epochs: min(1.0, 0.03 + epoch / RAMP) * _cosine(epoch, epochs),
     "constant": lambda epoch, epochs: 1.0,
 }
 

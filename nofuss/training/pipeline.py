@@ -24,7 +24,7 @@ from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import TrainingError, UsageError
-from nofuss.evaluate.threshold import ENOUGH_CLASSES, ENOUGH_ITEMS, calibrate
+from nofuss.evaluate.strangers import ENOUGH_CLASSES, ENOUGH_ITEMS
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.geometry import normalize
@@ -42,6 +42,7 @@ from nofuss.run.events import Callback
 from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 from nofuss.training.comparisons import learnable
+from nofuss.training.finding import decide_search
 from nofuss.training.job import (
     Job,
     build_model,
@@ -88,6 +89,8 @@ def _train_locked(
 ) -> Path:
     if collection is not None:
         config = replace(config, data=Path(f"{collection.name} (given from Python)"))
+    if config.corrections is not None:
+        config = replace(config, corrections=config.corrections.absolute())
     config = _come_back(config)
     if config.force and not config.resume:
         raise UsageError("--force is for resuming a run; add --resume, or leave it out")
@@ -96,9 +99,12 @@ def _train_locked(
         assert config.out is not None
         lock.take(config.out)
     listeners = Listeners(config, callback)
+    corrections = config.corrections
+    if config.resume and config.out is not None:  # the run's own copy
+        corrections = Run(config.out, config).corrections
     with processes.in_turn():
-        labelling = labelling_of(config)
-        collection, scan = open_usable(collection or config.data, labelling=labelling)
+        labelling, data = labelling_of(config), collection or config.data
+        collection, scan = open_usable(data, labelling=labelling, corrections=corrections)
         check_used(collection, labelling)
     check_supervision(collection)
     config = settle(config, collection)
@@ -167,7 +173,8 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     merge_adapters(job.embedder)
     names = [collection.class_names[i] for i in classes_in(collection, sides.train)]
     _calibrate(job)
-    extra = {} if job.threshold is None else job.threshold.as_extra()
+    for_search = {"strangers": job.strangers, "rerank": job.reranking}
+    extra = {name: found.as_dict() for name, found in for_search.items() if found}
     if processes.first():
         save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
     kept = _embed_sides(job, fingerprint)
@@ -185,18 +192,21 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
 
 
 def _calibrate(job: Job) -> None:
-    """Find the threshold on held-out training classes; on fixed features the folds have it."""
+    """Decide on held-out training classes how to search; on fixed features the folds have."""
     if job.collection.by_links:  # two groups may be of one class, so no distance tells them apart
-        job.threshold = None
+        job.strangers = job.reranking = None
         console.say('search will not say "nothing like this": that needs labels')
         return
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
         encoder = Encoder(job.embedder, job.preprocessing)
-        job.threshold = calibrate([encoder.embed_collection(held_out)], [held_out.labels])
-    if job.threshold is not None:
-        console.say(job.threshold.describe())
+        found, labels = encoder.embed_collection(held_out), torch.from_numpy(held_out.labels)
+        job.strangers, job.reranking = decide_search([found], [labels], job.config)
+    if job.reranking is not None:
+        console.say(job.reranking.describe())
+    if job.strangers is not None:
+        console.say(job.strangers.describe())
     elif job.collection.labels is not None:
         rows = job.sides.train if job.fixed else job.sides.held_out
         classes = len(classes_in(job.collection, rows))

@@ -27,12 +27,12 @@ _HEAD: Preset = _COMMON | {
 # The same from another start, with epochs and rates that were found for the PCA on CUB: started at
 # random it over-fits the training classes and ends below the features it came from.
 _OTHER_START: Preset = {"epochs": 20, "head_rate": 1e-4, "proxy_rate": 1e-3, "folds": 0}
-# The whole network instead of its last stages: a smaller rate, and more epochs, as each is dear.
+# The whole network instead of its last stages: smaller steps, after an epoch of the head alone.
 _WHOLE: Preset = {
-    "epochs": 12,
     "batch": 32,
     "rate": 1e-4,
     "head_rate": 1e-4,
+    "schedule": "cosine",
     "warmup": 1,
 }
 LORA_RATE = 1e-3
@@ -46,13 +46,13 @@ PRESETS: dict[str, Preset] = {
         "start": "whitened",
         "folds": 4,
         "holdout": 0.1,
-        "epochs": 8,
+        "epochs": 12,
         "batch": 64,
         "rate": 2e-4,
         "head_rate": 2e-4,
         "proxy_rate": 1e-2,
         "scale": 16.0,
-        "schedule": "cosine",
+        "schedule": "ramp",
         "freeze_batch_norm": True,
         "mirror": True,
         "views": 8,

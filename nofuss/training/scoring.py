@@ -8,13 +8,14 @@ from torch import Tensor
 from nofuss.data.comparisons import Compared
 from nofuss.data.split import Rows
 from nofuss.evaluate.order import extra_of
+from nofuss.evaluate.ranked import ranked_scores, summary
 from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
 from nofuss.report.order import score_orders
 from nofuss.run.choice import TRAINED
 from nofuss.terminal import console
-from nofuss.terminal.scores import score_table
+from nofuss.terminal.scores import score_table, with_reranked
 from nofuss.training.baselines import untrained
 from nofuss.training.job import Job
 
@@ -51,6 +52,9 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
         queries = [ours.per_query], [other.per_query]
         scores["gain"] = gain_over(name, *queries, seed=config.seed)
     beside = {name: other.as_dict() for name, other in columns.items()}
+    if job.reranking is not None and (weighting := job.reranking.weighting) is not None:
+        plain, after = ranked_scores(found, labels, (None, weighting))
+        scores["reranked"] = summary(after, plain, weighting, seed=config.seed)
     if job.compared is not None:  # the labels' scores come first, then that of the triplets
         order = _order(job, job.compared)
         scores |= extra_of(order)
@@ -78,6 +82,6 @@ def _order(job: Job, compared: Compared) -> dict[str, Any]:
 def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> dict[str, Any]:
     kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
     name = job.config.loss if kept == TRAINED else kept
-    score_table(title, {name: scores} | scores["baselines"])
+    score_table(title, with_reranked(name, scores) | scores["baselines"])
     job.run.write("scores.json", scores | {"method": name})
     return scores

@@ -1,7 +1,6 @@
 """From a resolved configuration to criterion, optimizer and initial proxies."""
 
 import math
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
 from nofuss.evaluate import kmeans
+from nofuss.files.atomic import memory
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
@@ -43,8 +43,8 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     assert config.dim is not None
     if config.assignment == "balanced" and each > 1:
         raise UsageError(
-            f"--proxies-per-class is {each:g}; --assignment balanced has one for a label or linked "
-            "group at most: lower it to 1"
+            f"--proxies-per-class is {each:g}; --assignment balanced has at most one for a "
+            "label or group of linked items: lower it to 1"
         )
     _check_room(each * num_classes, config.dim)
     options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
@@ -81,7 +81,7 @@ def batch_of(config: TrainConfig, items: int, classes: int) -> int:
 def _check_room(proxies: float, dim: int) -> None:
     """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
     needed = 4 * 4 * proxies * dim / world()  # which may be machines of their own
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = memory()
     if math.isfinite(needed) and needed > available:
         raise UsageError(
             f"{proxies:,.0f} proxies of {dim} dimensions take {needed / 2**30:,.0f} GB to train, "

@@ -199,5 +199,14 @@ def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture
     assert isinstance(content["doubtful_labels"], list)
 
 
+def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> None:
+    np.savez(tmp_path / "data.npz", vectors=np.eye(4).repeat(5, 0), labels=np.arange(20) // 5)
+    made = create_run(TrainConfig(out=tmp_path / "run"), name="run", fingerprint="")
+    embedder = build_embedder("identity", dim=4, channels=4, weights=None)
+    save_model(made.model, embedder, None)
+    assert main(["doctor", str(tmp_path / "data.npz"), "--run", str(made.path)]) == 0
+    assert "doubtful labels: none" in capsys.readouterr().out
+
+
 def test_histogram_by_hand() -> None:
     assert histogram(np.array([1, 1, 2, 3, 9])) == [("1", 2), ("2–3", 2), ("4–7", 0), ("8–15", 1)]

@@ -18,6 +18,7 @@ from nofuss.model.weights import save_model
 from nofuss.run.directory import create_run
 from nofuss.search.index import Index
 from nofuss.search.shelf import open_shelf
+from tests.search.verdicts import strangers
 from tests.tiny_run import CLASSES, draw, write_pictures
 
 Capture = pytest.CaptureFixture[str]
@@ -34,7 +35,7 @@ def run(tmp_path: Path, data: Path) -> Path:
     made = create_run(TrainConfig(data=data, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     preprocessing = embedder.backbone.preprocessing
-    save_model(made.model, embedder, preprocessing, extra={"threshold": 0.5})
+    save_model(made.model, embedder, preprocessing, extra={"strangers": strangers().as_dict()})
     return made.path
 
 
@@ -179,26 +180,65 @@ def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsy
         assert {n["path"] for n in result["neighbours"]} == {
             index.names[i] for i in d.argsort()[:4].tolist()
         }
-        assert result["found"] is True
-    assert content["threshold"] == 0.5
+        assert result["found"] is None  # three items a class are too few to calibrate on
+    assert content["strangers"] is None
+    assert content["rerank"] is None
 
 
-def test_nothing_like_this_here(run: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
-    main(["index", str(run), str(data)])
+def write_plain(folder: Path, colours: dict[str, tuple[int, int, int]], *, spread: int) -> Path:
+    """Eight pictures a class: its colour in every pixel, up to `spread` brighter or darker."""
+    for name, colour in colours.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(8):
+            random = np.random.default_rng([number, *colour])
+            change = random.integers(-spread, spread + 1, (40, 40, 3))
+            pixels = (np.array(colour) + change).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Calibrated on the index, again whenever it changes."""
+    colours = {str(c): c for c in np.ndindex(2, 2, 2)}
+    few = {n: (250 * r, 250 * g, 250 * b) for n, (r, g, b) in colours.items() if r + g + b < 3}
+    white = {"white": (250, 250, 250)}
+    main(["index", str(run), str(write_plain(tmp_path / "few", few, spread=9))])
+    assert 'search says "nothing like this" by the nearest item' in lines(capsys)
+    before = index_of(run).extra["strangers"]
+    assert (before["items"], before["classes"]) == (56, 7)
+    query = write_plain(tmp_path / "grain", {"white": (250, 250, 250)}, spread=11) / "white/3.png"
+    assert main(["search", str(run), str(query)]) == 0
+    assert "Nothing like this here" in lines(capsys)
+    item = tmp_path / "few" / "(1, 0, 0)" / "0.png"
+    assert main(["search", str(run), str(item), "--json"]) == 0
+    (result,) = json.loads(lines(capsys))["queries"]
+    assert result["found"] is True
+    assert result["verdict"].startswith("Its class")
+
+    main(["index", str(run), str(write_plain(tmp_path / "white", white, spread=9))])
+    after = index_of(run).extra["strangers"]
+    assert (after["items"], after["classes"]) == (64, 8)
+    assert after["known"] != before["known"]
+    capsys.readouterr()
+    assert main(["search", str(run), str(query)]) == 0
+    assert "Nothing like this here" not in lines(capsys)
+    main(["index", str(run), str(tmp_path / "few"), "--remove"])
+    assert index_of(run).extra["strangers"] is None  # one class is left
+
+
+@pytest.mark.parametrize("name", ["strangers", "rerank"])
+def test_what_nofuss_did_not_write_is_one_line(
+    name: str, run: Path, data: Path, capsys: Capture
+) -> None:
     file = run / "model" / "model.json"
     model = json.loads(file.read_text())
-    model["extra"]["threshold"] = 1e-6
+    model["extra"][name] = {"rule": "mine"}
     file.write_text(json.dumps(model))
     (run / "model" / "manifest.json").unlink()  # changed by hand
-    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "noise.png")
-    capsys.readouterr()
-    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
-    assert "nothing like this here" in lines(capsys)
-    del model["extra"]["threshold"]
-    file.write_text(json.dumps(model))
-    assert main(["search", str(run), str(tmp_path / "noise.png")]) == 0
-    assert "no threshold" in lines(capsys)
+    assert main(["search", str(run), str(data / "six" / "0<i>.png")]) != 0
+    printed = capsys.readouterr().err
+    assert "that nofuss did not write" in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
 def test_the_grid_shows_queries_and_neighbours(run: Path, data: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def check_pictures(data: Any, first: int = 0) -> None:
         assert path.name == f"{number}.jpg"
 
 
-def test_parquet_with_bytes(tmp_path: Path) -> None:
+def test_parquet_with_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "birds.parquet"
     parquet.write_table(images(9), file, row_group_size=2)
     data = open_data(file)
@@ -73,6 +73,8 @@ def test_parquet_with_bytes(tmp_path: Path) -> None:
     assert data.class_names == ("robin", "wren")
     assert data.labels is not None
     assert data.labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    check_pictures(data)
+    monkeypatch.setattr(parts, "LARGEST_GROUP", 4000)  # room for two groups
     check_pictures(data)
     assert read_regular(data.paths[0]) == picture(0)  # after its group was dropped
     assert scan_pictures(data).problems == ()

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from nofuss.evaluate import map_at_r, paired_difference, per_query, recall_at_k
+from nofuss.evaluate.queries import QueryScores
+from nofuss.evaluate.side_by_side import class_sums, from_class_sums
 
 
 def test_the_means_are_the_scores(scene):
@@ -67,3 +69,25 @@ def test_misuse_is_one_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call(torch.ones(6), torch.tensor([0, 0, 1, 1, 2, 2]))
     assert "\n" not in str(error.value)
+
+
+def test_sums_by_class_pair_as_the_queries_do() -> None:
+    """A resample takes classes whole, so sums are all that the interval depends on."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.randint(9, (80,), generator=random)
+    one, two = (
+        QueryScores(
+            torch.randint(2, (80,), generator=random).double(),
+            torch.rand(80, generator=random, dtype=torch.float64),
+            labels,
+        )
+        for _ in range(2)
+    )
+    ours, theirs = from_class_sums(class_sums(one)), from_class_sums(class_sums(two))
+    assert len(ours.rows) == 80
+    for a, b, c, d in (
+        (one.recall, two.recall, ours.recall1, theirs.recall1),
+        (one.map_at_r, two.map_at_r, ours.map_at_r, theirs.map_at_r),
+    ):
+        expected = paired_difference(a, b, labels)
+        assert paired_difference(c, d, ours.labels) == pytest.approx(expected)

@@ -9,7 +9,7 @@ from torch import nn
 from nofuss.errors import UsageError
 from nofuss.model.backbones import Backbone, build_backbone, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.stages import Top, Trunk, check_unfreeze, fix_first, split, stages_agree
+from nofuss.model.stages import Top, Trunk, check_unfreeze, freeze_first, split, stages_agree
 
 COUNTS = {"convnet": 4, "efficientnet-lite0": 7, "inception-bn": 11}
 
@@ -57,7 +57,7 @@ def test_a_copy_of_the_top_has_weights_of_its_own() -> None:
 
 def test_fixed_stages_have_no_gradient_and_keep_their_statistics() -> None:
     embedder = build_embedder("convnet", dim=4, weights=None)
-    fix_first(embedder, "1")
+    freeze_first(embedder, "1")
     before = copy.deepcopy(embedder.state_dict())
     moving = {id(p) for p in embedder.backbone_parameters()}
     optimizer = torch.optim.SGD(
@@ -98,9 +98,10 @@ class Doubled(nn.Sequential):
         return 2 * result
 
 
-def test_a_module_from_python_is_trained_whole_unless_it_is_a_sequence() -> None:
+def test_of_a_module_from_python_a_sequence_has_stages() -> None:
     layers = [nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    assert check_unfreeze(own_backbone(nn.Sequential(*layers)), None, size=224) == "2"
+    assert check_unfreeze(own_backbone(nn.Sequential(*layers)), None, size=224) == "all"
+    assert check_unfreeze(own_backbone(nn.Sequential(*layers)), "2", size=224) == "2"
     doubled = own_backbone(Doubled(*layers))
     assert check_unfreeze(doubled, None, size=224) == "all"
     with pytest.raises(UsageError, match="has no known stages; use --unfreeze all"):

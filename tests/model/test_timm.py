@@ -21,7 +21,7 @@ from nofuss.errors import UsageError
 from nofuss.model.backbones import build_backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters, merge_adapters
-from nofuss.model.stages import Top, Trunk, check_unfreeze, fix_first, split, stages_agree
+from nofuss.model.stages import Top, Trunk, check_unfreeze, freeze_first, split, stages_agree
 from nofuss.model.weights import load_model, save_model
 
 if find_spec("timm") is None:
@@ -127,7 +127,7 @@ def test_a_network_of_unknown_structure_is_trained_whole() -> None:
 
 def test_trunk_and_top_of_a_transformer() -> None:
     embedder = build_embedder("timm:test_vit", dim=8, weights=None).eval()
-    fix_first(embedder, "2")
+    freeze_first(embedder, "2")
     pictures = torch.randn(2, 3, 160, 160)
     activations = Trunk(embedder.backbone, 4)(pictures)
     torch.testing.assert_close(Top(embedder, 4)(activations), embedder(pictures))

@@ -50,6 +50,21 @@ def test_a_wrong_label_is_found() -> None:
     assert doubtful_labels(neighbours(x, k=3), np.array([0, 0, 0, 0, 1, 1, 1, 1])) == []
 
 
+def test_a_wrong_label_is_found_among_few() -> None:
+    """Item 8 lies amid the eight of class 0 but is one of nine of class 1, all of which follow."""
+    x = circle(*range(0, 16, 2), 7, *range(40, 56, 2))
+    labels = np.array([0] * 8 + [1] * 9)
+    (doubt,) = doubtful_labels(neighbours(x), labels)
+    assert (doubt.item, doubt.label, doubt.suggested) == (8, 1, 0)
+    assert (doubt.votes, doubt.places) == (1.0, 8)
+
+
+def test_two_neighbours_of_a_class_of_two_are_no_evidence() -> None:
+    x = circle(0, 1, 2, 10, 11, 12, 13)
+    labels = np.array([1, 0, 1, 0, 0, 0, 0])
+    assert doubtful_labels(neighbours(x), labels) == []
+
+
 def test_copies_are_listed_once_and_confirmed() -> None:
     x = circle(0, 0, 90, 90.1, 180)
     found = neighbours(x, k=2)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,31 @@ def _(here: Path) -> list[object]:
     data = photos(here)
     (data / "nobody").mkdir()
     return train(data)
+
+
+@rubbish("noise as a shard", 2, "noise.tar is not a readable tar file")
+def _(here: Path) -> list[object]:
+    (here / "noise.tar").write_bytes(b"\x07noise" * 1000)
+    return train(here / "noise.tar")
+
+
+@rubbish("a shard of links", 2, "links holds no pictures")
+def _(here: Path) -> list[object]:
+    with tarfile.open(here / "links.tar", "w") as shard:
+        link = tarfile.TarInfo("a/0.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "/dev/zero"
+        shard.addfile(link)
+    return train(here / "links.tar")
+
+
+@rubbish("a pattern that is none", 2, "--label-pattern ( is not a regular expression")
+def _(here: Path) -> list[object]:
+    return [*train(photos(here)), "--label-pattern", "("]
+
+
+@rubbish("a level that is none", 2, "--class-level is 0; expected a number from 1 up")
+def _(here: Path) -> list[object]:
+    return [*train(photos(here)), "--class-level", 0]
 
 
 @rubbish("single-image classes", 0, "too few to score")

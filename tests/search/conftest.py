@@ -1,12 +1,14 @@
 """One small run of pictures and one server for all tests of this folder."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nofuss.search.indexing import index_run
 from tests.search.serving import Server, serving
-from tests.tiny_run import train_pictures
+from tests.tiny_run import draw, train_pictures
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +19,24 @@ def picture_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(picture_run: Path) -> Iterator[Server]:
     with serving(picture_run) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def taught_run(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the run, since it is taught, with an index that has a wrong label in it."""
+    home = tmp_path_factory.mktemp("taught")
+    shutil.copytree(picture_run, home / "run")
+    for label, name in ((0, "red"), (1, "fruit/blue"), (2, "fruit/green")):
+        (home / "data" / name).mkdir(parents=True)
+        for number in range(8):
+            draw(label, number).save(home / "data" / name / f"{number}.png")
+    draw(1, 3, side=80).save(home / "data" / "red" / "wrong.png")  # a blue one
+    index_run(home / "run", home / "data")
+    return home / "run"
+
+
+@pytest.fixture(scope="session")
+def taught_server(taught_run: Path) -> Iterator[Server]:
+    with serving(taught_run) as server:
         yield server

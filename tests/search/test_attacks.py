@@ -39,6 +39,7 @@ def server(home: Path) -> Iterator["Served"]:
         "garbage",
         "cookies of others",
         "items that are no files",
+        "marks and lessons",
     ],
 )
 def test_an_attack(server: "Served", name: str) -> None:

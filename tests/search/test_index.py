@@ -1,4 +1,4 @@
-"""The index: neighbours equal to brute force, survival on disk, refusals; the threshold."""
+"""The index: neighbours equal to brute force, survival on disk, refusals."""
 
 import json
 import subprocess
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from nofuss import Index
 from nofuss.errors import RunError, UsageError
-from nofuss.evaluate.threshold import nearest_by_class
 from nofuss.files.atomic import sha256
 from nofuss.geometry import normalize
-from nofuss.search import calibrate, nearest
+from nofuss.search import nearest
 
 
 def random(n: int, dim: int = 8, *, seed: int = 0) -> Tensor:
@@ -260,41 +259,6 @@ def test_faiss_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UsageError, match=r"pip install 'nofuss\[faiss\]'"):
         Index.build(random(3), names=names_of(3), kind="approximate")
-
-
-def test_nearest_relative_and_stranger_by_loops() -> None:
-    x, labels = normalize(random(60)), torch.arange(60) % 7
-    same, other = nearest_by_class(x, labels)
-    for i in range(60):
-        d = (x - x[i]).norm(dim=1)
-        related = (labels == labels[i]) & (torch.arange(60) != i)
-        assert float(same[i]) == pytest.approx(float(d[related].min()), abs=1e-3)
-        assert float(other[i]) == pytest.approx(float(d[labels != labels[i]].min()), abs=1e-3)
-
-
-def test_threshold_of_classes_far_apart() -> None:
-    """Relatives within it but for one in twenty at most, no stranger."""
-    labels = torch.arange(200) // 20
-    x = torch.eye(10)[labels] + 0.05 * random(200, 10)
-    threshold = calibrate([x], [labels])
-    assert threshold is not None
-    assert 0 < threshold.distance < 1
-    assert threshold.denied <= 0.05
-    assert threshold.accepted == 0
-    assert (threshold.items, threshold.classes) == (200, 10)
-
-
-def test_threshold_of_noise_admits_what_it_cannot_do() -> None:
-    threshold = calibrate([random(400)], [torch.arange(400) % 10])
-    assert threshold is not None
-    assert threshold.denied <= 0.05
-    assert threshold.accepted > 0.9
-
-
-@pytest.mark.parametrize("labels", [torch.zeros(100), torch.arange(100), torch.arange(100) % 2])
-def test_no_threshold_from_too_little(labels: Tensor) -> None:
-    """One class, classes of one item, two classes."""
-    assert calibrate([random(100)], [labels]) is None
 
 
 # What no `save` writes, with checksums that fit

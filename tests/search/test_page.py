@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,11 +59,15 @@ def find(browser: webdriver.Chrome, name: str) -> WebElement:
 
 
 def cards(browser: webdriver.Chrome) -> list[WebElement]:
-    return browser.find_elements(By.CSS_SELECTOR, "#results button")
+    return browser.find_elements(By.CSS_SELECTOR, "#results .open")
 
 
 def labels(browser: webdriver.Chrome) -> list[str]:
     return [e.text for e in browser.find_elements(By.CSS_SELECTOR, "#results .label")]
+
+
+def shown_items(browser: webdriver.Chrome) -> list[str | None]:
+    return [card.get_attribute("data-item") for card in cards(browser)]
 
 
 def title(browser: webdriver.Chrome) -> str:
@@ -151,11 +156,86 @@ def test_the_filter_leaves_one_class(page: webdriver.Chrome) -> None:
     wait(page, lambda: len(cards(page)) == 15)
     find(page, "class").send_keys("plain" + Keys.ENTER)
     wait(page, lambda: set(labels(page)) == {"plain"})
-    assert title(page).endswith("of class plain only")
+    assert title(page).endswith("only of class plain")
     find(page, "all").click()
     wait(page, lambda: len(cards(page)) == 15)
     find(page, "class").send_keys("nobody" + Keys.ENTER)
-    wait(page, lambda: "no class" in find(page, "error").text)
+    wait(page, lambda: "no class like “nobody”" in find(page, "error").text)
+    complaints(page)  # the browser notes the refused request
+
+
+def test_a_part_of_a_name_is_enough_and_filters_the_map(page: webdriver.Chrome) -> None:
+    shown = "return [...plane.only].map((code) => state.about.classes[code])"
+    find(page, "class").send_keys("PLA" + Keys.ENTER)
+    wait(page, lambda: set(labels(page)) == {"plain"})
+    assert page.execute_script(shown) == ["plain"]
+    cards(page)[0].click()
+    wait(page, lambda: title(page).startswith("Neighbours of plain, only of class plain"))
+    find(page, "all").click()
+    wait(page, lambda: page.execute_script("return plane.only") is None)
+
+
+def test_an_error_clears_what_was_there(page: webdriver.Chrome, tmp_path: Path) -> None:
+    cards(page)[0].click()
+    wait(page, lambda: find(page, "verdict").is_displayed())
+    (tmp_path / "no.png").write_text("no picture")
+    find(page, "file").send_keys(str(tmp_path / "no.png"))
+    wait(page, lambda: find(page, "error").is_displayed())
+    assert cards(page) == []
+    assert title(page) == "No results"
+    for name in ("verdict", "query", "more", "teach"):
+        assert not find(page, name).is_displayed(), name
+    complaints(page)
+
+
+def test_every_search_has_an_address(page: webdriver.Chrome, tmp_path: Path) -> None:
+    """Of an item and of an uploaded picture: reloaded, gone back to, opened by someone else."""
+    (tmp_path / "new.png").write_bytes(png(4, 9))
+    cards(page)[0].click()
+    wait(page, lambda: "like=" in page.current_url)
+    of_item, seen = page.current_url, shown_items(page)
+    find(page, "file").send_keys(str(tmp_path / "new.png"))
+    wait(page, lambda: title(page) == "Neighbours of your picture")
+    wait(page, lambda: "vector=" in page.current_url)
+    of_picture, of_picture_seen = page.current_url, shown_items(page)
+    page.refresh()
+    wait(page, lambda: shown_items(page) == of_picture_seen)
+    assert find(page, "query").get_attribute("src").startswith("data:image/")
+    page.back()
+    wait(page, lambda: shown_items(page) == seen)
+    page.get("about:blank")
+    page.get(of_picture)
+    wait(page, lambda: shown_items(page) == of_picture_seen)
+    page.get(of_item)
+    wait(page, lambda: shown_items(page) == seen)
+    assert "token" not in of_item + of_picture
+    assert complaints(page) == []
+
+
+def test_an_address_of_something_else_is_explained(page: webdriver.Chrome, server: Server) -> None:
+    for options in ("like=0123456789abcdef", "vector=AAAA", "vector=%3Cb%3E", "k=9999&like=x"):
+        page.get(f"http://127.0.0.1:{server.port}/?{options}")
+        wait(page, lambda: find(page, "error").is_displayed())
+        assert cards(page) == []
+    complaints(page)
+
+
+def test_the_page_says_what_it_found(page: webdriver.Chrome) -> None:
+    cards(page)[0].click()
+    wait(page, lambda: find(page, "likely").is_displayed() or find(page, "nothing").is_displayed())
+    if find(page, "likely").is_displayed():
+        counted = Counter(labels(page)[:10]).most_common(1)[0][1]
+        assert f"({counted} of 10 neighbours)" in find(page, "likely").text
+    assert find(page, "run").text == "run"
+    assert "Recall@1 " in find(page, "about").text
+    assert "a proxy: the point that stands for a whole class" in find(page, "map-help").text
+
+
+def test_without_the_token_a_page_in_words(browser: webdriver.Chrome, server: Server) -> None:
+    browser.delete_all_cookies()
+    browser.get(f"http://127.0.0.1:{server.port}/")
+    assert "open that address, with its token" in browser.find_element(By.TAG_NAME, "body").text
+    complaints(browser)
 
 
 def test_the_map_shows_items_and_leads_on(page: webdriver.Chrome) -> None:
@@ -197,16 +277,17 @@ def test_a_bad_file_is_explained(page: webdriver.Chrome, tmp_path: Path) -> None
     wait(page, lambda: find(page, "error").is_displayed())
     assert find(page, "error").text.startswith("This is not a picture of a known format")
     assert find(page, "error").get_attribute("role") == "alert"
-    cards(page)[0].click()
-    wait(page, lambda: not find(page, "error").is_displayed())
+    find(page, "some").click()
+    wait(page, lambda: not find(page, "error").is_displayed() and len(cards(page)) == 12)
     complaints(page)  # the browser notes the refused request
 
 
 def test_names_stay_text(page: webdriver.Chrome) -> None:
     find(page, "class").send_keys(HOSTILE + Keys.ENTER)
-    cards(page)[0].click()
     wait(page, lambda: set(labels(page)) == {HOSTILE})
-    assert HOSTILE in title(page)
+    cards(page)[0].click()
+    wait(page, lambda: HOSTILE in title(page))
+    assert set(labels(page)) == {HOSTILE}
     assert page.title != "1"
     assert page.find_elements(By.CSS_SELECTOR, "img[src='x']") == []
     assert complaints(page) == []

@@ -14,6 +14,7 @@ from nofuss.run.embeddings import load_embeddings
 from nofuss.search.indexing import index_run
 from nofuss.search.plane import lay_out
 from nofuss.search.shelf import open_shelf
+from tests.search.verdicts import strangers
 from tests.tiny_run import draw
 
 
@@ -52,11 +53,16 @@ def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
 
 def test_beyond_the_threshold_there_is_nothing(picture_run: Path) -> None:
     shelf = open_shelf(picture_run)
-    query = shelf.index.vectors[0]
-    nearest = shelf.search(query, 1, without=0).distances[0]
-    for threshold, nothing in ((nearest + 1e-3, False), (nearest - 1e-3, True), (None, False)):
-        shelf.encoder.extra["threshold"] = threshold
-        assert shelf.search(query, 1, without=0).nothing is nothing
+    assert shelf.search(shelf.index.vectors[0], 1).found is None  # too few classes were held out
+    assert shelf.threshold is None
+    shelf.ranking.strangers = strangers()
+    nearest = shelf.search(shelf.index.vectors[0], 1)
+    assert (nearest.distances, nearest.confidence, nearest.found) == ([0.0], "here", True)
+    opposite = shelf.search(-shelf.index.vectors.mean(0), 1)
+    assert (opposite.confidence, opposite.found) == ("nothing", False)
+    assert shelf.threshold == strangers().distance
+    of_class = shelf.search(-shelf.index.vectors.mean(0), 1, only=[0])
+    assert of_class.confidence is None  # the verdict is about all classes
 
 
 def test_what_is_on_the_map_stays_in_its_place() -> None:

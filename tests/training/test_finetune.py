@@ -53,8 +53,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "weights.safetensors")
 
 
-@pytest.mark.parametrize("unfreeze", ["1", "2", "all"])
-def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str) -> None:
+@pytest.mark.parametrize("unfreeze", ["1", 2, "all"])
+def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str | int) -> None:
     start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
     run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze=unfreeze, **SETTINGS)
     found = weights(run)
@@ -148,6 +148,7 @@ def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> Non
         ({"unfreeze": "none"}, "expected all or a number of stages"),
         ({"zoom": 1.5}, "zoom is 1.5; expected"),
         ({"lora": 4}, "has no attention layers"),
+        ({"backbone": "efficientnet-lite0", "size": 16}, "can't take pictures of 16 pixels"),
     ],
 )
 def test_mistakes_leave_no_run(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

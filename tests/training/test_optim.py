@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nofuss.errors import UsageError
-from nofuss.training.optim import SCHEDULES, build_optimizer, set_rates
+from nofuss.training.optim import RAMP, SCHEDULES, build_optimizer, set_rates
 
 
 def build(name: str = "adam", backbone: int = 1, decay: float = 0.1) -> torch.optim.Optimizer:
@@ -76,7 +76,7 @@ def test_rates_are_a_function_of_the_moment_alone() -> None:
             set_rates(optimizer, schedule, moment, 10)
             rates = [g["lr"] for g in optimizer.param_groups]
             assert seen.setdefault(moment, rates) == rates
-        assert seen[0.0] == [1e-4, 1e-3, 1e-2]
+        assert seen[0.0] == [1e-4, 1e-3, 1e-2] or schedule == "ramp"
 
 
 def test_schedules_against_torchs_own() -> None:
@@ -96,7 +96,15 @@ def test_schedules_against_torchs_own() -> None:
             scheduler.step()
 
 
-def test_no_schedule_raises_a_rate() -> None:
+def test_no_schedule_raises_a_rate_after_the_ramp() -> None:
     for schedule in SCHEDULES.values():
-        factors = [schedule(e / 7, 5) for e in range(36)]
+        factors = [schedule(e / 7, 5) for e in range(3, 36)]
         assert all(0 <= b <= a <= 1 for a, b in pairwise(factors))
+
+
+def test_a_ramp_rises_to_the_cosine() -> None:
+    factors = [SCHEDULES["ramp"](e / 30, 5) for e in range(11)]
+    assert all(0 < a < b <= 1 for a, b in pairwise(factors))
+    assert factors[0] < 0.05
+    for epoch in (RAMP, 1.0, 4.9):
+        assert SCHEDULES["ramp"](epoch, 5) == SCHEDULES["cosine"](epoch, 5)

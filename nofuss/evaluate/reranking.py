@@ -1,0 +1,138 @@
+"""Whether a run re-ranks what it finds: decided on folds of training classes, kept with the run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.intervals import paired_difference
+from nofuss.evaluate.ranked import RankedScores, gains_of, of_folds, ranked_scores
+from nofuss.evaluate.side_by_side import scorable
+from nofuss.evaluate.smoothing import Weighting
+from nofuss.evaluate.vicinity import SIZE
+
+QUERIES_OF_FOLD = 400
+"""Queries of a fold that candidates are compared on."""
+
+
+CANDIDATES = tuple(
+    Weighting(*pair) for pair in ((3, 3.0), (8, 3.0), (16, 3.0), (8, 2.0), (16, 2.0), (8, 1.0))
+)
+"""From little smoothing to much, which raises MAP@R but may lower Recall@1."""
+MARGIN = 0.005
+"""What Recall@1 may lose at most, with 95% confidence: the first result is the one that counts, and
+a fold has fewer classes to be confused with than an index."""
+
+
+@dataclass(frozen=True)
+class Reranking:
+    """What folds of training classes say of re-ranking; stored in choice.json and model.json."""
+
+    neighbours: int
+    power: float
+    on: bool
+    """Whether it gains by more than chance."""
+    scores: dict[str, list[float]]
+    """Recall@1 and MAP@R, "without" and "with", each fold by the candidate of the others."""
+    gains: dict[str, list[float]]
+    """Their mean differences with 95% intervals over classes."""
+
+    @property
+    def weighting(self) -> Weighting | None:
+        """Return the weighting to search with; None if re-ranking is off."""
+        return Weighting(self.neighbours, self.power) if self.on else None
+
+    def describe(self) -> str:
+        """Return one line for the user."""
+        recall, average = (_points(self.gains[name]) for name in ("recall@1", "map@r"))
+        change = f"Recall@1 by {recall}, MAP@R by {average}"
+        if not self.on:
+            return f"search ranks by distance alone: re-ranking would change {change}"
+        return (
+            f"search re-ranks the {SIZE} nearest by their {self.neighbours} neighbours each, which "
+            f"on held-out training classes changes {change}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dict for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Any) -> Self:
+        """Read what `as_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        made = cls(**stored)
+        valid = {
+            "neighbours": type(made.neighbours) is int and 1 <= made.neighbours <= SIZE,
+            "power": type(made.power) in (int, float) and 0 <= made.power <= 100,
+            "on": type(made.on) is bool,
+            "scores": _is_table(made.scores, ("without", "with"), 2),
+            "gains": _is_table(made.gains, ("recall@1", "map@r"), 3),
+        }
+        if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+            raise ValueError(f"reranking has an invalid {', '.join(wrong)}")
+        return made
+
+
+def choose_reranking(
+    embeddings: Sequence[Tensor], labels: Sequence[Tensor], *, seed: int
+) -> Reranking | None:
+    """Decide on held-out classes of folds; None where they are too few.
+
+    Each fold is scored with the candidate that the *other* folds prefer, so that choosing among
+    candidates is not mistaken for a gain. One fold is halved by class.
+    """
+    if len(embeddings) == 1:
+        embeddings, labels = _halved(embeddings[0], labels[0])
+    if len(embeddings) < 2 or not all(scorable(y) for y in labels):
+        return None
+    folds = [
+        ranked_scores(x, y, (None, *CANDIDATES), most=QUERIES_OF_FOLD)
+        for x, y in zip(embeddings, labels, strict=True)
+    ]
+    best = [_best([*folds[:k], *folds[k + 1 :]], seed) for k in range(len(folds))]
+    after = of_folds([fold[1 + i] for fold, i in zip(folds, best, strict=True)]).scores
+    before = of_folds([fold[0] for fold in folds]).scores
+    gains = gains_of(after, before, seed=seed)
+    objective = paired_difference(after.objective, before.objective, after.labels, seed)
+    chosen = CANDIDATES[_best(folds, seed)]
+    return Reranking(
+        *chosen,
+        on=objective.low > 0 and gains["recall@1"].low >= -MARGIN,
+        scores={
+            name: [float(of.recall.mean()), float(of.map_at_r.mean())]
+            for name, of in (("without", before), ("with", after))
+        },
+        gains={name: list(gain) for name, gain in gains.items()},
+    )
+
+
+def _halved(x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    sides = [torch.isin(y, classes) for classes in torch.unique(y).chunk(2)]
+    return [x[side] for side in sides], [y[side] for side in sides]
+
+
+def _best(folds: Sequence[Sequence[RankedScores]], seed: int) -> int:
+    """Return the candidate with the highest objective among those that don't lose Recall@1.
+
+    The first, which changes least, if all of them may.
+    """
+    before, *after = (of_folds(column).scores for column in zip(*folds, strict=True))
+    losses = [paired_difference(of.recall, before.recall, of.labels, seed).low for of in after]
+    safe = [i for i, low in enumerate(losses) if low >= -MARGIN]
+    return max(safe, key=lambda i: float(after[i].objective.mean()), default=0)
+
+
+def _points(gain: Sequence[float]) -> str:
+    mean, low, high = (100 * value for value in gain)
+    return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"
+
+
+def _is_table(table: Any, names: Sequence[str], width: int) -> bool:
+    return (
+        isinstance(table, Mapping)
+        and list(table) == list(names)
+        and all(isinstance(row, list) and len(row) == width for row in table.values())
+        and all(type(v) in (int, float) and abs(v) <= 1 for row in table.values() for v in row)
+    )

@@ -1,0 +1,59 @@
+"""Ranking that uses the neighbourhood: smoothed items and an expanded query (α-QE).
+
+Each item of a query's vicinity becomes the mean of itself and its nearest there, weighted by
+cosine^power (database augmentation, Arandjelović & Zisserman 2012; α-query expansion, Radenović et
+al. 2018), and so does the query; the order is that of the means. A query is no item's neighbour: it
+is searched from outside. Everything is a function of cosines, so that no vector is computed.
+
+Labels are not used: what lies together with what is near is ranked higher.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.vicinity import Vicinity
+
+
+class Weighting(NamedTuple):
+    """How many neighbours are averaged, and the power of their cosine that weighs them."""
+
+    neighbours: int
+    power: float
+
+
+@torch.no_grad()
+def reranked(around: Vicinity, weighting: Weighting) -> Tensor:
+    """Return the cosine of each item's mean with the query's, (Q, M); −inf where no item is."""
+    near, gram, exists = around.near, around.gram, around.exists
+    size = near.shape[1]
+    place, weight = _neighbours(near.masked_fill(~exists, -torch.inf), weighting)
+    query_weights = torch.zeros_like(near).scatter_(1, place, weight)
+    cosines = gram.masked_fill(~exists[:, None], -torch.inf)
+    cosines.diagonal(dim1=1, dim2=2).fill_(-torch.inf)  # no item is its own neighbour
+    place, weight = _neighbours(cosines, weighting)  # (Q, M, k)
+    # Means are m = Σ w x, each item in its own with weight 1; their products follow from cosines.
+    itself = torch.arange(size).expand(len(near), size)[..., None]
+    place = torch.cat([itself, place], 2)
+    weight = torch.cat([torch.ones_like(weight[..., :1]), weight], 2)
+    with_query = near + (gram @ query_weights[..., None])[..., 0]  # x·(q + Σ w x)
+    product = (weight * _pick(with_query, place)).sum(2)
+    pairs = place[..., :, None] * size + place[..., None, :]  # (Q, M, k + 1, k + 1)
+    among = _pick(gram.flatten(1), pairs)
+    lengths = torch.einsum("qmab,qma,qmb->qm", among, weight, weight)
+    scale = 1 + (query_weights * (near + with_query)).sum(1, keepdim=True)  # |q + Σ w x|²
+    cosine = product / (lengths * scale).clamp_min(1e-12).sqrt()
+    return cosine.masked_fill(~exists, -torch.inf)
+
+
+def _neighbours(cosines: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
+    """Return places and weights of the largest of each row; 0 where a cosine is negative."""
+    k = min(weighting.neighbours, cosines.shape[-1])
+    best, places = cosines.topk(k, dim=-1)
+    return places, best.clamp_min(0) ** weighting.power
+
+
+def _pick(values: Tensor, places: Tensor) -> Tensor:
+    """Return values (Q, n) at places (Q, …)."""
+    return values.gather(1, places.flatten(1)).view(places.shape)

@@ -1,0 +1,294 @@
+"""Is anything like this here? A query's strangeness, and what it means in a given index.
+
+The distance to the nearest item alone lets most strangers through. Two things help (Mensink et al.
+2013 on class means; local density as in Breunig et al. 2000 and the cohorts of speaker
+verification): the nearest *class mean* varies less than the nearest item, and how near an item must
+be depends on how crowded the place is. Both are read from the query's vicinity. Which rule is best
+differs between collections, so folds of training classes choose.
+
+What a value means depends on the index, on how many classes it has and how alike they are. It is
+calibrated on the index itself: every item (or a sample of them) is searched once without its
+class, as a stranger, and once, as a picture whose class is there, without another class, so that
+both see as many. The threshold is the
+strangeness below which 95% of the former lie: a wrong "nothing" is the mistake that hurts. Where
+that recognises hardly more strangers than a coin would, the answer is "can't tell".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.intervals import paired_difference
+from nofuss.evaluate.vicinity import Vicinity, leave_one_out
+from nofuss.geometry import Array, as_tensor, normalize
+
+DENIED = 0.05
+"""Share of the items whose class is there that may be called strangers."""
+ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
+"""Fewer items or classes say nothing about others."""
+SAMPLE, SAMPLE_OF_FOLD = 500, 250
+"""Items of an index that it is calibrated on, and of a fold that rules are compared on."""
+CROWD = 10, 50
+"""Ranks from and up to which neighbours say how crowded the place is; fewer in a small index."""
+_LEVELS = np.linspace(0, 1, 41)  # of the quantiles that are kept; one is 1 − DENIED
+
+Confidence = Literal["here", "perhaps", "nothing", "unknown"]
+
+
+@torch.no_grad()
+def nearest_class(around: Vicinity, labels: Tensor) -> Tensor:
+    """Return the cosine to the nearest class mean within the vicinity, (Q,).
+
+    labels (Q, M): codes of the items, below 0 for items without a class, which stand alone.
+    """
+    same = (labels[:, :, None] == labels[:, None]) & (labels >= 0)[:, None]
+    same |= torch.eye(labels.shape[1], dtype=torch.bool)
+    member = (same & around.exists[:, None]).float()  # (Q, M, M): j is of i's class
+    to_class = (around.gram * member).sum(2)  # xᵢ·Σx of its class, whose sum is |Σx|²
+    sums = member @ torch.stack([around.near, to_class], 2)
+    cosine = sums[..., 0] / sums[..., 1].clamp_min(1e-12).sqrt()
+    return cosine.masked_fill(~around.exists, -1.0).amax(1)
+
+
+def background(around: Vicinity) -> Tensor:
+    """Return the mean cosine to items that are near but not the nearest, (Q,)."""
+    counts = around.exists.sum(1, keepdim=True)
+    first, stop = (counts // 10).clamp_max(CROWD[0]), ((counts + 1) // 2).clamp_max(CROWD[1])
+    place = torch.arange(around.near.shape[1])
+    crowd = (place >= first) & (place < stop) & around.exists
+    return (around.near * crowd).sum(1) / crowd.sum(1).clamp_min(1)
+
+
+def _nearest(around: Vicinity, labels: Tensor) -> Tensor:
+    return -around.near.masked_fill(~around.exists, -1.0).amax(1)
+
+
+RULES: dict[str, Callable[[Vicinity, Tensor], Tensor]] = {
+    "nearest item": _nearest,
+    "nearest class mean": lambda around, labels: -nearest_class(around, labels),
+    "class mean, half density": lambda around, labels: (
+        background(around) / 2 - nearest_class(around, labels)
+    ),
+    "class mean, density": lambda around, labels: (
+        background(around) - nearest_class(around, labels)
+    ),
+}
+"""Name → strangeness (Q,) of queries by their vicinity and the labels (Q, M) of its items."""
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """A rule, and what its values mean in one index (or among held-out classes)."""
+
+    rule: str
+    auroc: float
+    """Chance that a stranger looks stranger than an item whose class is there."""
+    rejected: float
+    """Share of strangers beyond the threshold."""
+    denied: float
+    """Share of the items whose class is there that are beyond the threshold."""
+    useful: bool
+    """Whether it rejects twice as many strangers as others, with 95% confidence over classes."""
+    distance: float
+    """The distance within which 95% of the items whose class is there have their nearest."""
+    known: list[float]
+    """Quantiles of the strangeness of items whose class is there."""
+    strangers: list[float]
+    """Quantiles of the strangeness of items whose class is not."""
+    items: int
+    classes: int
+
+    @property
+    def threshold(self) -> float:
+        """The strangeness beyond which the answer is "nothing like this"."""
+        return self.known[round((1 - DENIED) * (len(_LEVELS) - 1))]
+
+    def describe(self) -> str:
+        """Return one line for the user."""
+        if not self.useful:
+            return (
+                'search can\'t tell strangers here, so it does not say "nothing like this": among '
+                f"{self.classes:,} classes, each left out in turn, they look like the others "
+                f"(AUROC {self.auroc:.2f})"
+            )
+        return (
+            f'search says "nothing like this" by the {self.rule}: right for {self.rejected:.0%} of '
+            f"the items whose class is not there, wrong for {self.denied:.0%} of the others "
+            f"(AUROC {self.auroc:.2f}; {self.classes:,} classes, each left out in turn)"
+        )
+
+    def judge(self, strangeness: float) -> tuple[Confidence, str]:
+        """Return the answer for a query, as a word and as a sentence."""
+        nearer = float(np.interp(strangeness, self.strangers, _LEVELS))
+        if not self.useful:
+            return "unknown", (
+                "Can't tell whether its class is here: among these classes, pictures of others "
+                "look just as near."
+            )
+        if strangeness > self.threshold:
+            return "nothing", (
+                f"Nothing like this here: only {DENIED:.0%} of the pictures whose class is here "
+                f"look this strange, but {1 - nearer:.0%} of the others do."
+            )
+        share = f"{nearer:.0%} of the pictures of other classes come as close"
+        if nearer <= DENIED:
+            return "here", f"Its class is most likely here: {share}."
+        return "perhaps", f"Its class may be here, but {share}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dict for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Any) -> Self:
+        """Read what `as_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        made = cls(**stored)
+        numbers = [made.auroc, made.rejected, made.denied, made.distance]
+        valid = {
+            "rule": made.rule in RULES,
+            "useful": type(made.useful) is bool,
+            "number": all(type(v) in (int, float) and 0 <= v <= 2.001 for v in numbers),
+            "count": all(type(v) is int and v >= 0 for v in (made.items, made.classes)),
+            "quantile": all(_are_quantiles(q) for q in (made.known, made.strangers)),
+        }
+        if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+            raise ValueError(f"strangers has an invalid {', '.join(wrong)}")
+        return made
+
+
+def _are_quantiles(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == len(_LEVELS)
+        and all(type(v) in (int, float) and abs(v) <= 4 for v in values)
+        and all(a <= b for a, b in pairwise(values))
+    )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Strangeness by each rule of items whose class is there (known) and is not (strangers)."""
+
+    known: Mapping[str, Tensor]
+    strangers: Mapping[str, Tensor]
+    nearest: Tensor  # cosine of the nearest item
+    labels: Tensor
+
+
+def choose_rule(embeddings: Sequence[Array], labels: Sequence[Array]) -> Strangers | None:
+    """Return the rule that rejects most strangers of held-out classes; None where they are too few.
+
+    The items of a fold were embedded by one model, and are compared only with each other.
+    """
+    samples = [
+        made
+        for x, y in zip(embeddings, labels, strict=True)
+        if (made := _measure(x, torch.as_tensor(y), tuple(RULES), most=SAMPLE_OF_FOLD)) is not None
+    ]
+    if not samples:
+        return None
+
+    def rejected(rule: str) -> float:
+        """Each fold by a threshold of its own, as each index has its own."""
+        return sum(_pooled([sample], rule).rejected * len(sample.labels) for sample in samples)
+
+    return _pooled(samples, max(RULES, key=rejected))
+
+
+def calibrate(
+    vectors: Array, labels: Array, chosen: Strangers, *, seen: Array | None = None
+) -> Strangers | None:
+    """Return what a rule's values mean among these items; None where they are too few.
+
+    labels: codes, below 0 for items without a class. seen: which items are of classes that the
+    model learned from. Those lie closer together than new pictures of their classes will, so
+    they are left out where others suffice; else the threshold is at least that of held-out classes.
+    """
+    y = torch.as_tensor(labels)
+    learned = torch.zeros(len(y), dtype=torch.bool) if seen is None else torch.as_tensor(seen)
+    sample = _measure(vectors, y, (chosen.rule,), among=~learned)
+    found = None if sample is None else _pooled([sample], chosen.rule)
+    if found is not None or not learned.any():
+        return found
+    sample = _measure(vectors, y, (chosen.rule,))
+    found = None if sample is None else _pooled([sample], chosen.rule)
+    if found is None:
+        return None
+    known = [max(a, b) for a, b in zip(found.known, chosen.known, strict=True)]
+    moved = replace(found, known=known)
+    beyond = float(np.interp(moved.threshold, moved.strangers, _LEVELS))
+    return replace(moved, rejected=1 - beyond)
+
+
+def _measure(
+    vectors: Array,
+    labels: Tensor,
+    rules: Sequence[str],
+    *,
+    among: Tensor | None = None,
+    most: int = SAMPLE,
+) -> _Sample | None:
+    """Search a sample of the items twice: without their own class, and without another one."""
+    x = normalize(as_tensor(vectors).detach().float())
+    has_class = labels >= 0
+    codes = torch.full_like(labels, -1)
+    _, codes[has_class], sizes = torch.unique(
+        labels[has_class], return_inverse=True, return_counts=True
+    )
+    suits = has_class.clone()
+    suits[has_class] = sizes[codes[has_class]] > 1
+    rows = (suits if among is None else suits & among).nonzero()[:, 0]
+    if len(rows) < ENOUGH_ITEMS or len(torch.unique(codes[rows])) < ENOUGH_CLASSES:
+        return None
+    if len(rows) > most:
+        rows = rows[torch.linspace(0, len(rows) - 1, most).round().long()]
+    own, another = codes[rows], (codes[rows] + len(sizes) // 2) % len(sizes)
+
+    def strangeness(left_out: Tensor) -> dict[str, Tensor]:
+        found: dict[str, list[Tensor]] = {rule: [] for rule in rules}
+        for around in leave_one_out(x, rows, codes, left_out):
+            of_items = codes[around.rows.clamp_min(0)]
+            for rule in rules:
+                found[rule].append(RULES[rule](around, of_items))
+        return {rule: torch.cat(values) for rule, values in found.items()}
+
+    nearest = torch.cat([around.near[:, 0] for around in leave_one_out(x, rows, size=1)])
+    return _Sample(strangeness(another), strangeness(own), nearest, own)
+
+
+def _pooled(samples: Sequence[_Sample], rule: str) -> Strangers:
+    """Return the figures of a rule over several samples, each of other classes."""
+    known = torch.cat([sample.known[rule] for sample in samples]).double()
+    strangers = torch.cat([sample.strangers[rule] for sample in samples]).double()
+    offsets = np.cumsum([0, *(int(sample.labels.max()) + 1 for sample in samples)])
+    labels = torch.cat([s.labels + int(o) for s, o in zip(samples, offsets, strict=False)])
+    nearest = torch.cat([sample.nearest for sample in samples])
+    levels = torch.from_numpy(_LEVELS)
+    quantiles = known.quantile(levels, interpolation="higher").tolist()
+    threshold = quantiles[round((1 - DENIED) * (len(_LEVELS) - 1))]
+    rejected, denied = (strangers > threshold).double(), (known > threshold).double()
+    cosine = float(nearest.quantile(DENIED, interpolation="lower"))
+    return Strangers(
+        rule=rule,
+        auroc=auroc(known, strangers),
+        rejected=float(rejected.mean()),
+        denied=float(denied.mean()),
+        useful=paired_difference(rejected, denied, labels).low > DENIED,
+        distance=max(0.0, 2 - 2 * cosine) ** 0.5,
+        known=quantiles,
+        strangers=strangers.quantile(levels, interpolation="higher").tolist(),
+        items=len(known),
+        classes=len(torch.unique(labels)),
+    )
+
+
+def auroc(low: Tensor, high: Tensor) -> float:
+    """Return the chance that a value of `high` exceeds one of `low`; ties count half."""
+    _, group, counts = torch.unique(torch.cat([low, high]), return_inverse=True, return_counts=True)
+    rank = (counts.cumsum(0) - (counts - 1) / 2)[group][len(low) :]
+    return float((rank.sum() - len(high) * (len(high) + 1) / 2) / (len(low) * len(high)))

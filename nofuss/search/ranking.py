@@ -1,0 +1,158 @@
+"""What a search answers: rows in order, their distances, and whether the query's class is there.
+
+The order is that of the distances or, if the run's folds gained by it, the re-ranked one; the
+distances are those to the items themselves either way. All of it is computed from one search.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.errors import RunError
+from nofuss.evaluate.reranking import Reranking
+from nofuss.evaluate.smoothing import Weighting, reranked
+from nofuss.evaluate.strangers import RULES, Confidence, Strangers, calibrate
+from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity_of
+from nofuss.geometry import normalize
+from nofuss.model.encoder import Encoder
+from nofuss.search.index import Index, Label
+
+Rerank = Literal["auto", "none"]
+_Kept = TypeVar("_Kept", Strangers, Reranking)
+STRANGERS, RERANK = "strangers", "rerank"
+"""Keys of what training and `nofuss index` keep in `extra`."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rows of the index in order, their distances, and how likely the query's class is there."""
+
+    rows: list[int]
+    distances: list[float]
+    confidence: Confidence | None = None
+    """None where training or the index had too few classes to find out."""
+    verdict: str = ""
+    """The same in a sentence."""
+    milliseconds: float = 0.0
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing like the query is there."""
+        return self.confidence == "nothing"
+
+    @property
+    def found(self) -> bool | None:
+        """Whether something like the query is there; None if that can't be told."""
+        return None if self.confidence in (None, "unknown") else not self.nothing
+
+
+class Ranking:
+    """Searches an index as the run's folds decided, with an answer to "is it here at all"."""
+
+    def __init__(
+        self, index: Index, weighting: Weighting | None = None, strangers: Strangers | None = None
+    ) -> None:
+        self.index, self.weighting, self.strangers = index, weighting, strangers
+
+    def of(self, index: Index, encoder: Encoder) -> "Ranking":
+        """Return the same way to search an index whose vectors have changed, calibrated anew."""
+        return Ranking(index, self.weighting, calibrated(index, encoder))
+
+    def search_all(self, queries: Tensor, k: int) -> list[Found]:
+        """Return the k best of each vector (Q, D)."""
+        found: list[Found] = []
+        for block in query_blocks(len(queries), 1, self.index.dim):
+            distances, rows = self.index.search(queries[block], max(k, SIZE))
+            found += self._answers(queries[block], distances, rows, k)
+        return found
+
+    def search(self, query: Tensor, k: int, *, without: int | None = None) -> Found:
+        """Return the k best of a vector (D,), leaving out item `without`."""
+        distances, rows = self.index.search(query[None], max(k, SIZE) + (without is not None))
+        kept = rows[0] != (-1 if without is None else without)
+        return self._answers(query[None], distances[:, kept], rows[:, kept], k)[0]
+
+    def _answers(self, queries: Tensor, distances: Tensor, rows: Tensor, k: int) -> list[Found]:
+        """Put what was found in order, and judge it."""
+        nearest = self.index.vectors[rows[:, :SIZE].clamp_min(0)]
+        around = vicinity_of(normalize(queries.float()), nearest, rows[:, :SIZE])
+        if self.weighting is not None and rows.shape[1]:
+            order = reranked(around, self.weighting).sort(dim=1, descending=True, stable=True)
+            for column in (rows, distances):
+                column[:, :SIZE] = column[:, :SIZE].gather(1, order.indices)
+        verdicts = self._judge(around)
+        found = []
+        for near, far, verdict in zip(rows[:, :k], distances[:, :k], verdicts, strict=True):
+            exists = near >= 0
+            found.append(Found(near[exists].tolist(), far[exists].tolist(), *verdict))
+        return found
+
+    def _judge(self, around: Vicinity) -> list[tuple[Confidence | None, str]]:
+        if self.strangers is None or not around.rows.shape[1]:
+            return [(None, "")] * len(around.rows)
+        names = [[self.index.labels[row] for row in rows] for rows in around.rows.tolist()]
+        codes = torch.from_numpy(np.stack([_codes(labels)[0] for labels in names]))
+        strangeness = RULES[self.strangers.rule](around, codes)
+        return [self.strangers.judge(value) for value in strangeness.tolist()]
+
+
+def open_ranking(index: Index, encoder: Encoder, *, rerank: Rerank = "auto") -> Ranking:
+    """Return how the run searches this index; calibrated now if the index was not yet."""
+    weighting = None
+    if rerank == "auto" and (decision := kept_reranking(encoder)) is not None:
+        weighting = _fitting(decision.weighting, _codes(index.labels)[1])
+    strangers = _read(Strangers, index.extra.get(STRANGERS), "the index")
+    if STRANGERS not in index.extra:
+        strangers = calibrated(index, encoder)
+    return Ranking(index, weighting, strangers)
+
+
+def kept_reranking(encoder: Encoder) -> Reranking | None:
+    """Return what the folds of the run decided; None if they were too few to decide."""
+    return _read(Reranking, encoder.extra.get(RERANK), "model.json")
+
+
+def calibrated(index: Index, encoder: Encoder) -> Strangers | None:
+    """Return what strangeness means in this index; None if it or training had too few classes."""
+    rule = _read(Strangers, encoder.extra.get(STRANGERS), "model.json")
+    if rule is None:
+        return None
+    learned = set(encoder.class_names)
+    seen = torch.tensor([label in learned for label in index.labels], dtype=torch.bool)
+    return calibrate(index.vectors, torch.from_numpy(_codes(index.labels)[0]), rule, seen=seen)
+
+
+def _codes(labels: Sequence[Label]) -> tuple[np.ndarray, np.ndarray]:
+    """Return a number for each label, −1 for none, and how many items each number has."""
+    place = {name: i for i, name in enumerate(sorted({c for c in labels if c is not None}))}
+    codes = np.array([-1 if label is None else place[label] for label in labels], np.int64)
+    return codes, np.bincount(codes[codes >= 0], minlength=len(place))
+
+
+def _fitting(weighting: Weighting | None, sizes: np.ndarray) -> Weighting | None:
+    """Return the weighting with no more neighbours than a typical item has relatives.
+
+    More would average what has nothing in common; with one item a class, ranking is by distance.
+    """
+    if weighting is None or not len(sizes):
+        return weighting
+    relatives = int(np.median(np.repeat(sizes, sizes))) - 1
+    neighbours = min(weighting.neighbours, relatives)
+    return weighting._replace(neighbours=neighbours) if neighbours > 0 else None
+
+
+def _read(kind: type[_Kept], stored: object, where: str) -> _Kept | None:
+    if stored is None:
+        return None
+    try:
+        return kind.from_dict(stored)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"{where} holds {kind.__name__.lower()} that nofuss did not write ({reason:.100}); "
+            "restore it, or make it again"
+        ) from None

@@ -1,0 +1,129 @@
+"""Doubtful labels on the page: shown with their evidence, judged by a click, kept as a CSV.
+
+The rule is that of the report and of `nofuss doctor`, applied to the items that the page shows.
+Judgements go to RUN/corrections.csv (data/corrections.py), which `nofuss train --corrections`
+applies; neither the data nor the index change here.
+"""
+
+import asyncio
+from collections import Counter
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from nofuss.data.corrections import FILE, Correction, read_corrections, write_corrections
+from nofuss.errors import DataError, RunError
+from nofuss.files.lock import RunLock
+from nofuss.report.findings import copies, doubtful_labels, neighbours
+from nofuss.search.handlers import Page
+from nofuss.search.refusals import Refused
+from nofuss.search.shelf import Shelf
+
+WITHIN = 0.02
+"""Distance up to which two items with different labels are shown as copies: people look at them."""
+
+MOST_QUERIES, FEWEST_QUERIES, COMPARED = 5000, 200, 10**9
+"""Items that are compared with all others: all of a small index, some of a large one, since the
+page must not keep the processor busy for minutes."""
+
+
+class Repair:
+    """The handlers of doubtful labels."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.file = page.shelf.run.path / FILE
+        self.writing = asyncio.Lock()  # of the CSV, by this process
+        self._looking = Lock()
+
+    @property
+    def shelf(self) -> Shelf:
+        """What the page shows now: a lesson replaces it."""
+        return self.page.shelf
+
+    async def suspects(self, request: Request) -> Response:
+        """Return the doubtful labels, the clearest first; the first call may take seconds."""
+        found = await run_in_threadpool(self._look)
+        judged = await run_in_threadpool(self._read)
+        return JSONResponse({"suspects": [s | self._judgement(s["item"], judged) for s in found]})
+
+    async def judge(self, request: Request) -> Response:
+        """Keep what somebody says of a label: {item: key, label: the right one, or null}."""
+        content = await self.page.content(request)
+        row, label = self.page.by_key(content.get("item")), content.get("label")
+        if label is not None and label not in self.shelf.classes:
+            raise Refused(400, "no such class; choose one of the list")
+        if self.shelf.index.labels[row] is None:
+            raise Refused(400, "this item has no label that could be wrong")
+        async with self.writing:
+            judged = await run_in_threadpool(self._write, row, label)
+        return JSONResponse(self._judgement(row, judged) | {"count": len(judged)})
+
+    def _look(self) -> list[dict[str, Any]]:
+        with self._looking:
+            return self._suspects
+
+    @cached_property
+    def _suspects(self) -> list[dict[str, Any]]:
+        rows = np.flatnonzero(self.shelf.codes >= 0)
+        if len(rows) < 3:
+            return []
+        _, labels = np.unique(self.shelf.codes[rows], return_inverse=True)
+        queries = min(MOST_QUERIES, max(FEWEST_QUERIES, COMPARED // len(rows)))
+        nearest = neighbours(self.shelf.index.vectors[rows].numpy(), queries=queries)
+        position = {int(query): i for i, query in enumerate(nearest.queries)}
+        found = [
+            self._described(
+                "label", rows[d.item], rows[nearest.items[position[d.item], : d.places]]
+            )
+            for d in doubtful_labels(nearest, labels)
+        ]
+        conflicts = [
+            c for c in copies(nearest, within=WITHIN) if labels[c.first] != labels[c.second]
+        ]
+        return found + [self._described("copy", rows[c.first], rows[[c.second]]) for c in conflicts]
+
+    def _described(self, kind: str, row: int, evidence: NDArray[np.int64]) -> dict[str, Any]:
+        """Return a suspect with the neighbours that speak against its label."""
+        near = [self.page.describe(int(other)) for other in evidence]
+        suggested, votes = Counter(other["label"] for other in near).most_common(1)[0]
+        about = {"kind": kind, "suggested": suggested, "votes": votes, "neighbours": near}
+        return self.page.describe(int(row)) | about
+
+    def _judgement(self, row: int, judged: dict[str, Correction]) -> dict[str, Any]:
+        said = judged.get(self.shelf.index.names[row])
+        return {"judged": None if said is None else said.corrected}
+
+    def _read(self) -> dict[str, Correction]:
+        """Return item → correction."""
+        if not self.file.exists():
+            return {}
+        try:
+            return {said.item: said for said in read_corrections(self.file)}
+        except DataError as error:
+            raise Refused(409, f"{error}; delete or restore the file in the run") from None
+
+    def _write(self, row: int, label: str | None) -> dict[str, Correction]:
+        """Replace the file with one that has this judgement, or without it."""
+        name, was = self.shelf.index.names[row], self.shelf.index.labels[row]
+        assert was is not None
+        try:
+            with RunLock() as lock:
+                lock.take(self.shelf.run.path)
+                judged = self._read()
+                if label is None:
+                    judged.pop(name, None)
+                else:
+                    judged[name] = Correction(name, was, label)
+                write_corrections(self.file, list(judged.values()))
+        except RunError as error:
+            raise Refused(409, str(error)) from None
+        except OSError as error:
+            raise Refused(507, f"can't write {FILE} ({error.strerror}); nothing changed") from None
+        return judged

@@ -1,0 +1,132 @@
+"""Corrected labels: applied to the items they name, and to nothing else."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nofuss.cli import main
+from nofuss.data import open_data
+from nofuss.data.corrections import (
+    COLUMNS,
+    Correction,
+    corrected,
+    read_corrections,
+    write_corrections,
+)
+from nofuss.errors import DataError
+from nofuss.files.checksum import digest_of
+from nofuss.run.directory import open_run
+from nofuss.run.embeddings import load_embeddings
+from nofuss.search.indexing import index_run
+from tests.tiny_run import draw
+
+NAMES = ["red", "blue", "green", "sea/orange", "sea/purple", "sea/gray"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for label, name in enumerate(NAMES):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(4):
+            draw(label, number).save(tmp_path / "data" / name / f"{number}.png")
+    return tmp_path / "data"
+
+
+def labels_of(collection: object) -> dict[str, str]:
+    labels, names = collection.labels, collection.class_names  # type: ignore[attr-defined]
+    return {n: names[c] for n, c in zip(collection.names, labels, strict=True)}  # type: ignore[attr-defined]
+
+
+def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Whatever the names are made of: commas, quotes, lines, bytes that are not UTF-8."""
+    rows = [Correction('a,"b"\nc.png', "x;y", "z"), Correction("caf\udce9/1.png", "é", "★")]
+    write_corrections(tmp_path / "file.csv", rows)
+    assert read_corrections(tmp_path / "file.csv") == rows
+    write_corrections(tmp_path / "file.csv", [Correction("\ud800", "a", "b")])  # of no file system
+    assert read_corrections(tmp_path / "file.csv")[0].corrected == "b"
+
+
+def test_only_the_named_items_change(data: Path, tmp_path: Path) -> None:
+    before = labels_of(open_data(data))
+    rows = [
+        Correction(str(data / "red" / "0.png"), "red", "blue"),
+        Correction("sea/gray/1.png", "sea/gray", "sea/orange"),  # relative to the data
+        Correction("green/2.png", "green", "green"),  # confirmed
+    ]
+    write_corrections(tmp_path / "file.csv", rows)
+    said = list[str]()
+    after = labels_of(corrected(open_data(data), tmp_path / "file.csv", say=said.append))
+    assert {n for n in before if before[n] != after[n]} == {"red/0.png", "sea/gray/1.png"}
+    assert (after["red/0.png"], after["sea/gray/1.png"]) == ("blue", "sea/orange")
+    assert said == ["2 labels corrected by file.csv"]
+
+
+def test_what_does_not_fit_is_counted(data: Path, tmp_path: Path) -> None:
+    rows = [
+        Correction("gone.png", "red", "blue"),
+        Correction("red/0.png", "green", "blue"),  # it was green once
+        Correction("red/1.png", "green", "red"),  # and this one has been put right
+    ]
+    write_corrections(tmp_path / "file.csv", rows)
+    said = list[str]()
+    whole = open_data(data)
+    assert corrected(whole, tmp_path / "file.csv", say=said.append) is whole
+    assert said[0].startswith("0 labels corrected")
+    assert said[1:] == [
+        "note: 1 corrections are of items that are not in the data; left out",
+        "note: 1 corrections are of items with another label now; left out",
+    ]
+
+
+def test_an_unknown_class_is_one_line(data: Path, tmp_path: Path) -> None:
+    write_corrections(tmp_path / "file.csv", [Correction("red/0.png", "red", "bleu")])
+    with pytest.raises(DataError, match="'bleu' \\(did you mean 'blue'\\?\\); correct the names"):
+        corrected(open_data(data), tmp_path / "file.csv")
+    (tmp_path / "file.csv").write_text("path,label\na,b\n")
+    with pytest.raises(DataError, match="item and corrected missing"):
+        corrected(open_data(data), tmp_path / "file.csv")
+    assert main(["train", str(data), "--corrections", str(tmp_path / "no.csv")]) == 2
+
+
+def test_a_class_that_loses_its_last_item_is_gone(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", vectors=np.eye(4), labels=[0, 0, 1, 2])
+    write_corrections(tmp_path / "file.csv", [Correction("row 2", "1", "2")])
+    found = corrected(open_data(tmp_path / "d.npz"), tmp_path / "file.csv")
+    assert (found.class_names, found.labels is not None and found.labels.tolist()) == (
+        ("0", "2"),
+        [0, 0, 1, 1],
+    )
+
+
+def test_an_item_goes_to_the_side_of_its_class(data: Path, tmp_path: Path) -> None:
+    lines = [
+        f"{name}/{i}.png,{name},{'test' if 'sea' in name else 'train'}"
+        for name in NAMES
+        for i in range(4)
+    ]
+    (data / "list.csv").write_text("path,label,split\n" + "\n".join(lines))
+    write_corrections(tmp_path / "file.csv", [Correction("red/0.png", "red", "sea/gray")])
+    found = corrected(open_data(data / "list.csv"), tmp_path / "file.csv")
+    assert found.split is not None
+    assert found.split[0] == "test"
+
+
+def test_train_applies_them_and_all_later_commands_too(data: Path, tmp_path: Path) -> None:
+    """The run keeps its own copy; the data are as before; index and search see the new label."""
+    file, run = tmp_path / "file.csv", tmp_path / "run"
+    write_corrections(file, [Correction("red/0.png", "red", "blue")])
+    bytes_before = {p: digest_of([p.read_bytes()]) for p in data.rglob("*.png")}
+    flags = ["--preset", "small", "--epochs", "1", "--dim", "8", "--size", "24", "--batch", "8"]
+    wanted = ["train", str(data), "--out", str(run), "--corrections", str(file)]
+    assert main([*wanted, *flags]) == 0
+    file.unlink()
+    assert main(["train", "--out", str(run), "--resume"]) == 0
+    kept = load_embeddings(run)
+    assert kept is not None
+    assert open_run(run).corrections == run / "corrected.csv"
+    assert main(["evaluate", str(run)]) == 0
+    index = index_run(run, None)
+    assert index.labels[index.row(str(data / "red" / "0.png"))] == "blue"
+    assert {p: digest_of([p.read_bytes()]) for p in data.rglob("*.png")} == bytes_before
+    assert COLUMNS == ("item", "label", "corrected")

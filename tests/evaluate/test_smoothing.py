@@ -1,0 +1,176 @@
+"""Re-ranking: equal to a loop over vectors, blind to the query, off where it does not help."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nofuss.evaluate import map_at_r, recall_at_k
+from nofuss.evaluate.ranked import of_folds, ranked_scores, summary
+from nofuss.evaluate.reranking import CANDIDATES, Reranking, choose_reranking
+from nofuss.evaluate.smoothing import Weighting, reranked
+from nofuss.evaluate.vicinity import leave_one_out, vicinity
+from nofuss.geometry import normalize
+from tests.evaluate.conftest import Scene
+
+
+def unit(items: int, dim: int = 6, seed: int = 0) -> Tensor:
+    return normalize(torch.randn(items, dim, generator=torch.Generator().manual_seed(seed)))
+
+
+def mean_of(x: Tensor, others: Tensor, k: int, power: float) -> Tensor:
+    """X and its k nearest among the others, weighted: the definition."""
+    cosines = others @ x
+    total = x.clone()
+    for j in cosines.argsort(descending=True)[:k].tolist():
+        total += max(0.0, float(cosines[j])) ** power * others[j]
+    return total / total.norm()
+
+
+@pytest.mark.parametrize("weighting", [Weighting(1, 0.0), Weighting(3, 3.0), Weighting(50, 1.0)])
+def test_cosines_of_the_means_by_a_loop(weighting: Weighting) -> None:
+    query, items = unit(1, seed=1), unit(12)
+    order = (items @ query[0]).argsort(descending=True)
+    around = vicinity(query, items, order[None])
+    k, power = min(weighting.neighbours, 11), weighting.power
+    expected = []
+    for i in order.tolist():
+        others = torch.cat([items[:i], items[i + 1 :]])
+        q = mean_of(query[0], items, min(weighting.neighbours, 12), power)
+        expected.append(float(mean_of(items[i], others, k, power) @ q))
+    found = reranked(around, weighting)[0].tolist()
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_worked_case() -> None:
+    """Two at the same distance: the one with a friend that is near the query comes first."""
+    degrees = torch.tensor([0.0, 40.0, -40.0, 20.0]).deg2rad()
+    x = torch.stack([degrees.cos(), degrees.sin()], 1)
+    around = vicinity(x[:1], x[1:], torch.tensor([[2, 0, 1]]))
+    place = reranked(around, Weighting(1, 1.0))[0]
+    assert place[1] > place[2] + 0.01
+
+
+def test_missing_items_are_last_and_change_nothing() -> None:
+    query, items = unit(1, seed=1), unit(5)
+    rows = torch.tensor([[0, 1, 2, 3, 4]])
+    whole = reranked(vicinity(query, items, rows), Weighting(2, 1.0))
+    padded = torch.tensor([[0, 1, 2, 3, 4, -1, -1]])
+    found = reranked(vicinity(query, items, padded), Weighting(2, 1.0))
+    assert torch.allclose(found[:, :5], whole, atol=1e-6)
+    assert found[0, 5:].tolist() == [-torch.inf, -torch.inf]
+
+
+def test_a_query_of_the_gallery_is_as_one_from_outside(scene: Scene) -> None:
+    """Left out before anything is averaged: the same scores as in a gallery without it."""
+    x, labels = scene(60, 6)
+    weighting = Weighting(3, 1.0)
+    (inside,) = ranked_scores(x, labels, [weighting])
+    rows = [i for i in range(60) if (labels == labels[i]).sum() > 1]
+    for place, i in enumerate(rows):
+        others = torch.arange(60) != i
+        (alone,) = ranked_scores(
+            x[i : i + 1],
+            labels[i : i + 1],
+            [weighting],
+            gallery=x[others],
+            gallery_labels=labels[others],
+        )
+        assert float(alone.map_at_r[0]) == pytest.approx(float(inside.map_at_r[place]))
+        assert alone.hits[0].tolist() == inside.hits[place].tolist()
+
+
+def test_without_a_weighting_scores_are_the_usual_ones(scene: Scene) -> None:
+    x, labels = scene(300, 9)
+    (found,) = ranked_scores(x, labels, [None])
+    assert float(found.hits[:, 0].mean()) == pytest.approx(recall_at_k(x, labels, ks=(1,))[1])
+    assert float(found.map_at_r.mean()) == pytest.approx(map_at_r(x, labels))
+
+
+def test_all_at_one_point_scores_nothing() -> None:
+    for found in ranked_scores(torch.ones(40, 4), torch.arange(40) % 4, [None, Weighting(3, 1.0)]):
+        assert float(found.hits.sum()) == 0
+
+
+def test_leaving_out_a_class_leaves_only_strangers(scene: Scene) -> None:
+    x, labels = scene(80, 5)
+    x = normalize(x)
+    rows = torch.arange(3, 80, 2)
+    parts = list(leave_one_out(x, rows, labels, labels[rows], size=30))
+    near, exists = (torch.cat([getattr(p, name) for p in parts]) for name in ("near", "exists"))
+    for place, row in enumerate(rows.tolist()):
+        others = (labels != labels[row]).nonzero()[:, 0]
+        best = (x[others] @ x[row]).sort(descending=True).values[:30]
+        assert near[place][exists[place]].tolist() == pytest.approx(best.tolist(), abs=1e-5)
+
+
+def clumps(classes: int, each: int, *, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat_interleave(each)
+    centers = torch.randn(classes, 32, generator=generator)
+    return centers[labels] + noise * torch.randn(len(labels), 32, generator=generator), labels
+
+
+def test_on_where_items_of_a_class_lie_together() -> None:
+    folds = [clumps(8, 12, noise=1.3, seed=seed) for seed in range(4)]
+    found = choose_reranking([x for x, _ in folds], [y for _, y in folds], seed=0)
+    assert found is not None
+    assert found.on
+    assert found.weighting in CANDIDATES
+    assert found.gains["map@r"][1] > 0
+    assert "re-ranks" in found.describe()
+    assert Reranking.from_dict(found.as_dict()) == found
+
+
+def test_off_where_classes_are_noise() -> None:
+    folds = [(unit(96, 32, seed), torch.arange(96) % 8) for seed in range(4)]
+    found = choose_reranking([x for x, _ in folds], [y for _, y in folds], seed=0)
+    assert found is not None
+    assert not found.on
+    assert found.weighting is None
+    assert "by distance alone" in found.describe()
+
+
+def test_one_held_out_set_is_halved_by_class() -> None:
+    x, labels = clumps(8, 12, noise=1.3, seed=0)
+    assert choose_reranking([x], [labels], seed=0) is not None
+    assert choose_reranking([x[:24]], [labels[:24]], seed=0) is None  # two classes: too few
+
+
+def test_folds_with_the_same_numbers_have_different_classes() -> None:
+    folds = [ranked_scores(*clumps(4, 5, noise=0.5, seed=s), [None])[0] for s in range(3)]
+    assert len(torch.unique(of_folds(folds).labels)) == 12
+
+
+def test_the_summary_states_means_and_gain() -> None:
+    x, labels = clumps(8, 12, noise=1.3, seed=0)
+    plain, after = ranked_scores(x, labels, (None, Weighting(8, 1.0)))
+    content = summary(after, plain, Weighting(8, 1.0), seed=0)
+    gap = float((after.map_at_r - plain.map_at_r).mean())
+    assert content["gain"]["map@r"][0] == pytest.approx(gap)
+    assert content["recall@1_interval"][0] <= content["recall@1"] <= content["recall@1_interval"][1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"neighbours": 0},
+        {"neighbours": 2.5},
+        {"neighbours": True},
+        {"power": float("nan")},
+        {"power": -1},
+        {"on": 1},
+        {"scores": {}},
+        {"gains": {"recall@1": [0, 0, 0], "map@r": [0, 0, float("inf")]}},
+    ],
+)
+def test_foreign_values_are_refused(change: dict[str, object]) -> None:
+    good = Reranking(
+        8,
+        1.0,
+        on=True,
+        scores={"without": [0.1, 0.2], "with": [0.1, 0.3]},
+        gains={"recall@1": [0.0, 0.0, 0.0], "map@r": [0.1, 0.0, 0.2]},
+    ).as_dict()
+    Reranking.from_dict(good)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Reranking.from_dict(good | change)

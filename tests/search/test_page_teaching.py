@@ -1,0 +1,224 @@
+"""Marks, lessons and doubtful labels in a real browser: mouse, keyboard, phone, dark."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from nofuss.data.corrections import FILE as CORRECTIONS
+from nofuss.data.corrections import read_corrections
+from nofuss.run.marks import FILE as MARKS
+from nofuss.run.marks import read_marks
+from tests.browser import complaints, open_browser
+from tests.search.serving import Server
+from tests.search.test_page import cards, find, png, shown_items, title, wait
+
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(
+    browser: webdriver.Chrome, taught_server: Server, taught_run: Path
+) -> Iterator[webdriver.Chrome]:
+    """The results of one item, without any mark."""
+    for name in (MARKS, CORRECTIONS):
+        (taught_run / name).unlink(missing_ok=True)
+    browser.get(taught_server.url)
+    wait(browser, lambda: len(cards(browser)) == 12)
+    browser.execute_script("search({item: 3})")
+    wait(browser, lambda: len(cards(browser)) == 24 and "Mark what" in find(browser, "teach").text)
+    wait(browser, lambda: len(suspects(browser)) > 0)
+    assert complaints(browser) == []
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def mark_buttons(page: webdriver.Chrome, at: int) -> list[WebElement]:
+    return page.find_elements(By.CSS_SELECTOR, "#results li")[at].find_elements(
+        By.CLASS_NAME, "mark"
+    )
+
+
+def marked(page: webdriver.Chrome) -> tuple[list[int], list[int]]:
+    """The results that are marked the same, and those that are not."""
+    entries = page.find_elements(By.CSS_SELECTOR, "#results li")
+    classes = [(entry.get_attribute("class") or "").split() for entry in entries]
+    same, other = ([i for i, c in enumerate(classes) if kind in c] for kind in ("same", "other"))
+    return same, other
+
+
+def suspects(page: webdriver.Chrome) -> list[WebElement]:
+    return page.find_elements(By.CSS_SELECTOR, "#suspects li")
+
+
+def press(page: webdriver.Chrome, words: str) -> None:
+    (button,) = [b for b in page.find_elements(By.CSS_SELECTOR, "#teach button") if b.text == words]
+    button.click()
+
+
+def test_marks_by_mouse_are_kept(page: webdriver.Chrome, taught_run: Path) -> None:
+    mark_buttons(page, 0)[0].click()
+    wait(page, lambda: marked(page) == ([0], []))
+    mark_buttons(page, 2)[1].click()
+    wait(page, lambda: marked(page) == ([0], [2]))
+    # With Shift all from the last mark to this one.
+    shift = ActionChains(page).key_down(Keys.SHIFT).click(mark_buttons(page, 5)[1])
+    shift.key_up(Keys.SHIFT).perform()
+    wait(page, lambda: marked(page) == ([0], [2, 3, 4, 5]))
+    mark_buttons(page, 0)[0].click()  # a second press takes it back
+    wait(page, lambda: marked(page) == ([], [2, 3, 4, 5]))
+    press(page, "Rest is the same")
+    wait(page, lambda: len(marked(page)[0]) == 20)
+    assert "Marked: 20 the same, 4 not" in find(page, "teach").text
+    assert len(read_marks(taught_run)) == 24
+    page.refresh()
+    wait(page, lambda: marked(page)[1] == [2, 3, 4, 5])
+    pressed = [b.get_attribute("aria-pressed") for b in mark_buttons(page, 2)]
+    assert pressed == ["false", "true"]
+    assert complaints(page) == []
+
+
+def test_marks_by_keyboard(page: webdriver.Chrome) -> None:
+    cards(page)[0].send_keys("s")
+    wait(page, lambda: marked(page) == ([0], []))
+    page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert page.switch_to.active_element == cards(page)[1]
+    page.switch_to.active_element.send_keys("n")
+    wait(page, lambda: marked(page) == ([0], [1]))
+    page.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
+    columns = page.execute_script(
+        "return getComputedStyle(document.getElementById('results'))"
+        ".gridTemplateColumns.split(' ').length"
+    )
+    assert page.switch_to.active_element == cards(page)[1 + columns]
+    page.switch_to.active_element.send_keys("N")  # with Shift: all since the last mark
+    wait(page, lambda: marked(page) == ([0], list(range(1, 2 + columns))))
+    page.switch_to.active_element.send_keys("n")
+    wait(page, lambda: marked(page) == ([0], list(range(1, 1 + columns))))
+    # The buttons are reached by Tab, and say what they mark.
+    page.switch_to.active_element.send_keys(Keys.TAB)
+    label = page.switch_to.active_element.get_attribute("aria-label") or ""
+    assert label.startswith("the same: result ")
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    wait(page, lambda: marked(page)[0] == [0, 1 + columns])
+
+
+def test_a_lesson_shows_what_changed_and_is_undone(
+    page: webdriver.Chrome, taught_run: Path
+) -> None:
+    weights = taught_run / "model" / "weights.safetensors"
+    before, seen = weights.read_bytes(), shown_items(page)
+    mark_buttons(page, 20)[0].click()
+    wait(page, lambda: marked(page) == ([20], []))
+    mark_buttons(page, 0)[1].click()
+    wait(page, lambda: marked(page) == ([20], [0]))
+    press(page, "Learn from this")
+    wait(page, lambda: find(page, "lesson").is_displayed())
+    text = find(page, "lesson").text
+    assert "Learned from 2 marks (2 pairs) in " in text
+    assert "classes without a mark" in text
+    assert len(page.find_elements(By.CSS_SELECTOR, "#lesson .near")) == 20
+    assert shown_items(page) != seen
+    assert shown_items(page).index(seen[20]) < 20
+    assert "taught by 2 marks" in find(page, "about").text
+    assert weights.read_bytes() != before
+    (undo,) = [b for b in page.find_elements(By.CSS_SELECTOR, "#lesson button") if b.text == "Undo"]
+    undo.click()
+    wait(page, lambda: shown_items(page) == seen)
+    wait(page, lambda: "Undone" in find(page, "status").text)
+    assert weights.read_bytes() == before
+    assert "taught" not in find(page, "about").text
+    assert complaints(page) == []
+
+
+def test_a_picture_of_ones_own_teaches_too(page: webdriver.Chrome, tmp_path: Path) -> None:
+    (tmp_path / "new.png").write_bytes(png(2, 70))
+    find(page, "file").send_keys(str(tmp_path / "new.png"))
+    wait(page, lambda: title(page) == "Neighbours of your picture")
+    mark_buttons(page, 0)[0].click()
+    wait(page, lambda: marked(page) == ([0], []))
+    press(page, "Learn from this")
+    wait(page, lambda: "with your own picture two" in find(page, "error").text)
+    mark_buttons(page, 18)[0].click()
+    wait(page, lambda: marked(page) == ([0, 18], []))
+    address = page.current_url
+    press(page, "Learn from this")
+    wait(page, lambda: find(page, "lesson").is_displayed())
+    assert page.current_url != address  # the vector is the new model's
+    assert find(page, "query").get_attribute("src").startswith("data:image/")
+    wait(page, lambda: len(marked(page)[0]) == 2)
+    press(page, "Undo the last lesson")
+    wait(page, lambda: "Undone" in find(page, "status").text)
+    complaints(page)  # the browser notes the refused lesson
+
+
+def test_a_doubtful_label_is_corrected_by_mouse_and_keyboard(
+    page: webdriver.Chrome, taught_run: Path
+) -> None:
+    (suspect,) = [s for s in suspects(page) if "labelled red" in s.text]
+    assert "neighbours are blue fruit" in " ".join(suspect.text.split())
+    assert suspect.find_elements(By.CSS_SELECTOR, ".nears img")
+    first, second = suspect.find_elements(By.CLASS_NAME, "choice")
+    assert (first.text, second.text) == ("It is blue", "red is right")
+    first.click()
+    wait(page, lambda: said(taught_run) == ["fruit/blue"])
+    focused = page.switch_to.active_element  # still on what was pressed
+    assert focused.get_attribute("aria-pressed") == "true"
+    assert focused.text == "It is blue"
+    focused.send_keys(Keys.TAB)
+    page.switch_to.active_element.send_keys(Keys.SPACE)
+    wait(page, lambda: said(taught_run) == ["red"])
+    (suspect,) = [s for s in suspects(page) if "labelled red" in s.text]
+    suspect.find_element(By.CLASS_NAME, "another").send_keys("fruit/green" + Keys.ENTER)
+    wait(page, lambda: said(taught_run) == ["fruit/green"])
+    page.refresh()
+    wait(page, lambda: "(1 so far)" in find(page, "suspects-help").text)
+    assert "--corrections RUN/corrections.csv" in find(page, "suspects-help").text
+    (suspect,) = [s for s in suspects(page) if "labelled red" in s.text]
+    suspect.find_element(By.CLASS_NAME, "another").send_keys("nobody" + Keys.ENTER)
+    wait(page, lambda: "no such class" in find(page, "error").text.lower())
+    assert said(taught_run) == ["fruit/green"]
+    complaints(page)
+
+
+def said(run: Path) -> list[str]:
+    file = run / CORRECTIONS
+    return [c.corrected for c in read_corrections(file)] if file.exists() else []
+
+
+def test_nested_names_start_with_the_leaf(page: webdriver.Chrome) -> None:
+    entry = next(c for c in cards(page) if "blue" in c.text)
+    assert entry.find_element(By.CLASS_NAME, "label").text == "blue"
+    assert entry.find_element(By.CLASS_NAME, "way").text == "fruit"
+    wait(page, lambda: page.execute_script("return plane.named") == 3)  # regions with their names
+
+
+def test_all_of_it_fits_a_phone_in_light_and_dark(page: webdriver.Chrome) -> None:
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    for scheme in ("light", "dark"):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        mark_buttons(page, 1)[0].click()
+        wait(page, lambda: marked(page)[0] in ([1], []))
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 390
+        small = page.execute_script(
+            """return [...document.querySelectorAll("main button, main input:not([type=file])")]
+                 .filter((e) => e.offsetParent && e.offsetHeight < 34).length"""
+        )
+        assert small == 0  # everything can be hit with a finger
+        contrast = "return getComputedStyle(document.querySelector('.suspect')).color"
+        assert page.execute_script(contrast) == page.execute_script(
+            "return getComputedStyle(document.body).color"
+        )

@@ -1,0 +1,296 @@
+"""Marks, lessons and judgements through the real server: what they do, and what is refused."""
+
+import csv
+import io
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nofuss.data.corrections import FILE as CORRECTIONS
+from nofuss.data.corrections import Correction, read_corrections
+from nofuss.files.checksum import digest_of
+from nofuss.files.lock import RunLock
+from nofuss.run.marks import read_marks
+from nofuss.search.handlers import MAX_CONTENT
+from nofuss.search.server import build_app
+from nofuss.search.shelf import open_shelf
+from tests.search.serving import Answer, Server
+from tests.search.test_server import OTHER_HOSTS, encode
+from tests.tiny_run import draw
+
+JSON = {"Content-Type": "application/json"}
+ORIGINS = ["http://evil.example", "null", "https://127.0.0.1:{port}"]
+
+
+@pytest.fixture(scope="module")
+def run(taught_run: Path) -> Path:
+    return taught_run
+
+
+@pytest.fixture(scope="module")
+def server(taught_server: Server) -> Server:
+    return taught_server
+
+
+def tell(server: Server, path: str, content: Any, **options: Any) -> Answer:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    headers = JSON | options.pop("headers", {})
+    return server.request(path, method="POST", body=body, headers=headers, **options)
+
+
+def search(server: Server, options: str) -> Any:
+    answer = server.request(f"/api/search?{options}")
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def distances(found: Any) -> dict[str, float]:
+    return {result["key"]: result["distance"] for result in found["results"]}
+
+
+# ---- what they do
+
+
+def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
+    model = digest_of([(run / "model" / "weights.safetensors").read_bytes()])
+    before = search(server, "item=3&k=100")
+    query, results = {"like": before["query"]["key"]}, before["results"]
+    wanted = [{"item": r["key"], "same": at > 2} for at, r in enumerate(results[::4])]
+    state = tell(server, "/api/marks", {"query": query, "marks": wanted}).json
+    assert state["marks"] == {mark["item"]: mark["same"] for mark in wanted}
+    assert server.request(f"/api/marks?like={query['like']}").json == state
+    lesson = tell(server, "/api/learn", {"query": query}).json
+    assert (lesson["marks"], lesson["pairs"]) == (state["count"], state["count"])
+    assert server.request("/api/about").json["taught"] == state["count"]
+    after = search(server, "item=3&k=100")
+
+    def gap(found: Any) -> float:
+        """How much farther away what is not the same is, on average, than what is."""
+        at = distances(found)
+        same, other = ([at[m["item"]] for m in wanted if m["same"] is s] for s in (True, False))
+        return sum(other) / len(other) - sum(same) / len(same)
+
+    assert gap(after) > gap(before) + 0.01
+    assert digest_of([(run / "model" / "weights.safetensors").read_bytes()]) != model
+    assert tell(server, "/api/undo", {}).status == 200
+    assert digest_of([(run / "model" / "weights.safetensors").read_bytes()]) == model
+    assert distances(search(server, "item=3&k=100")) == pytest.approx(distances(before), abs=2e-4)
+    assert tell(server, "/api/undo", {}).status == 409
+    # The marks are still there: they were not undone, only the lesson.
+    assert server.request(f"/api/marks?like={query['like']}").json["marks"] == state["marks"]
+
+
+def test_a_picture_of_ones_own_is_followed_through_a_lesson(server: Server) -> None:
+    sent = server.upload(encode("PNG", draw(1, 77))).json
+    query, results = {"vector": sent["query"]["vector"]}, sent["results"]
+    one = [{"item": results[0]["key"], "same": True}]
+    two = [*one, {"item": results[3]["key"], "same": True}]
+    assert tell(server, "/api/marks", {"query": query, "marks": two}).status == 200
+    found = search(server, f"vector={query['vector']}&k=5")
+    assert [r["key"] for r in found["results"]] == [r["key"] for r in results]
+    lesson = tell(server, "/api/learn", {"query": query}).json
+    assert lesson["vector"] != query["vector"]
+    # The old address is of the old model; the new one finds the marks again.
+    assert server.request(f"/api/search?vector={query['vector']}").status == 400
+    assert server.request(f"/api/marks?vector={lesson['vector']}").json["marks"] != {}
+    again = server.upload(encode("PNG", draw(1, 77))).json
+    by_address = search(server, f"vector={lesson['vector']}&k=5")
+    assert distances(by_address) == pytest.approx(distances(again), abs=2e-3)
+    back = tell(server, "/api/undo", {"query": {"vector": lesson["vector"]}}).json
+    found = search(server, f"vector={back['vector']}&k=5")
+    assert distances(found) == pytest.approx(distances(sent), abs=2e-3)
+
+
+def test_marks_are_taken_back_and_exported(server: Server, run: Path) -> None:
+    found = search(server, "item=9&k=3")
+    query, (a, b, _) = {"like": found["query"]["key"]}, found["results"]
+    marks = [{"item": a["key"], "same": True}, {"item": b["key"], "same": False}]
+    tell(server, "/api/marks", {"query": query, "marks": marks})
+    state = tell(
+        server, "/api/marks", {"query": query, "marks": [{"item": a["key"], "same": None}]}
+    )
+    assert state.json["marks"] == {b["key"]: False}
+    answer = server.request("/api/marks.csv")
+    rows = list(csv.DictReader(io.StringIO(answer.body.decode())))
+    assert len(rows) == len(read_marks(run))
+    assert {row["same"] for row in rows} <= {"same", "not the same"}
+    assert str(run.parent).encode() not in answer.body  # no path of this disk
+    assert rows[-1]["query"].endswith(found["query"]["name"])
+
+
+def test_doubtful_labels_are_judged(server: Server, run: Path) -> None:
+    found = server.request("/api/suspects").json["suspects"]
+    wrong = [s for s in found if s["name"] == "red/wrong.png"]
+    assert wrong, found
+    suspect = wrong[0]
+    assert suspect["suggested"] == "fruit/blue"
+    assert suspect["votes"] == sum(n["label"] == "fruit/blue" for n in suspect["neighbours"])
+    said = tell(server, "/api/suspects", {"item": suspect["key"], "label": "fruit/blue"}).json
+    assert said == {"judged": "fruit/blue", "count": 1}
+    item = str(run.parent / "data" / suspect["name"])
+    assert read_corrections(run / CORRECTIONS) == [Correction(item, "red", "fruit/blue")]
+    again = server.request("/api/suspects").json["suspects"]
+    assert [s["judged"] for s in again if s["key"] == suspect["key"]] == ["fruit/blue"]
+    # Another judgement replaces it, null withdraws it.
+    tell(server, "/api/suspects", {"item": suspect["key"], "label": "red"})
+    assert read_corrections(run / CORRECTIONS) == [Correction(item, "red", "red")]
+    assert tell(server, "/api/suspects", {"item": suspect["key"], "label": None}).json == {
+        "judged": None,
+        "count": 0,
+    }
+    assert read_corrections(run / CORRECTIONS) == []
+
+
+# ---- who may ask
+
+
+@pytest.fixture(scope="module")
+def routes(run: Path) -> list[tuple[str, str]]:
+    """Every route of the application, as it lists them, with every method it takes."""
+    app: Any = build_app(open_shelf(run), host="127.0.0.1", port=1, token="x").app
+    found = [(m, route.path) for route in app.routes for m in sorted(route.methods or ())]
+    assert len(found) > 20
+    return [(method, path.format(number=0)) for method, path in found]
+
+
+def test_every_route_is_behind_the_guard(server: Server, routes: list[tuple[str, str]]) -> None:
+    """Token, Host and Origin, before anything looks at path, method or body."""
+    strangers: list[dict[str, Any]] = [
+        {"signed_in": False},
+        {"signed_in": False, "headers": JSON | {"Cookie": f"nofuss-{server.port}=guess"}},
+        *({"headers": JSON | {"Origin": o.format(port=server.port)}} for o in ORIGINS),
+        *({"headers": JSON | {"Sec-Fetch-Site": s}} for s in ("cross-site", "same-site")),
+        *({"host": host.format(port=server.port)} for host in OTHER_HOSTS),
+    ]
+    for (method, path), options in itertools.product(routes, strangers):
+        answer = server.request(path, method=method, body=b"{}", **options)
+        assert answer.status in (400, 403), (method, path, options)
+        assert b"results" not in answer.body
+
+
+def test_strangers_leave_no_trace(server: Server, run: Path) -> None:
+    def state() -> dict[str, str]:
+        files = [p for p in run.rglob("*") if p.is_file()]
+        return {str(p): digest_of([p.read_bytes()]) for p in files}
+
+    before, key = state(), search(server, "item=0&k=1")
+    query = {"like": key["query"]["key"]}
+    marks = {"query": query, "marks": [{"item": key["results"][0]["key"], "same": True}]}
+    label = {"item": query["like"], "label": "red"}
+    for path, content in (("marks", marks), ("learn", marks), ("undo", {}), ("suspects", label)):
+        evil = {"Origin": "http://evil.example"}
+        assert tell(server, f"/api/{path}", content, signed_in=False).status == 403
+        assert tell(server, f"/api/{path}", content, headers=evil).status == 403
+        # What a form of another site can send without being asked first.
+        plain = server.request(
+            f"/api/{path}",
+            method="POST",
+            body=json.dumps(content).encode(),
+            headers={"Content-Type": "text/plain"},
+        )
+        assert plain.status == 415
+    assert state() == before
+
+
+# ---- what is sent
+
+BAD_BODIES: dict[str, Any] = {
+    "nothing": b"",
+    "no JSON": b"<script>",
+    "half of it": b'{"query": {"like"',
+    "a list": [],
+    "a number": 7,
+    "nested": b"[" * 30_000,
+    "not text": b"\xff\xfe{}",
+    "NaN": b'{"query": NaN}',
+    "no query": {"marks": []},
+    "query is text": {"query": "x", "marks": [], "item": "x"},
+    "no such item": {"query": {"like": "0" * 16}, "marks": [], "item": "0" * 16},
+    "item is a path": {"query": {"like": "../../etc/passwd"}, "item": "/etc/passwd"},
+    "item is a list": {"query": {"like": ["0"]}, "item": ["0"]},
+    "vector is text": {"query": {"vector": "<b>"}, "item": {}},
+    "vector of another model": {"query": {"vector": "00000000.0000000000000000.AAAA"}},
+    "vector is null bytes": {"query": {"vector": "\0" * 100}},
+}
+
+
+@pytest.mark.parametrize("path", ["marks", "suspects"])
+@pytest.mark.parametrize("content", BAD_BODIES.values(), ids=BAD_BODIES)
+def test_bad_bodies_get_one_line(server: Server, path: str, content: Any) -> None:
+    answer = tell(server, f"/api/{path}", content)
+    assert answer.status in (400, 404), answer.body
+    assert "\n" not in answer.json["error"]
+    assert "Traceback" not in answer.json["error"]
+
+
+def test_bad_marks_are_refused_as_a_whole(server: Server, run: Path) -> None:
+    found = search(server, "item=5&k=2")
+    query, key = {"like": found["query"]["key"]}, found["results"][0]["key"]
+    before = len(read_marks(run))
+    good = {"item": key, "same": True}
+    for bad in (
+        {"item": key, "same": "yes"},
+        {"item": key},
+        {"item": "0" * 16, "same": True},
+        {"item": query["like"], "same": True},
+        7,
+        None,
+    ):
+        assert tell(server, "/api/marks", {"query": query, "marks": [good, bad]}).status in (
+            400,
+            404,
+        )
+    for many in ([], [good] * 501, {"0": good}, "x" * 10):
+        assert tell(server, "/api/marks", {"query": query, "marks": many}).status == 400
+    assert len(read_marks(run)) == before
+    large = tell(server, "/api/marks", b" " * (MAX_CONTENT + 1))
+    assert large.status == 413
+    assert "over 64 KB" in large.json["error"]
+
+
+def test_labels_that_do_not_exist_are_refused(server: Server, run: Path) -> None:
+    key = search(server, "item=0&k=1")["query"]["key"]
+    for label in ("nobody", "", 7, ["red"], {"a": 1}, "red\0"):
+        answer = tell(server, "/api/suspects", {"item": key, "label": label})
+        assert answer.status == 400, label
+    assert server.request("/api/about").status == 200
+
+
+def test_a_run_that_is_being_written_says_so(server: Server, run: Path) -> None:
+    """By training or indexing: nothing is lost, and one line says who writes."""
+    key = search(server, "item=0&k=1")["query"]["key"]
+    with RunLock() as lock:
+        lock.take(run)
+        for path, content in (
+            ("learn", {"query": {"like": key}}),
+            ("undo", {}),
+            ("suspects", {"item": key, "label": "red"}),
+        ):
+            answer = tell(server, f"/api/{path}", content)
+            assert answer.status == 409, (path, answer.body)
+            assert "is being written by process" in answer.json["error"]
+
+
+def test_files_that_can_not_be_used_are_one_line(server: Server, run: Path) -> None:
+    found = search(server, "item=0&k=1")
+    query = {"like": found["query"]["key"]}
+    marks = [{"item": found["results"][0]["key"], "same": True}]
+    kept, file = (run / "marks.jsonl").read_bytes(), run / "marks.jsonl"
+    file.unlink()
+    os.mkfifo(file)  # opening it must not wait for a writer
+    try:
+        for answer in (
+            tell(server, "/api/marks", {"query": query, "marks": marks}),
+            tell(server, "/api/learn", {"query": query}),
+            server.request(f"/api/marks?like={query['like']}"),
+            server.request("/api/marks.csv"),
+        ):
+            assert answer.status == 507
+            assert "named pipe" in answer.json["error"] or "No such device" in answer.json["error"]
+    finally:
+        file.unlink()
+        file.write_bytes(kept)
