@@ -116,7 +116,7 @@ def _check_other_names(name: str, main: Callable[..., object], words: Sequence[s
 def _spelled_out(words: Sequence[str], switches: frozenset[str]) -> list[str]:
     """Return the words with `--x` and `--no-x` as `--x True` and `--x False` for `bool | None`."""
     spelled = list[str]()
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         flag = word.removeprefix("--").replace("-", "_")
         if word.startswith("--no-") and flag.removeprefix("no_") in switches:
             spelled += [f"--{word.removeprefix('--no-')}", "False"]

@@ -136,7 +136,7 @@ const marks = {
     });
     const percent = (share) => `${(100 * share).toFixed(1)}%`;
     const elsewhere = !scores ? "There are no classes without a mark to score it on." :
-      `On the ${numbers.format(scores.classes)} classes without a mark: Recall@1 ${scores["recall@1"].map(percent).join(" → ")}, ` +
+      `On the ${numbers.format(scores.classes)} classes without a mark, searched among themselves: Recall@1 ${scores["recall@1"].map(percent).join(" → ")}, ` +
       `MAP@R ${scores["map@r"].map(percent).join(" → ")} (${this.judged(scores.gain)}).`;
     $("lesson").replaceChildren(
       element("p", "", element("b", "", `Learned from ${numbers.format(count)} marks`), ` (${pairs} pairs) in ${seconds.toFixed(1)} s. ${elsewhere}`),
