@@ -59,6 +59,9 @@ class Milvus(Store):
         self._errors = (pymilvus.exceptions.MilvusException, OSError, ValueError, RuntimeError)
         with self._speaking():
             self._client = connect(address, is_file=self._is_file)
+            for name in (self._name, self._notes):
+                if self._client.has_collection(name):
+                    self._client.load_collection(name)
 
     def _speaking(self) -> Any:
         return self._address.speaking(*self._errors)
@@ -85,7 +88,6 @@ class Milvus(Store):
                 [dim] = [f["params"]["dim"] for f in fields if f["name"] == "embedding"]
             else:  # killed between the two: make the rest
                 create_items(self._client, self._name, int(dim), exact=self._is_file)
-            self._client.load_collection(self._name)
             return About(found["model"], int(dim), found["metric"], found["format"])
 
     def create(self, about: About) -> None:
@@ -99,7 +101,6 @@ class Milvus(Store):
     # Notes of the whole index
 
     def _about_rows(self) -> dict[str, Any]:
-        self._client.load_collection(self._notes)
         rows = self._query(self._notes, "id >= 0", ["key", "value"])
         return {from_utf8(row["key"]): parsed(row["value"]) for row in rows}
 
