@@ -133,6 +133,7 @@ def test_what_a_page_says_runs(
     for block in blocks(page):
         where = f"{page.name}:{block.line}"
         if block.reason:
+            check_unrun(block, where)
             continue
         if block.kind == "python":
             if page.name == "README.md":
@@ -143,6 +144,15 @@ def test_what_a_page_says_runs(
                 run_command(words, where, capsys)
         else:
             assert block.kind in ("text", "json", "csv"), f"{where}: a block of {block.kind!r}"
+
+
+def check_unrun(block: Block, where: str) -> None:
+    """Of a block that can't run here, Python must compile and commands of ours must parse."""
+    if block.kind == "python":
+        compile(block.body, where, "exec")
+    for words in commands(block):
+        if words[0] == "nofuss":
+            parse(words[1:])
 
 
 def run_command(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:
