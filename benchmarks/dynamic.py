@@ -177,28 +177,33 @@ def at_start(source: Source) -> str:
 
 
 def run(
-    source: Source, names: Iterable[str], *, seeds: int, halves: Sequence[int] = (0, 1)
+    source: Source,
+    names: Iterable[str],
+    *,
+    seeds: int,
+    halves: Sequence[int] = (0, 1),
+    rate: float | None = None,
 ) -> dict[str, Any]:
-    """Choose each form's rate on training classes, then train it with every seed."""
+    """Choose each form's rate on training classes unless it is given; train it with every seed."""
     found = {}
     for name in names:
         form = FORMS[name]
         tried = {
-            rate: mean(
-                train(source, form, rate, seed=0, fold=fold, curve=False)["recall@1"]
+            each: mean(
+                train(source, form, each, seed=0, fold=fold, curve=False)["recall@1"]
                 for fold in halves
             )
-            for rate in source.budget.rates
+            for each in (source.budget.rates if rate is None else ())
         }
-        rate = max(tried, key=lambda rate: tried[rate])
-        runs = [train(source, form, rate, seed=s, fold=None, curve=True) for s in range(seeds)]
-        found[name] = {"rate": rate, "tried": tried, "runs": runs}
+        best = max(tried, key=lambda each: tried[each]) if rate is None else rate
+        runs = [train(source, form, best, seed=s, fold=None, curve=True) for s in range(seeds)]
+        found[name] = {"rate": best, "tried": tried, "runs": runs}
         words = [
             f"{key} {100 * mean(r[key] for r in runs):.2f} "
             f"({', '.join(f'{100 * r[key]:.2f}' for r in runs)})"
             for key in ("start", "recall@1", "in_use")
         ]
-        print(f"{source.name:10} {name:26} rate {rate:g}  {'  '.join(words)}", flush=True)
+        print(f"{source.name:10} {name:26} rate {best:g}  {'  '.join(words)}", flush=True)
     return found
 
 
@@ -214,6 +219,7 @@ def main() -> None:
         default=[0, 1],
         help="halves of the training classes that rates are chosen on",
     )
+    parser.add_argument("--rate", type=float, help="of all forms, instead of choosing")
     parser.add_argument("--only", nargs="*", choices=[*FORMS], default=[*FORMS])
     parser.add_argument("--out", type=Path, default=Path("benchmarks"))
     options = parser.parse_args()
@@ -224,7 +230,13 @@ def main() -> None:
     for name, folder in folders.items():
         source = open_source(name, folder, "minutes", seeds=None, weights=None)
         print(f"{name}: {at_start(source)}", flush=True)
-        found = run(source, options.only, seeds=options.seeds, halves=options.halves)
+        found = run(
+            source,
+            options.only,
+            seeds=options.seeds,
+            halves=options.halves,
+            rate=options.rate,
+        )
         results[name] = results.get(name, {}) | found
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")

@@ -37,6 +37,13 @@ def _dedented(match: re.Match[str]) -> str:
     return "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
 
 
+def mentions(page: Path) -> list[list[str]]:
+    """Commands of ours in running text, between backticks, without those that have an …"""
+    text = _FENCE.sub("", page.read_text())
+    found = re.findall(r"`nofuss( [^`]+)`", text)
+    return [shlex.split(words) for words in found if "…" not in words]
+
+
 def commands(block: Block) -> list[list[str]]:
     """The command lines of a block, without comments; a line that ends in \\ is continued.
 

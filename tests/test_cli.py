@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from nofuss.cli import main
+from nofuss.cli import main, parse
 from tests.running import started
 
 SLOW_ENOUGH = ("--epochs", "12", "--batch", "16", "--checkpoint-seconds", "0", "--dim", "8")
@@ -322,7 +322,7 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in photos.rglob("*.*")}
     outcome = nofuss("train", photos, "--out", "run", "--epochs", 2)
     assert outcome.code == 0, outcome.err
-    assert "3 left out" in outcome.out
+    assert "3 left out: class 0/broken.png (not a picture), class 1/empty.jpg" in outcome.out
     listed = Path("run/scan.csv").read_text()
     assert all(name in listed for name in ("broken.png", "empty.jpg", "cut.png"))
     assert len(listed.splitlines()) == 4
@@ -700,3 +700,8 @@ def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -
     assert json.loads(Path("run/scores.json").read_text())["triplets"] == 40
     refused = nofuss("train", "judged.npz", "--assignment", "balanced", "--out", "no")
     assert "can't be learned by groups" in one_line(refused, 2)
+
+
+@pytest.mark.parametrize("name", ["train", "demo", "reproduce"])
+def test_commands_that_need_no_argument(name: str) -> None:
+    assert parse([name])[0] == name

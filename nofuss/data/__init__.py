@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nofuss.data.decode import PictureError
     from nofuss.data.detect import open_data
     from nofuss.data.folder import find_pictures
+    from nofuss.data.labelling import Labelling
     from nofuss.data.links import linked_groups
     from nofuss.data.loader import Batch, batches
     from nofuss.data.pictures import decode_ahead
@@ -35,6 +36,7 @@ _HOMES = {
     "detect": ("open_data",),
     "folder": ("find_pictures",),
     "links": ("linked_groups",),
+    "labelling": ("Labelling",),
     "loader": (
         "Batch",
         "batches",
@@ -65,6 +67,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "Batch",
     "Collection",
+    "Labelling",
     "PictureError",
     "ScanReport",
     "Split",

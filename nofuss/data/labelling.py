@@ -98,6 +98,11 @@ def sides_by_name(files: Sequence[Path]) -> list[str] | None:
     return sides if len(sides) == len(files) and TRAIN in sides and TEST in sides else None
 
 
+def few(names: Sequence[str]) -> str:
+    """Return the first five names, for a note: "a.txt, b.txt, …"."""
+    return ", ".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
+
+
 class PassedOver:
     """Files and folders that are not used, by the reason."""
 
@@ -112,8 +117,7 @@ class PassedOver:
     def notes(self) -> tuple[str, ...]:
         """Return a line a reason: their number, and the names of the first five."""
         return tuple(
-            f"{len(names):,} {reason} skipped: "
-            + ", ".join([*sorted(names)[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
+            f"{len(names):,} {reason} skipped: {few(sorted(names))}"
             for reason, names in self._names.items()
         )
 

@@ -24,7 +24,7 @@ from nofuss.errors import DataError
 Pixels = NDArray[np.uint8]
 """(N, side, side), white on black."""
 Arrays = dict[str, NDArray[Any]]
-STRIP = 8000
+STRIP = 16000
 """Characters that one process draws."""
 
 

@@ -7,8 +7,8 @@ from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.data.corrections import corrected
 from nofuss.data.folder import find_pictures
-from nofuss.data.labelling import BY_FOLDER, Labelling
-from nofuss.data.scan import ScanReport, scan_pictures
+from nofuss.data.labelling import BY_FOLDER, Labelling, few
+from nofuss.data.scan import CONFLICT, DUPLICATE, ScanReport, scan_pictures
 from nofuss.errors import DataError
 from nofuss.terminal import console
 
@@ -35,8 +35,13 @@ def open_usable(
     report = scan_pictures(collection)
     readable = report.readable
     if report.problems:
-        out = len(collection) - len(readable)
-        say(f"note: {report.summary()}" + (f"; {out:,} left out" if out else ""))
+        left_out = [
+            f"{p.name} ({p.reason})"
+            for p in report.problems
+            if p.reason not in (DUPLICATE, CONFLICT)
+        ]
+        named = f"; {len(left_out):,} left out: {few(left_out)}" if left_out else ""
+        say(f"note: {report.summary()}{named}")
     if len(readable) == len(collection):
         return collection, report
     if not len(readable):

@@ -51,7 +51,9 @@ const plane = {
     pen.globalAlpha = 1;
     pen.fillStyle = colour("--ink");
     pen.strokeStyle = colour("--wash");
-    for (let i = 0; i < stars.length; i += 2) star(pen, ...this.onScreen(stars[i], stars[i + 1]), 6);
+    for (let i = 0; i < stars.length; i += 2) {
+      if (this.showsStar(i / 2)) star(pen, ...this.onScreen(stars[i], stars[i + 1]), 6);
+    }
     this.nameRegions(pen, colour("--ink"), colour("--wash"));
     if (this.marked) {
       pen.strokeStyle = colour("--accent");
@@ -75,6 +77,8 @@ const plane = {
 
   shows(code) { return !this.only || this.only.has(code); },
 
+  showsStar(i) { return !this.only || this.only.has(state.about.classes.indexOf(this.data.star_names[i])); },
+
   // Names of classes, the largest first, wherever they do not cover another: more as one zooms in.
   nameRegions(pen, ink, halo) {
     const [w, h] = this.size(), taken = [];
@@ -83,11 +87,11 @@ const plane = {
     pen.textBaseline = "middle";
     pen.lineJoin = "round";
     for (const { code, place } of this.regions) {
-      const [x, below] = this.onScreen(...place), y = below - 15; // above the item, not on it
-      if (!this.shows(code) || x < 0 || y < 0 || x > w || y > h) continue;
+      const [middle, below] = this.onScreen(...place), y = below - 15; // above the item, not on it
+      if (!this.shows(code) || middle < 0 || y < 0 || middle > w || y > h) continue;
       const name = shortened(leaf(state.about.classes[code]), 22), half = pen.measureText(name).width / 2 + 5;
-      const box = [x - half, y - 10, x + half, y + 10];
-      if (box[0] < 0 || box[2] > w - 52) continue; // the buttons are at the right
+      const x = Math.min(Math.max(middle, half), w - half), box = [x - half, y - 10, x + half, y + 10];
+      if (box[2] > w - 56 && box[1] < 150) continue; // the buttons are there
       if (taken.some((t) => box[0] < t[2] && t[0] < box[2] && box[1] < t[3] && t[1] < box[3])) continue;
       taken.push(box);
       pen.strokeStyle = halo;
@@ -121,7 +125,7 @@ const plane = {
     const { stars } = this.data;
     for (let i = 0; i < stars.length; i += 2) {
       const [x, y] = this.onScreen(stars[i], stars[i + 1]);
-      if ((x - px) ** 2 + (y - py) ** 2 < 64) return i / 2;
+      if (this.showsStar(i / 2) && (x - px) ** 2 + (y - py) ** 2 < 64) return i / 2;
     }
     return -1;
   },
