@@ -120,7 +120,8 @@ def _best(folds: Sequence[Sequence[RankedScores]], seed: int) -> int:
     least, if none is safe.
     """
     before, *after = (of_folds(column).scores for column in zip(*folds, strict=True))
-    losses = [paired_difference(of.recall, before.recall, of.labels, seed).low for of in after]
+    pairs = [(of.recall, before.recall, of.labels, seed) for of in after]
+    losses = [paired_difference(*pair, resamples=500).low for pair in pairs]
     safe = [i for i, low in enumerate(losses) if low >= -MARGIN / 2]
     return max(safe, key=lambda i: float(after[i].objective.mean()), default=0)
 
