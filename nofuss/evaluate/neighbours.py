@@ -77,9 +77,11 @@ def _nearest_in(
     squared, rows = np.empty(0), np.empty(0, dtype=np.int64)
     # Mostly a few tiles, but all of them where all vectors coincide: so in parts, to bound memory.
     for start in range(0, len(tiles), 256):
-        new = (tiles[start : start + 256, None] * TILE + np.arange(TILE)).reshape(-1)
+        part = tiles[start : start + 256]
+        new = (part[:, None] * TILE + np.arange(TILE)).reshape(-1)
         new = new[new < len(vectors)]
-        x = vectors[new]
+        together = part[-1] - part[0] + 1 == len(part)  # then nothing need be copied
+        x = vectors[new[0] : new[-1] + 1] if together else vectors[new]
         if len(new) > 2 * k:  # once more by the product, now of single rows
             s = x @ q
             bar = np.partition(s, len(s) - k)[len(s) - k] - rounding

@@ -1,0 +1,115 @@
+"""Re-ranking and the recognition of strangers on the test classes of runs, and what a query costs.
+
+    nofuss train FOLDER --test-share 0.5 --seed S --out RUN
+    python -m benchmarks.ranking RUN …
+
+What a run does was decided on folds of its training classes (marked *); here it is scored once on
+the test classes, beside what was not chosen. Every query is outside of what it searches.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.data.usable import open_usable
+from nofuss.evaluate.ranked import ranked_scores, summary
+from nofuss.evaluate.reranking import CANDIDATES, Reranking
+from nofuss.evaluate.strangers import RULES, Strangers, calibrate
+from nofuss.model.encoder import load
+from nofuss.run.directory import open_run
+from nofuss.run.embeddings import load_embeddings
+from nofuss.search.index import Index
+from nofuss.search.ranking import Ranking
+from nofuss.terminal import console
+
+
+def show(path: Path) -> None:
+    """Print the tables of a run."""
+    run, extra, kept = open_run(path), load(path).extra, load_embeddings(path)
+    collection, _ = open_usable(run.config.data, say=lambda _: None)
+    assert kept is not None
+    assert collection.labels is not None
+    vectors, labels = torch.from_numpy(kept.test), collection.labels[kept.test_rows]
+    rerank = Reranking.from_dict(extra["rerank"])
+    strangers = Strangers.from_dict(extra["strangers"])
+    show_ranking(f"{path}: the order", vectors, labels, rerank)
+    show_strangers(f"{path}: strangers", vectors, labels, strangers)
+    show_cost(f"{path}: a query", vectors, labels, rerank, strangers)
+
+
+def show_ranking(title: str, vectors: Tensor, labels: np.ndarray, chosen: Reranking) -> None:
+    """Print scores of every candidate, with gains over the order by distance."""
+    plain, *others = ranked_scores(vectors, labels, (None, *CANDIDATES))
+    names = ("recall@1", "recall@8", "map@r")
+    means = [*plain.hits[:, [0, 3]].mean(0).tolist(), float(plain.map_at_r.mean())]
+    rows = [["by distance", *_percent(means), ""]]
+    for weighting, scores in zip(CANDIDATES, others, strict=True):
+        found = summary(scores, plain, weighting, seed=0)
+        mark = "*" if weighting == chosen.weighting else ""
+        gain = ", ".join(
+            f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+            for mean, low, high in (found["gain"][name] for name in ("recall@1", "map@r"))
+        )
+        name = f"{mark}{weighting.neighbours} neighbours, power {weighting.power:g}"
+        rows.append([name, *_percent([found[n] for n in names]), gain])
+    console.table(title, ["%", "Recall@1", "Recall@8", "MAP@R", "Recall@1 and MAP@R, 95%"], rows)
+
+
+def show_strangers(title: str, vectors: Tensor, labels: np.ndarray, chosen: Strangers) -> None:
+    """Print AUROC and the share of strangers that are rejected by every rule."""
+    rows = []
+    for rule in RULES:
+        found = calibrate(vectors, labels, replace(chosen, rule=rule))
+        if found is not None:
+            mark = "*" if rule == chosen.rule else ""
+            figures = [found.auroc, 100 * found.rejected, 100 * found.denied]
+            rows.append([mark + rule, *(f"{value:.2f}" for value in figures)])
+    console.table(title, ["", "AUROC", "rejected, %", "denied, %"], rows)
+
+
+def show_cost(
+    title: str, vectors: Tensor, labels: np.ndarray, rerank: Reranking, strangers: Strangers
+) -> None:
+    """Print the median processor time of single queries."""
+    names = [str(i) for i in range(len(vectors))]
+    index = Index.build(vectors, names=names, labels=[str(label) for label in labels])
+    both, plain = Ranking(index, rerank.weighting, strangers), Ranking(index)
+    kinds: dict[str, Callable[[Tensor], object]] = {
+        "the 10 nearest": lambda query: index.search(query[None], 10),
+        "the 200 nearest and their cosines": lambda query: plain.search(query, 10),
+        "re-ranked and judged": lambda query: both.search(query, 10),
+    }
+    rows = []
+    for name, search in kinds.items():
+        seconds = []
+        for query in vectors[:: max(1, len(vectors) // 100)]:
+            began = time.process_time()
+            search(query)
+            seconds.append(time.process_time() - began)
+        rows.append([name, f"{1000 * median(seconds):.2f}"])
+    console.table(
+        f"{title} among {len(vectors):,} × {vectors.shape[1]}", ["", "ms of a core"], rows
+    )
+
+
+def _percent(values: list[float]) -> list[str]:
+    return [f"{100 * value:.2f}" for value in values]
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    for path in parser.parse_args().runs:
+        show(path)
+
+
+if __name__ == "__main__":
+    main()
