@@ -28,12 +28,17 @@ class Other(nn.Module):
 
     def forward(self, x: Tensor, *, positives: Tensor, negatives: Tensor) -> Tensor:
         """Return Proxy-NCA of the batch's triplets."""
+        if self.training:
+            self.move(normalize(positives.detach()))
         x, y, z, p = (normalize(each) for each in (x, positives, negatives, self.proxies))
         if self.training:
             self.step += 1
             self.idle += 1
         losses: Tensor = self.losses(x, y.detach(), z.detach(), p)
         return losses.mean()
+
+    def move(self, y: Tensor) -> None:
+        """Do nothing: proxies move by their gradients."""
 
     def losses(self, x: Tensor, y: Tensor, z: Tensor, p: Tensor) -> Tensor:
         """Return the loss of each triplet: p(y) is the closest proxy, Z all others."""
@@ -96,14 +101,11 @@ class Soft(Other):
 class Reseeded(Other):
     """Proxies that nothing chose for a while are put at points of the most chosen one."""
 
-    def choose(self, x: Tensor, y: Tensor, p: Tensor) -> Tensor:
-        """Return the closest proxy, after unused ones have moved."""
-        chosen = (y @ p.T).argmax(1)
-        unused = (self.idle > IDLE).nonzero()[:, 0]
-        crowd = torch.bincount(chosen, minlength=len(p))[chosen].argsort(descending=True)
-        count = min(len(unused), len(y) // 4)
-        if self.training and count:
-            with torch.no_grad():
-                self.proxies[unused[:count]] = y[crowd[:count]]
-            self.idle[unused[:count]] = 0
-        return chosen
+    @torch.no_grad()
+    def move(self, y: Tensor) -> None:
+        """Put unused proxies at a quarter of the points, those of crowded proxies first."""
+        chosen = (y @ normalize(self.proxies).T).argmax(1)
+        unused = (self.idle > IDLE).nonzero()[:, 0][: len(y) // 4]
+        crowd = torch.bincount(chosen, minlength=len(self.proxies))[chosen].argsort(descending=True)
+        self.proxies[unused] = y[crowd[: len(unused)]]
+        self.idle[unused] = 0

@@ -9,9 +9,10 @@ const marks = {
   // Show the marks of the query that was just answered; null where there is none.
   async show(answer) {
     this.given = {};
-    $("teach").hidden = !answer;
+    const teachable = answer && state.about.own_index; // a database is searched, not taught
+    $("teach").hidden = !teachable;
     $("lesson").hidden = true;
-    if (!answer) return;
+    if (!teachable) return;
     this.results = answer.results;
     for (const [at, entry] of [...$("results").children].entries()) this.addButtons(entry, at);
     const asked = state.query;
