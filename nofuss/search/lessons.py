@@ -137,11 +137,20 @@ def undo(run: Run) -> bool:
 
 
 def finish_lesson(path: Path) -> None:
-    """Finish a lesson that was killed, if the run has ever been taught."""
-    if (path / FOLDER).is_dir():
+    """Finish a lesson that was killed; a run that is as it should be is only read."""
+    if (path / FOLDER).is_dir() and not _is_aligned(open_run(path)):
         with RunLock() as lock:
             lock.take(path)
             align(open_run(path))
+
+
+def _is_aligned(run: Run) -> bool:
+    """Return whether index and kept embeddings are of the model in force."""
+    if not steps_of(run):
+        return True
+    folder, digest = run.path / "index", model_digest(run.model)
+    fits = not holds_parts(folder) or load_index(folder).extra.get("model") == digest
+    return fits and embeddings_fit(run)
 
 
 def align(run: Run) -> None:

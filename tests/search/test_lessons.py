@@ -14,6 +14,7 @@ import torch
 from nofuss.data import open_data
 from nofuss.errors import RunError
 from nofuss.files.checksum import digest_of
+from nofuss.files.lock import LOCK, RunLock
 from nofuss.model.encoder import load
 from nofuss.model.taught import mapped
 from nofuss.run.directory import open_run
@@ -144,6 +145,15 @@ def test_a_killed_lesson_is_noticed_by_who_only_reads(run: Path) -> None:
     with pytest.raises(RunError, match="made by another model"):
         open_shelf(run)
     lessons.finish_lesson(run)
+    check_consistent(run)
+
+
+def test_a_taught_run_is_opened_while_another_command_writes(run: Path) -> None:
+    lessons.learn(open_run(run), a_map(), extra={})
+    with RunLock() as lock:
+        lock.take(run)
+        lessons.finish_lesson(run)  # nothing to finish: no lock is needed
+    assert not (run / LOCK).exists()
     check_consistent(run)
 
 
