@@ -53,6 +53,7 @@ def is_named_data(path: Path) -> bool:
 
 
 _by_preset = "(default: by the preset)"
+_by_loss = tyro.conf.arg(metavar="X", help_behavior_hint="(default: by the loss)")
 _Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_by_preset)]
 _Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=_by_preset)]
 _Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint=_by_preset)]
@@ -113,9 +114,7 @@ class TrainConfig:
         float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
     ] = None
     """Proxies that stand for a class; below 1, classes share them."""
-    scale: Annotated[
-        float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: by the loss)")
-    ] = None
+    scale: Annotated[float | None, _by_loss] = None
     """How sharply the loss tells near from far: with a larger value only the closest proxies
     count, with a smaller one all of them do (the factor of the cosine; 2·N_x·N_p in the paper)."""
     free_norms: bool = False
@@ -184,9 +183,7 @@ class TrainConfig:
     """Passes over the training set; 0 keeps the head at its start."""
     batch: _Count = None
     """Items per step."""
-    per_class: Annotated[
-        int | None, tyro.conf.arg(metavar="M", help_behavior_hint="(default: by the loss)")
-    ] = None
+    per_class: Annotated[int | None, _by_loss] = None
     """Items of a class in a batch, for losses over pairs; 0 shuffles."""
     optimizer: Annotated[
         Literal["adam", "adamw", "rmsprop"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
