@@ -5,6 +5,7 @@ import ctypes
 import gc
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -115,7 +116,7 @@ def _check_other_names(name: str, main: Callable[..., object], words: Sequence[s
 def _spelled_out(words: Sequence[str], switches: frozenset[str]) -> list[str]:
     """Return the words with `--x` and `--no-x` as `--x True` and `--x False` for `bool | None`."""
     spelled = list[str]()
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         flag = word.removeprefix("--").replace("-", "_")
         if word.startswith("--no-") and flag.removeprefix("no_") in switches:
             spelled += [f"--{word.removeprefix('--no-')}", "False"]
@@ -215,7 +216,17 @@ def _explain(error: Exception) -> str:
 
 
 def _parse_visibly(argv: Sequence[str]) -> tuple[str, Call]:
-    """Call `parse` and escape control characters in its messages, which quote the arguments."""
+    """Call `parse`; escape control characters in its messages, which quote the arguments.
+
+    Passwords in URLs are not quoted: where a message is due, it is made of arguments without them.
+    """
+    without_passwords = [re.sub(r"(://[^/@:]*:).*@", r"\1***@", word) for word in argv]
+    if without_passwords != list(argv):
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                return parse(argv)
+        except (NofussError, SystemExit):
+            return _parse_visibly(without_passwords)
     if all(word.isprintable() for word in argv):
         return parse(argv)
     said = io.StringIO()

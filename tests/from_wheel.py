@@ -51,10 +51,11 @@ def _installed(folder: Path, wheel: Path, versions: str) -> Path:
     python = folder / ".venv" / "bin" / "python"
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    tools = [need for need in project["optional-dependencies"]["dev"] if "nofuss[" not in need]
-    wanted = [str(wheel)]
+    wanted, extras = [str(wheel)], project["optional-dependencies"]
+    tools = [need for need in extras["dev"] if "nofuss[" not in need]
     if versions == "lowest":
-        wanted += [need.replace(">=", "==") for need in project["dependencies"]]
+        needs = [*project["dependencies"], *extras["lite"], *extras["faiss"]]
+        wanted += [need.replace(">=", "==") for need in needs]
     else:
         wanted[0] += "[lite,faiss,onnx,parquet,heif]"
     pins = ["-c", str(ROOT / "constraints.txt")] if versions == "pinned" else []

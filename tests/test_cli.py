@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from nofuss.cli import main
+from nofuss.cli import main, parse
 from tests.running import started
 
 SLOW_ENOUGH = ("--epochs", "12", "--batch", "16", "--checkpoint-seconds", "0", "--dim", "8")
@@ -700,3 +700,8 @@ def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -
     assert json.loads(Path("run/scores.json").read_text())["triplets"] == 40
     refused = nofuss("train", "judged.npz", "--assignment", "balanced", "--out", "no")
     assert "can't be learned by groups" in one_line(refused, 2)
+
+
+@pytest.mark.parametrize("name", ["train", "demo", "reproduce"])
+def test_commands_that_need_no_argument(name: str) -> None:
+    assert parse([name])[0] == name

@@ -36,7 +36,20 @@ PARSED = {
 }
 ONCE = {"export", "serve"}
 """Commands that are slow, and the same on every page: the first use is run, others are parsed."""
-OTHERS = {"cd", "docker", "git", "hf", "make", "pip", "pipx", "python", "tensorboard", "uv", "uvx"}
+OTHERS = {
+    "apt-get",
+    "cd",
+    "docker",
+    "git",
+    "hf",
+    "make",
+    "pip",
+    "pipx",
+    "python",
+    "tensorboard",
+    "uv",
+    "uvx",
+}
 """Programs that are not ours; what is said of make, pip and python is checked, not run."""
 
 
@@ -194,6 +207,16 @@ def test_commands_are_all_described() -> None:
     assert set(COMMANDS) <= used
 
 
+def test_every_room_is_explained() -> None:
+    """How it works inside names every folder of the package, and the file to begin with."""
+    text = (DOCS / "inside.md").read_text()
+    rooms = re.findall(r"^\| `(\w+)/` \| .* \| `(\w+\.py)` \|$", text, re.M)
+    package = ROOT / "nofuss"
+    assert {room for room, _ in rooms} == {path.parent.name for path in package.glob("*/*.py")}
+    for room, file in rooms:
+        assert (package / room / file).is_file(), room
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_text_exist(page: Path) -> None:
     """A command with arguments must parse; of a name alone there must be a command."""
@@ -220,7 +243,8 @@ def test_the_test_sees_blocks(tmp_path: Path) -> None:
 def test_the_site_builds_strictly_and_asks_nobody_else(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs pip install 'nofuss[docs]'")
     site = tmp_path / "site"
-    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--quiet"]
+    # Not --quiet, with which MkDocs does not count its warnings.
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict"]
     built = subprocess.run(
         [*command, "--site-dir", str(site)], cwd=ROOT, capture_output=True, text=True
     )

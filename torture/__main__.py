@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from torture import damage, disk, kill, memory
+from torture import damage, databases, disk, kill, kill_index, memory
 from torture.attack import attack
 from torture.faults import faulty_commands
 from torture.training import LAST_STAGES, prepare
@@ -47,6 +47,24 @@ def kills(home: Path, options: argparse.Namespace) -> list[str]:
                 row = (how, workers, tally.kills, tally.in_saves, tally.finished)
                 table.add_row(*map(str, (*row, f"≤ {max(1, tally.lost)}", len(tally.complaints))))
                 complaints += tally.complaints
+    console.print(table)
+    return complaints
+
+
+def indexes(home: Path, options: argparse.Namespace) -> list[str]:
+    """Kill `nofuss index --to` in each database that is installed, ten times at least."""
+    table = Table("database", "kills", "of them within", "indexes finished", "complaints")
+    complaints: list[str] = []
+    for engine in databases.ENGINES:
+        if reason := databases.missing(engine):
+            console.print(f"[dim]{engine} left out: {reason}[/dim]")
+            continue
+        kills = max(10, options.kills // 20)
+        for tally in kill_index.campaign(engine, kills=kills, seed=options.seed):
+            console.print(f"[dim]{tally}[/dim]")
+        row = (tally.kills, tally.partial, tally.finished, len(tally.complaints))
+        table.add_row(engine, *map(str, row))
+        complaints += [f"{engine}, {complaint}" for complaint in tally.complaints]
     console.print(table)
     return complaints
 
@@ -148,6 +166,7 @@ def attacks(home: Path, options: argparse.Namespace) -> list[str]:
 
 CAMPAIGNS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {
     "kill": kills,
+    "index": indexes,
     "disk": disks,
     "cache": caches,
     "damage": damages,

@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from nofuss.errors import UsageError
 
 RunPath = Annotated[Path, Positional, arg(metavar="RUN")]
+IndexUrl = Annotated[str | None, arg(metavar="URL", help_behavior_hint="(default: the run's own)")]
 DeviceName = Annotated[str, arg(metavar="NAME")]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from nofuss.commands import DeviceName, RunPath
+from nofuss.errors import UsageError
 
 
 def main(
@@ -19,6 +20,7 @@ def main(
         Literal["exact", "approximate"] | None,
         arg(help_behavior_hint="(default: unchanged; a new index is exact)"),
     ] = None,
+    to: Annotated[str | None, arg(metavar="URL", help_behavior_hint="")] = None,
     device: DeviceName = "auto",
 ) -> None:
     """Embed a folder for search: add it to the run's index, or update what changed in it.
@@ -30,8 +32,17 @@ def main(
         data: Any layout that `nofuss train` reads; pictures outside class folders have no label.
         remove: Remove the items of DIR from the index instead.
         kind: approximate is for many millions of items and needs faiss.
+        to: Keep the index in a database instead: milvus:FILE.db, milvus://HOST:19530/COLLECTION or
+            postgresql://HOST/DATABASE[?table=TABLE]; see docs/engines.md. Then give search and
+            serve the same URL with --index.
         device: Where to compute, as for `nofuss train`.
     """
-    from nofuss.search.indexing import index_run  # here, so that --help does not load torch
+    # here, so that --help does not load torch
+    from nofuss.search.indexing import index_into, index_run
 
+    if to is not None and kind is not None:
+        raise UsageError("--kind is for the run's own index; leave it out with --to")
+    if to is not None:
+        index_into(to, run, data, remove=remove, device=device)
+        return
     index_run(run, data, remove=remove, kind=kind, device=device)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from nofuss.commands import RunPath, check_new_png
+from nofuss.commands import IndexUrl, RunPath, check_new_png
 from nofuss.errors import UsageError
 
 
@@ -14,6 +14,8 @@ def main(
     pictures: Annotated[tuple[Path, ...], Positional, arg(metavar="PICTURE")],
     *,
     k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10,
+    where: Annotated[str | None, arg(metavar="FILTER", help_behavior_hint="")] = None,
+    index: IndexUrl = None,
     json: bool = False,
     show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
     rerank: Literal["auto", "none"] = "auto",
@@ -27,6 +29,9 @@ def main(
         run: A run directory of `nofuss train`.
         pictures: One or more pictures (or an .npz of vectors, for a run on vectors).
         k: Number of neighbours.
+        where: Find only items whose columns match, as in "price<20 and shop=='north'". Columns are
+            those of a CSV besides path, label and split, and `label`; see docs/engines.md.
+        index: The database that `nofuss index --to URL` wrote to.
         json: Print the results as JSON.
         show: Also draw the results, a row a query, the query on the left; never overwritten.
         rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
@@ -39,4 +44,4 @@ def main(
         check_new_png("--show", show)
     from nofuss.search.finding import find_similar  # here, so that --help does not load torch
 
-    find_similar(run, pictures, k=k, as_json=json, show=show, rerank=rerank)
+    find_similar(run, pictures, k=k, where=where, url=index, as_json=json, show=show, rerank=rerank)

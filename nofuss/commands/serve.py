@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from nofuss.commands import RunPath
+from nofuss.commands import IndexUrl, RunPath
 
 
 def main(
     run: RunPath,
     *,
+    index: IndexUrl = None,
     port: int = 8000,
     host: str = "127.0.0.1",
     no_token: bool = False,
@@ -20,6 +21,7 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
+        index: The database that `nofuss index --to URL` wrote to.
         port: The port to listen on; 0 takes any free one.
         host: The address to listen on; the default can be reached from this machine only.
         no_token: Let every user of this machine in, without the token in the address.
@@ -27,4 +29,4 @@ def main(
     """
     from nofuss.search.server import serve  # here, so that --help does not load torch
 
-    serve(run, host=host, port=port, token=not no_token, rerank=rerank)
+    serve(run, host=host, port=port, token=not no_token, index=index, rerank=rerank)

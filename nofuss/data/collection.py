@@ -4,8 +4,8 @@ Every reader in this folder returns one; samplers, loader and training take one.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nofuss.data.columns import Column
 from nofuss.errors import DataError, visible
 from nofuss.files.checksum import Bytes, array_bytes, digest_of
 from nofuss.files.parts import status_of
@@ -69,6 +70,8 @@ class Collection:
     "gallery"."""
     triplets: NDArray[np.int64] | None = None
     """(T, 3) of anchor, positive and negative, as indices of items."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Further columns of a table; training does not see them."""
     pairs: NDArray[np.int64] | None = None
     """(M, 3) of two items and 1 if they are alike, else 0."""
     by_links: bool = False
@@ -135,6 +138,7 @@ class Collection:
             class_names=names,
             split=None if self.split is None else self.split[index],
             triplets=None if self.triplets is None else _reindex(self.triplets, index, len(self)),
+            columns={name: column.subset(index) for name, column in self.columns.items()},
             pairs=None if self.pairs is None else _reindex_pairs(self.pairs, index, len(self)),
         )
 

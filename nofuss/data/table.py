@@ -1,5 +1,6 @@
 """A CSV manifest: `path,label[,split]`, one picture a row, paths relative to the CSV.
 
+Further columns (price, shop, …) are kept for filters and results, see columns.py.
 Rows are counted as a spreadsheet shows them: the header is row 1.
 """
 
@@ -22,6 +23,7 @@ from nofuss.data.collection import (
     first_five,
     printable,
 )
+from nofuss.data.columns import clean, read_column
 from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, open_regular
 
@@ -35,8 +37,10 @@ def open_manifest(path: Path) -> Collection:
     paths: list[Path] = []
     labels: list[str] = []
     split: list[str] = []
+    further: dict[str, list[str]] = {}
     complaints: list[str] = []
-    for number, row in read_rows(path, required=("path", "label"), optional=("split",)):
+    rows = read_rows(path, required=("path", "label"), optional=("split",), further=True)
+    for number, row in rows:
         try:
             picture, label = row["path"], row["label"].strip()
             if not picture or not label:
@@ -46,6 +50,8 @@ def open_manifest(path: Path) -> Collection:
             paths.append(existing(path.parent, picture))
             labels.append(label)
             split.append(SPLITS[row["split"].strip().lower()] if "split" in row else "")
+            for name in row.keys() - {"path", "label", "split"}:
+                further.setdefault(name, []).append(row[name])
         except ValueError as error:
             complaints.append(f"row {number}: {error}")
     name = printable(path.name)
@@ -63,6 +69,11 @@ def open_manifest(path: Path) -> Collection:
         labels=order,
         class_names=tuple(printable(n) for n in names),
         split=np.array(split) if all(split) else None,
+        columns={
+            clean(column): values
+            for column, cells in sorted(further.items())
+            if (values := read_column(cells)) is not None
+        },
     )
 
 
@@ -73,8 +84,12 @@ class Row(NamedTuple):
     cells: dict[str, str]
 
 
-def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[Row]:
+def read_rows(
+    path: Path, *, required: tuple[str, ...], optional: tuple[str, ...], further: bool = False
+) -> Iterator[Row]:
     """Yield the records of a CSV that has the required columns; skip blank lines.
+
+    `further` also yields the columns that are neither required nor optional.
 
     Bytes that are not UTF-8 survive as surrogates, since file names may hold them.
     """
@@ -93,7 +108,8 @@ def read_rows(path: Path, *, required: tuple[str, ...], optional: tuple[str, ...
                     f"{name} has the columns {printable(', '.join(columns))}; "
                     f"{' and '.join(missing)} missing, expected {wanted}"
                 )
-            where = {c: columns.index(c) for c in (*required, *optional) if c in columns}
+            wanted_columns = {*required, *optional, *(filter(None, columns) if further else ())}
+            where = {c: columns.index(c) for c in columns if c in wanted_columns}
             for number, record in enumerate(reader, start=2):
                 if any(cell.strip() for cell in record):
                     yield Row(

@@ -1,9 +1,10 @@
 """Search: embed a folder once, then find what is like a picture, also in classes not trained on.
 
-index (vectors with names; stored: on disk; approximate: with faiss) → gallery (which items changed)
-→ indexing (`nofuss index`) → ranking (order and verdict) → searchable (what a run is searched in)
-→ grid (results as a picture)
-server, guard, connections → handlers, decoders → shelf, plane (the map): `nofuss serve`
+index (vectors with names; stored: on disk; approximate: with faiss) or stores/ (in a database)
+columns, where (what a filter sees and says)
+items → gallery (which of them changed) → indexing (`nofuss index`)
+ranking (order and verdict) → searchable (what a run is searched in) → grid (results as a picture)
+server, guard, connections → handlers, refusals, decoders → shelf, plane (the map): `nofuss serve`
 """
 
 from nofuss.evaluate.neighbours import nearest

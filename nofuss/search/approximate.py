@@ -7,6 +7,7 @@ distances, so a neighbour may be missing but never in the wrong place.
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,11 +47,23 @@ class Approximate:
         self._index.reset()
         self._index.add(vectors.numpy())
 
-    def search(self, queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return distances and rows (Q, k), nearest first, ties by row; inf and −1 fill up."""
-        lists = self._index.nlist
-        self._index.nprobe = min(lists, max(8, round(PROBED * lists)))
-        _, rows = self._index.search(queries.numpy(), min(2 * k, len(vectors)))
+    def search(
+        self, queries: Tensor, vectors: Tensor, k: int, *, among: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return distances and rows (Q, k), nearest first, ties by row; inf and −1 fill up.
+
+        `among` are the only rows that may be found.
+        """
+        faiss, lists = faiss_module(), self._index.nlist
+        share = 1.0 if among is None else max(1, len(among)) / len(vectors)
+        # The fewer items may be found, the fewer each list holds, and the more are searched.
+        options = {"nprobe": min(lists, max(8, round(PROBED * lists / share)))}
+        if among is not None:
+            bits = torch.zeros(len(vectors), dtype=torch.bool).index_fill_(0, among, True)
+            packed = np.packbits(bits.numpy(), bitorder="little")
+            options["sel"] = faiss.IDSelectorBitmap(packed)
+        params = faiss.SearchParametersIVF(**options)
+        _, rows = self._index.search(queries.numpy(), min(2 * k, len(vectors)), params=params)
         rows = torch.from_numpy(rows).sort(dim=1).values
         x = vectors[rows.clamp_min(0)].double()  # (Q, 2k, D)
         distances = (x - queries[:, None].double()).square().sum(2).sqrt()

@@ -1,7 +1,8 @@
 """Find what is most like a picture, in a run's index or its test items: `nofuss search`."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ from torch import Tensor
 
 from nofuss.data import open_data
 from nofuss.data.collection import printable
-from nofuss.errors import DataError
+from nofuss.data.columns import Type, shown
+from nofuss.errors import DataError, UsageError
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
-from nofuss.search.index import Index
 from nofuss.search.ranking import Found, Ranking, Rerank
 from nofuss.search.searchable import Pictures, open_searchable
+from nofuss.search.stores import Searched
+from nofuss.search.where import Condition, FilterError, parse_filter
 from nofuss.terminal import console
 
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
@@ -28,25 +31,28 @@ def find_similar(
     pictures: Sequence[Path],
     *,
     k: int,
+    where: str | None = None,
+    url: str | None = None,
     as_json: bool,
     show: Path | None,
     rerank: Rerank = "auto",
 ) -> None:
-    """Print the `k` nearest neighbours of each picture; draw them to `show`."""
+    """Print the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
     opened, encoder = open_run(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
     say = _be_silent if as_json else console.say
-    searchable = open_searchable(opened, encoder, rerank=rerank, say=say)
-    ranking = searchable.ranking
-    results = [
-        answer(name, found, searchable.index)
-        for name, found in zip(names, ranking.search_all(vectors, k), strict=True)
-    ]
+    with closing(open_searchable(opened, encoder, url, rerank=rerank, say=say)) as searchable:
+        ranking, types = searchable.ranking, searchable.index.types
+        condition = None if where is None else read_filter(where, types)
+        found = ranking.search_all(vectors, k, where=condition)
+        results = [
+            answer(name, each, searchable.index) for name, each in zip(names, found, strict=True)
+        ]
     if as_json:
         console.answer({"run": str(run), "metric": METRIC} | about(ranking) | {"queries": results})
     else:
         for result in results:
-            _print(result)
+            _print(result, types)
         if ranking.strangers is None:
             console.say("whether a class is here at all is not known: that needs more classes")
         elif not ranking.strangers.useful:
@@ -67,11 +73,12 @@ def about(ranking: Ranking) -> dict[str, Any]:
     }
 
 
-def answer(query: str, found: Found, index: Index) -> dict[str, Any]:
+def answer(query: str, found: Found, index: Searched) -> dict[str, Any]:
     """Return a query's neighbours, ready for JSON; `found` is None where that can't be told."""
+    items = zip(index.items(found.rows), found.rows, found.distances, strict=True)
     neighbours = [
-        {"path": index.names[row], "label": index.labels[row], "distance": distance, "row": row}
-        for distance, row in zip(found.distances, found.rows, strict=True)
+        {"path": name, "label": label, "distance": distance, "row": row, "columns": dict(cells)}
+        for (name, label, cells), row, distance in items
     ]
     return {
         "query": query,
@@ -98,16 +105,27 @@ def _embed_queries(encoder: Encoder, queries: Sequence[Path]) -> tuple[list[str]
     return names, torch.cat(vectors)
 
 
-def _print(result: dict[str, Any]) -> None:
+def read_filter(text: str, types: Mapping[str, Type]) -> Condition:
+    """Return what --where says; UsageError if it can't be read."""
+    try:
+        return parse_filter(text, types)
+    except FilterError as error:
+        raise UsageError(f"--where: {error}") from None
+
+
+def _print(result: dict[str, Any], types: Mapping[str, Type]) -> None:
     """Print a heading and a line a neighbour."""
     console.say(printable(result["query"]))
     if result["found"] is not None:
         console.say(f"  {result['verdict']}")
     for neighbour in result["neighbours"]:
         label = neighbour["label"] if neighbour["label"] is not None else "–"
-        console.say(
-            f"  {neighbour['distance']:.3f}  {printable(label)}  {printable(neighbour['path'])}"
+        cells = "".join(
+            f"  {printable(name)}: {shown(value, types.get(name, 'text'))}"
+            for name, value in neighbour["columns"].items()
         )
+        path = printable(neighbour["path"])
+        console.say(f"  {neighbour['distance']:.3f}  {printable(label)}  {path}{cells}")
 
 
 def _be_silent(_: str) -> None:
@@ -122,8 +140,8 @@ def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Picture
         row: list[Cell] = [(pictures[query], printable(Path(query).name), verdict)]
         for neighbour in result["neighbours"]:
             label, distance = neighbour["label"], f"{neighbour['distance']:.3f}"
-            shown = "no label" if label is None else printable(label)
-            row.append((pictures[neighbour["path"]], shown, distance))
+            title = "no label" if label is None else printable(label)
+            row.append((pictures[neighbour["path"]], title, distance))
         rows.append(row)
     buffer = io.BytesIO()
     draw_grid(rows).save(buffer, "PNG")

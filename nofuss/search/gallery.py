@@ -1,31 +1,28 @@
 """Keep an index up to date with folders of pictures or files of arrays: embed only what changed.
 
-A picture is named by its absolute path. It is unchanged if size and time of change are the same;
-otherwise, or if it had just been written when it was last read, its content is compared. An item of
-an array is named by its file and row, and compared by content. Nothing is written into the data.
+A picture is unchanged if size and time of change are the same; otherwise, or if it had just been
+written when it was last read, its content is compared. An item of an array is compared by content.
+Label and columns may change without embedding again. Nothing is written into the data.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.config import is_named_data
-from nofuss.data import find_pictures, open_data
-from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection, printable
+from nofuss.data.columns import Column, cells_of, facts_digest
 from nofuss.data.cost import MAX_FILE
 from nofuss.data.decode import PictureError, decode_resized
-from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.transforms import middle
 from nofuss.distributed import processes
 from nofuss.errors import DataError
@@ -33,14 +30,12 @@ from nofuss.files.atomic import digest, sha256
 from nofuss.files.checksum import digest_of
 from nofuss.files.parts import status_of
 from nofuss.model.encoder import Encoder
-from nofuss.search.index import Index, Label
+from nofuss.search.index import Label
+from nofuss.search.items import item_labels, item_names, source_of
+from nofuss.search.stores.store import Item, Note, Record, Target
 
 FRESH_NS = 2_000_000_000
 """A file read so soon after its change may change again without a new time stamp."""
-SAVE_SECONDS = 60.0
-BUILT_IN = "built-in characters"
-UNLABELLED = ""
-"""The class of pictures outside any class folder; no folder can have this name."""
 CHUNK = 256
 
 
@@ -59,13 +54,24 @@ class Plan:
     source: str
     names: list[str]
     labels: list[Label]
+    columns: Mapping[str, Column] = field(default_factory=dict)
     versions: dict[int, Version] = field(default_factory=dict)
     stale: list[int] = field(default_factory=list)
     """Items to embed: new, or changed."""
+    replaced: set[int] = field(default_factory=set)
+    """Those of them that are not new."""
     unchanged: list[int] = field(default_factory=list)
+    revised: list[int] = field(default_factory=list)
+    """Those of the unchanged whose label, columns or time of change are others now."""
     gone: list[str] = field(default_factory=list)
     """Names to remove from the index: their items no longer exist."""
     unreadable: list[str] = field(default_factory=list)
+
+    def record(self, item: int) -> Record:
+        """Return what is written of an item."""
+        label, cells = self.labels[item], cells_of(self.columns, item)
+        note = Note(self.source, *self.versions[item], facts_digest(label, cells))
+        return Record(Item(self.names[item], label, cells), note)
 
 
 @dataclass
@@ -78,6 +84,11 @@ class Changes:
     unchanged: int = 0
     unreadable: list[str] = field(default_factory=list)
 
+    @property
+    def wrote(self) -> bool:
+        """Whether other vectors are in the index now."""
+        return bool(self.added or self.changed or self.removed)
+
     def describe(self) -> str:
         """Return words like "12 new, 1 changed, 3 removed, 11,772 unchanged"."""
         counts = {"new": self.added, "changed": self.changed, "removed": self.removed}
@@ -85,145 +96,94 @@ class Changes:
         return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "nothing"
 
 
-def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
-    """Open what `open_data` reads, and pictures outside class folders too, without a label."""
-    if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
-        return open_data(path, labelling=labelling)
-    path = path.absolute()
-    loose = [picture for picture in find_pictures(path) if picture.parent == path]
-    if not loose:
-        return open_data(path, labelling=labelling)
-    try:
-        labelled = open_data(path, labelling=labelling)
-    except DataError:  # no class folders beside them
-        return Collection(
-            name=path.name, layout="folder of pictures", kind="pictures", paths=loose, root=path
-        )
-    assert labelled.labels is not None
-    known = set(labelled.paths)
-    if not (loose := [picture for picture in loose if picture not in known]):
-        return labelled
-    return replace(
-        labelled,
-        paths=[*labelled.paths, *loose],
-        labels=np.r_[labelled.labels, np.full(len(loose), labelled.num_classes)],
-        class_names=(*labelled.class_names, UNLABELLED),
-        split=None,
-        notes=(),
-    )
-
-
-def item_names(collection: Collection, path: Path | None) -> list[str]:
-    """Return the name of each item in an index: its absolute path, or its file and row."""
-    if collection.kind == "pictures":
-        return [str(picture.absolute()) for picture in collection.paths]
-    return [f"{source_of(path)}#{row}" for row in range(len(collection))]
-
-
-def item_labels(collection: Collection) -> list[Label]:
-    """Return the class name of each item, None for unlabelled ones."""
-    if collection.labels is None:
-        return [None] * len(collection)
-    return [
-        None if (name := collection.class_names[c]) == UNLABELLED else name
-        for c in collection.labels.tolist()
-    ]
-
-
-def source_of(path: Path | None) -> str:
-    """Return the name of the data at a path in an index."""
-    if path is None:
-        return BUILT_IN
-    return str(path if is_named_data(path) else Path(path).expanduser().absolute())
-
-
 def model_digest(model: Path) -> str:
     """Return a digest of the model: vectors of different models can't be compared."""
     return sha256(model / "weights.safetensors")
 
 
-def plan(index: Index, collection: Collection, path: Path | None) -> Plan:
+def plan(target: Target, collection: Collection, path: Path | None) -> Plan:
     """Compare the items at `path` with what the index holds of it; ignore other sources."""
     names = item_names(collection, path)
-    todo = Plan(source_of(path), names, item_labels(collection))
-    known = _known(index)
+    todo = Plan(source_of(path), names, item_labels(collection), collection.columns)
+    check_types(target, todo.source, collection.columns)
+    known = target.notes(todo.source, names)
     present = set(names)
-    todo.gone = [n for n, (of, *_) in known.items() if of == todo.source and n not in present]
+    todo.gone = [
+        name for name, note in known.items() if note.source == todo.source and name not in present
+    ]
     for name, i in {
         name: i for i, name in enumerate(names)
     }.items():  # a name that is listed twice: the last
-        before = Version(*known[name][1:]) if name in known else None
+        note = known.get(name)
+        before = None if note is None else Version(note.size, note.mtime_ns, note.digest)
         try:
             todo.versions[i] = _version(collection, i, before)
         except OSError as error:
             todo.unreadable.append(f"{printable(name)}: {error.strerror}")
             todo.gone += [name] if name in known else []
             continue
-        same = before is not None and before.digest == todo.versions[i].digest
-        (todo.unchanged if same else todo.stale).append(i)
+        if note is None or note.digest != todo.versions[i].digest:
+            todo.stale.append(i)
+            todo.replaced |= {i} if note is not None else set()
+            continue
+        todo.unchanged.append(i)
+        if todo.labels[i] is None and note.source != todo.source:
+            continue  # indexed before with its class folder: keep that source and label
+        if todo.record(i).note != note:
+            todo.revised.append(i)
     return todo
 
 
+def check_types(target: Target, source: str, columns: Mapping[str, Column]) -> None:
+    """Raise DataError if a column has another type in another source."""
+    for of, types in target.sources().items():
+        for name, column in columns.items():
+            if of != source and types.get(name, column.type) != column.type:
+                raise DataError(
+                    f"column {name} is {column.type} in {printable(source)}, but {types[name]} in "
+                    f"{printable(of)}; rename it in one of them"
+                )
+
+
 def update(
-    index: Index,
+    target: Target,
     encoder: Encoder,
     collection: Collection,
     todo: Plan,
     *,
     progress: Callable[[int], None] | None = None,
-    save: Callable[[], object] = lambda: None,
 ) -> Changes:
-    """Carry out a plan; call `save` now and then, so that a killed update can be resumed."""
-    known, names, labels = _known(index), todo.names, todo.labels
-    for i in todo.unchanged:
-        if labels[i] is None and known[names[i]][0] != todo.source:
-            continue  # indexed before with its class folder: keep that source and label
-        known[names[i]] = [todo.source, *todo.versions[i]]
-        index.labels[index.row(names[i])] = labels[i]  # a CSV may give it another label now
-    replaced = {names[i] for i in todo.stale if names[i] in index}
-    index.remove({*todo.gone, *replaced})
-    for name in (*todo.gone, *replaced):
-        known.pop(name, None)
+    """Carry out a plan in such an order that a killed update can be repeated."""
+    target.declare(todo.source, {name: column.type for name, column in todo.columns.items()})
+    target.revise([todo.record(i) for i in todo.revised])
+    target.discard(todo.gone)
     changes = Changes(removed=len(todo.gone), unchanged=len(todo.unchanged))
     changes.unreadable += todo.unreadable
-    done, saved = 0, time.monotonic()
+    done = 0
     for start in range(0, len(todo.stale), CHUNK):
         chosen = todo.stale[start : start + CHUNK]
         rows, vectors, unreadable = _embed_together(encoder, collection, chosen)
-        index.add(vectors, names=[names[i] for i in rows], labels=[labels[i] for i in rows])
-        known.update({names[i]: [todo.source, *todo.versions[i]] for i in rows})
-        changed = sum(names[i] in replaced for i in rows)
+        target.put([todo.record(i) for i in rows], vectors)
+        lost = todo.replaced.intersection(chosen).difference(rows)
+        target.discard([todo.names[i] for i in lost])
+        changed = len(todo.replaced.intersection(rows))
         changes.changed += changed
         changes.added += len(rows) - changed
         changes.unreadable += unreadable
         done += len(chosen)
         if progress:
             progress(done)
-        if time.monotonic() - saved > SAVE_SECONDS:
-            save()
-            saved = time.monotonic()
     return changes
 
 
-def remove_source(index: Index, path: Path | None) -> int:
+def remove_source(target: Target, path: Path | None) -> int:
     """Remove all items of a source from the index; return how many there were."""
-    known = _known(index)
-    names = [name for name, (of, *_) in known.items() if of == source_of(path)]
-    index.remove(names)
-    for name in names:
-        del known[name]
+    source = source_of(path)
+    notes = target.notes(source, ())
+    names = [name for name, note in notes.items() if note.source == source]
+    target.discard(names)
+    target.forget(source)
     return len(names)
-
-
-def sources(index: Index) -> list[str]:
-    """Return where the items of an index came from."""
-    return sorted({of for of, *_ in _known(index).values()})
-
-
-def _known(index: Index) -> dict[str, list[Any]]:
-    """Return name → [source, size, mtime_ns, digest], stored with the index."""
-    known: dict[str, list[Any]] = index.extra.setdefault("items", {})
-    return known
 
 
 def _embed_together(

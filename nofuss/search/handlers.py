@@ -5,32 +5,37 @@ waits; nothing is stored.
 """
 
 import asyncio
+import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
 
 from nofuss.data.collection import printable
+from nofuss.data.columns import shown
 from nofuss.data.decode import PictureError
 from nofuss.data.formats import FORMATS
 from nofuss.data.thumbnail import encoded
 from nofuss.files.atomic import parse_json
 from nofuss.report.thumbnails import data_uri
+from nofuss.search.columns import LABEL
 from nofuss.search.decoders import Decoders, Seen
+from nofuss.search.index import Index
+from nofuss.search.options import MOST, read_options, while_there
 from nofuss.search.ranking import Found
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import SIDE
 from nofuss.search.sent import Sent
-from nofuss.search.shelf import Shelf
+from nofuss.search.shelf import Shelf, as_text
+from nofuss.search.where import Condition
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
@@ -40,8 +45,6 @@ MAX_UPLOADS = 8 * MAX_UPLOAD
 """Most bytes of all uploads in memory; further ones are asked to be sent again."""
 PATIENCE, FIRST_SECONDS, RATE = 30.0, 5.0, 100_000
 """Seconds for a whole body, seconds before its speed counts, and then the least bytes a second."""
-MOST = 500
-"""Most neighbours of one search."""
 SOME = 12
 """Items to start from."""
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -69,13 +72,17 @@ class Page:
     async def about(self, request: Request) -> Response:
         """Return what the page says at its top, and the classes of its filter."""
         shelf = self.shelf
+        types = await run_in_threadpool(lambda: shelf.index.types)
+        size = await run_in_threadpool(lambda: shelf.size)
         return JSONResponse(
             {
                 "run": printable(shelf.run.path.absolute().name),
                 "title": shelf.title,
                 "scores": shelf.scores,
                 "taught": shelf.taught,
-                "items": len(shelf.index),
+                "items": size,
+                "columns": {name: kind for name, kind in types.items() if name != LABEL},
+                "own_index": isinstance(shelf.index, Index),
                 "classes": shelf.classes,
                 "dim": shelf.index.dim,
                 "pictures": shelf.pictures is not None,
@@ -87,31 +94,37 @@ class Page:
         )
 
     async def item(self, request: Request) -> Response:
-        """Return the name and label of an item."""
-        return JSONResponse(self.describe(self._row(request.path_params["number"])))
+        """Return the name, label and columns of an item."""
+        row = self._row(request.path_params["number"])
+        return JSONResponse(await run_in_threadpool(self.describe, row))
 
     async def some(self, request: Request) -> Response:
         """Return random items to start from, and the classes that the filter leaves."""
-        shelf, (_, only) = self.shelf, self._options(request)
-        rows = np.arange(len(shelf.index))
-        if only is not None:
-            rows = rows[np.isin(shelf.codes, only)]
-        chosen = np.random.default_rng().permutation(rows)[:SOME]
-        return JSONResponse({"results": [self.describe(int(r)) for r in chosen], "classes": only})
+        _, only, where = await read_options(request, self.shelf)
+        items = await run_in_threadpool(self._some, only, where)
+        return JSONResponse({"results": items, "classes": only})
+
+    def _some(self, only: list[int] | None, where: Condition | None) -> list[dict[str, Any]]:
+        index, seed = self.shelf.index, secrets.randbits(32)
+        if only is None and where is None:
+            return self.describe_all(index.sample(SOME, seed=seed))
+        [query] = index.vectors_of(index.sample(1, seed=seed))  # what is near any item will do
+        return self.describe_all(self.shelf.search(query, SOME, only=only, where=where).rows)
 
     async def neighbours(self, request: Request) -> Response:
         """Return the neighbours of an item of the index, or of a vector of `upload`."""
         options, shelf = request.query_params, self.shelf
-        row, shown = None, dict[str, Any]()
+        row, asked = None, dict[str, Any]()
         if "vector" in options:
             query = self.sent(options["vector"]).vector
         else:
             row = self.by_key(options["like"]) if "like" in options else None
             row = self._row(options.get("item", "")) if row is None else row
-            query, shown = shelf.index.vectors[row], self.describe(row)
-        k, only = self._options(request)
-        found = await run_in_threadpool(shelf.search, query, k, only=only, without=row)
-        return JSONResponse(await self._answer(found, query, only) | {"query": shown})
+            asked = await run_in_threadpool(self.describe, row)
+            [query] = await run_in_threadpool(shelf.index.vectors_of, [row])
+        k, only, where = await read_options(request, self.shelf)
+        found = await run_in_threadpool(shelf.search, query, k, only=only, where=where, without=row)
+        return JSONResponse(await self._answer(found, query, only) | {"query": asked})
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
@@ -119,22 +132,22 @@ class Page:
             raise Refused(
                 400, "this run embeds vectors, not pictures; search from one of its items"
             )
-        k, only = self._options(request)
+        k, only, where = await read_options(request, self.shelf)
         body = bytearray()
         try:
             await self._read(request, body)
             began = time.perf_counter()
             fit = self.shelf.encoder.preprocessing
-            seen = await _while_there(request, self.decoders.decode(body, side=SIDE, fit=fit))
+            seen = await while_there(request, self.decoders.decode(body, side=SIDE, fit=fit))
         finally:
             self.held -= len(body)
         async with self.busy:
             query = await run_in_threadpool(self._embed, seen)
         spent = 1000 * (time.perf_counter() - began)
-        shown = data_uri(seen.content, seen.media)
-        found = await run_in_threadpool(self.shelf.search, query, k, only=only)
+        picture = data_uri(seen.content, seen.media)
+        found = await run_in_threadpool(self.shelf.search, query, k, only=only, where=where)
         answer = await self._answer(found, query, only)
-        about = {"picture": shown, "vector": Sent.new(query).as_text(self.shelf.model)}
+        about = {"picture": picture, "vector": Sent.new(query).as_text(self.shelf.model)}
         return JSONResponse(answer | {"query": about, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
@@ -144,11 +157,14 @@ class Page:
     async def picture(self, request: Request) -> Response:
         """Return an item's picture by its number."""
         row = self._row(request.path_params["number"])
-        image = await run_in_threadpool(self.shelf.picture, row)
+        try:
+            image = await run_in_threadpool(self.shelf.picture, row)
+        except LookupError:
+            raise self._no_item() from None
         try:
             if isinstance(image, Path):
                 decoding = self.decoders.decode(image, side=SIDE)
-                _, content, media = await _while_there(request, decoding)
+                _, content, media = await while_there(request, decoding)
             elif image is not None:
                 content, media = await run_in_threadpool(encoded, image)
         except PictureError:
@@ -208,16 +224,18 @@ class Page:
             return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
     async def _answer(self, found: Found, query: Tensor, only: list[int] | None) -> dict[str, Any]:
-        likely = None if found.nothing or only is not None else self.shelf.likely(found)
-        pairs = zip(found.rows, found.distances, strict=True)
+        likely = None
+        if not found.nothing and only is None:
+            likely = await run_in_threadpool(self.shelf.likely, found)
+        items = await run_in_threadpool(self.describe_all, found.rows)
         results = [
-            self.describe(row) | {"rank": rank, "distance": round(distance, 4)}
-            for rank, (row, distance) in enumerate(pairs, start=1)
+            item | {"rank": rank, "distance": round(distance, 4)}
+            for rank, (item, distance) in enumerate(zip(items, found.distances, strict=True), 1)
         ]
         answer = {
             "results": results,
             "searching_ms": found.milliseconds,
-            "items": len(self.shelf.index),
+            "items": await run_in_threadpool(lambda: self.shelf.size),
             "nothing": found.nothing,
             "confidence": found.confidence,
             "verdict": found.verdict,
@@ -226,25 +244,42 @@ class Page:
             "place": None,
         }
         if self.shelf.drawn:
-            rows = [query, *(self.shelf.index.vectors[row] for row in found.rows)]
-            places = await run_in_threadpool(self.shelf.place, torch.stack(rows))
+            vectors = await run_in_threadpool(self.shelf.index.vectors_of, found.rows)
+            places = await run_in_threadpool(self.shelf.place, torch.cat([query[None], vectors]))
             answer["place"] = places[0].tolist()
             for result, place in zip(results, places[1:], strict=True):
                 result["place"] = place.tolist()
         return answer
 
     def describe(self, row: int) -> dict[str, Any]:
-        """Return what the page shows of an item: its row, key, name and label."""
-        index = self.shelf.index
-        name = "/".join(index.names[row].replace("\\", "/").split("/")[-2:])  # no path of this disk
-        key = self.shelf.key(index.names[row])
-        return {"item": row, "key": key, "name": printable(name), "label": index.labels[row]}
+        """Return what the page shows of an item."""
+        return self.describe_all([row])[0]
+
+    def describe_all(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows, keys, names, labels and columns of items."""
+        try:
+            items = self.shelf.index.items(rows)
+        except LookupError:
+            raise self._no_item() from None
+        types = self.shelf.index.types
+        return [
+            {
+                "item": as_text(row),
+                "key": self.shelf.key(name),
+                # No path of this disk.
+                "name": printable("/".join(name.replace("\\", "/").split("/")[-2:])),
+                "label": label,
+                "columns": {n: shown(value, types.get(n, "text")) for n, value in cells.items()},
+            }
+            for row, (name, label, cells) in zip(rows, items, strict=True)
+        ]
 
     def by_key(self, key: Any) -> int:
         """Return the row of an item's key."""
-        if not isinstance(key, str) or key not in self.shelf.keys:
+        row = self.shelf.row_of(key) if isinstance(key, str) else None
+        if row is None:
             raise Refused(404, "this item is no longer in the index; search from another one")
-        return self.shelf.keys[key]
+        return row
 
     def sent(self, text: str) -> Sent:
         """Return the uploaded picture of an address."""
@@ -256,42 +291,10 @@ class Page:
             ) from None
 
     def _row(self, text: str) -> int:
-        """Return the row that a text gives; pictures are never named in any other way."""
-        if (
-            text.isascii()
-            and text.isdigit()
-            and len(text) < 12
-            and int(text) < len(self.shelf.index)
-        ):
+        """Return the number that a text gives; pictures are never named in any other way."""
+        if text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**63:
             return int(text)
-        raise Refused(404, f"no such item; items are numbered 0 to {len(self.shelf.index) - 1}")
+        raise self._no_item()
 
-    def _options(self, request: Request) -> tuple[int, list[int] | None]:
-        """Return k and the classes to search in."""
-        k, words = request.query_params.get("k", "24"), request.query_params.get("class", "")
-        if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
-            raise Refused(400, f"k must be a whole number from 1 to {MOST}")
-        if not words.strip():
-            return int(k), None
-        if not (only := self.shelf.matching(words)):
-            raise Refused(400, f"there is no class like “{printable(words[:80])}”; try a part")
-        return int(k), only
-
-
-async def _while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
-    """Return the result of the work; cancel it if the client disconnects."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ClientDisconnect
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _no_item(self) -> Refused:
+        return Refused(404, f"no such item among the {self.shelf.size:,} of this index")

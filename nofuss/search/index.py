@@ -1,4 +1,4 @@
-"""`Index`: unit vectors with names and labels, searched exactly or (with faiss) approximately.
+"""`Index`: unit vectors with names, labels and columns, searched exactly or (faiss) approximately.
 
 On disk it is a folder; see `stored.py`.
 """
@@ -7,17 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.data.columns import Column, Type, as_column, cells_of
 from nofuss.errors import unknown_name
 from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.model.taught import mapped
 from nofuss.search.approximate import Approximate
+from nofuss.search.columns import LABEL, Table
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
+from nofuss.search.stores.store import Item
+from nofuss.search.where import Condition, parse_filter
 
 __all__ = ["MANIFEST", "Index", "Kind", "Label"]
+
+FEW = 0.1
+"""Share of the items below which an approximate index, too, compares a query with all of them."""
 
 
 class Index:
@@ -36,9 +44,11 @@ class Index:
         kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
         filed: Approximate | None = None,
+        table: Table | None = None,
     ) -> None:
         self.vectors = vectors
         self.names, self.labels = list(names), list(labels)
+        self.table = Table(len(self.names)) if table is None else table
         self.kind, self.extra = kind, dict(extra or {})
         self._filed = filed
         self._rows = {name: row for row, name in enumerate(self.names)}
@@ -50,16 +60,20 @@ class Index:
         *,
         names: Sequence[str],
         labels: Sequence[Label] | None = None,
+        columns: Mapping[str, Column | Sequence[Any]] | None = None,
         kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
     ) -> "Index":
-        """Build an index of vectors (N, D); `extra` is anything JSON can hold, stored with it."""
+        """Build an index of vectors (N, D); `extra` is anything JSON can hold, stored with it.
+
+        `columns` are what filters see: {"price": [9.5, None, …], "shop": ["north", …]}.
+        """
         if kind not in get_args(Kind):
             raise unknown_name("kind of index", kind, get_args(Kind))
         nothing = _unit(vectors[:0])
         filed = Approximate.build(nothing) if kind == "approximate" else None
         index = cls(nothing, (), (), kind=kind, extra=extra, filed=filed)
-        index.add(vectors, names=names, labels=labels)
+        index.add(vectors, names=names, labels=labels, columns=columns)
         return index
 
     def __len__(self) -> int:
@@ -83,7 +97,12 @@ class Index:
         return self._rows[name]
 
     def add(
-        self, vectors: Array, *, names: Sequence[str], labels: Sequence[Label] | None = None
+        self,
+        vectors: Array,
+        *,
+        names: Sequence[str],
+        labels: Sequence[Label] | None = None,
+        columns: Mapping[str, Column | Sequence[Any]] | None = None,
     ) -> None:
         """Append items, of known or new classes."""
         x = _unit(vectors)
@@ -97,6 +116,7 @@ class Index:
         if len(rows) < len(names) or rows.keys() & self._rows.keys():
             twice = next(n for i, n in enumerate(names) if n in self or rows[n] != len(self) + i)
             raise ValueError(f"the index would hold {twice!r} twice; remove() the other one first")
+        self.table.extend(len(x), {n: as_column(c) for n, c in (columns or {}).items()})
         self.vectors = torch.cat([self.vectors, x]) if len(self) else x
         self.names.extend(names)
         self.labels.extend(labels)
@@ -116,6 +136,7 @@ class Index:
         self.vectors = self.vectors[kept]
         self.names = [self.names[row] for row in kept]
         self.labels = [self.labels[row] for row in kept]
+        self.table = self.table.kept(kept)
         self._rows = {name: row for row, name in enumerate(self.names)}
         if self._filed is not None:
             self._filed.refill(self.vectors)
@@ -125,42 +146,89 @@ class Index:
         if kind == self.kind:
             return self
         return Index.build(
-            self.vectors, names=self.names, labels=self.labels, kind=kind, extra=self.extra
+            self.vectors,
+            names=self.names,
+            labels=self.labels,
+            columns=self.table.columns,
+            kind=kind,
+            extra=self.extra,
         )
 
     def mapped(self, matrix: Tensor) -> "Index":
         """Return an index of the same items after a map (D, D) of their vectors."""
         vectors = mapped(self.vectors, matrix)
         return Index.build(
-            vectors, names=self.names, labels=self.labels, kind=self.kind, extra=self.extra
+            vectors,
+            names=self.names,
+            labels=self.labels,
+            columns=self.table.columns,
+            kind=self.kind,
+            extra=self.extra,
         )
 
-    def search(self, queries: Array, k: int = 10) -> tuple[Tensor, Tensor]:
+    def search(
+        self, queries: Array, k: int = 10, *, where: Condition | str | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return distances and rows (Q, k) of the nearest, ties by row; at most all items.
 
-        An approximate index may find fewer than k: inf and −1 fill up.
+        `where` is a filter over the columns and `label`: "price<20 and shop=='north'". An
+        approximate index may find fewer than k: inf and −1 fill up.
         """
         if k < 1:
             raise ValueError(f"k is {k}; expected 1 or more")
         q = _unit(queries)
         if q.shape[1] != self.dim:
             raise ValueError(f"got queries of {q.shape[1]} dimensions; the index has {self.dim}")
+        if isinstance(where, str):
+            where = parse_filter(where, self.types)
+        if where is not None:
+            rows = torch.from_numpy(np.flatnonzero(self.table.matching(where, self.labels)))
+            if self._filed is None or len(rows) < FEW * len(self):
+                distances, places = nearest(q, self.vectors[rows], k)
+                return distances, rows[places]
+            return self._filed.search(q, self.vectors, min(k, len(rows)), among=rows)
         if self._filed is not None and len(self):
             return self._filed.search(q, self.vectors, min(k, len(self)))
         return nearest(q, self.vectors, k)
 
+    @property
+    def types(self) -> dict[str, Type]:
+        """The columns that a filter may name."""
+        return {LABEL: "text", **self.table.types}
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, sorted."""
+        return sorted({label for label in self.labels if label is not None})
+
+    def items(self, rows: Sequence[int]) -> list[Item]:
+        """Return what is known of some items."""
+        columns = self.table.columns
+        return [Item(self.names[row], self.labels[row], cells_of(columns, row)) for row in rows]
+
+    def vectors_of(self, rows: Sequence[int]) -> Tensor:
+        """Return the vectors (n, D) of some items."""
+        return self.vectors[list(rows)]
+
+    def sample(self, count: int, *, seed: int = 0) -> list[int]:
+        """Return rows of at most `count` items, sorted."""
+        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
+        return sorted(chosen.tolist())
+
     def save(self, folder: str | Path) -> None:
         """Write the index into a folder, replacing the one in it as a whole."""
         filed = None if self._filed is None else self._filed.to_bytes()
-        content = Stored(self.kind, self.vectors, self.names, self.labels, self.extra, filed)
+        content = Stored(
+            self.kind, self.vectors, self.names, self.labels, self.table, self.extra, filed
+        )
         write_stored(Path(folder), content)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Index":
         """Load a folder that `save` wrote; every byte is checked first."""
-        kind, vectors, names, labels, extra, content = read_stored(Path(folder))
+        kind, vectors, names, labels, table, extra, content = read_stored(Path(folder))
         filed = None if content is None else Approximate.from_bytes(content, vectors, folder)
-        return cls(vectors, names, labels, kind=kind, extra=extra, filed=filed)
+        return cls(vectors, names, labels, kind=kind, extra=extra, filed=filed, table=table)
 
 
 def _unit(vectors: Array) -> Tensor:

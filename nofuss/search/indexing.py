@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from nofuss.data.collection import printable
+from nofuss.data.columns import Type
 from nofuss.data.corrections import corrected
 from nofuss.data.labelling import labelling_of
 from nofuss.distributed import processes
@@ -18,16 +20,19 @@ from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.run.directory import Run, open_run
 from nofuss.search.gallery import (
+    Changes,
     model_digest,
-    open_items,
     plan,
     remove_source,
-    source_of,
-    sources,
     update,
 )
 from nofuss.search.index import MANIFEST, Index, Kind
+from nofuss.search.items import open_items, source_of
 from nofuss.search.ranking import STRANGERS, calibrated
+from nofuss.search.stores import open_store
+from nofuss.search.stores.local import Local
+from nofuss.search.stores.recall import describe_recall
+from nofuss.search.stores.store import About, Store, Target
 from nofuss.terminal import console
 
 _NAMED = 20  # unreadable pictures that are listed in the terminal
@@ -46,7 +51,60 @@ def index_run(
     with RunLock() as lock:  # from before the index is read until it is written
         lock.take(path)
         encoder = load(path, device=device)
-        return _update(run, encoder, data or run.config.data, remove=remove, kind=kind)
+        folder = run.path / "index"
+        index = _former(run, encoder, kind)
+        target = Local(index, save=lambda: _save(index, folder))
+        index.extra.pop(STRANGERS, None)  # until all is embedded
+        changes = change(target, run, encoder, data or run.config.data, remove=remove)
+        found = _calibrate(index, encoder)
+        _save(index, folder)
+        console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+        if found is not None:
+            console.say(found.describe())
+        return index
+
+
+def index_into(
+    url: str, path: Path, data: Path | None, *, remove: bool = False, device: str = "auto"
+) -> None:
+    """Run `nofuss index --to URL`: the same in a database; each chunk is kept as it is written."""
+    run = open_run(path)
+    if processes.world() > 1:
+        raise UsageError("nofuss index --to works in one process; leave torchrun out")
+    with RunLock() as lock, closing(open_store(url, flag="--to")) as store:
+        lock.take(path)
+        encoder = load(path, device=device)
+        check_store(store, run, encoder, create=not remove)
+        changes = change(store, run, encoder, data or run.config.data, remove=remove)
+        with console.busy(f"building the index of {store.shown}"):
+            store.finish()
+        console.say(f"{changes.describe()}: {len(store):,} items in {store.shown}")
+        if changes.wrote and (recall := describe_recall(store)):
+            console.say(recall)
+
+
+def check_store(store: Store, run: Run, encoder: Encoder, *, create: bool = False) -> None:
+    """Refuse an index of another model, dimension, metric or format; make one if there is none."""
+    wanted, found = About(model_digest(run.model), encoder.dim), store.about
+    if found is None and not create:
+        raise RunError(
+            f"no index in {store.shown}; make one: "
+            f"{command('nofuss', 'index', run.path)} DIR --to URL"
+        )
+    if found is None:
+        store.create(wanted)
+        return
+    if found.format != wanted.format:
+        reason = f"is of format {found.format!r:.20}, expected {wanted.format}"
+    elif found.dim != wanted.dim:
+        reason = f"holds vectors of {found.dim} dimensions, but the model gives {wanted.dim}"
+    elif found.metric != wanted.metric:
+        reason = f"is searched by another distance ({found.metric!r:.40}, not {wanted.metric})"
+    elif found.model != wanted.model:
+        reason = f"was made by another model than {run.model}"
+    else:
+        return
+    raise RunError(f"the index in {store.shown} {reason}; choose another name for this model's")
 
 
 def open_index(run: Run, encoder: Encoder) -> Index:
@@ -56,7 +114,7 @@ def open_index(run: Run, encoder: Encoder) -> Index:
     if index.extra.get("model") != model_digest(run.model):
         raise RunError(
             f"{folder} was made by another model than {run.model}; update it: "
-            + "; ".join(command("nofuss", "index", run.path, of) for of in sources(index))
+            + "; ".join(command("nofuss", "index", run.path, of) for of in Local(index).sources())
         )
     if index.dim != encoder.dim:
         raise RunError(
@@ -71,6 +129,8 @@ def load_index(folder: Path) -> Index:
     index = Index.load(folder)
     known = index.extra.get("items", {})
     fits = isinstance(known, dict) and all(name in index for name in known)
+    columns = index.extra.get("columns", {})
+    fits = fits and isinstance(columns, dict) and all(map(_is_types, columns.values()))
     if not fits or not all(_is_note(note) for note in known.values()):
         raise RunError(
             f"the index in {folder} is damaged (its notes do not match its items); delete the "
@@ -84,32 +144,33 @@ def _is_note(note: Any) -> bool:
     return isinstance(note, list) and [type(value) for value in note] == [str, int, int, str]
 
 
-def _update(
-    run: Run,
-    encoder: Encoder,
-    data: Path | None,
-    *,
-    remove: bool = False,
-    kind: Kind | None = None,
-) -> Index:
+def _is_types(types: Any) -> bool:
+    """Return whether it gives each column a type."""
+    return isinstance(types, dict) and all(kind in get_args(Type) for kind in types.values())
+
+
+def _former(run: Run, encoder: Encoder, kind: Kind | None) -> Index:
+    """Return the run's index as it is, or an empty one where there is none of this model."""
     folder, model = run.path / "index", model_digest(run.model)
-    nothing = torch.empty(0, encoder.dim)
-    index = Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
     if (folder / MANIFEST).is_file():
         before = load_index(folder)
         if before.extra.get("model") == model and before.dim == encoder.dim:
-            index = before if kind is None else before.as_kind(kind)
-        else:
-            console.warn(f"{folder} was made by another model: everything is embedded again")
+            return before if kind is None else before.as_kind(kind)
+        console.warn(f"{folder} was made by another model: everything is embedded again")
+    nothing = torch.empty(0, encoder.dim)
+    return Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
+
+
+def change(
+    target: Target, run: Run, encoder: Encoder, data: Path | None, *, remove: bool
+) -> Changes:
+    """Add the items at a path to an index, or update or remove them; return what was done."""
     if remove:
-        count = remove_source(index, data)
+        count = remove_source(target, data)
         if not count:
-            known = ", ".join(sources(index)) or "nothing"
+            known = ", ".join(target.sources()) or "nothing"
             raise UsageError(f"the index holds nothing of {_shown(data)}; it holds: {known}")
-        _calibrate(index, encoder)
-        _save(index, folder)
-        console.say(f"{count:,} items of {_shown(data)} removed, {len(index):,} remain")
-        return index
+        return Changes(removed=count)
     collection = open_items(data, labelling_of(run.config))
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
         collection = corrected(collection, run.corrections, say=console.say)
@@ -117,21 +178,13 @@ def _update(
     console.say(collection.describe())
     for note in collection.notes:
         console.warn(note)
-    todo = plan(index, collection, data)
+    todo = plan(target, collection, data)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
-    index.extra.pop(STRANGERS, None)  # until all is embedded
     with console.progress("embedding", total, quiet=not total) as progress:
-        changes = update(
-            index, encoder, collection, todo, progress=progress, save=lambda: _save(index, folder)
-        )
-    found = _calibrate(index, encoder)
-    _save(index, folder)
+        changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)
-    console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
-    if found is not None:
-        console.say(found.describe())
-    return index
+    return changes
 
 
 def _calibrate(index: Index, encoder: Encoder) -> Strangers | None:

@@ -80,6 +80,7 @@ function cardOf(result) {
     said = `rank ${result.rank}, ${label}, distance ${distance}, search from this`;
   }
   if (!state.about.pictures || !result.label) words.append(element("span", "name", result.name));
+  for (const [column, value] of Object.entries(result.columns)) words.append(element("span", "column", `${column}: ${value}`));
   const card = button("open", "", () => search(result));
   card.dataset.item = result.item;
   if (state.about.pictures) card.append(pictureOf(result.item));
@@ -176,13 +177,19 @@ async function search(query, { how = "push", k = FIRST } = {}) {
     present(settled, answer);
     remember(settled, how);
   } catch (error) {
-    if (mine === state.latest) fail(error);
+    if (mine !== state.latest) return;
+    fail(error);
+    state.query = query; // so that a corrected filter asks for it again
   }
 }
 
+function filters() { // what the fields say, as options of an address
+  const all = { class: $("class").value.trim(), where: $("where").value.trim() };
+  return Object.fromEntries(Object.entries(all).filter(([, words]) => words));
+}
+
 function answerTo(query) {
-  const options = new URLSearchParams({ k: state.k });
-  if ($("class").value.trim()) options.set("class", $("class").value.trim());
+  const options = new URLSearchParams({ k: state.k, ...filters() });
   if (!query.file) {
     const like = query.key ?? query.like;
     if (query.vector) options.set("vector", query.vector);
@@ -199,9 +206,8 @@ function answerTo(query) {
 
 async function start(how = "push") { // some items to start from
   const mine = ++state.latest;
-  const only = $("class").value.trim();
   try {
-    const found = await ask(`api/some?${new URLSearchParams(only ? { class: only } : {})}`);
+    const found = await ask(`api/some?${new URLSearchParams(filters())}`);
     if (mine !== state.latest) return;
     clear();
     $("results-title").textContent = "Start from one of these";
@@ -219,10 +225,9 @@ async function start(how = "push") { // some items to start from
 // Every search has an address: of an item its key, of an uploaded picture its vector.
 function remember(query, how) {
   if (how === "keep") return;
-  const options = new URLSearchParams();
+  const options = new URLSearchParams(filters());
   if (query?.key) options.set("like", query.key);
   if (query?.vector) options.set("vector", query.vector);
-  if ($("class").value.trim()) options.set("class", $("class").value.trim());
   if (query && state.k !== FIRST) options.set("k", state.k);
   const words = options.toString(), address = location.pathname + (words && `?${words}`);
   const picture = query?.picture ? { picture: query.picture } : null;
@@ -233,6 +238,7 @@ function restore(how) { // what the address says
   const options = new URLSearchParams(location.search);
   $("class").value = options.get("class") ?? "";
   $("all").hidden = !$("class").value;
+  $("where").value = options.get("where") ?? "";
   const k = Number(options.get("k")) || FIRST, picture = history.state?.picture;
   if (options.has("like")) return search({ like: options.get("like") }, { how, k });
   if (options.has("vector")) return search({ vector: options.get("vector"), picture }, { how, k });
@@ -268,12 +274,23 @@ function wireSearch() {
     else start();
   };
   $("class").addEventListener("change", filter);
+  $("where").addEventListener("change", filter);
   $("all").addEventListener("click", () => { $("class").value = ""; filter(); $("class").focus(); });
   $("some").addEventListener("click", () => start());
   $("more").addEventListener("click", () => {
     search(state.query, { how: "replace", k: Math.min(2 * state.k, state.about.most) });
   });
   window.addEventListener("popstate", () => restore("keep"));
+}
+
+// The filter field, where items have columns; its help is made of them.
+function offerColumns(columns) {
+  const names = Object.keys(columns);
+  $("where-options").hidden = !names.length;
+  const samples = { number: "<20", text: "=='north'", date: ">='2024-05-31'", bool: "==true" };
+  const quoted = (name) => (/^[\p{L}_][\p{L}\p{N}_]*$/u.test(name) ? name : `\`${name}\``);
+  $("where").placeholder = names.slice(0, 2).map((name) => quoted(name) + samples[columns[name]]).join(" and ");
+  $("where-help").textContent = `Columns: ${names.map((name) => `${name} (${columns[name]})`).join(", ")}. Join with and, or, not.`;
 }
 
 function describe(about) {
@@ -303,6 +320,7 @@ async function openPage() {
     return;
   }
   describe(state.about);
+  offerColumns(state.about.columns);
   $("drop").hidden = !state.about.pictures;
   sharp($("query"));
   sharp($("tip-picture"));
@@ -312,7 +330,7 @@ async function openPage() {
   marks.wire();
   plane.load();
   await restore("keep");
-  suspects.load();
+  if (state.about.own_index) suspects.load();
 }
 
 openPage();

@@ -9,9 +9,10 @@ const marks = {
   // Show the marks of the query that was just answered; null where there is none.
   async show(answer) {
     this.given = {};
-    $("teach").hidden = !answer;
+    const teachable = answer && state.about.own_index; // a database is searched, not taught
+    $("teach").hidden = !teachable;
     $("lesson").hidden = true;
-    if (!answer) return;
+    if (!teachable) return;
     this.results = answer.results;
     for (const [at, entry] of [...$("results").children].entries()) this.addButtons(entry, at);
     const asked = state.query;
@@ -135,7 +136,7 @@ const marks = {
     });
     const percent = (share) => `${(100 * share).toFixed(1)}%`;
     const elsewhere = !scores ? "There are no classes without a mark to score it on." :
-      `On the ${numbers.format(scores.classes)} classes without a mark: Recall@1 ${scores["recall@1"].map(percent).join(" → ")}, ` +
+      `On the ${numbers.format(scores.classes)} classes without a mark, searched among themselves: Recall@1 ${scores["recall@1"].map(percent).join(" → ")}, ` +
       `MAP@R ${scores["map@r"].map(percent).join(" → ")} (${this.judged(scores.gain)}).`;
     $("lesson").replaceChildren(
       element("p", "", element("b", "", `Learned from ${numbers.format(count)} marks`), ` (${pairs} pairs) in ${seconds.toFixed(1)} s. ${elsewhere}`),

@@ -20,9 +20,13 @@ from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity_of
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
 from nofuss.search.index import Index, Label
+from nofuss.search.stores import Searched
+from nofuss.search.where import Condition
 
 Rerank = Literal["auto", "none"]
 _Kept = TypeVar("_Kept", Strangers, Reranking)
+COPIED = 5_000
+"""Most items of a database that are read to calibrate on."""
 STRANGERS, RERANK = "strangers", "rerank"
 """Keys of what training and `nofuss index` keep in `extra`."""
 
@@ -54,7 +58,10 @@ class Ranking:
     """Searches an index as the run's folds decided, with an answer to "is it here at all"."""
 
     def __init__(
-        self, index: Index, weighting: Weighting | None = None, strangers: Strangers | None = None
+        self,
+        index: Searched,
+        weighting: Weighting | None = None,
+        strangers: Strangers | None = None,
     ) -> None:
         self.index, self.weighting, self.strangers = index, weighting, strangers
 
@@ -62,23 +69,39 @@ class Ranking:
         """Return the same way to search an index whose vectors have changed, calibrated anew."""
         return Ranking(index, self.weighting, calibrated(index, encoder))
 
-    def search_all(self, queries: Tensor, k: int) -> list[Found]:
-        """Return the k best of each vector (Q, D)."""
+    def search_all(self, queries: Tensor, k: int, *, where: Condition | None = None) -> list[Found]:
+        """Return the k best of each vector (Q, D); of those that pass a filter, the nearest."""
+        if where is not None:
+            return [self.search(query, k, where=where) for query in queries]
         found: list[Found] = []
         for block in query_blocks(len(queries), 1, self.index.dim):
             distances, rows = self.index.search(queries[block], max(k, SIZE))
             found += self._answers(queries[block], distances, rows, k)
         return found
 
-    def search(self, query: Tensor, k: int, *, without: int | None = None) -> Found:
-        """Return the k best of a vector (D,), leaving out item `without`."""
-        distances, rows = self.index.search(query[None], max(k, SIZE) + (without is not None))
+    def search(
+        self,
+        query: Tensor,
+        k: int,
+        *,
+        where: Condition | None = None,
+        without: int | None = None,
+    ) -> Found:
+        """Return the k best of a vector (D,), leaving out item `without`.
+
+        Of those that pass a filter: the k nearest, without a verdict, which is about everything.
+        """
+        wanted = (k if where is not None else max(k, SIZE)) + (without is not None)
+        distances, rows = self.index.search(query[None], wanted, where=where)
         kept = rows[0] != (-1 if without is None else without)
+        if where is not None:
+            kept &= rows[0] >= 0
+            return Found(rows[0, kept][:k].tolist(), distances[0, kept][:k].tolist())
         return self._answers(query[None], distances[:, kept], rows[:, kept], k)[0]
 
     def _answers(self, queries: Tensor, distances: Tensor, rows: Tensor, k: int) -> list[Found]:
         """Put what was found in order, and judge it."""
-        nearest = self.index.vectors[rows[:, :SIZE].clamp_min(0)]
+        nearest = self._vectors(rows[:, :SIZE])
         around = vicinity_of(normalize(queries.float()), nearest, rows[:, :SIZE])
         if self.weighting is not None and rows.shape[1]:
             order = reranked(around, self.weighting).sort(dim=1, descending=True, stable=True)
@@ -91,24 +114,51 @@ class Ranking:
             found.append(Found(near[exists].tolist(), far[exists].tolist(), *verdict))
         return found
 
+    def _vectors(self, rows: Tensor) -> Tensor:
+        """Return the vectors (Q, n, D) of rows (Q, n), zeros where there is none."""
+        exists = rows >= 0
+        vectors = torch.zeros(*rows.shape, self.index.dim)
+        vectors[exists] = self.index.vectors_of(rows[exists].tolist())
+        return vectors
+
     def _judge(self, around: Vicinity) -> list[tuple[Confidence | None, str]]:
         if self.strangers is None or not around.rows.shape[1]:
             return [(None, "")] * len(around.rows)
-        names = [[self.index.labels[row] for row in rows] for rows in around.rows.tolist()]
+        rows = around.rows.tolist()
+        known = sorted({row for each in rows for row in each if row >= 0})
+        label = {-1: None} | {
+            row: item.label for row, item in zip(known, self.index.items(known), strict=True)
+        }
+        names = [[label[row] for row in each] for each in rows]
         codes = torch.from_numpy(np.stack([_codes(labels)[0] for labels in names]))
         strangeness = RULES[self.strangers.rule](around, codes)
         return [self.strangers.judge(value) for value in strangeness.tolist()]
 
 
-def open_ranking(index: Index, encoder: Encoder, *, rerank: Rerank = "auto") -> Ranking:
-    """Return how the run searches this index; calibrated now if the index was not yet."""
+def open_ranking(index: Searched, encoder: Encoder, *, rerank: Rerank = "auto") -> Ranking:
+    """Return how the run searches this index; calibrated now if the index was not yet.
+
+    A large database is not read for it: it is searched by distance, and says nothing of strangers.
+    """
+    local = index if isinstance(index, Index) else _copy(index)
+    if local is None:
+        return Ranking(index)
     weighting = None
     if rerank == "auto" and (decision := kept_reranking(encoder)) is not None:
-        weighting = _fitting(decision.weighting, _codes(index.labels)[1])
-    strangers = _read(Strangers, index.extra.get(STRANGERS), "the index")
-    if STRANGERS not in index.extra:
-        strangers = calibrated(index, encoder)
+        weighting = _fitting(decision.weighting, _codes(local.labels)[1])
+    strangers = _read(Strangers, local.extra.get(STRANGERS), "the index")
+    if STRANGERS not in local.extra:
+        strangers = calibrated(local, encoder)
     return Ranking(index, weighting, strangers)
+
+
+def _copy(index: Searched) -> Index | None:
+    """Return a database's items in memory; None if they are many."""
+    rows = index.sample(COPIED + 1)
+    if len(rows) > COPIED:
+        return None
+    names, labels, _ = zip(*index.items(rows), strict=True)
+    return Index.build(index.vectors_of(rows), names=names, labels=labels)
 
 
 def kept_reranking(encoder: Encoder) -> Reranking | None:

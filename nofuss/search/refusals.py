@@ -5,6 +5,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from nofuss.data.decode import PictureError
+from nofuss.errors import StoreError
+from nofuss.terminal import console
 
 
 class Refused(Exception):
@@ -38,7 +40,21 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)
 
 
+async def refuse_store(request: Request, error: Exception) -> Response:
+    """Say that the database failed; why, which may name machines, is for the terminal only."""
+    console.fail(f"{request.url.path} failed: {error}")
+    return JSONResponse({"error": "the database does not answer; try again later"}, 503)
+
+
 async def refuse_http(request: Request, error: Exception) -> Response:
     """Refuse an unknown address or method."""
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+REFUSALS = {
+    Refused: refuse,
+    PictureError: refuse_picture,
+    HTTPException: refuse_http,
+    StoreError: refuse_store,
+}

@@ -59,7 +59,7 @@ class Repair:
         row, label = self.page.by_key(content.get("item")), content.get("label")
         if label is not None and label not in self.shelf.classes:
             raise Refused(400, "no such class; choose one of the list")
-        if self.shelf.index.labels[row] is None:
+        if self.shelf.own.labels[row] is None:
             raise Refused(400, "this item has no label that could be wrong")
         async with self.writing:
             judged = await run_in_threadpool(self._write, row, label)
@@ -76,7 +76,7 @@ class Repair:
             return []
         _, labels = np.unique(self.shelf.codes[rows], return_inverse=True)
         queries = min(MOST_QUERIES, max(FEWEST_QUERIES, COMPARED // len(rows)))
-        nearest = neighbours(self.shelf.index.vectors[rows].numpy(), queries=queries)
+        nearest = neighbours(self.shelf.own.vectors[rows].numpy(), queries=queries)
         position = {int(query): i for i, query in enumerate(nearest.queries)}
         found = [
             self._described(
@@ -97,7 +97,7 @@ class Repair:
         return self.page.describe(int(row)) | about
 
     def _judgement(self, row: int, judged: dict[str, Correction]) -> dict[str, Any]:
-        said = judged.get(self.shelf.index.names[row])
+        said = judged.get(self.shelf.own.names[row])
         return {"judged": None if said is None else said.corrected}
 
     def _read(self) -> dict[str, Correction]:
@@ -111,7 +111,7 @@ class Repair:
 
     def _write(self, row: int, label: str | None) -> dict[str, Correction]:
         """Replace the file with one that has this judgement, or without it."""
-        name, was = self.shelf.index.names[row], self.shelf.index.labels[row]
+        name, was = self.shelf.own.names[row], self.shelf.own.labels[row]
         assert was is not None
         try:
             with RunLock() as lock:

@@ -1,10 +1,12 @@
 """What a run is searched in, by `nofuss search` and on the page alike, and the pictures behind it.
 
-That is the run's index. A run without an index is searched in its test items (all of its items
-where no classes were kept for testing), whose embeddings training has left; nothing is written.
+That is the run's index, or the database that the user names. A run without an index is searched in
+its test items (all of its items where no classes were kept for testing), whose embeddings training
+has left; nothing is written.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +25,14 @@ from nofuss.model.encoder import Encoder
 from nofuss.report.thumbnails import picture
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
-from nofuss.search.gallery import BUILT_IN, item_names, model_digest, source_of, sources
+from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
-from nofuss.search.indexing import open_index
+from nofuss.search.indexing import check_store, open_index
+from nofuss.search.items import BUILT_IN, item_names, source_of
 from nofuss.search.ranking import Ranking, Rerank, open_ranking
 from nofuss.search.stored import holds_parts
+from nofuss.search.stores import Searched, Store, open_store
+from nofuss.search.stores.local import Local
 from nofuss.terminal import console
 
 NOTE = "embeddings-of"
@@ -59,26 +64,34 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Searchable:
-    """An index, in memory or on disk, and where its items are from."""
+    """An index, in memory, on disk or in a database, and where its items are from."""
 
     title: str
-    index: Index
+    index: Searched
     sources: list[str]
     """What `Pictures` takes."""
     ranking: Ranking
+
+    def close(self) -> None:
+        """Disconnect from a database."""
+        if isinstance(self.index, Store):
+            self.index.close()
 
 
 def open_searchable(
     run: Run,
     encoder: Encoder,
+    url: str | None = None,
     *,
     rerank: Rerank = "auto",
     say: Callable[[str], None] = console.say,
 ) -> Searchable:
-    """Open the run's index, or build one of its test items in memory.
+    """Open the index at a URL, or the run's, or build one of its test items in memory.
 
     rerank: none searches by distance alone, whatever the run's folds decided.
     """
+    if url is not None:
+        return _in_database(url, run, encoder, rerank)
     if not holds_parts(run.path / "index"):
         searchable = _test_items(run, encoder, rerank, say)
         say(
@@ -93,7 +106,19 @@ def open_searchable(
             "DIR"
         )
     ranking = open_ranking(index, encoder, rerank=rerank)
-    return Searchable("the index of this run", index, sources(index), ranking)
+    return Searchable("the index of this run", index, list(Local(index).sources()), ranking)
+
+
+def _in_database(url: str, run: Run, encoder: Encoder, rerank: Rerank) -> Searchable:
+    with ExitStack() as on_failure:
+        store = on_failure.enter_context(closing(open_store(url, flag="--index")))
+        check_store(store, run, encoder)
+        if not len(store):
+            raise DataError(f"the index in {store.shown} is empty")
+        ranking = open_ranking(store, encoder, rerank=rerank)
+        searchable = Searchable(store.shown, store, list(store.sources()), ranking)
+        on_failure.pop_all()
+        return searchable
 
 
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:

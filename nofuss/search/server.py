@@ -2,10 +2,10 @@
 
     GET  /                     the page; its scripts and styles
     GET  /api/about            run, scores, number of items, classes
-    GET  /api/items/N          name and label of an item
+    GET  /api/items/N          name, label and columns of an item
     GET  /api/some             random items to start from
     GET  /api/search?item=N    neighbours of an item; like=KEY, vector=…: of an address
-    POST /api/search           neighbours of the picture in the body
+    POST /api/search           neighbours of the picture in the body; class=, where=: only these
     GET  /api/map              items and proxies on a plane
     GET  /api/marks?like=KEY   marks of a query's results; POST adds some; /api/marks.csv has all
     POST /api/learn            learn from all marks; /api/undo returns to the model before
@@ -25,16 +25,14 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from nofuss.data.decode import PictureError
 from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
 from nofuss.search.ranking import Rerank
-from nofuss.search.refusals import Refused, refuse, refuse_http, refuse_picture
+from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.search.teaching import Teaching
@@ -77,17 +75,21 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
             Route("/api/suspects", repair.judge, methods=["POST"]),
             Route("/pictures/{number}", page.picture),
         ],
-        exception_handlers={
-            Refused: refuse,
-            PictureError: refuse_picture,
-            HTTPException: refuse_http,
-        },
+        exception_handlers=REFUSALS,
         lifespan=draw_ahead,
     )
     return Guard(app, host=host, port=port, token=token)
 
 
-def serve(run: Path, *, host: str, port: int, token: bool = True, rerank: Rerank = "auto") -> None:
+def serve(
+    run: Path,
+    *,
+    host: str,
+    port: int,
+    token: bool = True,
+    index: str | None = None,
+    rerank: Rerank = "auto",
+) -> None:
     """Run `nofuss serve` until interrupted."""
     import uvicorn
 
@@ -101,12 +103,12 @@ def serve(run: Path, *, host: str, port: int, token: bool = True, rerank: Rerank
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
     finish_lesson(run)
-    shelf = open_shelf(run, rerank=rerank)
+    shelf = open_shelf(run, index, rerank=rerank)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    console.say(f"{shelf.title}: {len(shelf.index):,} items")
+    console.say(f"{shelf.title}: {shelf.size:,} items")
     console.say(f"open http://{shown}:{port}/" + (f"?token={secret}" if secret else ""))
     console.say("stop with Ctrl-C")
     Connection.most, queue = room()

@@ -3,11 +3,13 @@
 See searchable.py for which index that is.
 """
 
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,18 +20,22 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.evaluate.neighbours import nearest
 from nofuss.files.atomic import read_json
 from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder, load
 from nofuss.model.taught import mapped
 from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import RunEmbeddings
+from nofuss.search.columns import LABEL
 from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
-from nofuss.search.plane import Plane, lay_out
+from nofuss.search.plane import ANCHORS, Plane, lay_out
 from nofuss.search.ranking import Found, Ranking, Rerank
+from nofuss.search.refusals import Refused
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
+from nofuss.search.stores import Searched
+from nofuss.search.stores.store import number_of
+from nofuss.search.where import Compare, Condition, Every, Some
 
 STARS = 100
 """Most proxies on the map."""
@@ -37,6 +43,7 @@ VOTERS = 10
 """Neighbours that say which class a picture most likely is of."""
 ON_MAP = 20_000
 """Most items on the map."""
+COUNT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,29 @@ class Shelf:
     proxies: Tensor
     proxy_names: list[str]
     _drawing: Lock = field(default_factory=Lock)
+    _size: int = 0
+    _counted: float = -inf
 
     def picture(self, row: int) -> Path | Image.Image | None:
         """Return an item's picture, or the file that holds it, or None where there is none."""
-        return None if self.pictures is None else self.pictures[self.index.names[row]]
+        return None if self.pictures is None else self.pictures[self.index.items([row])[0].name]
 
     @property
-    def index(self) -> Index:
+    def own(self) -> Index:
+        """The run's own index; refused where the page searches in a database."""
+        if isinstance(self.index, Index):
+            return self.index
+        raise Refused(409, "this needs the run's own index; open the page without --index")
+
+    @property
+    def size(self) -> int:
+        """Number of items; counted again every minute, as a database counts one by one."""
+        if time.monotonic() > self._counted + COUNT_SECONDS:
+            self._size, self._counted = len(self.index), time.monotonic()
+        return self._size
+
+    @property
+    def index(self) -> Searched:
         """What is searched."""
         return self.ranking.index
 
@@ -80,22 +103,30 @@ class Shelf:
     @cached_property
     def classes(self) -> list[str]:
         """Names of the classes, sorted."""
-        return sorted({label for label in self.index.labels if label is not None})
+        return self.index.classes
 
     @cached_property
     def codes(self) -> NDArray[np.int64]:
         """(N,) positions in `classes`; −1 without a label."""
         place = {name: i for i, name in enumerate(self.classes)}
-        return np.array([-1 if c is None else place[c] for c in self.index.labels], np.int64)
+        return np.array([-1 if c is None else place[c] for c in self.own.labels], np.int64)
 
     @cached_property
     def keys(self) -> dict[str, int]:
         """Key → row. A key stays the same when the index grows, so addresses can contain it."""
-        return {self.key(name): row for row, name in enumerate(self.index.names)}
+        return {self.key(name): row for row, name in enumerate(self.own.names)}
 
     def key(self, name: str) -> str:
-        """Return the key of an item."""
+        """Return the key of an item; in a database that is its number."""
+        if not isinstance(self.index, Index):
+            return f"{number_of(name):016x}"
         return digest_of([name.encode("utf-8", "surrogatepass")])[:16]
+
+    def row_of(self, key: str) -> int | None:
+        """Return the row of a key; None where there is none."""
+        if isinstance(self.index, Index):
+            return self.keys.get(key)
+        return int(key, 16) if re.fullmatch("[0-7][0-9a-f]{15}", key) else None
 
     @cached_property
     def model(self) -> str:
@@ -122,25 +153,25 @@ class Shelf:
         k: int,
         *,
         only: Sequence[int] | None = None,
+        where: Condition | None = None,
         without: int | None = None,
     ) -> Found:
         """Return the k best of a vector (D,), leaving out item `without`.
 
-        Within classes `only`: the k nearest, without a verdict, which is about all classes.
+        Of classes `only`, or of what passes a filter: the k nearest, without a verdict, which is
+        about everything.
         """
         began = time.perf_counter()
-        if only is None:
-            found = self.ranking.search(query, k, without=without)
-        else:
-            of_class = torch.from_numpy(np.flatnonzero(np.isin(self.codes, only)))
-            distances, rows = nearest(query[None], self.index.vectors[of_class], k + 1)
-            kept = (of_class[rows[0]] != (-1 if without is None else without)).nonzero()[:k, 0]
-            found = Found(of_class[rows[0, kept]].tolist(), distances[0, kept].tolist())
+        parts = [] if where is None else [where]
+        if only is not None:
+            parts.append(Some(tuple(Compare(LABEL, "==", self.classes[i]) for i in only)))
+        condition = Every(tuple(parts)) if parts else None
+        found = self.ranking.search(query, k, where=condition, without=without)
         return replace(found, milliseconds=1000 * (time.perf_counter() - began))
 
     def likely(self, found: Found) -> Likely | None:
         """Return the class of most of the first neighbours; of equal ones the nearest."""
-        labels = [self.index.labels[row] for row in found.rows[:VOTERS]]
+        labels = [item.label for item in self.index.items(found.rows[:VOTERS])]
         votes = Counter(label for label in labels if label is not None)
         if not votes:
             return None
@@ -160,7 +191,7 @@ class Shelf:
     @cached_property
     def plane(self) -> Plane:
         """Where the map places vectors."""
-        return lay_out(self.index.vectors, self.proxies)
+        return lay_out(self.index.vectors_of(self.index.sample(ANCHORS)), self.proxies)
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
         """Return where vectors lie on the map; the first call draws it and takes some seconds."""
@@ -170,7 +201,7 @@ class Shelf:
 
     def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
         """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
-        index, proxies = self.index.mapped(matrix), mapped(self.proxies, matrix)
+        index, proxies = self.own.mapped(matrix), mapped(self.proxies, matrix)
         ranking = self.ranking.of(index, encoder)
         new = replace(self, ranking=ranking, encoder=encoder, proxies=proxies, _drawing=Lock())
         if self.drawn:
@@ -186,21 +217,26 @@ class Shelf:
     @cached_property
     def map(self) -> dict[str, Any]:
         """The page's map: rows, x, y and class of the items; x, y and name of the proxies."""
-        rows = np.arange(len(self.index))
-        if len(rows) > ON_MAP:
-            rows = np.sort(np.random.default_rng(0).permutation(len(rows))[:ON_MAP])
-        places = self.place(self.index.vectors[torch.from_numpy(rows)])
+        rows = self.index.sample(ON_MAP)
+        places = self.place(self.index.vectors_of(rows))
+        code = {name: i for i, name in enumerate(self.classes)}
+        labels = [item.label for item in self.index.items(rows)]
         stars = self.place(self.proxies)
         return {
-            "rows": rows.tolist(),
+            "rows": [as_text(row) for row in rows],
             "places": places.astype(np.float64).round(4).reshape(-1).tolist(),
-            "classes": self.codes[rows].tolist(),
+            "classes": [-1 if label is None else code.get(label, -1) for label in labels],
             "stars": stars.astype(np.float64).round(4).reshape(-1).tolist(),
             "star_names": self.proxy_names,
         }
 
 
-def open_shelf(path: Path, *, rerank: Rerank = "auto") -> Shelf:
+def as_text(number: int) -> int | str:
+    """Return an item's number for the page: as text where a browser would round it."""
+    return number if number < 2**53 else str(number)
+
+
+def open_shelf(path: Path, url: str | None = None, *, rerank: Rerank = "auto") -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
     kept = kept_embeddings(run, encoder)
@@ -208,9 +244,11 @@ def open_shelf(path: Path, *, rerank: Rerank = "auto") -> Shelf:
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder, rerank=rerank)
+    searchable = open_searchable(run, encoder, url, rerank=rerank)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    return Shelf(run, searchable.title, searchable.ranking, encoder, pictures, proxies, names)
+    shelf = Shelf(run, searchable.title, searchable.ranking, encoder, pictures, proxies, names)
+    _ = shelf.classes  # now, since a database may take its time
+    return shelf
 
 
 def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:

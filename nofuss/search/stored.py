@@ -1,7 +1,7 @@
 """An index on disk: written as a whole, and read as if a stranger had made it.
 
     vectors-SHA.safetensors   vectors (N, D) float32, label codes (N,), the index of faiss
-    items-SHA.json            names, class names, what the caller stores with them
+    items-SHA.json            names, class names, columns, what the caller stores with them
     manifest.json             format, kind, the two files and their sha256
 
 The files are named after their content and the manifest is replaced last and as a whole: a crash
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nofuss.data.columns import Column
 from nofuss.errors import RunError
 from nofuss.files.atomic import (
     memory,
@@ -31,11 +32,18 @@ from nofuss.files.atomic import (
     write_file,
 )
 from nofuss.files.folders import scratch_folder
+from nofuss.search.columns import LABEL, Table
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 Kind = Literal["exact", "approximate"]
 Label = str | None
+_TYPES: dict[str, tuple[type, ...]] = {
+    "number": (float, int),
+    "text": (str,),
+    "date": (str,),
+    "bool": (bool,),
+}
 _PARTS = {"vectors": "safetensors", "items": "json"}
 _OURS = re.compile(r"vectors-[0-9a-f]{16}\.safetensors|items-[0-9a-f]{16}\.json")
 
@@ -47,6 +55,7 @@ class Stored(NamedTuple):
     vectors: Tensor
     names: Sequence[str]
     labels: Sequence[Label]
+    table: Table
     extra: Mapping[str, Any]
     filed: Tensor | None
     """The serialized index of faiss, for an approximate index."""
@@ -61,7 +70,9 @@ def write_stored(folder: Path, content: Stored) -> None:
     tensors = {"vectors": content.vectors.contiguous(), "labels": torch.tensor(codes).long()}
     if content.filed is not None:
         tensors["faiss"] = content.filed
-    items = {"names": content.names, "classes": classes, "extra": content.extra}
+    columns = {name: [c.type, c.values] for name, c in content.table.columns.items()}
+    items = {"names": content.names, "classes": classes, "columns": columns}
+    items["extra"] = content.extra
     with only_writer(folder), scratch_folder(folder) as scratch:
         new = {part: scratch / part for part in _PARTS}
         try:
@@ -136,7 +147,23 @@ def _read(folder: Path, manifest: Any) -> Stored:
     if not isinstance(extra, dict):
         raise ValueError("extra is not a JSON object")
     labels = [None if c < 0 else classes[c] for c in codes.tolist()]
-    return Stored(kind, vectors, names, labels, extra, filed)
+    table = _table(items.get("columns", {}), len(vectors))
+    return Stored(kind, vectors, names, labels, table, extra, filed)
+
+
+def _table(columns: Any, length: int) -> Table:
+    """Return the columns, after a look at each value."""
+    if not isinstance(columns, dict):
+        raise ValueError("columns is not a JSON object")
+    read = {}
+    for name, column in columns.items():
+        kind, values = column
+        if kind not in _TYPES or name == LABEL or not isinstance(values, list):
+            raise ValueError(f"{name!r:.40} is not a column")
+        if not all(value is None or type(value) in _TYPES[kind] for value in values):
+            raise ValueError(f"column {name!r:.40} holds a value that is no {kind}")
+        read[name] = Column(kind, values)
+    return Table(length, read)
 
 
 def _check_numbers(vectors: Tensor, codes: Tensor, classes: int) -> None:

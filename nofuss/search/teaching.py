@@ -84,7 +84,7 @@ class Teaching:
             same = mark.get("same", "") if isinstance(mark, dict) else ""
             if same is not None and not isinstance(same, bool):
                 raise Refused(400, "a mark is an item and same: true, false or null")
-            name = self.page.shelf.index.names[self.page.by_key(mark.get("item"))]
+            name = self.page.shelf.own.names[self.page.by_key(mark.get("item"))]
             if name == query:
                 raise Refused(400, "an item is the same as itself")
             marks.append((name, same))
@@ -95,7 +95,7 @@ class Teaching:
     async def as_csv(self, request: Request) -> Response:
         """Return all marks as a table; names are relative to the folder of all items."""
         marks = await run_in_threadpool(_on_disk, lambda: read_marks(self.run))
-        names = self.page.shelf.index.names
+        names = self.page.shelf.own.names
         home = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
         short = {name: os.path.relpath(name, home) if home else name for name in names}
         headers = {"Content-Disposition": 'attachment; filename="marks.csv"'}
@@ -130,12 +130,12 @@ class Teaching:
             raise Refused(400, "expected a query: like or vector")
         if (text := query.get("vector")) is not None:
             return PICTURE + self.page.sent(str(text)).name
-        return self.page.shelf.index.names[self.page.by_key(query.get("like"))]
+        return self.page.shelf.own.names[self.page.by_key(query.get("like"))]
 
     def _state(self, query: str) -> dict[str, Any]:
         marks, shelf = read_marks(self.run), self.page.shelf
         given = marks.by_query.get(query, {}).items()
-        known = {shelf.key(name): same for name, same in given if name in shelf.index}
+        known = {shelf.key(name): same for name, same in given if name in shelf.own}
         steps = lessons.steps_of(shelf.run)
         return {"marks": known, "count": len(marks), "lessons": max(0, len(steps) - 1)}
 
@@ -181,7 +181,7 @@ class Teaching:
 
 def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
     """Return the map that the marks teach; now: the map from model 0 to the model in force."""
-    index = shelf.index
+    index = shelf.own
     usable = [p for p in marks.pairs() if p[0] in index and p[1] in index][-MOST_PAIRS:]
     if not usable:
         raise Refused(
@@ -215,7 +215,7 @@ def _compared(shelf: Shelf, lesson: Lesson) -> dict[str, Any] | None:
     labels = shelf.codes[rows]
     if not len(rows) or not scorable(labels):
         return None
-    before, after = (per_query(v[rows], labels) for v in (shelf.index.vectors, lesson.vectors))
+    before, after = (per_query(v[rows], labels) for v in (shelf.own.vectors, lesson.vectors))
     gain = paired_difference(after.map_at_r, before.map_at_r, torch.as_tensor(before.labels), 0)
     return {
         "classes": len(np.unique(labels)),

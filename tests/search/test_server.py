@@ -119,7 +119,8 @@ def test_vectors_are_served_without_pictures(tmp_path: Path) -> None:
 
 
 def test_without_the_token_there_is_nothing(server: Server) -> None:
-    for path in ("/", "/page.js", "/api/about", "/api/map", "/pictures/0", "/nowhere"):
+    api = ("/api/about", "/api/map", "/api/some?where=x", "/api/search?item=0&where=x")
+    for path in ("/", "/page.js", *api, "/pictures/0", "/nowhere"):
         answer = server.request(path, signed_in=False)
         assert answer.status == 403
         assert "its token is missing here" in answer.json["error"]

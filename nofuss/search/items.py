@@ -1,0 +1,73 @@
+"""The items that are indexed: any data that `nofuss train` reads, with a name for each item.
+
+A picture is named by its absolute path, an item of an array by its file and row.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from nofuss.config import is_named_data
+from nofuss.data import find_pictures, open_data
+from nofuss.data.benchmarks import layout_of
+from nofuss.data.collection import Collection
+from nofuss.data.labelling import BY_FOLDER, Labelling
+from nofuss.errors import DataError
+from nofuss.search.index import Label
+
+BUILT_IN = "built-in characters"
+UNLABELLED = ""
+"""The class of pictures outside any class folder; no folder can have this name."""
+
+
+def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
+    """Open what `open_data` reads, and pictures outside class folders too, without a label."""
+    if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
+        return open_data(path, labelling=labelling)
+    path = path.absolute()
+    loose = [picture for picture in find_pictures(path) if picture.parent == path]
+    if not loose:
+        return open_data(path, labelling=labelling)
+    try:
+        labelled = open_data(path, labelling=labelling)
+    except DataError:  # no class folders beside them
+        return Collection(
+            name=path.name, layout="folder of pictures", kind="pictures", paths=loose, root=path
+        )
+    assert labelled.labels is not None
+    known = set(labelled.paths)
+    if not (loose := [picture for picture in loose if picture not in known]):
+        return labelled
+    return replace(
+        labelled,
+        paths=[*labelled.paths, *loose],
+        labels=np.r_[labelled.labels, np.full(len(loose), labelled.num_classes)],
+        class_names=(*labelled.class_names, UNLABELLED),
+        split=None,
+        notes=(),
+    )
+
+
+def item_names(collection: Collection, path: Path | None) -> list[str]:
+    """Return the name of each item in an index: its absolute path, or its file and row."""
+    if collection.kind == "pictures":
+        return [str(picture.absolute()) for picture in collection.paths]
+    return [f"{source_of(path)}#{row}" for row in range(len(collection))]
+
+
+def item_labels(collection: Collection) -> list[Label]:
+    """Return the class name of each item, None for unlabelled ones."""
+    if collection.labels is None:
+        return [None] * len(collection)
+    return [
+        None if (name := collection.class_names[c]) == UNLABELLED else name
+        for c in collection.labels.tolist()
+    ]
+
+
+def source_of(path: Path | None) -> str:
+    """Return the name of the data at a path in an index."""
+    if path is None:
+        return BUILT_IN
+    return str(path if is_named_data(path) else Path(path).expanduser().absolute())

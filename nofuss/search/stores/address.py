@@ -1,0 +1,136 @@
+"""URLs of databases, and what is shown of them: never a password, wherever it came from.
+
+    milvus:birds.db                             a file, by Milvus Lite in this process
+    milvus://host:19530/birds                   a server or cluster; ?tls=true for TLS
+    postgresql://user@host:5432/db?table=birds  PostgreSQL with pgvector; other options as in libpq
+
+Passwords are in the URL (`user:password@`) or, better, in the environment: `MILVUS_TOKEN`
+(`user:password` or a key), `PGPASSWORD` or libpq's password file.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from nofuss.errors import NofussError, StoreError, UsageError
+
+Engine = Literal["milvus", "postgresql"]
+FORMS = "milvus:FILE.db, milvus://HOST:19530/COLLECTION or postgresql://HOST/DATABASE[?table=TABLE]"
+DEFAULT = "nofuss"
+"""The table or collection where the URL names none."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
+_SECRET_OPTIONS = ("password", "sslpassword", "token")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an index is kept."""
+
+    engine: Engine
+    shown: str
+    """The URL without user, password and options: for messages."""
+    name: str
+    """The table or collection."""
+    location: str = field(repr=False)
+    """What the engine's client takes; may hold a password."""
+    token: str = field(default="", repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    def without_secrets(self, text: str) -> str:
+        """Return the text with everything secret in it replaced by ***."""
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+    @contextmanager
+    def speaking(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Turn errors of the engine's client into one line without secrets."""
+        try:
+            yield
+        except NofussError:
+            raise
+        except kinds as error:
+            said = getattr(error, "message", None) or str(error) or type(error).__name__
+            reason = " ".join(self.without_secrets(str(said)).split())[:300]
+            raise StoreError(f"{self.shown}: {reason}") from None  # the cause may hold secrets
+
+
+def read_address(url: str, *, flag: str) -> Address:
+    """Return what a URL names; UsageError, which does not quote it, for anything else."""
+    scheme, colon, rest = url.partition(":")
+    if not colon or scheme not in ("milvus", "postgresql", "postgres"):
+        raise UsageError(f"{flag} takes a URL: {FORMS}")
+    if scheme == "milvus" and not rest.startswith("//"):
+        return _milvus_file(rest, flag)
+    parts = _split(url, flag)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if scheme == "milvus":
+        return _milvus_server(parts, options, flag)
+    name = _checked(options.pop("table", DEFAULT), "table", flag)
+    where = f"{_host(parts)}/{unquote(parts.path.strip('/'))}?table={name}"
+    plain = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote))
+    secrets = [parts.password or "", os.environ.get("PGPASSWORD", "")]
+    secrets += [options.get(option, "") for option in _SECRET_OPTIONS]
+    return Address(
+        "postgresql", f"postgresql://{where}", name, urlunsplit(plain), "", _spellings(secrets)
+    )
+
+
+def _milvus_file(path: str, flag: str) -> Address:
+    if not path.endswith(".db") or path == ".db":
+        raise UsageError(f"{flag} milvus:{path} names no file that ends in .db; expected {FORMS}")
+    return Address("milvus", f"milvus:{path}", DEFAULT, os.path.expanduser(path))
+
+
+def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> Address:
+    if not parts.hostname:
+        raise UsageError(f"{flag} names no host; expected {FORMS}")
+    tls = options.pop("tls", "false").lower()
+    if options or tls not in ("true", "false"):
+        raise UsageError(f"{flag}: a milvus URL takes no options but ?tls=true")
+    name = _checked(unquote(parts.path.strip("/")) or DEFAULT, "collection", flag)
+    token = os.environ.get("MILVUS_TOKEN", "")
+    if parts.username is not None:
+        token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    location = f"http{'s' if tls == 'true' else ''}://{_host(parts)}"
+    secrets = [parts.password or "", token, token.partition(":")[2]]
+    return Address(
+        "milvus", f"milvus://{_host(parts)}/{name}", name, location, token, _spellings(secrets)
+    )
+
+
+def _split(url: str, flag: str) -> SplitResult:
+    # A password with one of these would be cut where nobody expects it, and shown as a host.
+    ambiguous = f"{flag}: write @ / ? # : in a user or password as %40 %2F %3F %23 %3A"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise UsageError(f"{ambiguous}, and the port as a number") from None
+    rest = parts.path + parts.query + parts.fragment
+    if "@" in rest or parts.fragment or parts.netloc.count("@") > 1:
+        raise UsageError(ambiguous)
+    return parts
+
+
+def _host(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return host if parts.port is None else f"{host}:{parts.port}"
+
+
+def _checked(name: str, what: str, flag: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{flag}: {name!r:.60} can't be the name of a {what}; use letters, digits and _"
+        )
+    return name
+
+
+def _spellings(secrets: list[str]) -> tuple[str, ...]:
+    """Return each secret as it was written and as it is meant."""
+    return tuple({form for secret in secrets for form in (secret, unquote(secret)) if form})

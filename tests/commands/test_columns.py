@@ -1,0 +1,117 @@
+"""Columns of a CSV, from the table to the search: through the command line's own door."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from nofuss.cli import main
+from nofuss.data import open_data
+from nofuss.data.columns import read_column
+from nofuss.search.index import Index
+from tests.tiny_run import train_pictures
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_pictures(tmp_path_factory.mktemp("columns"))
+
+
+def write_table(run: Path, *, price: str = "{}.5", name: str = "list.csv") -> Path:
+    """Every picture with a price, a shop, a day, and nothing in one column."""
+    data = run.parent / "data"
+    with (data / name).open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "label", "Price", "shop", "since", "empty"])
+        for i, picture in enumerate(sorted(data.rglob("*.png"))):
+            row = [picture.relative_to(data), picture.parent.name, price.format(i) if i % 4 else ""]
+            table.writerow([*row, ("north", "south")[i % 2], f"2024-05-{i % 28 + 1:02}", ""])
+    return data / name
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "values"),
+    [
+        (["1", "-2.5", "", "1e3"], "number", [1.0, -2.5, None, 1000.0]),
+        (["007", "1"], "text", ["007", "1"]),  # a code
+        (["12345678901234567890"], "text", ["12345678901234567890"]),  # a float would lose digits
+        (["true", " FALSE "], "bool", [True, False]),
+        (["true", "1"], "text", ["true", "1"]),
+        (
+            ["2024-05-31", "2024-05-31 18:00"],
+            "date",
+            ["2024-05-31T00:00:00", "2024-05-31T18:00:00"],
+        ),
+        (["2024-05-32"], "text", ["2024-05-32"]),
+        (["nan", "inf"], "text", ["nan", "inf"]),
+        (["1,5"], "text", ["1,5"]),
+        (["e5", ".", "+"], "text", ["e5", ".", "+"]),
+        (["a\0\udcff"], "text", ["a\\x00\\udcff"]),
+    ],
+)
+def test_the_type_of_a_column_is_that_of_all_its_cells(
+    cells: list[str], kind: str, values: list[object]
+) -> None:
+    column = read_column(cells)
+    assert column is not None
+    assert (column.type, list(column.values)) == (kind, values)
+
+
+def test_a_table_keeps_its_further_columns(run: Path) -> None:
+    data = open_data(write_table(run))
+    assert {name: column.type for name, column in data.columns.items()} == {
+        "price": "number",
+        "shop": "text",
+        "since": "date",
+    }
+    part = data.subset([3, 1])
+    assert list(part.columns["price"].values) == [3.5, 1.5]
+    plain = run.parent / "data" / "plain.csv"
+    plain.write_text((run.parent / "data" / "list.csv").read_text())
+    assert data.fingerprint() == open_data(write_table(run, price="{}")).fingerprint()
+
+
+def test_search_filters_and_shows_columns(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_table(run)
+    picture = str(run.parent / "data" / "plain" / "again.png")
+    assert main(["index", str(run), str(table)]) == 0
+    capsys.readouterr()
+    where = "price<20 and shop=='north' and since>='2024-05-05'"
+    assert main(["search", str(run), picture, "--where", where, "--json"]) == 0
+    [query] = json.loads(capsys.readouterr().out)["queries"]
+    assert query["neighbours"]
+    for neighbour in query["neighbours"]:
+        columns = neighbour["columns"]
+        assert columns["price"] < 20
+        assert columns["shop"] == "north"
+        assert columns["since"] >= "2024-05-05"
+    assert main(["search", str(run), picture, "--where", "price==6.5", "-k", "1"]) == 0
+    assert "price: 6.5  shop: north  since: 2024-05-07" in capsys.readouterr().out
+    assert main(["search", str(run), picture, "--where", "prize<6"]) == 2
+    assert "--where: no column prize at character 1" in capsys.readouterr().err
+    assert main(["search", str(run), picture, "--where", "price<0"]) == 0
+
+
+def test_a_new_price_is_not_embedded_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["index", str(run), str(write_table(run))])
+    vectors = Index.load(run / "index").vectors.clone()
+    capsys.readouterr()
+    assert main(["index", str(run), str(write_table(run, price="{}7.25"))]) == 0
+    said = capsys.readouterr().out
+    assert "31 unchanged: 31 items" in said
+    assert "embedding" not in said
+    index = Index.load(run / "index")
+    assert (index.vectors == vectors).all()
+    assert index.items([1])[0].cells["price"] == 17.25
+    assert main(["index", str(run), str(write_table(run, price="about {}"))]) == 0
+    assert Index.load(run / "index").types["price"] == "text"  # all of it, so it may change
+
+
+def test_one_name_with_two_types_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["index", str(run), str(write_table(run))])
+    other = write_table(run, price="about {}", name="other.csv")
+    assert main(["index", str(run), str(other)]) == 2
+    said = capsys.readouterr().err
+    assert "column price is text in" in said
+    assert "rename it in one of them" in said
