@@ -221,11 +221,12 @@ def main() -> None:
     )
     parser.add_argument("--rate", type=float, help="of all forms, instead of choosing")
     parser.add_argument("--only", nargs="*", choices=[*FORMS], default=[*FORMS])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dynamic.json"))
+    parser.add_argument("--figure", type=Path, default=Path("docs/dynamic.png"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     folders = {"characters": None} | ({"cub": options.cub} if options.cub else {})
-    target = options.out / "results" / "dynamic.json"
+    target: Path = options.out
     results = json.loads(target.read_text()) if target.exists() else {}
     for name, folder in folders.items():
         source = open_source(name, folder, "minutes", seeds=None, weights=None)
@@ -240,7 +241,7 @@ def main() -> None:
         results[name] = results.get(name, {}) | found
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    draw_curves(results, options.out / "figures" / "dynamic.png")
+    draw_curves(results, options.figure)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def test_kept_features(tmp_path: Path, data: st.DataObject) -> None:
 def test_tables(tmp_path: Path, data: st.DataObject) -> None:
     cells = st.sampled_from(["a.png", "pipe", "", "x" * 300, "\0", "..", "/dev/zero", '"', "\x1b["])
     row = st.lists(cells | st.text(max_size=5), max_size=5).map(",".join)
-    header = st.sampled_from(["path,label", "anchor,positive,negative", "path;label;split"]) | row
+    kinds = ["path,label", "anchor,positive,negative", "a,b,same", "path;label;split"]
+    header = st.sampled_from(kinds) | row
     text = "\n".join([data.draw(header), *data.draw(st.lists(row, max_size=5))])
     draw(1, 1).save(tmp_path / "a.png")
     if not (tmp_path / "pipe").exists():

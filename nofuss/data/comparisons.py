@@ -126,10 +126,13 @@ def to_score(collection: Collection, share: float, seed: int, test: Rows) -> Com
 
 
 def groups_of(collection: Collection) -> Rows | None:
-    """Return the group of each item, for intervals; None where groups say nothing."""
-    if contradicted(collection) is not None:
+    """Return the group of each item, for intervals; None where there are no two to resample."""
+    linked = links_of(collection)
+    known = collection.triplets if collection.triplets is not None else collection.pairs
+    assert known is not None
+    if linked.contradictions > TOLERATED * len(known) or linked.groups.max() < 1:
         return None
-    return _every_item(links_of(collection).groups)
+    return _every_item(linked.groups)
 
 
 def _held_out(count: int, share: float, seed: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -14,6 +14,7 @@ from nofuss.data.collection import Collection
 from nofuss.data.comparisons import (
     as_groups,
     contradicted,
+    groups_of,
     links_of,
     to_learn,
     to_score,
@@ -165,6 +166,12 @@ def test_triplets_that_contradict_their_groups_are_held_out_one_by_one() -> None
     both = [*learned.triplets.tolist(), *scored.rows[scored.collection.triplets].tolist()]
     assert sorted(both) == sorted(rows.tolist())
     assert len(scored.collection.triplets) == 50
+
+
+def test_two_groups_are_enough_for_an_interval() -> None:
+    few = triplets(groups=2)
+    assert groups_of(few).tolist() == [*[0] * 5, *[1] * 5, 2]
+    assert groups_of(few.subset([*range(5), 10])) is None
 
 
 def test_too_few_groups_are_no_classes() -> None:
