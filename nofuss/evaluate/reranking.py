@@ -21,6 +21,8 @@ CANDIDATES = tuple(
     Weighting(*pair) for pair in ((3, 3.0), (8, 3.0), (16, 3.0), (8, 2.0), (16, 2.0), (8, 1.0))
 )
 """From little smoothing to much, which raises MAP@R but may lower Recall@1."""
+CAREFUL = 3
+"""The first of them, which weigh near items more."""
 MARGIN = 0.01
 """What Recall@1 may lose at most, with 95% confidence: the first result is the one that counts, and
 a fold has fewer classes to be confused with than an index."""
@@ -91,14 +93,21 @@ def choose_reranking(
         ranked_scores(x, y, (None, *CANDIDATES), most=QUERIES_OF_FOLD)
         for x, y in zip(embeddings, labels, strict=True)
     ]
+    found = _decided(folds, seed)
+    if not found.on:  # the careful candidates alone
+        found = _decided([fold[: 1 + CAREFUL] for fold in folds], seed)
+    return found
+
+
+def _decided(folds: Sequence[Sequence[RankedScores]], seed: int) -> Reranking:
+    """Return the verdict of folds on candidates; the first of their scores are without."""
     best = [_best([*folds[:k], *folds[k + 1 :]], seed) for k in range(len(folds))]
     after = of_folds([fold[1 + i] for fold, i in zip(folds, best, strict=True)]).scores
     before = of_folds([fold[0] for fold in folds]).scores
     gains = gains_of(after, before, seed=seed)
     objective = paired_difference(after.objective, before.objective, after.labels, seed)
-    chosen = CANDIDATES[_best(folds, seed)]
     return Reranking(
-        *chosen,
+        *CANDIDATES[_best(folds, seed)],
         on=objective.low > 0 and gains["recall@1"].low >= -MARGIN,
         scores={
             name: [float(of.recall.mean()), float(of.map_at_r.mean())]
