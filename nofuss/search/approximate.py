@@ -63,14 +63,26 @@ class Approximate:
             packed = np.packbits(bits.numpy(), bitorder="little")
             options["sel"] = faiss.IDSelectorBitmap(packed)
         params = faiss.SearchParametersIVF(**options)
-        _, rows = self._index.search(queries.numpy(), min(2 * k, len(vectors)), params=params)
-        rows = torch.from_numpy(rows).sort(dim=1).values
+        rows = self._nearest(queries, min(2 * k, len(vectors)), params).sort(dim=1).values
         x = vectors[rows.clamp_min(0)].double()  # (Q, 2k, D)
         distances = (x - queries[:, None].double()).square().sum(2).sqrt()
         distances[rows < 0] = torch.inf
         # Rows are ascending and the sort is stable, so that ties are ordered by row.
         order = distances.argsort(dim=1, stable=True)[:, :k]
         return distances.gather(1, order).float(), rows.gather(1, order)
+
+    def _nearest(self, queries: Tensor, k: int, params: Any) -> Tensor:
+        """Return rows (Q, k) as faiss orders them, −1 for none.
+
+        The function of C++ is called, because `faiss.contrib.torch_utils`, which
+        pytorch-metric-learning imports, replaces `search` by one that takes no parameters.
+        """
+        pointer = faiss_module().swig_ptr
+        x = np.ascontiguousarray(queries.numpy(), dtype=np.float32)
+        inner = np.empty((len(x), k), dtype=np.float32)
+        rows = np.empty((len(x), k), dtype=np.int64)
+        self._index.search_c(len(x), pointer(x), k, pointer(inner), pointer(rows), params)
+        return torch.from_numpy(rows)
 
     def to_bytes(self) -> Tensor:
         """Return lists and centroids as faiss serializes them, (n,) uint8."""

@@ -255,6 +255,20 @@ def test_approximate_grows_and_shrinks() -> None:
     assert float(found) < 1e-3
 
 
+def test_approximate_beside_faiss_for_torch() -> None:
+    # The import replaces methods of faiss in the whole process, hence a process of its own.
+    pytest.importorskip("faiss")
+    script = """
+import torch, faiss.contrib.torch_utils
+from nofuss.search.index import Index
+x = torch.nn.functional.normalize(torch.randn(500, 8, generator=torch.Generator()), dim=1)
+index = Index.build(x, names=[str(i) for i in range(500)], kind="approximate")
+print(int(index.search(x[[77]], 1)[1]))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.stdout == "77\n", ran.stderr
+
+
 def test_faiss_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UsageError, match=r"pip install 'nofuss\[faiss\]'"):
