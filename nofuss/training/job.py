@@ -21,6 +21,7 @@ from nofuss.evaluate.strangers import Strangers
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
+from nofuss.model.precision import check_precision
 from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
@@ -122,7 +123,9 @@ def build_model(
         size=config.size,
         seed=config.seed,
     )
-    embedder.to(choose_device(config.device))
+    device = choose_device(config.device)
+    check_precision(config.precision, device)
+    embedder.to(device).backbone.precision = config.precision
     preprocessing = embedder.backbone.preprocessing
     embedder.backbone.mirror = bool(config.mirror and preprocessing and preprocessing.flip)
     if config.freeze_batch_norm:
