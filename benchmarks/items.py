@@ -1,6 +1,6 @@
 """Time and memory of train (head), evaluate, index, search, report and page, against their items.
 
-Made vectors of 64 dimensions, 20 a class. Every stage runs in a new process on the files that the
+Made vectors of 64 dimensions, 50 a class. Every stage runs in a new process on the files that the
 stages before it wrote, as the commands would: its seconds are those after the imports, its memory
 is the peak above what the imports took. Scoring compares all pairs; it is left out where it would
 take longer than BUDGET, and what the command announces is shown instead.
@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.timing import Growth, Row, extra_mb
 
 SIZES, QUICK = (1_000, 10_000, 100_000, 1_000_000), (1_000, 10_000)
-DIM, EACH = 64, 20
+DIM, EACH = 64, 50
 BUDGET = 400
 """Seconds of scoring that are waited for."""
 LEEWAY = 1.5

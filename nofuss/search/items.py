@@ -53,7 +53,8 @@ def item_names(collection: Collection, path: Path | None) -> list[str]:
     """Return the name of each item in an index: its absolute path, or its file and row."""
     if collection.kind == "pictures":
         return [str(picture.absolute()) for picture in collection.paths]
-    return [f"{source_of(path)}#{row}" for row in range(len(collection))]
+    source = source_of(path)
+    return [f"{source}#{row}" for row in range(len(collection))]
 
 
 def item_labels(collection: Collection) -> list[Label]:

@@ -1,6 +1,8 @@
 """Presets: settings that go together, and how the missing ones are filled in."""
 
 import dataclasses
+import os
+import shutil
 from typing import Any
 
 from nofuss.config import TrainConfig, check_limits
@@ -164,5 +166,7 @@ def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
         raise UsageError("--compile needs a network that is trained; add --preset finetune")
     if config.compile and world() > 1:
         raise UsageError("--compile is for one process; drop it, or leave torchrun out")
+    if config.compile and shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
+        raise UsageError(f"--compile needs a C++ compiler, and there is no {compiler}; drop it")
     if kind == "vectors" and config.mirror:
         raise UsageError("--mirror is for pictures, and the data are vectors; drop it")

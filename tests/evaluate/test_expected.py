@@ -21,15 +21,15 @@ def test_few_items_take_no_time_and_many_their_square(monkeypatch: pytest.Monkey
 
 
 def test_the_estimate_is_of_the_right_order() -> None:
-    """Within a factor of eight, on a busy machine too."""
+    """Within a factor of eight; in CPU time, so that a busy machine does not count."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(FEW) // 20
     x = torch.randn(FEW // 20, 32, generator=generator)[labels]
     x += torch.randn(FEW, 32, generator=generator)
     expected = scoring_seconds([(FEW, FEW // 20)], 32)
-    began = time.perf_counter()
+    began = time.process_time()
     evaluate(x, labels, bootstrap=0)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     assert took / 8 < expected < took * 8
     assert 0 < seconds_of_pair(8) < seconds_of_pair(4096)
 

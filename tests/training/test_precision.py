@@ -198,6 +198,12 @@ def test_settings_that_would_do_nothing_are_refused(settings: Any, message: str)
         resolve(TrainConfig(**settings), kind=kind, small=False)
 
 
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UsageError, match="there is no no-such-compiler; drop it"):
+        resolve(TrainConfig(compile=True, preset="finetune"), kind="pictures", small=False)
+
+
 def test_a_device_without_autocast_is_refused() -> None:
     check_precision("fp32", torch.device("meta"))
     with pytest.raises(UsageError, match="no autocast for device meta"):
