@@ -122,7 +122,7 @@ def plan(
     ]
     places = {name: i for i, name in enumerate(names)}  # of a name that is listed twice: the last
     for done, (name, i) in enumerate(places.items()):
-        if progress:
+        if progress and done % CHUNK == 0:
             progress(done)
         note = known.get(name)
         before = None if note is None else Version(note.size, note.mtime_ns, note.digest)
