@@ -124,7 +124,8 @@ class Strangers:
         return (
             f'search says "nothing like this" by the {self.rule}: right for {rough}'
             f"{self.rejected:.0%} of the items whose class is not there, wrong for "
-            f"{self.denied:.0%} of the others (AUROC {self.auroc:.2f}; {self.classes:,} classes, each left out in turn)"
+            f"{self.denied:.0%} of the others (AUROC {self.auroc:.2f}; {self.classes:,} "
+            "classes, each left out in turn)"
         )
 
     def judge(self, strangeness: float) -> tuple[Confidence, str]:
