@@ -20,7 +20,7 @@ from torch import nn
 from nofuss.config import Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files.atomic import MANIFEST, check_seal, parse_json, read_regular, seal
-from nofuss.files.folders import write_folder
+from nofuss.files.folders import read_folder, write_folder
 from nofuss.files.lock import check_in_place
 from nofuss.model.backbones import OWN, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
@@ -76,6 +76,10 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
 
     backbone: the module, where the model was trained on one from Python; its weights are replaced.
     """
+    return read_folder(folder, lambda: _load_model(folder, backbone))
+
+
+def _load_model(folder: Path, backbone: nn.Module | None) -> SavedModel:
     try:
         if (folder / MANIFEST).exists():  # a model made by other programs has none
             check_seal(folder)
