@@ -205,8 +205,9 @@ def run_over(
         padding = np.full(batch - len(chosen[-1]), chosen[-1][-1])
         chosen[-1] = np.concatenate([chosen[-1], padding])
     tell = progress and (lambda done: progress(min(done, len(collection))))
+    threads = torch.get_num_threads() if in_onnx else 0  # so that no thread waits for a batch's end
     with one_torch_thread() if in_onnx else nullcontext():
-        return extract_together(model, load, chosen, tell)[: len(collection)]
+        return extract_together(model, load, chosen, tell, threads)[: len(collection)]
 
 
 @contextmanager
