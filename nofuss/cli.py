@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import io
 import os
 import re
@@ -188,7 +187,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        gc.freeze()  # or the interpreter searches all of torch for garbage before it exits
         return _fail("stopped", 130)
     except BrokenPipeError:  # the reader of the output has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
