@@ -143,6 +143,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
     sharded: distribute the proxies over processes, as in `ProxyNCA`.
     """
 
+    free_norms: ClassVar[bool] = False
     fuses_few: ClassVar[bool] = True
 
     def __init__(

@@ -57,7 +57,7 @@ from nofuss.training.listeners import Listeners
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
 from nofuss.training.scoring import embed_rows, score
-from nofuss.training.setup import build_criterion
+from nofuss.training.setup import check_loss
 from nofuss.training.step import NonFiniteLoss
 
 
@@ -115,10 +115,8 @@ def _train_locked(
     config = check_dim(config, embedder.backbone.features)
     config, preprocessing = check_stages(config, embedder, preprocessing)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
-    # Refuse bad options before a run exists.
     dim = dim_of(config, embedder.backbone.features)
-    classes = class_count(collection.subset(sides.train))
-    build_criterion(replace(config, dim=dim), max(2, classes))
+    check_loss(replace(config, dim=dim), max(2, class_count(collection.subset(sides.train))))
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
         run = continue_run(config, fingerprint=fingerprint, show=_show_differences)
