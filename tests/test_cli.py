@@ -372,6 +372,9 @@ def test_labels_in_file_names_and_in_shards(nofuss: Call, home: Path, tmp_path: 
         (nearest,) = json.loads(found.out)["queries"][0]["neighbours"]
         assert nearest["label"] == "bird3"
         assert nearest["distance"] == pytest.approx(0, abs=1e-3)
+        assert nofuss("embed", run, data, "--out", f"{data}.npz").code == 0
+        with np.load(f"{data}.npz") as embedded:
+            assert embedded["classes"].tolist() == [f"bird{c}" for c in range(8)]
     assert same[0] == same[1]
     refused = nofuss("train", "shard.tar", "--out", "no", "--class-level", 1)
     assert "has labels of its own" in one_line(refused, 2)

@@ -29,7 +29,7 @@ def main(
     from nofuss.hub.address import parse_repository
     from nofuss.hub.download import FILES
     from nofuss.hub.upload import upload
-    from nofuss.model.weights import load_model
+    from nofuss.model.saved import load_model
     from nofuss.report import read_optional_json
     from nofuss.report.hub_card import hub_card, public_config
     from nofuss.run.directory import open_run

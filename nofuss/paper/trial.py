@@ -103,18 +103,17 @@ def run_trial(
     data = source.collection
     if trial.bare:
         data, config = _without_labels(source, trial, train_rows)
-    embedder, preprocessing = build_model(config, data)
+    embedder = build_model(config, data)
     training, feed = prepare(
         config,
         data.subset(train_rows),
         None if source.features is None else source.features[train_rows],
         embedder=embedder,
-        preprocessing=preprocessing,
     )
 
     def embed(rows: Rows) -> Tensor:
         items = source.collection.subset(rows)
-        return Encoder(embedder, preprocessing).embed_collection(items)
+        return Encoder(embedder).embed_collection(items)
 
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
     clock.stop("prepare")

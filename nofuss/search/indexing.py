@@ -174,7 +174,7 @@ def change(
     collection = open_items(data, labelling_of(run.config))
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
         collection = corrected(collection, run.corrections, say=console.say)
-    check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
+    check_fits(collection, encoder.embedder.backbone)
     console.say(collection.describe())
     for note in collection.notes:
         console.warn(note)

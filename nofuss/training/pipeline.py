@@ -32,7 +32,7 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
 from nofuss.model.encoder import Encoder
 from nofuss.model.lora import merge_adapters
-from nofuss.model.weights import save_model
+from nofuss.model.saved import save_model
 from nofuss.report import write_report
 from nofuss.report.card import write_card
 from nofuss.report.order import held_out_comparisons
@@ -49,13 +49,13 @@ from nofuss.training.job import (
     check_dim,
     check_stages,
     describe_sides,
-    dim_of,
     settle,
 )
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.listeners import Listeners
 from nofuss.training.loop import Interrupted
 from nofuss.training.prepare import class_count
+from nofuss.training.presets import head_dim
 from nofuss.training.scoring import embed_rows, score
 from nofuss.training.setup import check_loss
 from nofuss.training.step import NonFiniteLoss
@@ -111,11 +111,10 @@ def _train_locked(
     fingerprint = collection.fingerprint()
     given_data, collection = collection, learnable(collection, config)
     sides = sides_of(given_data, config)
-    embedder, preprocessing = build_model(config, collection, backbone)
-    config = check_dim(config, embedder.backbone.features)
-    config, preprocessing = check_stages(config, embedder, preprocessing)
+    embedder = build_model(config, collection, backbone)
+    config = check_stages(check_dim(config, embedder.backbone.features), embedder)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
-    dim = dim_of(config, embedder.backbone.features)
+    dim = head_dim(config, embedder.backbone.features)
     check_loss(replace(config, dim=dim), max(2, class_count(collection.subset(sides.train))))
     processes.check_same("data", lambda: fingerprint)
     if config.resume:
@@ -128,7 +127,7 @@ def _train_locked(
     if collection.split is None and config.test_share is None and len(sides.test):
         out = len(classes_in(collection, sides.test))
         console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
-    job = Job(run, collection, sides, embedder, preprocessing, listeners)
+    job = Job(run, collection, sides, embedder, listeners)
     job.compared = held_out_comparisons(given_data, config, sides.test)
     try:
         with listeners:
@@ -174,7 +173,7 @@ def _train(job: Job, scan: ScanReport, fingerprint: str) -> None:
     for_search = {"strangers": job.strangers, "rerank": job.reranking}
     extra = {name: found.as_dict() for name, found in for_search.items() if found}
     if processes.first():
-        save_model(run.model, job.embedder, job.preprocessing, class_names=names, extra=extra)
+        save_model(run.model, job.embedder, class_names=names, extra=extra)
     kept = _embed_sides(job, fingerprint)
     if processes.first():
         kept.save(run.path)
@@ -198,7 +197,7 @@ def _calibrate(job: Job) -> None:
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
-        encoder = Encoder(job.embedder, job.preprocessing)
+        encoder = Encoder(job.embedder)
         found, labels = encoder.embed_collection(held_out), torch.from_numpy(held_out.labels)
         job.strangers, job.reranking = decide_search([found], [labels], job.config)
     if job.reranking is not None:

@@ -24,7 +24,7 @@ def embed_rows(job: Job, rows: Rows) -> Tensor:
     """Return the trained embeddings of these rows of the collection, of any length."""
     if job.fixed:
         return through_head(job.embedder, job.for_head(rows))
-    encoder = Encoder(job.embedder, job.preprocessing)
+    encoder = Encoder(job.embedder)
     with console.progress("embedding", len(rows)) as progress:
         items = job.collection.subset(rows)
         return encoder.embed_collection(items, progress=progress, unit=False)

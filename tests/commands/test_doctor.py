@@ -16,7 +16,7 @@ from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
-from nofuss.model.weights import save_model
+from nofuss.model.saved import save_model
 from nofuss.report.diagnosis import diagnose, doubtful_labels, histogram
 from nofuss.run.directory import create_run
 
@@ -193,7 +193,7 @@ def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture
     """Also with pictures that can't be read among them."""
     made = create_run(TrainConfig(data=sick, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
-    save_model(made.model, embedder, embedder.backbone.preprocessing)
+    save_model(made.model, embedder)
     assert main(["doctor", str(sick), "--run", str(made.path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert isinstance(content["doubtful_labels"], list)
@@ -203,7 +203,7 @@ def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> No
     np.savez(tmp_path / "data.npz", vectors=np.eye(4).repeat(5, 0), labels=np.arange(20) // 5)
     made = create_run(TrainConfig(out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("identity", dim=4, channels=4, weights=None)
-    save_model(made.model, embedder, None)
+    save_model(made.model, embedder)
     assert main(["doctor", str(tmp_path / "data.npz"), "--run", str(made.path)]) == 0
     assert "doubtful labels: none" in capsys.readouterr().out
 

@@ -29,7 +29,7 @@ def made(items: int, each: int = 6, seed: int = 0) -> tuple[Index, Tensor]:
 
 def encoder(**extra: object) -> Encoder:
     embedder = build_embedder("identity", dim=8, channels=8, weights=None)
-    return Encoder(embedder, None, extra=dict(extra))
+    return Encoder(embedder, extra=dict(extra))
 
 
 def decision(*, on: bool = True) -> dict[str, object]:
