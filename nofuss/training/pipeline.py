@@ -24,7 +24,7 @@ from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import TrainingError, UsageError
-from nofuss.evaluate.strangers import ENOUGH_CLASSES, ENOUGH_ITEMS
+from nofuss.evaluate.strangers import ENOUGH_CLASSES, ENOUGH_IN_FOLD, ENOUGH_ITEMS
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.geometry import normalize
@@ -208,9 +208,10 @@ def _calibrate(job: Job) -> None:
         rows = job.sides.train if job.fixed else job.sides.held_out
         classes = len(classes_in(job.collection, rows))
         console.say(
-            f'search will not say "nothing like this": that needs {ENOUGH_CLASSES} held-out '
-            f"classes with {ENOUGH_ITEMS} items, and of {classes} with {len(rows)} too few could "
-            "be compared" + ("" if job.fixed else "; raise --holdout")
+            f'search will not say "nothing like this": that needs {ENOUGH_ITEMS} items of '
+            f"{ENOUGH_CLASSES} held-out classes, {ENOUGH_IN_FOLD} in a fold; of {classes} classes "
+            f"with {len(rows)} items too few could be compared"
+            + ("" if job.fixed else "; raise --holdout")
         )
 
 
