@@ -13,11 +13,14 @@ from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.comparisons import Compared
 from nofuss.data.decode import decode
+from nofuss.data.scan import ScanReport
 from nofuss.data.split import Rows, Sides, classes_in
+from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.strangers import Strangers
+from nofuss.files.atomic import write_file
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
@@ -47,11 +50,13 @@ class Job:
     sides: Sides
     embedder: Embedder
     listeners: Listeners
+    fingerprint: str
+    """Of the data."""
+    scan: ScanReport
+    """What was found in the data before training."""
     features: Tensor | None = None
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
     criterion: nn.Module | None = None
-    learned: Rows | None = None
-    """Rows that model and criterion were trained on."""
     strangers: Strangers | None = None
     """How search recognises strangers, if held-out classes sufficed to find out."""
     reranking: Reranking | None = None
@@ -191,14 +196,16 @@ def check_stages(config: TrainConfig, embedder: Embedder) -> TrainConfig:
     return config
 
 
-def describe_sides(job: Job) -> dict[str, Any]:
-    """Return what data.json holds."""
+def describe_data(job: Job) -> None:
+    """Write data.json, and scan.csv if the scan found anything."""
     c, s = job.collection, job.sides
     sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
     counts = {side: len(getattr(s, side)) for side in sides}
     classes = {side: [c.class_names[i] for i in classes_in(c, getattr(s, side))] for side in counts}
     described = {"description": c.describe(), "items": counts, "classes": classes}
-    return described | ({"by_links": True} if c.by_links else {})
+    job.run.write("data.json", described | ({"by_links": True} if c.by_links else {}))
+    if job.scan.problems and processes.first():
+        write_file(job.run.path / "scan.csv", job.scan.as_csv())
 
 
 def _side(collection: Collection) -> int | None:

@@ -31,7 +31,6 @@ from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.checks import check_before_training
 from nofuss.training.choice import choice_of, start_of, untrained_choice
 from nofuss.training.closed_form import ClosedForm, Pinned
-from nofuss.training.finding import decide_search, read_search
 from nofuss.training.fold_results import (
     FoldResult,
     held_out_embeddings,
@@ -44,6 +43,7 @@ from nofuss.training.job import Job
 from nofuss.training.listeners import Heard
 from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
+from nofuss.training.search_rules import decide_search, read_search
 
 CHOICE = "choice.json"
 
@@ -74,7 +74,6 @@ def compute_features(job: Job) -> None:
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:
     """Train the embedder of the job in place."""
-    job.learned = job.sides.train
     if job.config.start == "whitened" and job.collection.labels is not None:
         form, start = _closed_form(job, stop)
         if job.fixed:
