@@ -45,7 +45,7 @@ def main(
         raise UsageError("--gallery needs the queries: nofuss evaluate RUN QUERIES --gallery DIR")
     if not k or min(k) < 1:
         raise UsageError(f"--k is {' '.join(map(str, k))}; expected whole numbers from 1 up")
-    from nofuss.report.scoring import score_run  # here, so that --help does not load torch
+    from nofuss.report.evaluation import score_run  # here, so that --help does not load torch
 
     score_run(
         run,

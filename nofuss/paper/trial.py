@@ -21,7 +21,7 @@ from nofuss.files.checksum import digest_of
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets, raw_features
-from nofuss.paper.stages import Stopwatch, peak_memory
+from nofuss.paper.stopwatch import Stopwatch, peak_memory
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import GridGroup, Items, retrieval_grid
@@ -146,7 +146,7 @@ def run_trial(
     clock.start()
     vectors = embed(test_rows)
     clock.stop("embed")
-    result |= scores(vectors, source.labels(test_rows), source, trial, clock=clock)
+    result |= scores_of(vectors, source.labels(test_rows), source, trial, clock=clock)
     result["stages"] = clock.seconds | {"train": seconds}
     result["peak_bytes"] = peak_memory()
     if trial.record == "neighbours":
@@ -154,7 +154,7 @@ def run_trial(
     return result
 
 
-def scores(
+def scores_of(
     vectors: Tensor,
     labels: Rows,
     source: Source,
@@ -184,7 +184,7 @@ def _untrained_scores(source: Source, dim: int) -> dict[str, Result]:
         source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
     )
     labels = source.labels(source.test_rows)
-    return {name: scores(vectors, labels, source) for name, vectors in found.items()}
+    return {name: scores_of(vectors, labels, source) for name, vectors in found.items()}
 
 
 def _measure(

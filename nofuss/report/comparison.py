@@ -72,7 +72,7 @@ def compare_runs(
     ]
     found = _compare(methods, seed=seed)
     if as_json:
-        console.answer({"data": what, "queries": len(queries[0].rows), "methods": found})
+        console.print_json({"data": what, "queries": len(queries[0].rows), "methods": found})
     else:
         _show(found, what, queries[0])
     if figure is not None:

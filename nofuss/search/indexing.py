@@ -28,10 +28,10 @@ from nofuss.search.gallery import (
 )
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.search.items import open_items, source_of
-from nofuss.search.ranking import STRANGERS, calibrated
+from nofuss.search.searcher import STRANGERS, calibrated
 from nofuss.search.stores import open_store
+from nofuss.search.stores.exactness import describe_recall
 from nofuss.search.stores.local import Local
-from nofuss.search.stores.recall import describe_recall
 from nofuss.search.stores.store import About, Store, Target
 from nofuss.terminal import console
 

@@ -37,8 +37,8 @@ from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.gallery import model_digest
 from nofuss.search.indexing import load_index
-from nofuss.search.ranking import STRANGERS
 from nofuss.search.searchable import NOTE, embeddings_fit
+from nofuss.search.searcher import STRANGERS
 from nofuss.search.stored import holds_parts
 
 FOLDER, MAP = "taught", "map.safetensors"
@@ -91,7 +91,7 @@ def matrix_of(run: Run) -> Tensor | None:
     return steps[-1].matrix if steps else None
 
 
-def learn(run: Run, matrix: Tensor, *, extra: Mapping[str, Any]) -> None:
+def apply_lesson(run: Run, matrix: Tensor, *, extra: Mapping[str, Any]) -> None:
     """Replace the model by model 0 followed by a map (D, D); the caller holds the run's lock.
 
     extra: stored with the model, beside what training stored.

@@ -24,7 +24,6 @@ from nofuss.report.order import held_out_comparisons
 from nofuss.run.directory import Run, continue_run, create_run, resume_run
 from nofuss.run.events import Callback
 from nofuss.terminal import console
-from nofuss.training.comparisons import learnable
 from nofuss.training.job import (
     Job,
     build_model,
@@ -36,6 +35,7 @@ from nofuss.training.listeners import Listeners
 from nofuss.training.prepare import class_count
 from nofuss.training.presets import head_dim
 from nofuss.training.setup import check_loss
+from nofuss.training.unlabelled import learnable
 
 
 def begin(

@@ -21,7 +21,7 @@ from nofuss.training.fold_results import (
     mean_scores,
     pooled_scores,
     run_folds,
-    verdict,
+    winner,
 )
 from nofuss.training.head import composed, prepare_head
 from nofuss.training.loop import Silent, Watch, run_loop
@@ -52,7 +52,7 @@ def choice_of(
     """
     seed, kept = config.seed, CLOSED
     if results:
-        kept = verdict(results, seed=seed)
+        kept = winner(results, seed=seed)
     elif not config.folds and config.epochs != 0:
         kept = TRAINED
     recipe = form.best() if results else next(iter(pinned.candidates(SHRINKAGES)))

@@ -18,7 +18,7 @@ from nofuss.model.start import (
     Affine,
     ClassScatter,
     class_scatter,
-    joined,
+    joined_scatter,
     signed_root,
     whitened,
     whitened_head,
@@ -190,4 +190,4 @@ class ClosedForm:
         if root not in self._parts:
             x, rows = self.inputs(root), [fold.held_out for fold in self.folds]
             self._parts[root] = [class_scatter(x[r], self.labels[r]) for r in rows]
-        return joined([part for k, part in enumerate(self._parts[root]) if k != without])
+        return joined_scatter([part for k, part in enumerate(self._parts[root]) if k != without])

@@ -28,10 +28,10 @@ from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
-from nofuss.training.comparisons import settle_unlabelled
 from nofuss.training.listeners import Listeners
 from nofuss.training.presets import DIM, head_dim, resolve
 from nofuss.training.setup import items_per_class
+from nofuss.training.unlabelled import settle_unlabelled
 
 SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""

@@ -17,7 +17,7 @@ from nofuss.data.collection import Collection
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
-from nofuss.report.diagnosis import diagnose, doubtful_labels, histogram
+from nofuss.report.diagnosis import diagnose, doubts_of, histogram
 from nofuss.run.directory import create_run
 
 Capture = pytest.CaptureFixture[str]
@@ -176,7 +176,7 @@ def test_flipped_labels_are_doubted() -> None:
     labels = truth.clone()
     wrong = [3, 47, 80]
     labels[wrong] = (truth[wrong] + 1) % 5
-    doubts = doubtful_labels(x, collection_of(x, labels))
+    doubts = doubts_of(x, collection_of(x, labels))
     assert sorted(d.item for d in doubts) == sorted(f"row {i}" for i in wrong)
     for doubt in doubts:
         assert doubt.neighbours_say == f"class {int(truth[int(doubt.item.split()[1])])}"
@@ -186,7 +186,7 @@ def test_flipped_labels_are_doubted() -> None:
 def test_small_classes_are_not_judged() -> None:
     x = normalize(torch.randn(22, 5, generator=torch.Generator().manual_seed(0)))
     labels = torch.tensor([0] * 20 + [1, 1])
-    assert all(d.label == "class 0" for d in doubtful_labels(x, collection_of(x, labels)))
+    assert all(d.label == "class 0" for d in doubts_of(x, collection_of(x, labels)))
 
 
 def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture) -> None:

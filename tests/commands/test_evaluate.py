@@ -9,7 +9,7 @@ from nofuss.cli import main
 from nofuss.files.atomic import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
-from nofuss.report.scoring import still_true
+from nofuss.report.evaluation import still_true
 from tests.tiny_run import train_vectors
 
 Capture = pytest.CaptureFixture[str]

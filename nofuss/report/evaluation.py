@@ -19,7 +19,7 @@ from nofuss.distributed import processes
 from nofuss.errors import DataError
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
-from nofuss.evaluate.ranked import ranked_scores, summary
+from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.side_by_side import KS, scorable
 from nofuss.evaluate.smoothing import Weighting
@@ -135,7 +135,7 @@ def _evaluate(
     if rerank == "auto" and (weighting := _weighting(run, encoder)) is not None:
         given = (options.get("gallery"), options.get("gallery_labels"), options.get("query_rows"))
         plain, after = ranked_scores(queries, labels, (None, weighting), *given)
-        content["reranked"] = summary(after, plain, weighting, seed=seed)
+        content["reranked"] = reranking_summary(after, plain, weighting, seed=seed)
     if compared is not None and others is not None:
         content |= extra_of(score_order(compared.collection, others, seed=seed).as_dict())
     _keep(run, collection.name, content, as_json=as_json, own=data is None)
@@ -155,7 +155,7 @@ def _keep(run: Run, name: str, scores: dict[str, Any], *, as_json: bool, own: bo
     """Print the scores; those of the run's own test items are written to it."""
     before = read_optional_json(run.path / "scores.json")
     if as_json:
-        console.answer(scores)
+        console.print_json(scores)
     else:
         method = str(before.get("method", run.config.loss))
         score_table(f"{run.path} on {name}", with_reranked(method, scores))
