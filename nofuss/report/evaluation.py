@@ -24,7 +24,6 @@ from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.side_by_side import KS, scorable
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.evaluate.task import Options
-from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load
 from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
@@ -40,35 +39,6 @@ SHOWN = 5e-5
 
 
 def score_run(
-    run: Path,
-    data: Path | None,
-    *,
-    gallery: Path | None,
-    ks: list[int],
-    extended: bool,
-    rerank: str,
-    seed: int,
-    as_json: bool,
-    device: str,
-) -> None:
-    """Print the scores of a run; without `data` they are those of its test classes, and kept."""
-    with RunLock() as lock:
-        if data is None:  # the scores are written into the run
-            lock.take(open_run(run).path)
-        _evaluate(
-            run,
-            data,
-            gallery=gallery,
-            ks=ks,
-            extended=extended,
-            rerank=rerank,
-            seed=seed,
-            as_json=as_json,
-            device=device,
-        )
-
-
-def _evaluate(
     path: Path,
     data: Path | None,
     *,
@@ -80,6 +50,10 @@ def _evaluate(
     as_json: bool,
     device: str,
 ) -> None:
+    """Print the scores of a run; without `data` they are those of its test classes, and kept.
+
+    The caller holds the run's lock where the scores are kept.
+    """
     run = open_run(path)
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say

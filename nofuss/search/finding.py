@@ -56,13 +56,15 @@ def find_similar(
         for result in results:
             _print(result, types)
         if searcher.strangers is None:
-            console.say("whether a class is here at all is not known: that needs more classes")
+            console.say(
+                "search can't say whether a class is in the index at all: that needs more classes"
+            )
         elif not searcher.strangers.useful:
             console.say(searcher.strangers.describe())
     if show is not None:
         _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not as_json:
-            console.say(f"results as a picture: {show}")
+            console.say(f"picture of the results: {show}")
 
 
 def about(searcher: Searcher) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def check_store(store: Store, run: Run, encoder: Encoder, *, create: bool = Fals
         reason = f"was made by another model than {run.model}"
     else:
         return
-    raise RunError(f"the index in {store.shown} {reason}; choose another name for this model's")
+    raise RunError(f"the index in {store.shown} {reason}; choose another name for the index")
 
 
 def open_index(run: Run, encoder: Encoder) -> Index:

@@ -66,7 +66,7 @@ class Searcher:
         self.index, self.weighting, self.strangers = index, weighting, strangers
 
     def of(self, index: Index, encoder: Encoder) -> "Searcher":
-        """Return the same way to search an index whose vectors have changed, calibrated anew."""
+        """Return the same way to search an index whose vectors have changed, calibrated again."""
         return Searcher(index, self.weighting, calibrated(index, encoder))
 
     def search_all(self, queries: Tensor, k: int, *, where: Condition | None = None) -> list[Found]:

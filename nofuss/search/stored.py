@@ -161,7 +161,7 @@ def _table(columns: Any, length: int) -> ColumnTable:
         if kind not in _TYPES or name == LABEL or not isinstance(values, list):
             raise ValueError(f"{name!r:.40} is not a column")
         if not all(value is None or type(value) in _TYPES[kind] for value in values):
-            raise ValueError(f"column {name!r:.40} holds a value that is no {kind}")
+            raise ValueError(f"column {name!r:.40} holds a value that is not {kind}")
         read[name] = Column(kind, values)
     return ColumnTable(length, read)
 
