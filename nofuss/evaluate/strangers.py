@@ -116,7 +116,7 @@ class Strangers:
         """Return one line for the user."""
         if not self.useful:
             return (
-                'search can\'t recognise strangers here, so it never says "nothing like this": among '
+                'search can\'t recognise strangers here, so it never says "nothing like this": of '
                 f"{self.classes:,} classes, each left out in turn, they look like the others "
                 f"(AUROC {self.auroc:.2f})"
             )
