@@ -27,7 +27,8 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        data: Pictures or vectors, in any layout that `nofuss train` reads, labelled as the run's.
+        data: Pictures or vectors, in any layout that `nofuss train` reads; labels are found as in
+            the run's data.
         out: An .npz or .safetensors file; never overwritten.
         device: Where to compute, as for `nofuss train`.
     """

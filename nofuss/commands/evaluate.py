@@ -27,7 +27,7 @@ def main(
 ) -> None:
     """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen.
 
-    Of triplets and pairs without labels: the share in the right order.
+    Triplets and pairs without labels are scored by the share in the right order.
     Without DATA the run keeps the scores: scores.json, report.html and README.md are written again.
 
     Args:

@@ -21,7 +21,7 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        repository: The repository; it is made if there is none.
+        repository: The repository; it is created if it does not exist.
         public: Let everybody read a new repository; without it only you can.
         message: The message of the commit.
     """

@@ -52,7 +52,7 @@ def compare_runs(
     figure: Path | None,
     device: str,
 ) -> None:
-    """Print the differences to the first run, with 95% intervals; draw them to `figure`."""
+    """Print the differences from the first run, with 95% intervals; draw them to `figure`."""
     opened = [open_run(path) for path in runs]
     groups = _same_but_for_the_seed(opened)
     if len(groups) < 2:
@@ -246,7 +246,7 @@ def _words(gap: dict[str, Any]) -> str:
 
 
 def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
-    """Draw the differences to the first method with their intervals, as PNG."""
+    """Draw the differences from the first method with their intervals, as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 1.6 + 0.5 * len(found)), layout="constrained")
