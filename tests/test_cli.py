@@ -372,6 +372,9 @@ def test_labels_in_file_names_and_in_shards(nofuss: Call, home: Path, tmp_path: 
         (nearest,) = json.loads(found.out)["queries"][0]["neighbours"]
         assert nearest["label"] == "bird3"
         assert nearest["distance"] == pytest.approx(0, abs=1e-3)
+        assert nofuss("embed", run, data, "--out", f"{data}.npz").code == 0
+        with np.load(f"{data}.npz") as embedded:
+            assert embedded["classes"].tolist() == [f"bird{c}" for c in range(8)]
     assert same[0] == same[1]
     refused = nofuss("train", "shard.tar", "--out", "no", "--class-level", 1)
     assert "has labels of its own" in one_line(refused, 2)
@@ -698,10 +701,10 @@ def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -
     np.savez("judged.npz", vectors=random.normal(size=(30, 8)), triplets=rows)
     outcome = nofuss("train", "judged.npz", "--out", "run", "--epochs", 1, "--dim", 4)
     assert outcome.code == 0, outcome.err
-    assert "triplets are learned as they are (chains of items" in outcome.out
+    assert "training takes the triplets as they are (chains of items" in outcome.out
     assert json.loads(Path("run/scores.json").read_text())["triplets"] == 40
     refused = nofuss("train", "judged.npz", "--assignment", "balanced", "--out", "no")
-    assert "can't be learned by groups" in one_line(refused, 2)
+    assert "can't be trained on groups" in one_line(refused, 2)
 
 
 @pytest.mark.parametrize("name", ["train", "demo", "reproduce"])

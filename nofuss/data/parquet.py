@@ -10,7 +10,7 @@ from typing import Any
 
 from nofuss.data.collection import Collection, first_five, printable
 from nofuss.data.labelling import SPLIT_WORDS
-from nofuss.data.rows import Rows, collection_of, label_column, labels_in, need_pyarrow
+from nofuss.data.rows import FileRows, collection_of, label_column, labels_in, need_pyarrow
 from nofuss.data.table import SPLITS, existing
 from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, parse_json
@@ -30,7 +30,7 @@ def open_parquet(files: Sequence[Path], root: Path) -> Collection:
     return collection_of([_parquet_rows(f) for f in files], files, root, name, f"Parquet{count}")
 
 
-def _parquet_rows(file: Path) -> Rows:
+def _parquet_rows(file: Path) -> FileRows:
     """Read all columns but the pictures, which are read when they are needed."""
     from pyarrow import parquet
 
@@ -58,16 +58,16 @@ def _parquet_rows(file: Path) -> Rows:
     if picture is not None and not without_bytes:
         names = _names(table, picture, count)
         paths = [part_path(Part(file, row), name) for row, name in enumerate(names)]
-        return Rows(paths, labels, sides)
+        return FileRows(paths, labels, sides)
     if without_bytes:
-        return Rows(_existing(file, _names(table, str(picture), count)), labels, sides)
+        return FileRows(_existing(file, _names(table, str(picture), count)), labels, sides)
     if place is None:
         shown = printable(", ".join(schema.names))
         raise DataError(
             f"{printable(file)} has the columns {shown}; expected pictures as bytes in a column "
             "like image, or their paths in a column like path"
         )
-    return Rows(_existing(file, table.column(place).to_pylist()), labels, sides)
+    return FileRows(_existing(file, table.column(place).to_pylist()), labels, sides)
 
 
 def _existing(file: Path, values: Sequence[Any]) -> list[Path]:

@@ -116,7 +116,7 @@ class Strangers:
         """Return one line for the user."""
         if not self.useful:
             return (
-                'search can\'t tell strangers here, so it does not say "nothing like this": among '
+                'search can\'t recognise strangers here, so it never says "nothing like this": of '
                 f"{self.classes:,} classes, each left out in turn, they look like the others "
                 f"(AUROC {self.auroc:.2f})"
             )
@@ -133,8 +133,8 @@ class Strangers:
         nearer = float(np.interp(strangeness, self.strangers, _LEVELS))
         if not self.useful:
             return "unknown", (
-                "Can't tell whether its class is here: among these classes, pictures of others "
-                "look just as near."
+                "It is unknown whether its class is here: pictures of other classes look just as "
+                "near."
             )
         if strangeness > self.threshold:
             return "nothing", (

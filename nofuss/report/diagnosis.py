@@ -78,7 +78,7 @@ def diagnose_data(data: Path, *, labelling: Labelling, run: Path | None, as_json
         console.say(collection.describe())
     diagnosis = diagnose(collection, data=data, run=run, quiet=as_json)
     if as_json:
-        console.answer(asdict(diagnosis))
+        console.print_json(asdict(diagnosis))
     else:
         _print(diagnosis)
 
@@ -129,7 +129,7 @@ def diagnose(
         encoder = load(run)
         with console.progress("embedding", len(subset), quiet=quiet) as progress:
             vectors = encoder.embed_collection(subset, progress=progress)
-        diagnosis.doubtful_labels = doubtful_labels(vectors, subset)
+        diagnosis.doubtful_labels = doubts_of(vectors, subset)
     diagnosis.suggestion += suggest(collection, data)
     return diagnosis
 
@@ -161,7 +161,7 @@ def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
     ]
 
 
-def doubtful_labels(vectors: Tensor, collection: Collection) -> list[Doubt]:
+def doubts_of(vectors: Tensor, collection: Collection) -> list[Doubt]:
     """Return the labels that a run's report would doubt, over all items; the clearest first."""
     assert collection.labels is not None
     neighbours = findings.neighbours(vectors.numpy(), queries=len(vectors))

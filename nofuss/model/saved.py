@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,15 @@ LARGEST_SIDE = 4096
 """Largest side of a model's input picture: 200 MB as a tensor."""
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """The content of a model folder."""
-
-    embedder: Embedder
-    preprocessing: Preprocessing | None
-    class_names: list[str]
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
 def save_model(
     folder: Path,
     embedder: Embedder,
-    preprocessing: Preprocessing | None,
     *,
     class_names: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the folder as a whole: an interrupted write leaves the previous one in place."""
+    preprocessing = embedder.backbone.preprocessing
     description = {
         "format": FORMAT,
         "backbone": embedder.backbone.name,
@@ -71,8 +60,10 @@ def save_model(
         seal(new)
 
 
-def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel:
-    """Open a folder that save_model wrote; the embedder comes in eval mode.
+def load_model(
+    folder: Path, *, backbone: nn.Module | None = None
+) -> tuple[Embedder, list[str], dict[str, Any]]:
+    """Open a folder that save_model wrote: the embedder in eval mode, class names, the extra.
 
     backbone: the module, where the model was trained on one from Python; its weights are replaced.
     """
@@ -122,12 +113,12 @@ def _load_model(folder: Path, backbone: nn.Module | None) -> SavedModel:
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
     embedder.backbone.preprocessing = preprocessing
-    return SavedModel(embedder.eval(), preprocessing, class_names, extra)
+    return embedder.eval(), class_names, extra
 
 
 def _with_module(
     folder: Path, description: dict[str, Any], settings: dict[str, Any], module: nn.Module
-) -> SavedModel:
+) -> tuple[Embedder, list[str], dict[str, Any]]:
     """Build the model around a module that the caller has built."""
     if settings["backbone"] != OWN:
         raise UsageError(f"{folder} was trained on {settings['backbone']}; leave backbone out")
@@ -135,11 +126,11 @@ def _with_module(
     lists = {name: tuple(stored[name]) for name in ("mean", "std")}
     network = own_backbone(copy.deepcopy(module), Preprocessing(**{**stored, **lists}))
     embedder = build_embedder(**settings | {"backbone": network})
-    preprocessing = _preprocessing(stored, embedder)
+    _preprocessing(stored, embedder)  # refuses what it can't be
     file = folder / "weights.safetensors"
     fill(embedder, read_tensors(file), source=file)
     names, extra = _words(description["class_names"]), _extra(description["extra"])
-    return SavedModel(embedder.eval(), preprocessing, names, extra)
+    return embedder.eval(), names, extra
 
 
 def _settings(description: dict[str, Any]) -> dict[str, Any]:
