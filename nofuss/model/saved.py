@@ -70,7 +70,9 @@ def load_model(
     return read_folder(folder, lambda: _load_model(folder, backbone))
 
 
-def _load_model(folder: Path, backbone: nn.Module | None) -> SavedModel:
+def _load_model(
+    folder: Path, backbone: nn.Module | None
+) -> tuple[Embedder, list[str], dict[str, Any]]:
     try:
         if (folder / MANIFEST).exists():  # a model made by other programs has none
             check_seal(folder)
