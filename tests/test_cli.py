@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from nofuss.cli import main, parse
-from tests.running import started
+from tests.running import command, started
 
 SLOW_ENOUGH = ("--epochs", "12", "--batch", "16", "--checkpoint-seconds", "0", "--dim", "8")
 """About sixty steps, each with a checkpoint: time to be killed in."""
@@ -97,10 +97,6 @@ class Call:
 @pytest.fixture
 def nofuss(capsys: pytest.CaptureFixture[str]) -> Call:
     return Call(capsys)
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "nofuss", *map(str, arguments)]
 
 
 def process(*arguments: object) -> Outcome:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from nofuss.cli import main
 from nofuss.config import TrainConfig
@@ -19,19 +18,12 @@ from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.report.diagnosis import diagnose, doubts_of, histogram
 from nofuss.run.directory import create_run
+from tests.tiny_run import scene
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-def scene(seed: int, size: int = 96) -> Image.Image:
-    """Soft random blobs: as smooth as a photograph."""
-    noise = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture

@@ -23,12 +23,6 @@ from tests.tiny_run import draw, write_pictures
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def pictures(tmp_path: Path) -> Collection:
     return open_data(write_pictures(tmp_path / "data"))
 
