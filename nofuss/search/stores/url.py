@@ -61,6 +61,8 @@ class StoreUrl:
 
 def read_url(url: str, *, flag: str) -> StoreUrl:
     """Return what a URL names; UsageError, which does not quote it, for anything else."""
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in url):
+        raise UsageError(f"{flag}: write bytes that are not UTF-8 as %FF")
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in ("milvus", "postgresql", "postgres"):
         raise UsageError(f"{flag} takes a URL: {FORMS}")
