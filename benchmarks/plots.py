@@ -15,22 +15,22 @@ NAMED_MARKERS = dict(zip("os^Dv<>PX*", "●■▲◆▼◀▶✚✖★", strict=
 
 
 def draw(growth: Growth, path: Path) -> None:
-    """Draw the seconds of each method against the size, both logarithmic."""
+    """Draw the values of each method against the size, both logarithmic."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     ends: list[tuple[float, str]] = []
-    for i, (method, seconds) in enumerate(growth.seconds.items()):
+    for i, (method, values) in enumerate(growth.values.items()):
         ours = method == "nofuss"
         axes.plot(
             growth.sizes,
-            seconds,
+            values,
             color="black" if ours else f"{0.25 + 0.4 * (i % 5) / 5}",
             linestyle="-" if ours else STYLES[i % len(STYLES)],
             linewidth=2.2 if ours else 1.2,
             marker=MARKERS[i % len(MARKERS)],
             markersize=4,
         )
-        measured = [value for value in seconds if value == value]
+        measured = [value for value in values if value == value]
         if measured:
             ends.append((measured[-1], method))
     axes.set_xscale("log")
@@ -52,7 +52,7 @@ def draw(growth: Growth, path: Path) -> None:
     axes.set_xticks(growth.sizes, [f"{size:,}" for size in growth.sizes])
     axes.minorticks_off()
     axes.set_xlabel(growth.axis)
-    axes.set_ylabel("seconds")
+    axes.set_ylabel(growth.unit)
     axes.set_title(growth.title, loc="left", fontsize=11)
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

@@ -48,10 +48,12 @@ def batches(
     seed: int = 0,
     epoch: int = 0,
     workers: int = 0,
+    pin: bool = False,
 ) -> Iterator[Batch]:
     """Return the batches that a sampler chose; `train` takes random views, else centre crops.
 
-    `preprocessing` is None for vectors. Without labels, every label is −1.
+    `preprocessing` is None for vectors. Without labels, every label is −1. pin: put the inputs into
+    pinned memory, from which a GPU copies asynchronously.
     """
     labels = np.full(len(collection), -1) if collection.labels is None else collection.labels
     fetch = _fetcher(collection, preprocessing)
@@ -64,6 +66,7 @@ def batches(
                 inputs = train_views(inputs, preprocessing, draws(seed, epoch, chosen))
             else:
                 inputs = test_views(inputs, preprocessing)
+        inputs = inputs.pin_memory() if pin else inputs
         return Batch(inputs, torch.from_numpy(labels[chosen]), torch.from_numpy(chosen))
 
     return ahead(load, index_batches, workers, waiting=max(AHEAD, workers))
@@ -91,6 +94,36 @@ def ahead(
             yield begun.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def on_device(loaded: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield the batches with their inputs on a device, each copied while the one before is in use.
+
+    On a GPU the copies have a stream of their own, and do not wait for the work of the others.
+    """
+    if device.type == "cpu":
+        yield from loaded
+        return
+    lane = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    waiting: tuple[Batch, torch.cuda.Event | None] | None = None
+    for batch in loaded:
+        with torch.cuda.stream(lane):
+            inputs = batch.inputs.to(device, non_blocking=True)
+        following = batch._replace(inputs=inputs), lane.record_event() if lane else None
+        if waiting is not None:
+            yield _arrived(*waiting)
+        waiting = following
+    if waiting is not None:
+        yield _arrived(*waiting)
+
+
+def _arrived(batch: Batch, copied: torch.cuda.Event | None) -> Batch:
+    """Return a batch that the present stream may use: it waits for the copy, the host does not."""
+    if copied is not None:
+        present = torch.cuda.current_stream(batch.inputs.device)
+        present.wait_event(copied)
+        batch.inputs.record_stream(present)  # else its memory could be reused too early
+    return batch
 
 
 Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]

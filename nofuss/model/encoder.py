@@ -1,6 +1,7 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,15 @@ from nofuss.hub.download import fetch
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.feature_store import picture_keys
-from nofuss.model.features import accelerate_for, feature_store, features_of, run_over
+from nofuss.model.features import (
+    accelerate_for,
+    feature_store,
+    features_of,
+    one_torch_thread,
+    run_over,
+)
 from nofuss.model.inference import extract, for_inference, through_head
+from nofuss.model.onnx_backbone import OnnxNetwork
 from nofuss.model.saved import load_model
 
 BATCH = 32
@@ -113,7 +121,10 @@ class Encoder:
     def features(self, pictures: Sequence[NDArray[np.uint8]], collection: Collection) -> Tensor:
         """Return features (N, F) of pictures, and keep them as those of the collection."""
         assert self.preprocessing is not None
-        found = extract(self.embedder.backbone, self._views(pictures), count=len(pictures))
+        backbone = self.embedder.backbone
+        in_onnx = isinstance(backbone.network, OnnxNetwork)
+        with one_torch_thread() if in_onnx else nullcontext():
+            found = extract(backbone, self._views(pictures), count=len(pictures))
         if self._store is not None:
             self._store.write(picture_keys(collection), found.numpy())
         return found
@@ -169,8 +180,9 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
 
     A model of the Hub is pinned: `encoder.source` is its address with the commit.
 
-    device: "auto" is a GPU if there is one. backbone: the module that the run was trained on, where
-    it came from Python (`nofuss.train(…, backbone=module)`).
+    device: "auto" is a GPU if there is one, which computes in the precision of training; others
+    compute in float32. backbone: the module that the run was trained on, where it came from Python
+    (`nofuss.train(…, backbone=module)`).
     """
     source = str(path)
     if is_address(path):
@@ -185,8 +197,11 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
         )
     model = folder / "model" if (folder / "model").is_dir() else folder
     embedder, class_names, extra = load_model(model, backbone=backbone)
+    where = choose_device(device)
+    if where.type != "cuda":  # half precision is slower there, and the weights are float32
+        embedder.backbone.precision = "fp32"
     return Encoder(
-        embedder.to(choose_device(device)),
+        embedder.to(where),
         class_names=class_names,
         extra=extra,
         keep_features=True,

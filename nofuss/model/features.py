@@ -12,9 +12,9 @@ from torch import Tensor
 
 from nofuss.data.cache import cache_directory, make_room, try_write
 from nofuss.data.collection import Collection
-from nofuss.data.loader import batches
+from nofuss.data.loader import batches, on_device
 from nofuss.data.sampling import Indices, in_order
-from nofuss.distributed.device import device_of
+from nofuss.distributed.device import can_pin, device_of
 from nofuss.distributed.processes import all_sum, first, world
 from nofuss.files.checksum import Bytes, digest_of, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
@@ -26,7 +26,7 @@ from nofuss.terminal import console
 
 WORTH_EXPORT = 1000
 """Number of pictures from which exporting the backbone to onnxruntime saves time."""
-ONNX_BATCH, TORCH_BATCH, VECTOR_BATCH = 8, 16, 4096
+ONNX_BATCH, TORCH_BATCH, GPU_BATCH, VECTOR_BATCH = 8, 16, 64, 4096
 """Items loaded at once; onnxruntime is fastest while a batch fits the processor's cache."""
 CHUNK = 2048
 """Pictures whose features are kept at once."""
@@ -73,8 +73,8 @@ def _show_features(embedder: Embedder, collection: Collection, count: int, worke
 def feature_store(backbone: Backbone) -> FeatureStore | None:
     """Return where features of this backbone are kept; None if a key can't cover what it does.
 
-    The key covers preprocessing, mirroring, the kind of device and every weight, as they are before
-    batch norm is folded.
+    The key covers preprocessing, mirroring, the kind of device, the precision and every weight, as
+    they are before batch norm is folded.
     """
     if backbone.preprocessing is None or backbone.name == OWN:
         return None
@@ -83,6 +83,8 @@ def feature_store(backbone: Backbone) -> FeatureStore | None:
         yield f"{backbone.preprocessing} {torch.__version__} mirror {backbone.mirror}".encode()
         if (kind := device_of(backbone).type) != "cpu":  # a GPU may round its products
             yield kind.encode()
+        if backbone.precision != "fp32":
+            yield backbone.precision.encode()
         yield from tensor_parts(backbone.state_dict())
 
     file = cache_directory() / f"features-{digest_of(parts())}.sqlite"
@@ -177,14 +179,17 @@ def run_over(
     backbone = model.backbone if isinstance(model, Embedder) else model
     preprocessing = backbone.preprocessing
     in_onnx = isinstance(backbone.network, OnnxNetwork)
-    if in_onnx:
-        batch, workers = ONNX_BATCH, max(1, workers)
-    else:
-        batch = VECTOR_BATCH if preprocessing is None else TORCH_BATCH
+    device = device_of(backbone)
+    if in_onnx or device.type != "cpu":  # pictures are decoded while the last ones are computed
+        workers = max(1, workers)
+    batch = ONNX_BATCH if in_onnx else TORCH_BATCH if device.type == "cpu" else GPU_BATCH
+    if preprocessing is None:
+        batch = VECTOR_BATCH
 
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
-        loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
-        return (batch.inputs for batch in loaded)
+        pin = can_pin(device)
+        loaded = batches(collection, preprocessing, chosen, train=False, workers=workers, pin=pin)
+        return (batch.inputs for batch in on_device(loaded, device))
 
     chosen = in_order(len(collection), batch)
     if preprocessing is not None and len(chosen):

@@ -10,13 +10,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from nofuss.config import Preprocessing
+from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files.atomic import MANIFEST, check_seal, parse_json, read_regular, seal
 from nofuss.files.folders import read_folder, write_folder
@@ -46,6 +46,7 @@ def save_model(
         "dim": embedder.dim,
         "root": embedder.root,
         "mirror": embedder.backbone.mirror,
+        "precision": embedder.backbone.precision,
         "preprocessing": dataclasses.asdict(preprocessing) if preprocessing else None,
         "class_names": list(class_names),
         "extra": dict(extra or {}),
@@ -105,6 +106,7 @@ def _load_model(
             shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
             planned.eval()(torch.empty(shape, device="meta"))
         class_names, extra = _words(description["class_names"]), _extra(description["extra"])
+        precision = _precision(description.get("precision", "fp32"))
         embedder = build_embedder(**settings, weights=None)
     except RunError:
         raise
@@ -115,6 +117,7 @@ def _load_model(
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
     embedder.backbone.preprocessing = preprocessing
+    embedder.backbone.precision = precision
     return embedder.eval(), class_names, extra
 
 
@@ -131,6 +134,7 @@ def _with_module(
     _preprocessing(stored, embedder)  # refuses what it can't be
     file = folder / "weights.safetensors"
     fill(embedder, read_tensors(file), source=file)
+    network.precision = _precision(description.get("precision", "fp32"))
     names, extra = _words(description["class_names"]), _extra(description["extra"])
     return embedder.eval(), names, extra
 
@@ -177,6 +181,14 @@ def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preproc
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"preprocessing has an invalid {', '.join(wrong)}")
     return preprocessing
+
+
+def _precision(value: Any) -> Precision:
+    """Return the precision; models that were saved before there was a choice have none."""
+    if value not in get_args(Precision):
+        raise ValueError(f"precision is {value!r:.40}")
+    found: Precision = value
+    return found
 
 
 def _words(values: Any) -> list[str]:

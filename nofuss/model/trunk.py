@@ -36,6 +36,7 @@ def fixed_stages(embedder: Embedder, count: int, *, pictures: int) -> Backbone:
         channels=ready.channels,
         preprocessing=ready.preprocessing,
     ).eval()
+    trunk.precision = ready.precision
     accelerate_for(trunk, pictures)
     return trunk
 
@@ -60,7 +61,7 @@ def activations_of(
     trunk = fixed_stages(embedder, count, pictures=views * len(collection))
     device = device_of(trunk)
     example = torch.zeros(1, trunk.channels, preprocessing.size, preprocessing.size)
-    shape = tuple(trunk.network(example.to(device)).shape[1:])
+    shape = tuple(trunk.in_precision(trunk.network, example.to(device)).shape[1:])
 
     @torch.no_grad()
     def compute(view: int, rows: Indices) -> Tensor:
@@ -68,14 +69,15 @@ def activations_of(
             batches(collection, preprocessing, [rows], train=augmented, seed=seed, epoch=view)
         )
         inputs = loaded.inputs.flip(-1) if view and not augmented else loaded.inputs
-        activations: Tensor = trunk.network(inputs.to(device))
-        return activations.cpu()
+        return trunk.in_precision(trunk.network, inputs.to(device)).cpu()
 
     def parts() -> Iterator[Bytes]:
         how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
         yield f"{preprocessing} {how} {torch.__version__} {count} {views} {shape}".encode()
         if device.type != "cpu":
             yield device.type.encode()
+        if trunk.precision != "fp32":
+            yield trunk.precision.encode()
         yield from tensor_parts(Trunk(embedder.backbone, count).state_dict())
         yield from picture_keys(collection)
 

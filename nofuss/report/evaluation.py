@@ -17,6 +17,7 @@ from nofuss.data.split import Rows, by_folds, sides_of
 from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
 from nofuss.errors import DataError
+from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
@@ -102,11 +103,17 @@ def score_run(
     else:
         same = data.resolve() == gallery.resolve()
         queries, labels, options = within_gallery(vectors, collection, searched, encoder, same=same)
+    weighting = _weighting(run, encoder) if rerank == "auto" else None
+    sizes = [(len(vectors), len(np.unique(labels)))]
+    expected = scoring_seconds(sizes, encoder.dim, reranked=weighting is not None)
+    if expected >= console.LONG:
+        pairs = f"scoring compares all pairs of {len(vectors):,} items"
+        say(f"{pairs}, which takes about {console.duration(expected)}")
     scores = evaluate(queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
     if not processes.first():
         return
     content = scores.as_dict()
-    if rerank == "auto" and (weighting := _weighting(run, encoder)) is not None:
+    if weighting is not None:
         given = (options.get("gallery"), options.get("gallery_labels"), options.get("query_rows"))
         plain, after = ranked_scores(queries, labels, (None, weighting), *given)
         content["reranked"] = reranking_summary(after, plain, weighting, seed=seed)

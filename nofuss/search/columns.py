@@ -28,7 +28,8 @@ class ColumnTable:
 
     def __init__(self, length: int = 0, columns: Mapping[str, Column] | None = None) -> None:
         self.length = length
-        self.columns: dict[str, Column] = dict(columns or {})
+        own = {n: Column(c.type, list(c.values)) for n, c in (columns or {}).items()}
+        self.columns: dict[str, Column] = own
         self._coded_columns: dict[str, _Coded] = {}
         for name, column in self.columns.items():
             if len(column.values) != length:
@@ -52,8 +53,9 @@ class ColumnTable:
         for name in {**self.columns, **new}:
             if name not in self.columns:
                 self.columns[name] = Column(new[name].type, [None] * self.length)
-            after = new[name].values if name in new else [None] * count
-            self.columns[name] = Column(self.types[name], [*self.columns[name].values, *after])
+            values = self.columns[name].values
+            assert isinstance(values, list)  # extended in place, which costs what is new
+            values.extend(new[name].values if name in new else [None] * count)
         self.length += count
         self._coded_columns.clear()
 

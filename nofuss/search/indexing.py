@@ -18,6 +18,7 @@ from nofuss.evaluate.strangers import Strangers
 from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
+from nofuss.model.features import accelerate_for
 from nofuss.run.directory import Run, open_run
 from nofuss.search.gallery import (
     Changes,
@@ -35,6 +36,8 @@ from nofuss.search.stores.local import Local
 from nofuss.search.stores.store import About, Store, Target
 from nofuss.terminal import console
 
+MANY_FILES = 10_000
+"""Items from which on comparing them with the index takes long enough to be shown."""
 _NAMED = 20  # unreadable pictures that are listed in the terminal
 
 
@@ -178,9 +181,12 @@ def change(
     console.say(collection.describe())
     for note in collection.notes:
         console.warn(note)
-    todo = plan(target, collection, data)
+    count = len(collection)
+    with console.progress("reading files", count, quiet=count < MANY_FILES) as progress:
+        todo = plan(target, collection, data, progress=progress)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
+    accelerate_for(encoder.embedder.backbone, total)
     with console.progress("embedding", total, quiet=not total) as progress:
         changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)

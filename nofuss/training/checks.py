@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from nofuss.data.loader import Batch
@@ -22,13 +23,16 @@ def check_before_training(
     *,
     say: Callable[[str], None],
     repeats: int = 5,
+    scaler: GradScaler | None = None,
 ) -> None:
     """Raise on what can't work and `say` what looks wrong. Changes nothing."""
     check_optimizer(criterion, optimizer)
     if isinstance(criterion, ProxyLoss):
         check_labels_fit(criterion, batch)
         check_scale(criterion, say=say)
-    first, last = loss_on_one_batch(model, criterion, optimizer, batch, repeats=repeats)
+    first, last = loss_on_one_batch(
+        model, criterion, optimizer, batch, repeats=repeats, scaler=scaler
+    )
     if not last < first:
         say(
             f"the loss does not fall on one batch seen {repeats} times ({first:.4g} → {last:.4g}); "
@@ -64,7 +68,13 @@ def check_scale(criterion: ProxyLoss, *, say: Callable[[str], None]) -> None:
 
 
 def loss_on_one_batch(
-    model: nn.Module, criterion: nn.Module, optimizer: Optimizer, batch: Batch, *, repeats: int
+    model: nn.Module,
+    criterion: nn.Module,
+    optimizer: Optimizer,
+    batch: Batch,
+    *,
+    repeats: int,
+    scaler: GradScaler | None = None,
 ) -> tuple[float, float]:
     """Return the loss on one batch before and after `repeats` steps on it, made on copies."""
     copies: tuple[nn.Module, nn.Module] = copy.deepcopy((model, criterion))
@@ -82,5 +92,6 @@ def loss_on_one_batch(
     with own_random_numbers(device_of(model)) as seed:
         seed(0)
         model = parallel(copies[0])
-        losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]
+        scaler = copy.deepcopy(scaler)
+        losses = [train_step(model, copies[1], rehearsal, batch, scaler)[0] for _ in range(repeats)]
     return losses[0], losses[-1]

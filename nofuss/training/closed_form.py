@@ -98,6 +98,10 @@ class ClosedForm:
             self._roots = signed_root(self.features)
         return self._roots
 
+    def held_out_features(self) -> list[Tensor]:
+        """Return the features of each fold's own items."""
+        return [self.features[fold.held_out] for fold in self.folds]
+
     def fit(self, recipe: Recipe, *, without: int | None = None, dim: int | None = None) -> Affine:
         """The head of a recipe, of all items or without those of a fold.
 

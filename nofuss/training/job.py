@@ -24,6 +24,7 @@ from nofuss.files.atomic import write_file
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
+from nofuss.model.precision import check_precision
 from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
@@ -118,7 +119,9 @@ def build_model(
         size=config.size,
         seed=config.seed,
     )
-    embedder.to(choose_device(config.device))
+    device = choose_device(config.device)
+    check_precision(config.precision, device)
+    embedder.to(device).backbone.precision = config.precision
     preprocessing = embedder.backbone.preprocessing
     embedder.backbone.mirror = bool(config.mirror and preprocessing and preprocessing.flip)
     if config.freeze_batch_norm:

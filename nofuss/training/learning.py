@@ -17,7 +17,7 @@ from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.side_by_side import scorable, score_folds
+from nofuss.evaluate.side_by_side import scorable
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
@@ -43,6 +43,7 @@ from nofuss.training.job import Job
 from nofuss.training.listeners import Heard
 from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
+from nofuss.training.scoring import score_held_out
 from nofuss.training.search_rules import decide_search, read_search
 
 CHOICE = "choice.json"
@@ -121,14 +122,12 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
     strangers, rerank = decide_search(found, own, config)
     scores, by_class = None, None
     if found and by_folds(config, job.collection):
-        with console.busy("scoring each class by a model that has not seen it"):
-            raw = [form.features[fold.held_out] for fold in form.folds]
-            columns = {f"untrained features, {form.features.shape[1]}-d": raw}
-            if results and choice.kept == TRAINED:
-                columns["closed form"] = [result.embeddings[CLOSED] for result in results]
-            weighting = rerank.weighting if rerank else None
-            scores = score_folds(found, columns, own, seed=config.seed, weighting=weighting)
-            by_class = scores.pop("by_class")
+        columns = {f"untrained features, {form.features.shape[1]}-d": form.held_out_features()}
+        if results and choice.kept == TRAINED:
+            columns["closed form"] = [result.embeddings[CLOSED] for result in results]
+        weighting = rerank.weighting if rerank else None
+        scores = score_held_out(found, columns, own, seed=config.seed, weighting=weighting)
+        by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
         "strangers": strangers and strangers.as_dict(),
@@ -248,21 +247,21 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
         )
 
 
-def _begin(job: Job, training: Training, feed: Feed) -> None:
+def _begin(job: Job, t: Training, feed: Feed) -> None:
     """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
-        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
+        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=t.cut)
         if checkpoint is None:
             console.warn("no intact checkpoint to resume from; training starts from the beginning")
             return
-        training.restore(checkpoint)
-        job.run.write_metrics(training.history)
-        console.say(f"resuming at epoch {training.epoch + 1}, step {training.step + 1}")
-    elif training.epochs:
+        t.restore(checkpoint)
+        job.run.write_metrics(t.history)
+        console.say(f"resuming at epoch {t.epoch + 1}, step {t.step + 1}")
+    elif t.epochs:
         first = next(iter(feed(0, 0)))
         job.embedder.freeze_backbone(bool(job.config.warmup))
         check_before_training(
-            training.model, training.criterion, training.optimizer, first, say=console.warn
+            t.model, t.criterion, t.optimizer, first, say=console.warn, scaler=t.scaler
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
+from nofuss.distributed.device import can_pin, device_of
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import through_head
@@ -93,5 +94,6 @@ def wire(
         per_class=int(config.per_class or 0),
         seed=config.seed,
         workers=config.workers,
+        pin=can_pin(device_of(model)),
     )
     return build_training(config, model, criterion), feed

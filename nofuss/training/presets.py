@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from nofuss.config import TrainConfig, check_limits
+from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
 
 DIM = 512
@@ -170,5 +171,11 @@ def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
         raise UsageError("--folds is 1; expected 0 (no folds) or 2 and more")
     if config.shrinkage is not None and config.start not in (None, "whitened"):
         raise UsageError("--shrinkage is for --start whitened; drop one of the two")
+    if kind == "vectors" and config.precision != "fp32":
+        raise UsageError("--precision is for networks, and the data are vectors; drop it")
+    if fixed and config.compile:
+        raise UsageError("--compile needs a network that is trained; add --preset finetune")
+    if config.compile and world() > 1:
+        raise UsageError("--compile is for one process; drop it, or leave torchrun out")
     if kind == "vectors" and config.mirror:
         raise UsageError("--mirror is for pictures, and the data are vectors; drop it")

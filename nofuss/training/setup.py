@@ -17,6 +17,7 @@ from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
+from nofuss.model.precision import scaler_of
 from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
 from nofuss.proxies.balanced import Balanced
@@ -127,6 +128,8 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
             backbone = embedder.backbone_parameters()
     assert config.epochs is not None
     assert config.schedule is not None
+    if config.compile:
+        model.compile()
     return Training(
         model=model,
         criterion=criterion,
@@ -143,6 +146,7 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
         schedule=config.schedule,
         epochs=config.epochs,
         seed=config.seed,
+        scaler=None if model is head else scaler_of(config.precision, device_of(model)),
     )
 
 
