@@ -148,7 +148,7 @@ def test_features_of_different_precision_are_kept_apart() -> None:
     files = []
     for precision in ("fp32", "bf16", "fp16"):
         embedder.backbone.precision = precision
-        store = feature_store(embedder.backbone, embedder.backbone.preprocessing)
+        store = feature_store(embedder.backbone)
         assert store is not None
         files.append(store.file)
     assert len(set(files)) == 3
