@@ -135,7 +135,7 @@ def _train(folder: Path) -> None:
 
 
 def _evaluate(folder: Path) -> None:
-    from nofuss.report.scoring import score_run
+    from nofuss.report.evaluation import score_run
 
     score_run(
         folder / "run",

@@ -4,6 +4,7 @@ Exits with 1 if anything was lost, unclear or late.
 """
 
 import argparse
+import secrets
 import sys
 import tempfile
 from collections import defaultdict
@@ -16,8 +17,11 @@ from rich.table import Table
 from torture import damage, databases, disk, kill, kill_index, memory
 from torture.attack import attack
 from torture.faults import faulty_commands
+from torture.fuzz import fuzz
 from torture.training import LAST_STAGES, prepare
 
+FINDINGS = Path("torture-findings")
+"""Where the inputs are kept that fuzzing found something with."""
 console = Console(soft_wrap=True, highlight=False)
 
 
@@ -164,6 +168,23 @@ def attacks(home: Path, options: argparse.Namespace) -> list[str]:
     return attack(home, options.seed, say=console.print)
 
 
+def fuzzing(home: Path, options: argparse.Namespace) -> list[str]:
+    """Send changed bytes to every parser, for some minutes in all."""
+    from torture.fuzz_targets import TARGETS
+
+    table = Table("parser", "cases", "refused", "read", "peak MB", "longest, s", "findings")
+    complaints: list[str] = []
+    keep, seconds = FINDINGS.absolute(), 60 * options.minutes
+    for tally in fuzz(TARGETS, home, seconds=seconds, seed=options.fuzz_seed, keep=keep):
+        console.print(f"[dim]{tally.name}: {tally.cases:,} cases[/dim]")
+        counts = (tally.cases, tally.refused, tally.cases - tally.refused)
+        costs = (f"{tally.megabytes:.0f}", f"{tally.seconds:.2f}", str(len(tally.findings)))
+        table.add_row(tally.name, *(f"{count:,}" for count in counts), *costs)
+        complaints += [f"{tally.name}: {finding}" for finding in tally.findings]
+    console.print(table)
+    return complaints
+
+
 CAMPAIGNS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {
     "kill": kills,
     "index": indexes,
@@ -172,6 +193,7 @@ CAMPAIGNS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {
     "damage": damages,
     "memory": memories,
     "attack": attacks,
+    "fuzz": fuzzing,
 }
 
 
@@ -186,8 +208,14 @@ def main() -> int:
     parser.add_argument(
         "--flips", type=int, default=4, help="bits to flip in each file, one at a time"
     )
+    parser.add_argument("--minutes", type=float, default=60, help="of fuzzing, in all")
+    parser.add_argument(
+        "--fuzz-seed", type=int, default=None, help="seed of the fuzzing; a fresh one if left out"
+    )
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS))
     options = parser.parse_args()
+    if options.fuzz_seed is None:
+        options.fuzz_seed = secrets.randbits(32)
     complaints: list[str] = []
     for name in options.only:
         with tempfile.TemporaryDirectory(prefix=f"torture-{name}-") as home:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from torture import attack_pictures, attack_runs, attack_server, attack_together
+from torture import attack_data, attack_pictures, attack_runs, attack_server, attack_together
 from torture.measured import Case
 
 Campaign = Callable[[Path, int], Iterator[Case]]
@@ -17,6 +17,7 @@ Campaign = Callable[[Path, int], Iterator[Case]]
 
 ATTACKS: dict[str, Campaign] = {
     "runs of strangers": attack_runs.campaign,
+    "data of strangers": attack_data.campaign,
     "pictures": attack_pictures.campaign,
     "servers": attack_server.campaign,
     "commands at once": attack_together.campaign,

@@ -82,6 +82,24 @@ def _seal_index(file: Path) -> None:
     file.rename(file.with_name(f"{part}-{sha256(file)[:16]}{file.suffix}"))
 
 
+def reseal(file: Path) -> None:
+    """Make the checksums of a run match a file of it that was changed."""
+    folder = file.parent
+    if file.name == "manifest.json":
+        return
+    if folder.parent.name == "checkpoints":
+        names = ("tensors.safetensors", "state.json")
+        (folder / "manifest.json").write_text(json.dumps({n: sha256(folder / n) for n in names}))
+    elif folder.name == "model":
+        _seal_model(folder.parent)
+    elif folder.name == "index":
+        _seal_index(file)
+    elif file.name in ("config.json", "data.json", "environment.json", "scores.json"):
+        content = json.loads(file.read_bytes())
+        content.pop("checksum", None)
+        write_json(file, content)
+
+
 def checkpoint(change: Callable[[torch.Tensor], torch.Tensor] | None = None, **state: Any) -> Forge:
     """Change the state, or the moments of the optimizer, in every checkpoint."""
 
@@ -95,8 +113,7 @@ def checkpoint(change: Callable[[torch.Tensor], torch.Tensor] | None = None, **s
                 if "exp_avg" in name:
                     tensors[name] = change(tensors[name]).contiguous()  # type: ignore[misc]
             save_file(tensors, step / "tensors.safetensors")
-            names = ("tensors.safetensors", "state.json")
-            (step / "manifest.json").write_text(json.dumps({n: sha256(step / n) for n in names}))
+            reseal(step / "state.json")
 
     return forge
 

@@ -8,7 +8,7 @@ decoders release Python's lock). Arrays are transformed a batch at a time; vecto
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ def batches(
     workers: int = 0,
     pin: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the batches that a sampler chose; `train` takes random views, else centre crops.
+    """Return the batches that a sampler chose; `train` takes random views, else centre crops.
 
     `preprocessing` is None for vectors. Without labels, every label is −1. pin: put the inputs into
     pinned memory, from which a GPU copies asynchronously.
@@ -69,18 +69,29 @@ def batches(
         inputs = inputs.pin_memory() if pin else inputs
         return Batch(inputs, torch.from_numpy(labels[chosen]), torch.from_numpy(chosen))
 
+    return ahead(load, index_batches, workers, waiting=max(AHEAD, workers))
+
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+def ahead(
+    make: Callable[[Item], Made], items: Iterable[Item], workers: int, *, waiting: int
+) -> Iterator[Made]:
+    """Yield what `make` gives for each item, in order; threads have made up to `waiting` before."""
     if not workers:
-        yield from map(load, index_batches)
+        yield from map(make, items)
         return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="nofuss-loader")
-    waiting: deque[Future[Batch]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="nofuss-ahead")
+    begun: deque[Future[Made]] = deque()
     try:
-        for chosen in index_batches:
-            waiting.append(pool.submit(load, chosen))
-            if len(waiting) > max(AHEAD, workers):
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        for item in items:
+            begun.append(pool.submit(make, item))
+            if len(begun) > waiting:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 

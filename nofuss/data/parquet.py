@@ -10,10 +10,18 @@ from typing import Any
 
 from nofuss.data.collection import Collection, first_five, printable
 from nofuss.data.labelling import SPLIT_WORDS
-from nofuss.data.rows import Rows, collection_of, label_column, labels_in, need_pyarrow
+from nofuss.data.rows import (
+    FileRows,
+    check_count,
+    collection_of,
+    label_column,
+    labels_in,
+    need_pyarrow,
+    values_of,
+)
 from nofuss.data.table import SPLITS, existing
 from nofuss.errors import DataError
-from nofuss.files.atomic import check_regular, parse_json
+from nofuss.files.atomic import READ_LIMIT, check_regular, parse_json
 from nofuss.files.parts import Part, part_path, picture_column
 
 PATH_COLUMNS = (
@@ -30,44 +38,46 @@ def open_parquet(files: Sequence[Path], root: Path) -> Collection:
     return collection_of([_parquet_rows(f) for f in files], files, root, name, f"Parquet{count}")
 
 
-def _parquet_rows(file: Path) -> Rows:
+def _parquet_rows(file: Path) -> FileRows:
     """Read all columns but the pictures, which are read when they are needed."""
     from pyarrow import parquet
 
     try:
-        check_regular(file, limit=2**62)
+        size = check_regular(file, limit=2**62)
         with parquet.ParquetFile(file) as opened:
             schema = opened.schema_arrow
             features = _features(schema.metadata)
             picture, place = picture_column(schema), _path_column(schema)
             label = label_column(schema, features)
             without_bytes = picture is not None and _without_bytes(opened.metadata, picture)
-            wanted = [c for c in (label, "split" if "split" in schema.names else None) if c]
-            if picture is not None and place is None and _has_path(schema, picture):
-                wanted.append(f"{picture}.path")
-            table = opened.read(columns=[*wanted, *([place] if place and not picture else [])])
+            count = opened.metadata.num_rows
+            check_count(count, size)
+            side = "split" if "split" in schema.names else None
+            named = picture is not None and place is None and _has_path(schema, picture)
+            labels = labels_in(_values(opened, label, count), label, features)
+            sides = _sides(_values(opened, side, count), file) if side else [""] * count
+            names = _values(opened, f"{picture}.path" if named else None, count)
+            places = _values(opened, None if picture else place, count)
+    except DataError:
+        raise
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise DataError(f"can't read {printable(file)}: {reason}") from error
     except Exception as error:  # pyarrow has many, and a file from outside may raise any
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{printable(file)} is not a readable Parquet file: {reason}") from error
-    count = opened.metadata.num_rows
-    labels = labels_in(table, label, features, count)
-    sides = _sides(table, file, count)
     if picture is not None and not without_bytes:
-        names = _names(table, picture, count)
-        paths = [part_path(Part(file, row), name) for row, name in enumerate(names)]
-        return Rows(paths, labels, sides)
+        paths = [part_path(Part(file, row), str(name or "")) for row, name in enumerate(names)]
+        return FileRows(paths, labels, sides)
     if without_bytes:
-        return Rows(_existing(file, _names(table, str(picture), count)), labels, sides)
+        return FileRows(_existing(file, names), labels, sides)
     if place is None:
         shown = printable(", ".join(schema.names))
         raise DataError(
             f"{printable(file)} has the columns {shown}; expected pictures as bytes in a column "
             "like image, or their paths in a column like path"
         )
-    return Rows(_existing(file, table.column(place).to_pylist()), labels, sides)
+    return FileRows(_existing(file, places), labels, sides)
 
 
 def _existing(file: Path, values: Sequence[Any]) -> list[Path]:
@@ -86,10 +96,8 @@ def _existing(file: Path, values: Sequence[Any]) -> list[Path]:
     return paths
 
 
-def _sides(table: Any, file: Path, count: int) -> list[str]:
-    if "split" not in table.column_names:
-        return [""] * count
-    words = [str(value).strip().lower() for value in table.column("split").to_pylist()]
+def _sides(values: Sequence[Any], file: Path) -> list[str]:
+    words = [str(value).strip().lower() for value in values]
     sides = SPLITS | SPLIT_WORDS
     if unknown := sorted({word for word in words if word not in sides}):
         shown = printable(", ".join(unknown[:5]))
@@ -97,11 +105,25 @@ def _sides(table: Any, file: Path, count: int) -> list[str]:
     return [sides[word] for word in words]
 
 
-def _names(table: Any, picture: str, count: int) -> list[str]:
-    """Return the file names that are stored beside the bytes."""
-    if picture not in table.column_names:
-        return [""] * count
-    return [str((cell or {}).get("path") or "") for cell in table.column(picture).to_pylist()]
+def _values(opened: Any, column: str | None, count: int) -> list[Any]:
+    """Return the values of a column, a row at a time; None for each row without one.
+
+    A text that is stored once can stand for a million rows, and pyarrow would copy it for each. A
+    column of Arrow's type dictionary is read as one, without copies.
+    """
+    import pyarrow.types as types
+
+    if column is None:
+        return [None] * count
+    is_coded = types.is_dictionary(opened.schema_arrow.field(column.partition(".")[0]).type)
+    known, values = dict[str, str](), list[Any]()
+    at_once = 2**16 if is_coded else 1
+    for batch in opened.iter_batches(at_once, columns=[column], use_threads=False):
+        array = batch.column(0)
+        values += values_of(array.field("path") if types.is_struct(array.type) else array, known)
+    if len(values) != count or sum(map(len, known)) > READ_LIMIT:
+        raise ValueError(f"{len(values):,} rows of {column}, where {count:,} are stated")
+    return values
 
 
 def _without_bytes(metadata: Any, picture: str) -> bool:

@@ -15,6 +15,7 @@ from nofuss.data.collection import TEST, TRAIN, Collection, first_five, printabl
 from nofuss.data.labelling import sides_by_name
 from nofuss.data.table import by_number_or_name
 from nofuss.errors import DataError
+from nofuss.files.atomic import memory
 
 LABEL_COLUMNS = (
     "label",
@@ -26,9 +27,13 @@ LABEL_COLUMNS = (
     "fine_label",
     "cls",
 )
+LARGEST_TEXT = 2**16
+"""Characters of a label or a name."""
+BYTES_PER_ROW = 512
+"""What a row takes here: its path, label and side."""
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """What a file holds: paths of pictures, their labels and sides ("" where there are none)."""
 
     paths: list[Path]
@@ -37,7 +42,7 @@ class Rows(NamedTuple):
 
 
 def collection_of(
-    rows: Sequence[Rows], files: Sequence[Path], root: Path, name: str, layout: str
+    rows: Sequence[FileRows], files: Sequence[Path], root: Path, name: str, layout: str
 ) -> Collection:
     """Join the rows of all files; a split is a column, or in the names of the files."""
     paths = [path for each in rows for path in each.paths]
@@ -66,13 +71,43 @@ def collection_of(
     )
 
 
-def labels_in(table: Any, column: str | None, features: dict[str, Any], count: int) -> list[str]:
-    """Return the label of each row as text; class names in place of numbers where there are."""
-    if column is None:
-        return [""] * count
-    feature = features.get(column)
+def check_count(count: int, size: int) -> None:
+    """Refuse more rows than the bytes of their file could hold, or than fit into memory.
+
+    A few bytes of Parquet can stand for billions of equal rows.
+    """
+    if not 0 <= count <= min(size, memory() // BYTES_PER_ROW):
+        raise ValueError(f"{count:,} rows in {size:,} bytes")
+
+
+def values_of(array: Any, known: dict[str, str]) -> list[Any]:
+    """Return the values of an Arrow array of numbers or text; ValueError for other types.
+
+    Lists and views may use the same bytes for every row, so that a small file takes all memory.
+    known: texts of other arrays; equal ones are stored once.
+    """
+    import pyarrow.types as types
+
+    kind = array.type
+    if types.is_dictionary(kind):
+        words = values_of(array.dictionary, known)
+        return [None if code is None else words[code] for code in array.indices.to_pylist()]
+    plain = (types.is_primitive, types.is_decimal, types.is_string, types.is_large_string)
+    if not any(is_kind(kind) for is_kind in (*plain, types.is_null)):
+        raise ValueError(f"labels or names are of type {kind}; expected numbers or text")
+    values: list[Any] = array.to_pylist()
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            if len(value) > LARGEST_TEXT:
+                raise ValueError(f"a label or name of {len(value):,} characters")
+            values[row] = known.setdefault(value, value)
+    return values
+
+
+def labels_in(values: list[Any], column: str | None, features: dict[str, Any]) -> list[str]:
+    """Return labels as text; class names in place of numbers where there are."""
+    feature = features.get(column) if column else None
     names = feature.get("names") if isinstance(feature, dict) else None
-    values = table.column(column).to_pylist()
     if not isinstance(names, list):
         return ["" if value is None else str(value) for value in values]
     if any(not isinstance(v, int) or not 0 <= v < len(names) for v in values if v is not None):

@@ -10,12 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from nofuss.data.arrow_messages import is_compressed
 from nofuss.data.collection import Collection, printable
 from nofuss.data.labelling import SPLIT_WORDS
-from nofuss.data.rows import Rows, collection_of, label_column, labels_in, need_pyarrow
+from nofuss.data.rows import (
+    FileRows,
+    check_count,
+    collection_of,
+    label_column,
+    labels_in,
+    need_pyarrow,
+    values_of,
+)
 from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, parse_json, read_regular
 from nofuss.files.parts import Part, part_path, picture_column
+
+COMPRESSED = "it is compressed; save it with datasets' save_to_disk"
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -40,7 +51,7 @@ def open_saved_dataset(folder: Path) -> Collection:
             for name in names
             if name not in SPLIT_WORDS
         ]
-    rows, files = list[Rows](), list[Path]()
+    rows, files = list[FileRows](), list[Path]()
     for place, side in sides.items():
         features = _description(place / "dataset_info.json").get("features")
         for entry in _listed(place / "state.json", "_data_files", dict):
@@ -61,7 +72,7 @@ def _listed(file: Path, key: str, kind: type) -> list[Any]:
     return [entry for entry in entries if isinstance(entry, kind)]
 
 
-def _arrow_rows(file: Path, features: dict[str, Any]) -> Rows:
+def _arrow_rows(file: Path, features: dict[str, Any]) -> FileRows:
     """Find the place of each picture in an Arrow file, by the addresses in its memory map."""
     import pyarrow
 
@@ -69,6 +80,7 @@ def _arrow_rows(file: Path, features: dict[str, Any]) -> Rows:
         raise DataError(f"{printable(file)} does not end in .arrow; save the dataset again")
     try:
         check_regular(file, limit=2**62)
+        _check_uncompressed(file)
         with pyarrow.memory_map(str(file)) as source:
             base, size = source.read_buffer(1).address, source.size()
             source.seek(0)
@@ -76,8 +88,9 @@ def _arrow_rows(file: Path, features: dict[str, Any]) -> Rows:
             picture, label = picture_column(reader.schema), label_column(reader.schema, features)
             if picture is None:
                 raise ValueError(f"it has no column of pictures ({', '.join(reader.schema.names)})")
-            rows = Rows([], [], [])
+            rows = FileRows([], [], [])
             for batch in reader:
+                check_count(len(rows.paths) + len(batch), size)
                 batch.validate(full=True)  # or its offsets may point anywhere
                 _add_batch(rows, file, batch, (picture, label), features, (base, size))
             return rows
@@ -89,8 +102,18 @@ def _arrow_rows(file: Path, features: dict[str, Any]) -> Rows:
         raise DataError(f"{printable(file)} is not a readable dataset: {reason}") from error
 
 
+def _check_uncompressed(file: Path) -> None:
+    """Refuse compressed batches before a byte is decompressed: a few can become any number."""
+    import pyarrow
+
+    with pyarrow.memory_map(str(file)) as source:
+        for message in pyarrow.ipc.MessageReader.open_stream(source):
+            if is_compressed(message.metadata.to_pybytes()):
+                raise ValueError(COMPRESSED)
+
+
 def _add_batch(
-    rows: Rows,
+    rows: FileRows,
     file: Path,
     batch: Any,
     columns: tuple[str, str | None],
@@ -103,20 +126,21 @@ def _add_batch(
     names, kind = [""] * len(column), column.type
     if hasattr(kind, "get_field_index"):
         if kind.get_field_index("path") >= 0:
-            names = [str(name or "") for name in column.field("path").to_pylist()]
+            names = [str(name or "") for name in values_of(column.field("path"), {})]
         column = column.field("bytes")
     _, offsets, content = column.buffers()
     wide = str(column.type).startswith("large")
     ends = np.frombuffer(offsets, dtype=np.int64 if wide else np.int32)
     ends = ends[column.offset : column.offset + len(column) + 1].astype(np.int64)
     start = (content.address if content is not None else base) - base
-    labels = labels_in(batch, label, features, len(column))
+    values = values_of(batch.column(label), {}) if label else [None] * len(column)
+    labels = labels_in(values, label, features)
     for row, valid in enumerate(column.is_valid().to_pylist()):
         first, last = start + int(ends[row]), start + int(ends[row + 1])
         if not valid:
             raise ValueError(f"row {len(rows.paths)} has no bytes: embed the files, then save")
         if not 0 <= first <= last <= size:
-            raise ValueError("it is compressed; save it with datasets' save_to_disk")
+            raise ValueError(COMPRESSED)
         rows.paths.append(part_path(Part(file, first, last - first), names[row]))
         rows.labels.append(labels[row])
 

@@ -31,6 +31,10 @@ DENIED = 0.05
 """Share of the items whose class is there that may be called strangers."""
 ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
 """Fewer items or classes say nothing about others."""
+FIRM_CLASSES = 20
+"""With fewer classes shares are called rough."""
+ENOUGH_IN_FOLD = 3
+"""Classes of a fold, so that two are left where one is left out; folds are pooled."""
 SAMPLE, SAMPLE_OF_FOLD = 500, 250
 """Items of an index that it is calibrated on, and of a fold that rules are compared on."""
 CROWD = 10, 50
@@ -112,14 +116,16 @@ class Strangers:
         """Return one line for the user."""
         if not self.useful:
             return (
-                'search can\'t tell strangers here, so it does not say "nothing like this": among '
+                'search can\'t recognise strangers here, so it never says "nothing like this": of '
                 f"{self.classes:,} classes, each left out in turn, they look like the others "
                 f"(AUROC {self.auroc:.2f})"
             )
+        rough = "roughly " if self.classes < FIRM_CLASSES else ""
         return (
-            f'search says "nothing like this" by the {self.rule}: right for {self.rejected:.0%} of '
-            f"the items whose class is not there, wrong for {self.denied:.0%} of the others "
-            f"(AUROC {self.auroc:.2f}; {self.classes:,} classes, each left out in turn)"
+            f'search says "nothing like this" by the {self.rule}: right for {rough}'
+            f"{self.rejected:.0%} of the items whose class is not there, wrong for "
+            f"{self.denied:.0%} of the others (AUROC {self.auroc:.2f}; {self.classes:,} "
+            "classes, each left out in turn)"
         )
 
     def judge(self, strangeness: float) -> tuple[Confidence, str]:
@@ -127,8 +133,8 @@ class Strangers:
         nearer = float(np.interp(strangeness, self.strangers, _LEVELS))
         if not self.useful:
             return "unknown", (
-                "Can't tell whether its class is here: among these classes, pictures of others "
-                "look just as near."
+                "It is unknown whether its class is here: pictures of other classes look just as "
+                "near."
             )
         if strangeness > self.threshold:
             return "nothing", (
@@ -189,8 +195,9 @@ def choose_rule(embeddings: Sequence[Array], labels: Sequence[Array]) -> Strange
         made
         for x, y in zip(embeddings, labels, strict=True)
         if (made := _measure(x, torch.as_tensor(y), tuple(RULES), most=SAMPLE_OF_FOLD)) is not None
+        and len(torch.unique(made.labels)) >= ENOUGH_IN_FOLD
     ]
-    if not samples:
+    if not _suffice(samples):
         return None
 
     def rejected(rule: str) -> float:
@@ -210,13 +217,16 @@ def calibrate(
     they are left out where others suffice; else the threshold is at least that of held-out classes.
     """
     y = torch.as_tensor(labels)
+
+    def among(some: Tensor | None) -> Strangers | None:
+        sample = _measure(vectors, y, (chosen.rule,), among=some)
+        return _pooled([sample], chosen.rule) if sample and _suffice([sample]) else None
+
     learned = torch.zeros(len(y), dtype=torch.bool) if seen is None else torch.as_tensor(seen)
-    sample = _measure(vectors, y, (chosen.rule,), among=~learned)
-    found = None if sample is None else _pooled([sample], chosen.rule)
+    found = among(~learned)
     if found is not None or not learned.any():
         return found
-    sample = _measure(vectors, y, (chosen.rule,))
-    found = None if sample is None else _pooled([sample], chosen.rule)
+    found = among(None)
     if found is None:
         return None
     known = [max(a, b) for a, b in zip(found.known, chosen.known, strict=True)]
@@ -243,7 +253,7 @@ def _measure(
     suits = has_class.clone()
     suits[has_class] = sizes[codes[has_class]] > 1
     rows = (suits if among is None else suits & among).nonzero()[:, 0]
-    if len(rows) < ENOUGH_ITEMS or len(torch.unique(codes[rows])) < ENOUGH_CLASSES:
+    if not len(rows):
         return None
     if len(rows) > most:
         rows = rows[torch.linspace(0, len(rows) - 1, most).round().long()]
@@ -259,6 +269,12 @@ def _measure(
 
     nearest = torch.cat([around.near[:, 0] for around in leave_one_out(x, rows, size=1)])
     return _Sample(strangeness(another), strangeness(own), nearest, own)
+
+
+def _suffice(samples: Sequence[_Sample]) -> bool:
+    classes = sum(len(torch.unique(sample.labels)) for sample in samples)
+    items = sum(len(sample.labels) for sample in samples)
+    return items >= ENOUGH_ITEMS and classes >= ENOUGH_CLASSES
 
 
 def _pooled(samples: Sequence[_Sample], rule: str) -> Strangers:

@@ -100,14 +100,14 @@ def _check_size(part: Part, size: int, limit: int) -> None:
 def _read_cell(file: Path, row: int) -> bytes:
     """Return the picture in a row of a Parquet file."""
     try:
-        group, first = _groups.holding(file, row)
-    except OSError:
-        raise
+        content = _groups.holding(file, row)
     except Exception as error:  # pyarrow has many, and a file from outside may raise any
+        if isinstance(error, OSError) and error.errno:
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise OSError(errno.EIO, reason, str(file)) from error
-    cell = group[row - first].as_py()
-    content = cell.get("bytes") if isinstance(cell, dict) else cell
+    if isinstance(content, OSError):
+        raise content
     if not isinstance(content, bytes):
         raise OSError(errno.ENODATA, "no picture in this row", str(file))
     return content
@@ -131,33 +131,47 @@ def holds_bytes(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
+class _Group(NamedTuple):
+    """The pictures of a group of rows."""
+
+    first: int
+    """The number of its first row."""
+    cells: list[object]
+    size: int
+    """Bytes of all pictures."""
+
+
 class _Groups:
     """The groups of rows of Parquet files that were read last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[Path, int, int], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[Path, int, int], _Group] = OrderedDict()
         self._lock = Lock()
 
-    def holding(self, file: Path, row: int) -> tuple[Any, int]:
-        """Return the pictures of the group that holds a row, and the number of its first row."""
+    def holding(self, file: Path, row: int) -> object:
+        """Return the picture in a row; the group that holds it is read and kept."""
         version = file.stat().st_mtime_ns
         with self._lock:
             for (path, first, when), group in self._kept.items():
-                if (path, when) == (file, version) and first <= row < first + len(group):
+                if (path, when) == (file, version) and first <= row < first + len(group.cells):
                     self._kept.move_to_end((path, first, when))
-                    return group, first
-            group, first = _read_group(file, row)
-            self._kept[file, first, version] = group
+                    return group.cells[row - first]
+            group = _read_group(file, row)
+            self._kept[file, group.first, version] = group
             while len(self._kept) > 1 and self._bytes() > LARGEST_GROUP:
                 self._kept.popitem(last=False)
-            return group, first
+            return group.cells[row - group.first]
 
     def _bytes(self) -> int:
-        return sum(group.nbytes for group in self._kept.values())
+        return sum(group.size for group in self._kept.values())
 
 
-def _read_group(file: Path, row: int) -> tuple[Any, int]:
-    """Read the pictures of the group that holds a row; OSError if it is too large, or not there."""
+def _read_group(file: Path, row: int) -> _Group:
+    """Read the pictures of the group that holds a row; OSError if it is too large, or not there.
+
+    Row after row, for which pyarrow takes no longer: bytes that are stored once can stand for every
+    row of a group, so its size is known only as it is read.
+    """
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as opened:
@@ -167,13 +181,32 @@ def _read_group(file: Path, row: int) -> tuple[Any, int]:
             if row >= first + group.num_rows:
                 first += group.num_rows
                 continue
+            if not 0 < group.num_rows <= file.stat().st_size:
+                raise OSError(errno.EINVAL, f"a group of {group.num_rows:,} rows", str(file))
             if not 0 <= group.total_byte_size <= LARGEST_GROUP:
-                size = f"a group of rows of {group.total_byte_size:,} bytes"
-                text = f"{size}, more than the limit of {LARGEST_GROUP:,}"
-                raise OSError(errno.EFBIG, text, str(file))
+                raise _too_large(file, group.total_byte_size)
             column = picture_column(opened.schema_arrow)
-            return opened.read_row_group(number, columns=[column]).column(0), first
+            cells, known, size = list[object](), dict[object, object](), 0
+            reader = opened.iter_batches(
+                1, row_groups=[number], columns=[column], use_threads=False
+            )
+            for batch in reader:
+                [cell] = batch.column(0).to_pylist()
+                content = cell.get("bytes") if isinstance(cell, dict) else cell
+                if content not in known:
+                    size += len(content) if isinstance(content, bytes) else 0
+                cells.append(known.setdefault(content, content))  # equal pictures are kept once
+                if size > LARGEST_GROUP:  # for all its rows, so that it is not read for each
+                    return _Group(first, [_too_large(file, size)] * group.num_rows, 0)
+            if row < first + len(cells):
+                return _Group(first, cells, size)
+            break
     raise OSError(errno.EINVAL, f"has no row {row}", str(file))
+
+
+def _too_large(file: Path, size: int) -> OSError:
+    text = f"a group of rows of {size:,} bytes, more than the limit of {LARGEST_GROUP:,}"
+    return OSError(errno.EFBIG, text, str(file))
 
 
 _groups = _Groups()

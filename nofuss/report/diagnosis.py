@@ -82,7 +82,7 @@ def diagnose_data(data: Path, *, labelling: Labelling, run: Path | None, as_json
         console.say(collection.describe())
     diagnosis = diagnose(collection, data=data, run=run, quiet=as_json)
     if as_json:
-        console.answer(asdict(diagnosis))
+        console.print_json(asdict(diagnosis))
     else:
         _print(diagnosis)
 
@@ -135,7 +135,7 @@ def diagnose(
             vectors = encoder.embed_collection(subset, progress=progress)
         of_pair = NEIGHBOUR_PRODUCTS * seconds_of_pair(encoder.dim)
         _announce("finding the neighbours of all items", of_pair, subset.names, quiet)
-        diagnosis.doubtful_labels = doubtful_labels(vectors, subset)
+        diagnosis.doubtful_labels = doubts_of(vectors, subset)
     diagnosis.suggestion += suggest(collection, data)
     return diagnosis
 
@@ -167,7 +167,7 @@ def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
     ]
 
 
-def doubtful_labels(vectors: Tensor, collection: Collection) -> list[Doubt]:
+def doubts_of(vectors: Tensor, collection: Collection) -> list[Doubt]:
     """Return the labels that a run's report would doubt, over all items; the clearest first."""
     assert collection.labels is not None
     neighbours = findings.neighbours(vectors.numpy(), queries=len(vectors))

@@ -23,7 +23,7 @@ OPERATORS: dict[Operator, Callable[[Any, Any], Any]] = {
 }
 
 
-class Table:
+class ColumnTable:
     """Columns of equal length; items that lack one have None there."""
 
     def __init__(self, length: int = 0, columns: Mapping[str, Column] | None = None) -> None:
@@ -75,11 +75,11 @@ class Table:
         del self.columns[name]
         self._coded_columns.clear()
 
-    def kept(self, rows: Sequence[int]) -> "Table":
+    def kept(self, rows: Sequence[int]) -> "ColumnTable":
         """Return the table of these rows; a column without any value is dropped."""
         columns = {name: column.subset(rows) for name, column in self.columns.items()}
         used = {name: c for name, c in columns.items() if any(v is not None for v in c.values)}
-        return Table(len(rows), used)
+        return ColumnTable(len(rows), used)
 
     def matching(self, condition: Condition, labels: Sequence[str | None]) -> Mask:
         """Return which rows pass a filter."""

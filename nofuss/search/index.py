@@ -17,7 +17,7 @@ from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.model.taught import mapped
 from nofuss.search.approximate import Approximate
-from nofuss.search.columns import LABEL, Table
+from nofuss.search.columns import LABEL, ColumnTable
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
 from nofuss.search.stores.store import Item
 from nofuss.search.where import Condition, parse_filter
@@ -44,11 +44,11 @@ class Index:
         kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
         filed: Approximate | None = None,
-        table: Table | None = None,
+        table: ColumnTable | None = None,
     ) -> None:
         self.vectors = vectors
         self.names, self.labels = list(names), list(labels)
-        self.table = Table(len(self.names)) if table is None else table
+        self.table = ColumnTable(len(self.names)) if table is None else table
         self.kind, self.extra = kind, dict(extra or {})
         self._filed = filed
         self._rows = {name: row for row, name in enumerate(self.names)}

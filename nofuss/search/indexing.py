@@ -29,10 +29,10 @@ from nofuss.search.gallery import (
 )
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.search.items import open_items, source_of
-from nofuss.search.ranking import STRANGERS, calibrated
+from nofuss.search.searcher import STRANGERS, calibrated
 from nofuss.search.stores import open_store
+from nofuss.search.stores.exactness import describe_recall
 from nofuss.search.stores.local import Local
-from nofuss.search.stores.recall import describe_recall
 from nofuss.search.stores.store import About, Store, Target
 from nofuss.terminal import console
 
@@ -107,7 +107,7 @@ def check_store(store: Store, run: Run, encoder: Encoder, *, create: bool = Fals
         reason = f"was made by another model than {run.model}"
     else:
         return
-    raise RunError(f"the index in {store.shown} {reason}; choose another name for this model's")
+    raise RunError(f"the index in {store.shown} {reason}; choose another name for the index")
 
 
 def open_index(run: Run, encoder: Encoder) -> Index:
@@ -177,7 +177,7 @@ def change(
     collection = open_items(data, labelling_of(run.config))
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
         collection = corrected(collection, run.corrections, say=console.say)
-    check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
+    check_fits(collection, encoder.embedder.backbone)
     console.say(collection.describe())
     for note in collection.notes:
         console.warn(note)

@@ -65,7 +65,7 @@ def aside(message: str) -> None:
         err.print(visible(message), markup=False)
 
 
-def answer(content: Any) -> None:
+def print_json(content: Any) -> None:
     """Print JSON for a program; safe to show in a terminal."""
     # DEL is the one control character that json does not escape.
     print(json.dumps(content, indent=2).replace("\x7f", "\\u007f"))

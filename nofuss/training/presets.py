@@ -9,6 +9,9 @@ from nofuss.config import TrainConfig, check_limits
 from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
 
+DIM = 512
+"""Default dimensions of a head on features (LOG.md): more gain nothing beyond noise, and an item of
+512 takes 2 KB in the index."""
 Preset = dict[str, Any]
 _COMMON: Preset = {
     "optimizer": "adam",
@@ -143,6 +146,16 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
     if (backbone == "identity") != (kind == "vectors"):
         raise UsageError(f"--backbone {backbone} does not fit {kind}; leave it out")
     return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
+
+
+def head_dim(config: TrainConfig, width: int) -> int:
+    """Return the dimension of a head on `width` features: as configured, by default DIM.
+
+    A head that starts from the features has no more than they have; untrained features keep theirs.
+    """
+    if config.dim is None:
+        return width if config.untrained else min(DIM, width)
+    return config.dim if config.start == "random" else min(config.dim, width)
 
 
 def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:

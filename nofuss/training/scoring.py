@@ -11,7 +11,7 @@ from nofuss.data.comparisons import Compared
 from nofuss.data.split import Rows
 from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
-from nofuss.evaluate.ranked import ranked_scores, summary
+from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.side_by_side import gain_over, scorable, score_all, score_folds
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder
@@ -28,7 +28,7 @@ def embed_rows(job: Job, rows: Rows) -> Tensor:
     """Return the trained embeddings of these rows of the collection, of any length."""
     if job.fixed:
         return through_head(job.embedder, job.for_head(rows))
-    encoder = Encoder(job.embedder, job.preprocessing)
+    encoder = Encoder(job.embedder)
     with console.progress("embedding", len(rows)) as progress:
         items = job.collection.subset(rows)
         return encoder.embed_collection(items, progress=progress, unit=False)
@@ -82,7 +82,7 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
     beside = {name: other.as_dict() for name, other in columns.items()}
     if weighting is not None:
         plain, after = ranked_scores(found, labels, (None, weighting))
-        scores["reranked"] = summary(after, plain, weighting, seed=config.seed)
+        scores["reranked"] = reranking_summary(after, plain, weighting, seed=config.seed)
     if job.compared is not None:  # the labels' scores come first, then that of the triplets
         order = _order(job, job.compared)
         scores |= extra_of(order)

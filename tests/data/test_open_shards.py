@@ -12,6 +12,7 @@ from PIL import Image
 from nofuss.data import open_data, scan_pictures
 from nofuss.data.decode import decode
 from nofuss.data.labelling import Labelling
+from nofuss.data.tar_headers import read_members
 from nofuss.distributed import processes
 from nofuss.errors import DataError
 from nofuss.files.atomic import read_regular
@@ -174,3 +175,34 @@ def test_a_picture_that_has_moved_is_refused(shards: Path) -> None:
     (shards / "photos-002.tar").unlink()
     with pytest.raises(FileNotFoundError):
         status_of(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_are_read_as_tarfile_reads_them(tmp_path: Path, kind: int) -> None:
+    """Beside Python's own reader: long names, folders, links, sizes of every length."""
+    file = tmp_path / "x.tar"
+    with tarfile.open(file, "w", format=kind) as shard:
+        for number, size in enumerate((0, 1, 511, 512, 513, 5000)):
+            long = "d/" + "long/" * 25 * (number % 2)
+            info = tarfile.TarInfo(f"{long}ü{number}.png")
+            info.size = size
+            shard.addfile(info, io.BytesIO(bytes([number]) * size))
+        for link in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"other {link.decode()}")
+            info.type, info.linkname = link, "d/0.png"
+            shard.addfile(info)
+    with tarfile.open(file) as shard:
+        expected = [(m.name, m.offset_data, m.size, m.isreg(), m.isdir()) for m in shard]
+    with file.open("rb") as opened:
+        assert [tuple(member) for member in read_members(opened)] == expected
+
+
+def test_a_shard_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    file = write_shard(tmp_path / "x.tar", {"a/1.png": bytes(5000)})
+    content = file.read_bytes()
+    file.write_bytes(content[:2000])
+    with pytest.raises(DataError, match=r"ends in the middle of a/1\.png"):
+        open_data(file)
+    file.write_bytes(bytes(100) + content)
+    with pytest.raises(DataError, match="no header of a member at byte 0"):
+        open_data(file)

@@ -21,7 +21,7 @@ from nofuss.losses import ProxyNCA
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import feature_store
 from nofuss.model.precision import casting, check_precision
-from nofuss.model.weights import load_model, save_model
+from nofuss.model.saved import load_model, save_model
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.loop import Interrupted, Training, run_loop
 from nofuss.training.presets import resolve
@@ -148,7 +148,7 @@ def test_features_of_different_precision_are_kept_apart() -> None:
     files = []
     for precision in ("fp32", "bf16", "fp16"):
         embedder.backbone.precision = precision
-        store = feature_store(embedder.backbone, embedder.backbone.preprocessing)
+        store = feature_store(embedder.backbone)
         assert store is not None
         files.append(store.file)
     assert len(set(files)) == 3
@@ -157,13 +157,13 @@ def test_features_of_different_precision_are_kept_apart() -> None:
 def test_a_model_without_a_precision_is_single(tmp_path: Path) -> None:
     """As models are that were saved before there was a choice; nonsense is refused."""
     embedder = backbone_of("bf16")
-    save_model(tmp_path / "model", embedder, embedder.backbone.preprocessing)
-    assert load_model(tmp_path / "model").embedder.backbone.precision == "bf16"
+    save_model(tmp_path / "model", embedder)
+    assert load_model(tmp_path / "model")[0].backbone.precision == "bf16"
     file = tmp_path / "model" / "model.json"
     description = json.loads(file.read_text())
     (tmp_path / "model" / "manifest.json").unlink()
     file.write_text(json.dumps({k: v for k, v in description.items() if k != "precision"}))
-    assert load_model(tmp_path / "model").embedder.backbone.precision == "fp32"
+    assert load_model(tmp_path / "model")[0].backbone.precision == "fp32"
     file.write_text(json.dumps(description | {"precision": "int4"}))
     with pytest.raises(RunError, match="precision is 'int4'"):
         load_model(tmp_path / "model")

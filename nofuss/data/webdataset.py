@@ -9,11 +9,10 @@ or a name. Only headers are read here, in order; a picture is read from its plac
 which take consecutive items, read different shards.
 """
 
-import tarfile
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -21,14 +20,13 @@ from nofuss.data.collection import Collection, first_five, printable
 from nofuss.data.formats import PICTURE_SUFFIXES
 from nofuss.data.labelling import BY_FOLDER, Labelling, PassedOver, sides_by_name
 from nofuss.data.table import by_number_or_name
+from nofuss.data.tar_headers import Member, read_members
 from nofuss.errors import DataError
 from nofuss.files.atomic import open_regular, parse_json
 from nofuss.files.parts import Part, part_path
 
 LARGEST_LABEL = 2**16
 """Bytes of a .cls or .json file."""
-LARGEST_HEADER = 2**20
-"""Bytes of a header, with the long names and attributes that tar allows."""
 LABEL_KEYS = ("label", "cls", "class", "class_name", "category", "target")
 
 
@@ -85,18 +83,15 @@ def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOL
 def _samples(file: Path, passed_over: PassedOver, complaints: list[str]) -> Iterator[Sample]:
     """Yield the pictures of a shard with their labels; note what is neither."""
     try:
-        with (
-            open_regular(file, limit=2**62) as opened,
-            tarfile.open(fileobj=cast(IO[bytes], _Headers(opened)), mode="r:") as shard,
-        ):
-            for _, members in groupby(shard, key=_key):
+        with open_regular(file, limit=2**62) as opened:
+            for _, members in groupby(read_members(opened), key=_key):
                 picture, label = None, ""
                 for member in members:
                     base = PurePosixPath(member.name).name
                     ending, suffix = base.partition(".")[2], PurePosixPath(base).suffix.lower()
-                    if member.isdir():
+                    if member.is_folder:
                         continue
-                    if not member.isreg() or member.issparse() or base.startswith("."):
+                    if not member.is_regular or base.startswith("."):
                         reason = "links, hidden and special files in shards"
                         passed_over.add(reason, file / member.name)
                     elif suffix in PICTURE_SUFFIXES and picture is None:
@@ -111,27 +106,25 @@ def _samples(file: Path, passed_over: PassedOver, complaints: list[str]) -> Iter
                         reason = "files in shards that are neither picture nor label"
                         passed_over.add(reason, file / member.name)
                 if picture is not None:
-                    part = Part(file, picture.offset_data, picture.size)
+                    part = Part(file, picture.start, picture.size)
                     yield Sample(part, picture.name, label)
-    except (OSError, tarfile.TarError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except (OSError, ValueError) as error:
+        reason = printable(getattr(error, "strerror", None) or str(error))
         raise DataError(f"{printable(file)} is not a readable tar file: {reason}") from error
 
 
-def _key(member: tarfile.TarInfo) -> tuple[str, str]:
+def _key(member: Member) -> tuple[str, str]:
     """Return what the files of a sample have in common: folder, and name up to the first dot."""
     folder, _, base = member.name.rpartition("/")
     return folder, base.partition(".")[0]
 
 
-def _label(opened: IO[bytes], member: tarfile.TarInfo) -> str:
+def _label(opened: IO[bytes], member: Member) -> str:
     """Return the label in a .cls or .json file, "" if a .json has none."""
     if member.size > LARGEST_LABEL:
         raise ValueError(f"a label of {member.size:,} bytes")
-    back = opened.tell()
-    opened.seek(member.offset_data)
+    opened.seek(member.start)  # `read_members` finds its place again
     content = opened.read(member.size)
-    opened.seek(back)
     if not member.name.endswith(".json"):
         return content.decode("utf-8", "backslashreplace").strip()
     fields = parse_json(content)
@@ -139,17 +132,3 @@ def _label(opened: IO[bytes], member: tarfile.TarInfo) -> str:
         return ""
     found = (fields[key] for key in LABEL_KEYS if isinstance(fields.get(key), int | str))
     return str(next(found, ""))
-
-
-class _Headers:
-    """A file of which only small pieces are read: headers, of which a hostile one may be long."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.seek, self.tell = file.seek, file.tell
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read the next bytes; ValueError if they are more than a header has."""
-        if not 0 <= size <= LARGEST_HEADER:
-            raise ValueError(f"a header of {size:,} bytes")
-        return self._file.read(size)

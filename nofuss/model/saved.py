@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +19,7 @@ from torch import nn
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files.atomic import MANIFEST, check_seal, parse_json, read_regular, seal
-from nofuss.files.folders import write_folder
+from nofuss.files.folders import read_folder, write_folder
 from nofuss.files.lock import check_in_place
 from nofuss.model.backbones import OWN, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
@@ -31,25 +30,15 @@ LARGEST_SIDE = 4096
 """Largest side of a model's input picture: 200 MB as a tensor."""
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """The content of a model folder."""
-
-    embedder: Embedder
-    preprocessing: Preprocessing | None
-    class_names: list[str]
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
 def save_model(
     folder: Path,
     embedder: Embedder,
-    preprocessing: Preprocessing | None,
     *,
     class_names: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the folder as a whole: an interrupted write leaves the previous one in place."""
+    preprocessing = embedder.backbone.preprocessing
     description = {
         "format": FORMAT,
         "backbone": embedder.backbone.name,
@@ -72,11 +61,19 @@ def save_model(
         seal(new)
 
 
-def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel:
-    """Open a folder that save_model wrote; the embedder comes in eval mode.
+def load_model(
+    folder: Path, *, backbone: nn.Module | None = None
+) -> tuple[Embedder, list[str], dict[str, Any]]:
+    """Open a folder that save_model wrote: the embedder in eval mode, class names, the extra.
 
     backbone: the module, where the model was trained on one from Python; its weights are replaced.
     """
+    return read_folder(folder, lambda: _load_model(folder, backbone))
+
+
+def _load_model(
+    folder: Path, backbone: nn.Module | None
+) -> tuple[Embedder, list[str], dict[str, Any]]:
     try:
         if (folder / MANIFEST).exists():  # a model made by other programs has none
             check_seal(folder)
@@ -121,12 +118,12 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
     fill(embedder, read_tensors(file), source=file)
     embedder.backbone.preprocessing = preprocessing
     embedder.backbone.precision = precision
-    return SavedModel(embedder.eval(), preprocessing, class_names, extra)
+    return embedder.eval(), class_names, extra
 
 
 def _with_module(
     folder: Path, description: dict[str, Any], settings: dict[str, Any], module: nn.Module
-) -> SavedModel:
+) -> tuple[Embedder, list[str], dict[str, Any]]:
     """Build the model around a module that the caller has built."""
     if settings["backbone"] != OWN:
         raise UsageError(f"{folder} was trained on {settings['backbone']}; leave backbone out")
@@ -134,12 +131,12 @@ def _with_module(
     lists = {name: tuple(stored[name]) for name in ("mean", "std")}
     network = own_backbone(copy.deepcopy(module), Preprocessing(**{**stored, **lists}))
     embedder = build_embedder(**settings | {"backbone": network})
-    preprocessing = _preprocessing(stored, embedder)
+    _preprocessing(stored, embedder)  # refuses what it can't be
     file = folder / "weights.safetensors"
     fill(embedder, read_tensors(file), source=file)
     network.precision = _precision(description.get("precision", "fp32"))
     names, extra = _words(description["class_names"]), _extra(description["extra"])
-    return SavedModel(embedder.eval(), preprocessing, names, extra)
+    return embedder.eval(), names, extra
 
 
 def _settings(description: dict[str, Any]) -> dict[str, Any]:

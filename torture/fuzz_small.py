@@ -1,0 +1,214 @@
+"""Parsers of what a run or the cache holds beside JSON and tensors, of weights, and of texts."""
+
+import json
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from nofuss.search.stores.address import read_address
+from PIL import Image
+from safetensors.torch import save_file
+
+from nofuss.data import open_data
+from nofuss.data.columns import Column
+from nofuss.data.corrections import corrected
+from nofuss.errors import DataError, NofussError
+from nofuss.files.lock import LOCK, RunLock
+from nofuss.hub.address import parse_address, parse_repository
+from nofuss.model.feature_store import FeatureStore
+from nofuss.model.tensors import fill, read_tensors
+from nofuss.run.marks import read_marks
+from nofuss.search.columns import Table
+from nofuss.search.sent import Sent
+from nofuss.search.stores.milvus_filter import expression
+from nofuss.search.where import FilterError, parse_filter
+from torture.fuzz import Target
+
+# What a run or the cache may hold beside JSON and tensors
+
+
+def corrections(home: Path) -> Target:
+    """Apply corrected labels."""
+    for name in ("robin", "wren"):
+        (home / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(home / "data" / name / "1.png")
+    data = open_data(home / "data")
+
+    def read(content: bytes) -> None:
+        (home / "corrections.csv").write_bytes(content)
+        corrected(data, home / "corrections.csv")
+
+    seed = b"item,label,corrected\nrobin/1.png,robin,wren\nwren/1.png,wren,wren\n"
+    return Target([seed], read, (b"robin", b'"', b"\0", b"\n", b",", b"\xff"))
+
+
+def marks(home: Path) -> Target:
+    """Read marks of results."""
+
+    def read(content: bytes) -> None:
+        (home / "marks.jsonl").write_bytes(content)
+        found = read_marks(home)
+        found.pairs()
+        found.as_csv({})
+
+    lines = [{"query": q, "item": i, "same": s} for q, i, s in (("a", "b", True), ("a", "c", None))]
+    return Target(["\n".join(map(json.dumps, lines)).encode()], read, (b"[" * 5000, b"\n", b"NaN"))
+
+
+def locks(home: Path) -> Target:
+    """Take the lock of a run."""
+
+    def read(content: bytes) -> None:
+        (home / LOCK).write_bytes(content)
+        try:
+            with RunLock() as lock:
+                lock.take(home)
+        finally:
+            (home / LOCK).unlink(missing_ok=True)
+
+    seed = {"process": 1, "host": "x", "since": 1_700_000_000, "command": "nofuss train"}
+    return Target([b"", json.dumps(seed).encode()], read, (b"NaN", b"[]", b"null"))
+
+
+def kept_features(home: Path) -> Target:
+    """Read kept features: as they were, or not at all."""
+    kept, keys = np.arange(12, dtype=np.float32).reshape(3, 4), [b"one", b"two", b"three"]
+    file = home / "kept"
+    FeatureStore(file, 4).write(keys, kept)
+    whole = file.read_bytes()
+
+    def read(content: bytes) -> None:
+        file.write_bytes(content)
+        found, is_known = FeatureStore(file, 4).read(keys)
+        assert (found[is_known] == kept[is_known]).all()
+
+    return Target([whole], read, (b"features", b"CREATE TABLE", b"value", b"SQLite format 3\0"))
+
+
+def weights(home: Path) -> Target:
+    """Read weights into a network; a .pth may hold code."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+    save_file(tensors, home / "w.safetensors")
+    seeds = [(home / "w.safetensors").read_bytes()]
+    for is_zip in (True, False):
+        torch.save(tensors, home / "w.pth", _use_new_zipfile_serialization=is_zip)
+        seeds.append((home / "w.pth").read_bytes())
+
+    def read(content: bytes) -> None:
+        file = home / ("w.safetensors" if content[8:9] == b"{" else "w.pth")
+        file.write_bytes(content)
+        fill(module, read_tensors(file), source=file)
+
+    words = (b"cos\nsystem\n", b"ctorch\ntensor\n", b"F64", b"[3,4]", b"R", b"\x94", b"data.pkl")
+    return Target(seeds, read, words)
+
+
+# Texts
+
+
+TYPES = {"price": "number", "shop": "text", "day": "date", "sold": "bool"}
+VALUES = {
+    "price": [1.0, None, 20.0],
+    "shop": ["north", "o'neill", None],
+    "day": ["2024-05-01T00:00:00", None, "2024-06-01T10:00:00"],
+    "sold": [True, False, None],
+}
+
+
+JOINS, SIGNS = (" and ", " or ", " AND "), ("==", "=", "!=", "<>", "<", "<=", ">", ">=")
+SPELLED = {
+    "number": ("20", "-1.5e3", "0", "1e308", ".5", "null"),
+    "text": ("'north'", "'o''neill'", '"%s"', "'\\'", "'\0'", "'★'", "''", "'\"; --'", "null"),
+    "date": ("'2024-05-01'", "'2024-05-01 10:00'", "'0001-01-01'", "'2024-13-01'"),
+    "bool": ("true", "false", "null"),
+}
+
+
+def filters(home: Path) -> Target:
+    """Parse a filter, apply it, and translate it for each database."""
+    table = Table(3, {name: Column(TYPES[name], VALUES[name]) for name in TYPES})  # type: ignore[arg-type]
+    types = {**table.types, "label": "text"}
+
+    def read(content: bytes) -> None:
+        text = content.decode("utf-8", "surrogateescape")
+        try:
+            where = parse_filter(text, types)  # type: ignore[arg-type]
+        except FilterError as error:
+            raise DataError(str(error).replace("\n", " ")) from None
+        table.matching(where, ["x", None, "y"])
+        expression(where).encode("utf-8", "surrogateescape")
+        if find_spec("psycopg") is not None:
+            from nofuss.search.stores.postgres_filter import condition_sql
+
+            values: list[Any] = []
+            sql = condition_sql(where, types, values).as_string(None)  # type: ignore[arg-type]
+            assert sql.count("%s") == len(values)
+
+    seeds = ["price<20 and shop=='north'", "not (day >= '2024-05-01' or sold) and label != 'x'"]
+    seeds += ["shop in ('a', 'b''c') or price is not null", "`price` = -1.5e3", "20 > price"]
+    words = [*"'\"`(),%;\\\0٣", "==", "<>", "<=", "%s", "--", "1e999", "not ", " and ", " or "]
+    words += ["(" * 60, "not " * 60, "'" * 999, "9" * 500, "price", "shop", "label"]
+    found = [s.encode() for s in seeds], read, [word.encode() for word in words]
+    return Target(
+        *found, lambda draw, text: _filter(draw).encode() if draw.random() < 0.5 else text
+    )
+
+
+def _filter(draw: Random, depth: int = 0) -> str:
+    """Return a random filter that can be read, or nearly."""
+    if depth < 5 and draw.random() < 0.6:
+        parts = [_filter(draw, depth + 1) for _ in range(draw.randint(1, 4))]
+        return draw.choice(("({})", "not ({})", "{}")).format(draw.choice(JOINS).join(parts))
+    column = draw.choice((*TYPES, "label", "`price`", "PRICE"))
+    kind = TYPES.get(column.strip("`").lower(), "text")
+    value = draw.choice(SPELLED[kind if draw.random() < 0.9 else draw.choice((*SPELLED,))])
+    return draw.choice(
+        (
+            f"{column} {draw.choice(SIGNS)} {value}",
+            f"{value} {draw.choice(SIGNS)} {column}",
+            f"{column} not in ({value}, {value})",
+            f"{column} in ({value})",
+            f"{column} is null",
+            f"{column} is not null",
+            column,
+        )
+    )
+
+
+def addresses(home: Path) -> Target:
+    """Read addresses of models, of databases, and of pictures that were sent."""
+    vector = torch.nn.functional.normalize(torch.arange(1.0, 9.0), dim=0)
+
+    def read(content: bytes) -> None:
+        text, refusals = content.decode("utf-8", "surrogateescape"), list[Exception]()
+        for parse in (
+            parse_address,
+            parse_repository,
+            partial(read_address, flag="--to"),
+            partial(Sent.from_text, model="0" * 64, dim=8),
+        ):
+            try:
+                parse(text)
+            except NofussError as error:
+                refusals.append(error)
+            except ValueError as error:
+                if not isinstance(parse, partial) or parse.func != Sent.from_text:
+                    raise
+                refusals.append(DataError(str(error)))
+        if len(refusals) == 4:
+            raise refusals[0]
+
+    seeds = [
+        "hf://user/name@main",
+        "user/name",
+        "milvus:birds.db",
+        Sent.new(vector).as_text("0" * 8),
+    ]
+    seeds += ["milvus://u:p%40s@host:19530/birds?tls=true", "postgresql://u@h:5432/db?table=b"]
+    words = ("..", "--", "@", "//", "%00", "[::1]", ":99999", "?password=", "#", "\x1b[31m", "\n")
+    return Target([s.encode() for s in seeds], read, [word.encode() for word in words])
