@@ -55,7 +55,7 @@ def _watch(source: int, main: int) -> None:
                 number = taken.read(1)
                 if not number:
                     return
-                if number[0] not in _SIGNALS or _stops and not _stops[-1].is_set():
+                if number[0] not in _SIGNALS or (_stops and not _stops[-1].is_set()):
                     continue  # training will stop at the next step
                 time.sleep(SECONDS)
                 break
