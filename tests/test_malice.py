@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from nofuss.data import open_data
+from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.files.atomic import read_json
@@ -76,13 +77,17 @@ def test_a_description_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
         read_json(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True])
+@pytest.mark.parametrize(
+    "value",
+    [10**400, -(10**400), float("nan"), float("inf"), True],
+    ids=["large", "small", "NaN", "infinite", "bool"],
+)
 def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> None:
-    index = Index(2)
-    index.add(torch.eye(2), names=["a", "b"], columns={"price": [1.0, 2.0]})
+    columns = {"price": Column("number", [1.0, 2.0])}
+    index = Index.build(torch.eye(2), names=["a", "b"], columns=columns)
     index.save(tmp_path / "index")
     index_items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
-    with pytest.raises(RunError, match="holds a value that is no number"):
+    with pytest.raises(RunError, match="holds a value that is not number"):
         Index.load(tmp_path / "index")
 
 

@@ -67,7 +67,7 @@ class Step:
             raise RunError(f"{self.folder / MAP} is damaged ({error}); restore it") from None
         dim = read_shapes(self.folder / "weights.safetensors").get("head.weight", (0,))[0]
         is_map = matrix.dtype == torch.float64 and matrix.shape == (dim, dim) and dim > 0
-        if not is_map or not matrix.isfinite().all() or torch.linalg.cond(matrix) > LARGEST_RATIO:
+        if not (is_map and matrix.isfinite().all() and torch.linalg.cond(matrix) <= LARGEST_RATIO):
             raise RunError(f"{self.folder / MAP} is not a map of embeddings; restore it")
         return matrix
 
