@@ -21,7 +21,8 @@ from torch import Tensor
 from nofuss.data.usable import open_usable
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import CANDIDATES, Reranking
-from nofuss.evaluate.strangers import RULES, Strangers, calibrate
+from nofuss.evaluate.strangeness import RULES
+from nofuss.evaluate.strangers import Strangers, calibrate
 from nofuss.model.encoder import load
 from nofuss.run.directory import open_run
 from nofuss.run.embeddings import load_embeddings

@@ -18,6 +18,7 @@ import tyro
 from nofuss import __version__
 from nofuss.errors import NofussError, UsageError, unknown_name, visible
 from nofuss.terminal import help as help_page
+from nofuss.terminal.interrupt import ending_in_time
 
 if sys.platform != "win32":
     import resource  # here: when memory is short there may be none left for it
@@ -159,7 +160,7 @@ def run(name: str, call: Call) -> None:
     warnings.showwarning = lambda message, *_, **__: tell(str(message))
     if processes.under_torchrun() and name not in IN_SEVERAL_PROCESSES:
         raise UsageError(f"nofuss {name} works in one process; leave torchrun out")
-    with processes.joined() as how_they_met:
+    with ending_in_time(), processes.joined() as how_they_met:
         console.speak(processes.first())
         if how_they_met:
             console.aside(how_they_met)

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from torture import attack_data, attack_pictures, attack_runs, attack_server, attack_together
+from torture import (
+    attack_data,
+    attack_mounts,
+    attack_pictures,
+    attack_runs,
+    attack_server,
+    attack_taught,
+    attack_together,
+)
 from torture.measured import Case
 
 Campaign = Callable[[Path, int], Iterator[Case]]
@@ -20,7 +28,9 @@ ATTACKS: dict[str, Campaign] = {
     "data of strangers": attack_data.campaign,
     "pictures": attack_pictures.campaign,
     "servers": attack_server.campaign,
+    "taught runs of strangers": attack_taught.campaign,
     "commands at once": attack_together.campaign,
+    "disks that die": attack_mounts.campaign,
 }
 
 
@@ -36,6 +46,9 @@ def attack(home: Path, seed: int, *, say: Callable[[object], None]) -> list[str]
             cases.append(case)
             say(f"[dim]{name}, {len(cases)}: {case.name}, {case.seconds:.1f} s[/dim]")
         found = [f"{name}, {case.name}: {text}" for case in cases for text in case.complaints]
+        if not cases:
+            say(f"[dim]{name} left out: not possible here[/dim]")
+            continue
         refused = sum(case.refused for case in cases)
         largest, longest = max(c.megabytes for c in cases), max(c.seconds for c in cases)
         counts = (len(cases), refused, len(cases) - refused, f"{largest:,.0f}", f"{longest:.1f}")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from nofuss.search.stores.address import read_address
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -22,9 +21,10 @@ from nofuss.hub.address import parse_address, parse_repository
 from nofuss.model.feature_store import FeatureStore
 from nofuss.model.tensors import fill, read_tensors
 from nofuss.run.marks import read_marks
-from nofuss.search.columns import Table
+from nofuss.search.columns import ColumnTable
 from nofuss.search.sent import Sent
 from nofuss.search.stores.milvus_filter import expression
+from nofuss.search.stores.url import read_url
 from nofuss.search.where import FilterError, parse_filter
 from torture.fuzz import Target
 
@@ -131,13 +131,14 @@ SPELLED = {
 
 def filters(home: Path) -> Target:
     """Parse a filter, apply it, and translate it for each database."""
-    table = Table(3, {name: Column(TYPES[name], VALUES[name]) for name in TYPES})  # type: ignore[arg-type]
+    columns = {name: Column(TYPES[name], VALUES[name]) for name in TYPES}  # type: ignore[arg-type]
+    table = ColumnTable(3, columns)
     types = {**table.types, "label": "text"}
 
     def read(content: bytes) -> None:
         text = content.decode("utf-8", "surrogateescape")
         try:
-            where = parse_filter(text, types)  # type: ignore[arg-type]
+            where = parse_filter(text, types)
         except FilterError as error:
             raise DataError(str(error).replace("\n", " ")) from None
         table.matching(where, ["x", None, "y"])
@@ -146,7 +147,7 @@ def filters(home: Path) -> Target:
             from nofuss.search.stores.postgres_filter import condition_sql
 
             values: list[Any] = []
-            sql = condition_sql(where, types, values).as_string(None)  # type: ignore[arg-type]
+            sql = condition_sql(where, types, values).as_string(None)
             assert sql.count("%s") == len(values)
 
     seeds = ["price<20 and shop=='north'", "not (day >= '2024-05-01' or sold) and label != 'x'"]
@@ -189,7 +190,7 @@ def addresses(home: Path) -> Target:
         for parse in (
             parse_address,
             parse_repository,
-            partial(read_address, flag="--to"),
+            partial(read_url, flag="--to"),
             partial(Sent.from_text, model="0" * 64, dim=8),
         ):
             try:

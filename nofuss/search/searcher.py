@@ -15,7 +15,8 @@ from torch import Tensor
 from nofuss.errors import RunError
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.smoothing import Weighting, reranked
-from nofuss.evaluate.strangers import RULES, Confidence, Strangers, calibrate
+from nofuss.evaluate.strangeness import RULES
+from nofuss.evaluate.strangers import Confidence, Strangers, calibrate
 from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity_of
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder

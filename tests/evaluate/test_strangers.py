@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from nofuss.evaluate.strangeness import RULES, background, nearest_class
 from nofuss.evaluate.strangers import (
-    RULES,
     Strangers,
     auroc,
-    background,
     calibrate,
     choose_rule,
-    nearest_class,
 )
 from nofuss.evaluate.vicinity import SIZE, vicinity
 from nofuss.geometry import normalize
