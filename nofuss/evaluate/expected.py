@@ -40,13 +40,19 @@ def scoring_seconds(
     return seconds + products * seconds_of_pair(dim)
 
 
-def seconds_of_pair(dim: int, *, side: int = 1024) -> float:
-    """Return the seconds that a product of all pairs takes on this machine, for one pair."""
-    x = torch.ones(side, dim)
-    out = torch.empty(side, side)
-    times = []
-    for _ in range(4):  # the first one wakes threads and faults in memory
-        began = time.perf_counter()
-        torch.mm(x, x.T, out=out)
-        times.append(time.perf_counter() - began)
-    return min(times) / side**2
+def seconds_of_pair(dim: int, *, side: int = 512) -> float:
+    """Return the seconds that a product of all pairs takes for one pair, if nothing else runs.
+
+    In CPU time of one thread: a product that other programs interrupt would seem slow.
+    """
+    x, out = torch.ones(side, dim), torch.empty(side, side)
+    threads, times = torch.get_num_threads(), list[float]()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(8):
+            began = time.thread_time()
+            torch.mm(x, x.T, out=out)
+            times.append(time.thread_time() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return min(times) / side**2 / threads

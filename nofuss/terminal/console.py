@@ -44,6 +44,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
+def announce(label: str, seconds: float) -> None:
+    """Say how long work will take, if that is long."""
+    if seconds >= LONG:
+        say(f"{label}: takes about {duration(seconds)}")
+
+
 def speak(aloud: bool) -> None:
     """Show or hide everything but failures: of several processes, one prints."""
     out.quiet = not aloud
@@ -107,8 +113,7 @@ def busy(label: str, *, expected: float = 0.0) -> Iterator[None]:
 
     expected: seconds that it takes about; a line says so beforehand if they are many.
     """
-    if expected >= LONG:
-        say(f"{label}: takes about {duration(expected)}")
+    announce(label, expected)
     began = time.monotonic()
     with out.status(label) if out.is_terminal and not out.quiet else nullcontext():
         yield

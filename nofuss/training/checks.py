@@ -1,6 +1,7 @@
 """Checks before the first step: mistakes that would otherwise fail silently, hours later."""
 
 import copy
+import time
 from collections.abc import Callable
 
 from torch import nn
@@ -24,20 +25,26 @@ def check_before_training(
     say: Callable[[str], None],
     repeats: int = 5,
     scaler: GradScaler | None = None,
-) -> None:
-    """Raise on what can't work and `say` what looks wrong. Changes nothing."""
+) -> float:
+    """Raise on what can't work and `say` what looks wrong; return the seconds of a step.
+
+    Changes nothing.
+    """
     check_optimizer(criterion, optimizer)
     if isinstance(criterion, ProxyLoss):
         check_labels_fit(criterion, batch)
         check_scale(criterion, say=say)
+    began = time.monotonic()
     first, last = loss_on_one_batch(
         model, criterion, optimizer, batch, repeats=repeats, scaler=scaler
     )
+    seconds = (time.monotonic() - began) / repeats
     if not last < first:
         say(
             f"the loss does not fall on one batch seen {repeats} times ({first:.4g} → {last:.4g}); "
             "try lower rates, or check the labels"
         )
+    return seconds
 
 
 def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:

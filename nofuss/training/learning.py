@@ -260,9 +260,10 @@ def _begin(job: Job, t: Training, feed: Feed) -> None:
     elif t.epochs:
         first = next(iter(feed(0, 0)))
         job.embedder.freeze_backbone(bool(job.config.warmup))
-        check_before_training(
+        seconds = check_before_training(
             t.model, t.criterion, t.optimizer, first, say=console.warn, scaler=t.scaler
         )
+        console.announce("training", seconds * t.epochs * len(feed))
 
 
 def _run(
