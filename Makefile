@@ -12,7 +12,7 @@ help:
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
 	@echo "make docs   build the documentation into site/, strictly"
 	@echo "make test-wheel  build the wheel, run the tests from it outside the repository (VERSIONS=lowest, pinned, newest)"
-	@echo "make torture  kill it, fill its disk, flip its bits, fuzz its parsers (an hour; needs cc)"
+	@echo "make torture  kill it, fill its disk, flip its bits, attack it, fuzz its parsers (three hours; needs cc)"
 
 setup: .venv/.ready
 

@@ -15,6 +15,7 @@ from torture import (
     attack_pictures,
     attack_runs,
     attack_server,
+    attack_taught,
     attack_together,
 )
 from torture.measured import Case
@@ -27,6 +28,7 @@ ATTACKS: dict[str, Campaign] = {
     "data of strangers": attack_data.campaign,
     "pictures": attack_pictures.campaign,
     "servers": attack_server.campaign,
+    "taught runs of strangers": attack_taught.campaign,
     "commands at once": attack_together.campaign,
     "disks that die": attack_mounts.campaign,
 }

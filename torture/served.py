@@ -61,10 +61,13 @@ class Served:
             line.close()
         self.held.clear()
 
-    def ask(self, path: str, body: bytes | None = None, cookie: str = "") -> tuple[int, bytes]:
-        """Send an honest request; return status and body."""
+    def ask(
+        self, path: str, body: bytes | None = None, cookie: str = "", kind: str = ""
+    ) -> tuple[int, bytes]:
+        """Send an honest request; return status and body. kind: the type of the body."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HONEST_SECONDS)
         headers = {"Cookie": f"{cookie}nofuss-{self.port}={self.token}"}
+        headers |= {"Content-Type": kind} if kind else {}
         try:
             line.request("GET" if body is None else "POST", path, body, headers)
             answer = line.getresponse()

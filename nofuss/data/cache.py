@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from nofuss.files.atomic import TEMPORARY, new_file, read_json, sealed_json
+from nofuss.files.atomic import READ_LIMIT, TEMPORARY, new_file, read_json, sealed_json
 
 ABANDONED = 24 * 3600.0
 """Seconds after which a temporary file belongs to no running process."""
@@ -119,7 +119,7 @@ def write_notes(path: Path, notes: dict[str, Any]) -> bool:
 def read_notes(path: Path) -> dict[str, Any]:
     """Read what `write_notes` wrote; empty if there is no file or a damaged one."""
     try:
-        return read_json(path)
+        return read_json(path, limit=READ_LIMIT)  # of every file of a large folder
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as problem:

@@ -23,6 +23,7 @@ from nofuss.errors import DataError
 from nofuss.files.atomic import write_file
 
 FILE = "corrections.csv"
+SHOWN = 5
 COLUMNS = ("item", "label", "corrected")
 
 
@@ -69,7 +70,8 @@ def corrected(
     for item, was, now in read_corrections(file):
         row = rows(item)
         if now not in codes:
-            near = get_close_matches(now, codes, n=1)
+            # Of those that are shown: each takes a comparison with every class.
+            near = get_close_matches(now, codes, n=1) if len(typos) < SHOWN else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             typos.append(f"{printable(now)!r}{hint}")
         elif row is None:

@@ -24,6 +24,8 @@ from nofuss.files.parts import part_of, read_part
 MANIFEST = "manifest.json"
 READ_LIMIT = 2**30
 """Largest file to read from a path given by others, in bytes: no picture or text has more."""
+DESCRIPTION_LIMIT = 2**26
+"""Largest JSON file that describes a run: a parsed one takes up to 24 times as much memory."""
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -185,7 +187,7 @@ def seal(folder: Path) -> None:
 
 def check_seal(folder: Path) -> None:
     """Raise ValueError or OSError if a file differs from its checksum in the manifest."""
-    sums = parse_json(read_regular(folder / MANIFEST))
+    sums = parse_json(read_regular(folder / MANIFEST, limit=DESCRIPTION_LIMIT))
     if not isinstance(sums, dict):
         raise ValueError(f"{MANIFEST} is not an object")
     for name, expected in sums.items():
@@ -204,9 +206,9 @@ def sealed_json(content: dict[str, Any]) -> bytes:
     return f"{text}\n".encode("utf-8", "backslashreplace")  # names may not be in UTF-8
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, limit: int = DESCRIPTION_LIMIT) -> dict[str, Any]:
     """Read what `write_json` wrote; OSError or ValueError if it is unreadable or was changed."""
-    content = parse_json(read_regular(path))
+    content = parse_json(read_regular(path, limit=limit))
     if not isinstance(content, dict):
         raise ValueError("not an object")
     expected = content.pop("checksum", None)  # files made by other programs have none

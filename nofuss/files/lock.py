@@ -192,7 +192,8 @@ def _read(descriptor: int) -> dict[str, Any]:
     try:
         content = parse_json(os.pread(descriptor, 4096, 0))
         kinds = {"process": int, "host": str, "since": int, "command": str}
-        if all(type(content[key]) is kind for key, kind in kinds.items()):
+        is_ours = all(type(content[key]) is kind for key, kind in kinds.items())
+        if is_ours and 0 < content["process"] < 2**31 and 0 <= content["since"] < 2**34:
             return {key: content[key] for key in kinds}
     except (ValueError, KeyError, TypeError):
         pass

@@ -36,6 +36,8 @@ def fetch(address: Address) -> Fetched:
         snapshot = Path(
             download(address.repository, revision=address.revision, allow_patterns=list(FILES))
         )
+    if not re.fullmatch(r"[0-9a-f]{40}", snapshot.name):
+        raise HubError(f"{address} has no commit that could be pinned; load it from another server")
     for name in FILES:
         if not (snapshot / name).is_file():
             raise HubError(f"{address} has no {name}; give a model that `nofuss push` wrote")
@@ -52,6 +54,8 @@ def _check_size(address: Address) -> None:
         )
     except package.errors.DryRunError:  # not reachable: what is in the cache was checked before
         return
+    if any(file.file_size is None for file in planned):
+        raise HubError(f"{address}: its server does not say how large it is; use another server")
     size = sum(file.file_size for file in planned)
     if size > memory():
         raise HubError(

@@ -71,7 +71,8 @@ class FeatureStore:
                 marks = ",".join("?" * len(part))
                 query = f"SELECT key, value, checksum FROM features WHERE key IN ({marks})"
                 for key, value, checksum in database.execute(query, part):
-                    if len(value) != 4 * self.width or zlib.crc32(value) != checksum:
+                    is_row = isinstance(value, bytes) and len(value) == 4 * self.width
+                    if not is_row or key not in rows or zlib.crc32(value) != checksum:
                         damaged += 1
                         continue
                     features[rows[key]] = np.frombuffer(value, dtype=np.float32)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nofuss.data.cache import mark_used
 from nofuss.distributed.device import device_of
+from nofuss.files.atomic import memory, read_regular
 from nofuss.files.checksum import digest_of, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 
@@ -100,7 +101,7 @@ def accelerate(backbone: Backbone, folder: Path, write: Write) -> bool:
         return False
     file = graph_file(backbone, folder)
     with contextlib.suppress(OSError):
-        if _replace(backbone, file.read_bytes()):
+        if _replace(backbone, read_regular(file, limit=memory())):
             mark_used(file)
             return True
     try:

@@ -18,7 +18,14 @@ from torch import nn
 
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
-from nofuss.files.atomic import MANIFEST, check_seal, parse_json, read_regular, seal
+from nofuss.files.atomic import (
+    DESCRIPTION_LIMIT,
+    MANIFEST,
+    check_seal,
+    parse_json,
+    read_regular,
+    seal,
+)
 from nofuss.files.folders import read_folder, write_folder
 from nofuss.files.lock import check_in_place
 from nofuss.model.backbones import OWN, own_backbone
@@ -80,7 +87,7 @@ def _load_model(
     except (OSError, ValueError) as error:
         raise RunError(f"the model in {folder} is damaged ({error}); restore it") from None
     try:
-        description = parse_json(read_regular(folder / "model.json"))
+        description = parse_json(read_regular(folder / "model.json", limit=DESCRIPTION_LIMIT))
     except FileNotFoundError:
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:

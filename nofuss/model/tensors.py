@@ -1,5 +1,6 @@
 """Read tensors from files without running code, and copy them into a module if they fit."""
 
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         except (SafetensorError, OSError) as error:
             raise RunError(f"can't read {path}: {error}; copy or download it again") from None
+    _check_archive(path)
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every kind of damage
@@ -34,7 +36,26 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(stored, Mapping) or not all(isinstance(t, Tensor) for t in stored.values()):
         raise RunError(f"{path} is not a dict of tensors; save module.state_dict() alone")
+    for name, tensor in stored.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise RunError(f"{path} holds {name!r:.60}, which is not a plain tensor; convert it")
     return dict(stored)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that is larger than its file; torch itself does not compress."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(part.file_size for part in archive.infolist())
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise RunError(f"can't read {path}: {error}; copy or download it again") from None
+    if size > path.stat().st_size:
+        raise RunError(
+            f"{path} is compressed, and holds {size:,} bytes; save it with torch.save, or convert "
+            "it to .safetensors"
+        )
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:

@@ -32,6 +32,7 @@ from nofuss.files.lock import RunLock
 from nofuss.model.saved import load_model, save_model
 from nofuss.model.start import Affine
 from nofuss.model.taught import mapped
+from nofuss.model.tensors import read_shapes
 from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
@@ -43,6 +44,8 @@ from nofuss.search.stored import holds_parts
 
 FOLDER, MAP = "taught", "map.safetensors"
 NUMBER = re.compile("[0-9]{1,6}")
+LARGEST_RATIO = 1e8
+"""Of how much a map may lengthen one direction more than another: beyond, it can't be undone."""
 MODEL_FILES = ("model.json", "weights.safetensors", "manifest.json")
 
 
@@ -62,7 +65,9 @@ class Step:
             matrix = load_file(self.folder / MAP)["map"]
         except (OSError, SafetensorError, KeyError) as error:
             raise RunError(f"{self.folder / MAP} is damaged ({error}); restore it") from None
-        if matrix.dtype != torch.float64 or matrix.ndim != 2 or not matrix.isfinite().all():
+        dim = read_shapes(self.folder / "weights.safetensors").get("head.weight", (0,))[0]
+        is_map = matrix.dtype == torch.float64 and matrix.shape == (dim, dim) and dim > 0
+        if not is_map or not matrix.isfinite().all() or torch.linalg.cond(matrix) > LARGEST_RATIO:
             raise RunError(f"{self.folder / MAP} is not a map of embeddings; restore it")
         return matrix
 
@@ -187,18 +192,23 @@ def _write_embeddings(run: Run, home: Path, matrix: Tensor) -> None:
 def _write_step(folder: Path, model: Path, matrix: Tensor) -> Step:
     """Copy a model's files into a step's folder, with its map."""
     with write_folder(folder) as new:
-        for name in MODEL_FILES:
-            if (model / name).is_file():
-                shutil.copyfile(model / name, new / name)
+        _copy_model(model, new)
         save_file({"map": matrix.contiguous()}, new / MAP)
     return Step(folder, int(folder.name), model_digest(folder))
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    """Copy the files of a model; a stranger's may be links to anything, which are refused."""
+    for name in MODEL_FILES:
+        refuse_link(source / name)
+        if (source / name).is_file():
+            check_regular(source / name, limit=memory())
+            shutil.copyfile(source / name, target / name)
 
 
 def _put_in_force(run: Run, step: Step) -> None:
     """Replace the run's model by that of a step, as a whole."""
     with write_folder(run.model) as new:
-        for name in MODEL_FILES:
-            if (step.folder / name).is_file():
-                shutil.copyfile(step.folder / name, new / name)
+        _copy_model(step.folder, new)
     sync(run.path)
     assert sha256(run.model / "weights.safetensors") == step.digest

@@ -11,6 +11,7 @@ leaves the previous index. Vectors are mapped into memory, so that opening copie
 import errno
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -160,10 +161,17 @@ def _table(columns: Any, length: int) -> ColumnTable:
         kind, values = column
         if kind not in _TYPES or name == LABEL or not isinstance(values, list):
             raise ValueError(f"{name!r:.40} is not a column")
-        if not all(value is None or type(value) in _TYPES[kind] for value in values):
+        if not all(value is None or _is_value(value, kind) for value in values):
             raise ValueError(f"column {name!r:.40} holds a value that is not {kind}")
         read[name] = Column(kind, values)
     return ColumnTable(length, read)
+
+
+def _is_value(value: Any, kind: str) -> bool:
+    """Return whether a value is of its column's type; a number must be one that a float holds."""
+    if type(value) not in _TYPES[kind]:
+        return False
+    return kind != "number" or abs(value) <= sys.float_info.max  # not NaN either
 
 
 def _check_numbers(vectors: Tensor, codes: Tensor, classes: int) -> None:

@@ -1,0 +1,161 @@
+"""What a stranger may put into a run, the cache or weights: one clear line, in little time."""
+
+import os
+import sqlite3
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nofuss.data import open_data
+from nofuss.data.corrections import corrected
+from nofuss.errors import DataError, RunError, UsageError
+from nofuss.files.atomic import read_json
+from nofuss.files.lock import LOCK, RunLock
+from nofuss.model.feature_store import FeatureStore
+from nofuss.model.tensors import fill, read_tensors
+from nofuss.run.marks import append_marks, read_marks
+from nofuss.search import Index
+from nofuss.search.lessons import MAP, Step, _copy_model
+from nofuss.search.stores.url import read_url
+from tests.tiny_run import draw
+from torture.forgeries import index_items
+
+# Lessons
+
+
+def step(folder: Path, matrix: torch.Tensor) -> Step:
+    save_file({"head.weight": torch.ones(3, 5)}, folder / "weights.safetensors")
+    save_file({"map": matrix}, folder / MAP)
+    return Step(folder, 1, "digest")
+
+
+def test_a_map_of_embeddings(tmp_path: Path) -> None:
+    assert step(tmp_path, 2 * torch.eye(3).double()).matrix.shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        torch.zeros(3, 3).double(),
+        torch.eye(4).double(),
+        torch.eye(3),
+        torch.zeros(0, 0).double(),
+        torch.eye(3).double() * torch.nan,
+        torch.tensor([1.0, 1.0, 1e-12]).double().diag(),
+    ],
+    ids=["zero", "another width", "single precision", "empty", "NaN", "nearly singular"],
+)
+def test_what_is_no_map_of_embeddings(matrix: torch.Tensor, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not a map of embeddings"):
+        _ = step(tmp_path, matrix).matrix
+
+
+def test_links_in_a_lesson_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "model.json").symlink_to(tmp_path / "secret")
+    (tmp_path / "new").mkdir()
+    with pytest.raises(RunError, match="link"):
+        _copy_model(tmp_path / "step", tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+# Other files of a run
+
+
+def test_a_description_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**26 + 1)
+    with pytest.raises(OSError, match="more than the limit"):
+        read_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True])
+def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> None:
+    index = Index(2)
+    index.add(torch.eye(2), names=["a", "b"], columns={"price": [1.0, 2.0]})
+    index.save(tmp_path / "index")
+    index_items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
+    with pytest.raises(RunError, match="holds a value that is no number"):
+        Index.load(tmp_path / "index")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda p: p.symlink_to("/dev/zero")])
+def test_marks_that_are_no_file(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "marks.jsonl")
+    with pytest.raises(OSError, match=r"not a regular file|symbolic links"):
+        append_marks(tmp_path, "a", [("b", True)])
+    with pytest.raises(OSError, match="not a regular file"):
+        read_marks(tmp_path)
+
+
+def test_a_lock_of_a_process_that_can_not_be(tmp_path: Path) -> None:
+    about = '{"process": 1000000000000, "host": "x", "since": 1e3, "command": "nofuss"}'
+    for content in (about, about.replace("1e3", str(10**30)), about.replace("1e3", "-1")):
+        (tmp_path / LOCK).write_text(content)
+        with pytest.raises(RunError, match="not made by nofuss"), RunLock() as lock:
+            lock.take(tmp_path)
+
+
+def test_thousands_of_misspelled_classes_take_no_time(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / "data" / f"class {'long ' * 20}{number}").mkdir(parents=True)
+        draw(1, 1).save(tmp_path / "data" / f"class {'long ' * 20}{number}" / "1.png")
+    rows = [f"x,y,clas {'long ' * 20}{number}" for number in range(5_000)]
+    (tmp_path / "corrections.csv").write_text("\n".join(["item,label,corrected", *rows]))
+    data, began = open_data(tmp_path / "data"), time.process_time()
+    with pytest.raises(DataError, match="did you mean"):
+        corrected(data, tmp_path / "corrections.csv")
+    assert time.process_time() - began < 5
+
+
+# Weights and the cache
+
+
+def test_a_compressed_file_of_weights(tmp_path: Path) -> None:
+    """Two gigabytes of zeros in two megabytes would be unpacked before their shape is known."""
+    torch.save({"w": torch.zeros(100_000)}, tmp_path / "w.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "w.pth") as stored,
+        zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    assert read_tensors(tmp_path / "w.pth").keys() == {"w"}
+    with pytest.raises(RunError, match="is compressed"):
+        read_tensors(tmp_path / "small.pth")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.eye(3).to_sparse(), torch.eye(3, device="meta")],
+    ids=["sparse", "without values"],
+)
+def test_weights_that_are_no_plain_tensors(tensor: torch.Tensor, tmp_path: Path) -> None:
+    torch.save({"weight": tensor}, tmp_path / "w.pth")
+    module = torch.nn.Linear(3, 3, bias=False)
+    with pytest.raises(RunError, match=r"not a plain tensor|plain tensors"):
+        fill(module, read_tensors(tmp_path / "w.pth"), source=tmp_path / "w.pth")
+
+
+def test_kept_features_of_another_type_are_computed_again(tmp_path: Path) -> None:
+    file = tmp_path / "features.sqlite"
+    FeatureStore(file, 2).write([b"a", b"b"], np.ones((2, 2), dtype=np.float32))
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE features SET value = 7 WHERE key = ?", (b"a",))
+    database.close()
+    with pytest.warns(UserWarning, match="is damaged"):
+        _, is_known = FeatureStore(file, 2).read([b"a", b"b"])
+    assert is_known.tolist() == [False, True]
+
+
+def test_an_address_that_is_not_utf8_is_not_quoted() -> None:
+    with pytest.raises(UsageError, match="not UTF-8") as caught:
+        read_url("postgresql://user@host/db?sslpassword=se\udcffcret", flag="--to")
+    assert "cret" not in str(caught.value)

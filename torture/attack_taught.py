@@ -1,0 +1,136 @@
+"""Runs of strangers on the page: marks, lessons and corrections that are links, pipes or nonsense.
+
+Every case gets a copy of a run that was taught something. The server must refuse it in one line, or
+start, answer every request soon and print nothing; no file outside the run may change.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from torture.attack_runs import contents, file_link, sparse
+from torture.measured import Case
+from torture.served import Served, prepare_run, served
+
+Forge = Callable[[Path, Path], None]
+SLOWEST = 20.0
+"""Seconds for an answer: a lesson takes some of them on a busy machine."""
+
+
+def special(name: str, make: Callable[[Path], object]) -> Forge:
+    """Put something else in the place of a file."""
+
+    def forge(run: Path, disk: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        make(run / name)
+
+    return forge
+
+
+def mapped(matrix: torch.Tensor) -> Forge:
+    """Replace the maps of all lessons."""
+
+    def forge(run: Path, disk: Path) -> None:
+        for step in ("0", "1"):
+            save_file({"map": matrix}, run / "taught" / step / "map.safetensors")
+
+    return forge
+
+
+def text(name: str, content: bytes) -> Forge:
+    """Write a file."""
+
+    def forge(run: Path, disk: Path) -> None:
+        (run / name).write_bytes(content)
+
+    return forge
+
+
+MARK = b'{"query": "%s", "item": "\\u001b[31m", "same": %s}\n'
+FORGERIES: dict[str, Forge] = {
+    **{
+        f"{name} is a link": file_link(name)
+        for name in ("marks.jsonl", "corrections.csv", "taught/0/model.json", "taught/model.txt")
+    },
+    **{
+        f"{name} is a pipe": special(name, os.mkfifo)
+        for name in ("marks.jsonl", "corrections.csv", "taught/0/map.safetensors")
+    },
+    **{
+        f"{name} is a terabyte": special(name, sparse)
+        for name in ("marks.jsonl", "corrections.csv", "taught/0/weights.safetensors")
+    },
+    "a map that can't be undone": mapped(torch.zeros(4, 4).double()),
+    "a map of another width": mapped(torch.eye(9).double()),
+    "a map of NaN": mapped(torch.full((4, 4), torch.nan).double()),
+    "marks of nonsense": text("marks.jsonl", MARK % (b"x", b"7") + b"[" * 10**5 + b"\n\xff\n"),
+    "marks of nobody": text("marks.jsonl", b"".join(MARK % (b"%d" % i, b"true") for i in range(9))),
+    "corrections of nonsense": text("corrections.csv", b"item,label,corrected\n\0,\xff,\x1b[31m\n"),
+}
+
+
+def campaign(home: Path, seed: int) -> Iterator[Case]:
+    """Serve every forgery."""
+    run = prepare_run(home)
+    with served(home, run) as server:  # teach it something
+        keys = [json.loads(server.ask(f"/api/items/{i}")[1])["key"] for i in (0, 1)]
+        marks = {"query": {"like": keys[0]}, "marks": [{"item": keys[1], "same": True}]}
+        for path, body in (("marks", marks), ("learn", {"query": {"like": keys[0]}})):
+            status, said = post(server, path, body)
+            assert status == 200, said
+    run.rename(home / "whole")
+    for name, forge in FORGERIES.items():
+        yield _served(home, run, name, forge, keys)
+
+
+def post(server: Served, path: str, body: object) -> tuple[int, bytes]:
+    """Send an honest object; return status and answer."""
+    return server.ask(f"/api/{path}", json.dumps(body).encode(), kind="application/json")
+
+
+def _served(home: Path, run: Path, name: str, forge: Forge, keys: list[str]) -> Case:
+    disk, began = home / "disk", time.monotonic()
+    for folder in (run, disk):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(home / "whole", run)
+    disk.mkdir()
+    (disk / "precious").write_text("precious")
+    forge(run, disk)
+    before, query = contents(disk), {"query": {"like": keys[0]}}
+    complaints, refused, megabytes = list[str](), False, 0.0
+    try:
+        with served(home, run) as server:
+            for path, body in (
+                (f"marks?like={keys[0]}", None),
+                ("marks.csv", None),
+                ("marks", query | {"marks": [{"item": keys[1], "same": False}]}),
+                ("suspects", None),
+                ("suspects", {"item": keys[0], "label": "class 0"}),
+                ("undo", query),
+                ("learn", query),
+            ):
+                started = time.monotonic()
+                if body is None:
+                    status, _ = server.ask(f"/api/{path}")
+                else:
+                    status, _ = post(server, path, body)
+                seconds = time.monotonic() - started
+                refused |= status != 200
+                if (status >= 500 and status != 507) or seconds > SLOWEST:
+                    complaints.append(f"{path}: {status} after {seconds:.1f} s")
+            megabytes = server.megabytes()
+            if server.said:
+                complaints.append(f"said {server.said[-300:]!r}")
+    except AssertionError as error:  # it did not start
+        line, refused = str(error).strip().splitlines()[-1], True
+        if not line.startswith("nofuss: ") or "(unexpected" in line:
+            complaints.append(f"did not start: {str(error)[-300:]!r}")
+    if contents(disk) != before:
+        complaints.append("a file outside was changed")
+    return Case(name, refused, time.monotonic() - began, megabytes, complaints)
