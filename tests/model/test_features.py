@@ -153,7 +153,6 @@ def test_a_cache_that_can_t_be_written_costs_time_only(
 
 
 def test_reading_counts_as_use(cache: Path) -> None:
-    cache.mkdir()
     store = FeatureStore(cache / "features.sqlite", 3)
     store.write([b"key"], np.ones((1, 3), dtype=np.float32))
     os.utime(store.file, (1, 1))
@@ -162,7 +161,6 @@ def test_reading_counts_as_use(cache: Path) -> None:
 
 
 def test_links_and_pipes_are_left_alone(cache: Path) -> None:
-    cache.mkdir()
     (cache / "thesis").write_bytes(b"")
     (cache / "link").symlink_to(cache / "thesis")
     os.mkfifo(cache / "pipe")
