@@ -76,11 +76,11 @@ def test_a_description_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
         read_json(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan"), float("inf"), True])
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**400), float("nan"), float("inf"), True], ids=range(5)
+)
 def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> None:
-    index = Index(2)
-    index.add(torch.eye(2), names=["a", "b"], columns={"price": [1.0, 2.0]})
-    index.save(tmp_path / "index")
+    Index(torch.eye(2), ["a", "b"], [None, None]).save(tmp_path / "index")
     index_items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
     with pytest.raises(RunError, match="holds a value that is no number"):
         Index.load(tmp_path / "index")

@@ -137,7 +137,7 @@ def filters(home: Path) -> Target:
     def read(content: bytes) -> None:
         text = content.decode("utf-8", "surrogateescape")
         try:
-            where = parse_filter(text, types)  # type: ignore[arg-type]
+            where = parse_filter(text, types)
         except FilterError as error:
             raise DataError(str(error).replace("\n", " ")) from None
         table.matching(where, ["x", None, "y"])
@@ -146,7 +146,7 @@ def filters(home: Path) -> Target:
             from nofuss.search.stores.postgres_filter import condition_sql
 
             values: list[Any] = []
-            sql = condition_sql(where, types, values).as_string(None)  # type: ignore[arg-type]
+            sql = condition_sql(where, types, values).as_string(None)
             assert sql.count("%s") == len(values)
 
     seeds = ["price<20 and shop=='north'", "not (day >= '2024-05-01' or sold) and label != 'x'"]

@@ -95,7 +95,7 @@ def values_of(array: Any, known: dict[str, str]) -> list[Any]:
     plain = (types.is_primitive, types.is_decimal, types.is_string, types.is_large_string)
     if not any(is_kind(kind) for is_kind in (*plain, types.is_null)):
         raise ValueError(f"labels or names are of type {kind}; expected numbers or text")
-    values = array.to_pylist()
+    values: list[Any] = array.to_pylist()
     for row, value in enumerate(values):
         if isinstance(value, str):
             if len(value) > LARGEST_TEXT:

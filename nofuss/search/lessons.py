@@ -44,7 +44,7 @@ from nofuss.search.stored import holds_parts
 
 FOLDER, MAP = "taught", "map.safetensors"
 NUMBER = re.compile("[0-9]{1,6}")
-LARGEST_RATIO = 1e8
+LARGEST_RATIO = 1e10
 """Of how much a map may lengthen one direction more than another: beyond, it can't be undone."""
 MODEL_FILES = ("model.json", "weights.safetensors", "manifest.json")
 
@@ -67,9 +67,14 @@ class Step:
             raise RunError(f"{self.folder / MAP} is damaged ({error}); restore it") from None
         dim = read_shapes(self.folder / "weights.safetensors").get("head.weight", (0,))[0]
         is_map = matrix.dtype == torch.float64 and matrix.shape == (dim, dim) and dim > 0
-        if not is_map or not matrix.isfinite().all() or torch.linalg.cond(matrix) > LARGEST_RATIO:
+        # The ratio of zeros is NaN, which is no smaller than anything.
+        if not is_map or not matrix.isfinite().all() or not _ratio(matrix) <= LARGEST_RATIO:
             raise RunError(f"{self.folder / MAP} is not a map of embeddings; restore it")
         return matrix
+
+
+def _ratio(matrix: Tensor) -> float:
+    return float(torch.linalg.cond(matrix))
 
 
 def steps_of(run: Run) -> list[Step]:
