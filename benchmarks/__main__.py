@@ -21,7 +21,7 @@ from benchmarks.plots import draw
 from benchmarks.timing import Growth, Row
 
 HERE = Path(__file__).parent
-SECTIONS = ("losses", "evaluation", "search", "training", "scaling")
+SECTIONS = ("losses", "evaluation", "search", "training", "scaling", "items")
 
 
 class Section(Protocol):

@@ -115,18 +115,16 @@ def train(
     classes = len(np.unique(source.labels(train_rows)))
     config = source.budget.config("proxy-nca", rate, seed=seed, assignment=form.assignment)
     data, config, rows = data_of(source, config, form, train_rows, classes)
-    embedder, preprocessing = build_model(config, data)
+    embedder = build_model(config, data)
     features = None if source.features is None else source.features[rows]
-    training, feed = prepare(
-        config, data.subset(rows), features, embedder=embedder, preprocessing=preprocessing
-    )
+    training, feed = prepare(config, data.subset(rows), features, embedder=embedder)
     criterion = training.criterion
     assert isinstance(criterion, ProxyLoss)
     steps = len(feed) * training.epochs
 
     def embed(rows: Rows) -> Tensor:
         items = source.collection.subset(rows)
-        return Encoder(embedder, preprocessing).embed_collection(items)
+        return Encoder(embedder).embed_collection(items)
 
     if form.other is not None:
         first = criterion.proxies.detach()
@@ -164,10 +162,10 @@ def at_start(source: Source) -> str:
     config = source.budget.config("proxy-nca", source.budget.rates[0], assignment="dynamic")
     rows = source.train_rows
     items = source.collection.subset(rows)
-    embedder, preprocessing = build_model(config, items)
+    embedder = build_model(config, items)
     features = None if source.features is None else source.features[rows]
-    training, _ = prepare(config, items, features, embedder=embedder, preprocessing=preprocessing)
-    x = normalize(Encoder(embedder, preprocessing).embed_collection(items))
+    training, _ = prepare(config, items, features, embedder=embedder)
+    x = normalize(Encoder(embedder).embed_collection(items))
     assert isinstance(training.criterion, ProxyLoss)
     chosen = training.criterion.assign(x)
     spread = 1 - float(x.mean(0).square().sum())

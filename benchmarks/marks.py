@@ -16,7 +16,7 @@ from torch import Tensor
 from nofuss.data import open_data
 from nofuss.evaluate.neighbours import nearest
 from nofuss.evaluate.queries import PerQuery, per_query
-from nofuss.model.taught import SLACK, Pairs, mapped, taught_map
+from nofuss.model.taught import SLACK, MarkedPairs, mapped, taught_map
 from nofuss.run.directory import open_run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.teaching import usual_distances
@@ -33,7 +33,7 @@ def simulated_marks(
     count: int,
     wrong: float,
     random: np.random.Generator,
-) -> Pairs:
+) -> MarkedPairs:
     """Return the marks of one query a class, each with its first `count` results."""
     first, second, same = list[int](), list[int](), list[bool]()
     for c in classes.tolist():
@@ -43,7 +43,7 @@ def simulated_marks(
             first.append(query)
             second.append(row)
             same.append(bool(labels[row] == c) != bool(random.random() < wrong))
-    return Pairs(torch.tensor(first), torch.tensor(second), torch.tensor(same))
+    return MarkedPairs(torch.tensor(first), torch.tensor(second), torch.tensor(same))
 
 
 def main(run: Path, slack: float = SLACK) -> None:

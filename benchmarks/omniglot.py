@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nofuss.config import Preprocessing, TrainConfig
+from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.collection import Collection, Labels
 from nofuss.data.split import hold_out, split_collection
@@ -44,24 +44,23 @@ RATES = (3e-4, 1e-3, 3e-3)
 
 def fit(
     method: str, rate: float, data: Collection, *, seconds: float, seed: int
-) -> tuple[Embedder, Preprocessing, int]:
+) -> tuple[Embedder, int]:
     """Train for `seconds` of CPU time, loading included; return the model and its steps."""
     batch, per_class = METHODS[method]
     asked = TrainConfig(
         preset="small", loss=method, rate=rate, head_rate=rate, proxy_rate=10 * rate, seed=seed
     )
     config = resolve(asked, kind="pictures", small=True)
-    embedder, preprocessing = build_model(config, data)
-    assert preprocessing is not None
+    embedder = build_model(config, data)
     training = build_training(config, embedder, build_criterion(config, data.num_classes))
-    feed = CollectionFeed(data, preprocessing, batch, per_class, seed=seed)
+    feed = CollectionFeed(data, embedder.backbone.preprocessing, batch, per_class, seed=seed)
     embedder.train()
     steps, epoch, start = 0, 0, time.process_time()
     while True:
         for items in feed(epoch, 0):
             spent = (time.process_time() - start) / seconds
             if spent >= 1:
-                return embedder, preprocessing, steps
+                return embedder, steps
             set_rates(training.optimizer, "cosine", spent, 1)
             train_step(embedder, training.criterion, training.optimizer, items)
             steps += 1
@@ -74,8 +73,8 @@ def choose_rate(method: str, data: Collection, *, seconds: float, seed: int) -> 
     kept, held = data.subset(sides.train), data.subset(sides.test)
     found = {}
     for rate in RATES:
-        embedder, preprocessing, _ = fit(method, rate, kept, seconds=seconds, seed=seed)
-        embeddings = Encoder(embedder, preprocessing).embed_collection(held)
+        embedder, _ = fit(method, rate, kept, seconds=seconds, seed=seed)
+        embeddings = Encoder(embedder).embed_collection(held)
         found[rate] = recall_at_k(embeddings, labels_of(held), ks=(1,))[1]
     print(
         f"  {method}: held-out Recall@1 " + ", ".join(f"{r:g}: {v:.3f}" for r, v in found.items())
@@ -111,10 +110,8 @@ def main() -> None:
     for method in METHODS:
         rate = choose_rate(method, data, seconds=options.seconds / 3, seed=0)
         for seed in range(options.seeds):
-            model, preprocessing, steps = fit(
-                method, rate, data, seconds=options.seconds, seed=seed
-            )
-            embeddings = Encoder(model, preprocessing).embed_collection(test)
+            model, steps = fit(method, rate, data, seconds=options.seconds, seed=seed)
+            embeddings = Encoder(model).embed_collection(test)
             scores = evaluate(embeddings, labels_of(test)).as_dict()
             rows.append({"method": method, "rate": rate, "seed": seed, "steps": steps} | scores)
             low, high = scores["recall@1_interval"]

@@ -9,30 +9,30 @@ from matplotlib.figure import Figure
 from benchmarks.timing import Growth
 
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-MARKERS = "os^Dv"
 NAMED_MARKERS = dict(zip("os^Dv<>PX*", "●■▲◆▼◀▶✚✖★", strict=True))
 """Markers of a figure with many lines → what stands before their names."""
 
 
 def draw(growth: Growth, path: Path) -> None:
-    """Draw the seconds of each method against the size, both logarithmic."""
+    """Draw the values of each method against the size, both logarithmic."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     ends: list[tuple[float, str]] = []
-    for i, (method, seconds) in enumerate(growth.seconds.items()):
+    for i, (method, values) in enumerate(growth.values.items()):
         ours = method == "nofuss"
         axes.plot(
             growth.sizes,
-            seconds,
+            values,
             color="black" if ours else f"{0.25 + 0.4 * (i % 5) / 5}",
             linestyle="-" if ours else STYLES[i % len(STYLES)],
             linewidth=2.2 if ours else 1.2,
-            marker=MARKERS[i % len(MARKERS)],
+            marker=[*NAMED_MARKERS][i % len(NAMED_MARKERS)],
             markersize=4,
         )
-        measured = [value for value in seconds if value == value]
+        measured = [value for value in values if value == value]
         if measured:
-            ends.append((measured[-1], method))
+            glyph = [*NAMED_MARKERS.values()][i % len(NAMED_MARKERS)]
+            ends.append((measured[-1], f"{glyph} {method}"))
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_ylim()
@@ -45,14 +45,14 @@ def draw(growth: Growth, path: Path) -> None:
             (1.02, place),
             xycoords=("axes fraction", "data"),
             va="center",
-            weight="bold" if method == "nofuss" else "normal",
+            weight="bold" if method.endswith(" nofuss") else "normal",
             fontsize=9,
             annotation_clip=False,
         )
     axes.set_xticks(growth.sizes, [f"{size:,}" for size in growth.sizes])
     axes.minorticks_off()
     axes.set_xlabel(growth.axis)
-    axes.set_ylabel("seconds")
+    axes.set_ylabel(growth.unit)
     axes.set_title(growth.title, loc="left", fontsize=11)
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from nofuss.data.usable import open_usable
-from nofuss.evaluate.ranked import ranked_scores, summary
+from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import CANDIDATES, Reranking
-from nofuss.evaluate.strangers import RULES, Strangers, calibrate
+from nofuss.evaluate.strangeness import RULES
+from nofuss.evaluate.strangers import Strangers, calibrate
 from nofuss.model.encoder import load
 from nofuss.run.directory import open_run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.index import Index
-from nofuss.search.ranking import Ranking
+from nofuss.search.searcher import Searcher
 from nofuss.terminal import console
 
 
@@ -51,7 +52,7 @@ def show_ranking(title: str, vectors: Tensor, labels: np.ndarray, chosen: Rerank
     means = [*plain.hits[:, [0, 3]].mean(0).tolist(), float(plain.map_at_r.mean())]
     rows = [["by distance", *_percent(means), ""]]
     for weighting, scores in zip(CANDIDATES, others, strict=True):
-        found = summary(scores, plain, weighting, seed=0)
+        found = reranking_summary(scores, plain, weighting, seed=0)
         mark = "*" if weighting == chosen.weighting else ""
         gain = ", ".join(
             f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
@@ -80,7 +81,7 @@ def show_cost(
     """Print the median processor time of single queries."""
     names = [str(i) for i in range(len(vectors))]
     index = Index.build(vectors, names=names, labels=[str(label) for label in labels])
-    both, plain = Ranking(index, rerank.weighting, strangers), Ranking(index)
+    both, plain = Searcher(index, rerank.weighting, strangers), Searcher(index)
     kinds: dict[str, Callable[[Tensor], object]] = {
         "the 10 nearest": lambda query: index.search(query[None], 10),
         "the 200 nearest and their cosines": lambda query: plain.search(query, 10),

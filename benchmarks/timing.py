@@ -47,13 +47,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Growth:
-    """One log-log figure: seconds of each method against a size; nan where it was not run."""
+    """One log-log figure: values of each method against a size; nan where it was not run."""
 
     name: str
     title: str
     axis: str
     sizes: tuple[int, ...]
-    seconds: dict[str, tuple[float, ...]]
+    values: dict[str, tuple[float, ...]]
+    unit: str = "seconds"
 
 
 def interleaved(

@@ -55,7 +55,8 @@ def rows(*, quick: bool) -> Iterator[Row]:
         small=False,
     )
     collection = open_data(folder)
-    embedder, preprocessing = build_model(config, collection)
+    embedder = build_model(config, collection)
+    preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
     collection = decode_ahead(collection, preprocessing)
     data = collection.subset(sides_of(collection, config).train)
@@ -100,12 +101,12 @@ def kept_steps(
     config: TrainConfig, data: Collection, preprocessing: Preprocessing, steps: int
 ) -> Callable[[], None]:
     """Return a function that trains the last stages on as many batches, read from the cache."""
-    embedder, _ = build_model(config, data)
+    embedder = build_model(config, data)
     freeze_first(embedder, "2")
     fixed = fixed_count(embedder.backbone, "2")
     criterion = build_criterion(config, data.num_classes)
     training = build_training(config, Top(embedder, fixed), criterion)
-    kept = activations_of(embedder, fixed, data, preprocessing, views=1, augmented=True)
+    kept = activations_of(embedder, fixed, data, views=1, augmented=True)
     batches = CollectionFeed(data, preprocessing, int(config.batch or 32))
     feed = First(ActivationFeed(batches, kept), steps)
     for _ in feed(0, 0):  # computed and written here

@@ -40,10 +40,9 @@ from nofuss.run.choice import Recipe
 from nofuss.training.choice import fit_head
 from nofuss.training.closed_form import ClosedForm, Pinned
 from nofuss.training.folds import class_folds, query_scores
-from nofuss.training.head import DIM
 from nofuss.training.job import build_model
 from nofuss.training.optim import set_rates
-from nofuss.training.presets import resolve
+from nofuss.training.presets import DIM, resolve
 
 BATCH, EPOCHS, NCA_ITEMS = 128, 20, 1000
 MOVES = (0.5, 1.0, 2.0, 4.0)
@@ -73,9 +72,7 @@ def tasks(path: Path, seeds: int) -> Iterator[Task]:
         features = torch.from_numpy(np.array(collection.array, dtype=np.float32)).flatten(1)
     else:
         config = resolve(TrainConfig(), kind="pictures", small=False)
-        embedder, preprocessing = build_model(config, collection)
-        assert preprocessing is not None
-        features = backbone_features(embedder, collection, preprocessing)
+        features = backbone_features(build_model(config, collection), collection)
     labels = torch.from_numpy(collection.labels)
     for seed in range(1 if collection.split is not None else seeds):
         sides = split_collection(collection, seed=seed)

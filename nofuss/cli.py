@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import io
 import os
 import re
@@ -83,12 +82,12 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
         groups = getattr(module, "GROUPS", {})
         print(help_page.page(main, prog=f"nofuss {name}", groups=groups))
         raise SystemExit(0)
-    _check_address_space()
     if sys.platform == "win32":
         raise UsageError(
             "the commands open folders and lock files in ways that Windows does not have; "
             "run them in WSL 2 (the losses and scores work on Windows too, from Python)"
         )
+    _check_address_space()
     _check_other_names(name, main, rest)
     rest = _spelled_out(rest, help_page.switches_of(main))
 
@@ -189,7 +188,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        gc.freeze()  # or the interpreter searches all of torch for garbage before it exits
         return _fail("stopped", 130)
     except BrokenPipeError:  # the reader of the output has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -259,8 +257,6 @@ def _check_address_space() -> None:
 
     They do not fail in order: an import ends in a SystemError, and OpenBLAS waits forever.
     """
-    if sys.platform == "win32":
-        return
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < NEEDED_BYTES:
         raise MemoryError
@@ -268,10 +264,9 @@ def _check_address_space() -> None:
 
 def _more_memory() -> str:
     """Suggest a cure: a memory limit of the shell first, if there is one."""
-    if sys.platform != "win32":
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            return f"this shell allows {limit / 1e6:,.0f} MB: ulimit -v unlimited"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        return f"this shell allows {limit / 1e6:,.0f} MB: ulimit -v unlimited"
     return "try smaller --batch, --size, --dim or data, or a machine with more"
 
 

@@ -43,6 +43,7 @@ class Preprocessing:
     """Strength of random changes of brightness and contrast in training (0 = none)."""
 
 
+Precision = Literal["fp32", "bf16", "fp16"]
 NAMED_DATA = ("han",)
 """Data sets that a word stands for, instead of a path."""
 
@@ -157,9 +158,7 @@ class TrainConfig:
     root: _Switch = None
     """Take the square root of each feature, so that a few very large ones do not decide alone
     (sign(x)·√|x|, Perronnin et al. 2010; with --start whitened chosen on folds)."""
-    folds: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: 4)")] = (
-        None
-    )
+    folds: _Count = None
     """Fixed features: folds of the training classes on which the start is chosen and training has
     to prove its gain; 0 skips both and always trains."""
     unfreeze: Annotated[
@@ -221,10 +220,13 @@ class TrainConfig:
     """auto: search re-ranks what it finds by the neighbours of its neighbours, if held-out classes
     gain by it. none: search by distance alone."""
     holdout: _Number = None
-    """Trainable backbones: share of the training classes held out to monitor training; 0 trains
-    on all of them."""
+    """Trainable backbones: share of the training classes held out to monitor training; 0: none."""
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
     """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
+    precision: Precision = "fp32"
+    """What the network computes in; bf16 and fp16 are for GPUs. Weights and losses stay in fp32."""
+    compile: bool = False
+    """Compile the network that is trained: torch.compile, which needs a C++ compiler."""
     workers: int = 0
     """Threads that prepare batches in advance."""
     checkpoint_seconds: float = 60.0
@@ -275,17 +277,16 @@ def _fits(value: Any, hint: Any) -> bool:
 _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("dim", "batch", "views"), (1, 2**31)),
     "lora": (1, 1025),
-    **dict.fromkeys(("epochs", "warmup", "per_class"), (0, 2**31)),
+    **dict.fromkeys(("epochs", "warmup", "per_class", "seed"), (0, 2**31)),
     "workers": (0, 1025),
     **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
+    "checkpoint_seconds": (0, float("inf")),
     **dict.fromkeys(("test_share", "holdout"), (0, 1)),
     "shrinkage": (0, 1.0000001),
     "zoom": (0.01, 1.0000001),
     "folds": (0, 65),
     "size": (16, 4096),
     "class_level": (1, 65),
-    "seed": (0, 2**31),
-    "checkpoint_seconds": (0, float("inf")),
 }
 
 

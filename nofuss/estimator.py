@@ -68,16 +68,16 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         labels, self.classes_ = compact_labels(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y has {len(self.classes_)} class; a distance needs two or more")
-        config = self._config(X.shape[1])
+        config = self._config()
         self.choice_, head = fit_head(config, torch.from_numpy(X), torch.from_numpy(labels))
         self.components_: NDArray[np.float32] = head.weight.numpy()
         self.intercept_: NDArray[np.float32] = head.bias.numpy()
         self._n_features_out = len(self.components_)
         return self
 
-    def _config(self, width: int) -> TrainConfig:
+    def _config(self) -> TrainConfig:
         asked = TrainConfig(
-            dim=None if self.dim is None else min(self.dim, width),
+            dim=self.dim,
             loss=self.loss,
             folds=self.folds,
             epochs=self.epochs,

@@ -2,7 +2,12 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "nofuss", *map(str, arguments)]
 
 
 def started(

@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from nofuss.cli import main, parse
-from tests.running import started
+from tests.running import command, started
 
 SLOW_ENOUGH = ("--epochs", "12", "--batch", "16", "--checkpoint-seconds", "0", "--dim", "8")
 """About sixty steps, each with a checkpoint: time to be killed in."""
@@ -97,10 +97,6 @@ class Call:
 @pytest.fixture
 def nofuss(capsys: pytest.CaptureFixture[str]) -> Call:
     return Call(capsys)
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "nofuss", *map(str, arguments)]
 
 
 def process(*arguments: object) -> Outcome:
@@ -372,6 +368,9 @@ def test_labels_in_file_names_and_in_shards(nofuss: Call, home: Path, tmp_path: 
         (nearest,) = json.loads(found.out)["queries"][0]["neighbours"]
         assert nearest["label"] == "bird3"
         assert nearest["distance"] == pytest.approx(0, abs=1e-3)
+        assert nofuss("embed", run, data, "--out", f"{data}.npz").code == 0
+        with np.load(f"{data}.npz") as embedded:
+            assert embedded["classes"].tolist() == [f"bird{c}" for c in range(8)]
     assert same[0] == same[1]
     refused = nofuss("train", "shard.tar", "--out", "no", "--class-level", 1)
     assert "has labels of its own" in one_line(refused, 2)
@@ -698,10 +697,10 @@ def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -
     np.savez("judged.npz", vectors=random.normal(size=(30, 8)), triplets=rows)
     outcome = nofuss("train", "judged.npz", "--out", "run", "--epochs", 1, "--dim", 4)
     assert outcome.code == 0, outcome.err
-    assert "triplets are learned as they are (chains of items" in outcome.out
+    assert "training takes the triplets as they are (chains of items" in outcome.out
     assert json.loads(Path("run/scores.json").read_text())["triplets"] == 40
     refused = nofuss("train", "judged.npz", "--assignment", "balanced", "--out", "no")
-    assert "can't be learned by groups" in one_line(refused, 2)
+    assert "can't be trained on groups" in one_line(refused, 2)
 
 
 @pytest.mark.parametrize("name", ["train", "demo", "reproduce"])

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from nofuss.data import open_data
+from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.files.atomic import read_json
@@ -22,7 +23,7 @@ from nofuss.model.tensors import fill, read_tensors
 from nofuss.run.marks import append_marks, read_marks
 from nofuss.search import Index
 from nofuss.search.lessons import MAP, Step, _copy_model
-from nofuss.search.stores.address import read_address
+from nofuss.search.stores.url import read_url
 from tests.tiny_run import draw
 from torture.forgeries import index_items
 
@@ -77,12 +78,16 @@ def test_a_description_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [10**400, -(10**400), float("nan"), float("inf"), True], ids=range(5)
+    "value",
+    [10**400, -(10**400), float("nan"), float("inf"), True],
+    ids=["large", "small", "NaN", "infinite", "bool"],
 )
 def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> None:
-    Index(torch.eye(2), ["a", "b"], [None, None]).save(tmp_path / "index")
+    columns = {"price": Column("number", [1.0, 2.0])}
+    index = Index.build(torch.eye(2), names=["a", "b"], columns=columns)
+    index.save(tmp_path / "index")
     index_items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
-    with pytest.raises(RunError, match="holds a value that is no number"):
+    with pytest.raises(RunError, match="holds a value that is not number"):
         Index.load(tmp_path / "index")
 
 
@@ -157,5 +162,5 @@ def test_kept_features_of_another_type_are_computed_again(tmp_path: Path) -> Non
 
 def test_an_address_that_is_not_utf8_is_not_quoted() -> None:
     with pytest.raises(UsageError, match="not UTF-8") as caught:
-        read_address("postgresql://user@host/db?sslpassword=se\udcffcret", flag="--to")
+        read_url("postgresql://user@host/db?sslpassword=se\udcffcret", flag="--to")
     assert "cret" not in str(caught.value)

@@ -22,6 +22,12 @@ def draw(label: int, number: int, *, side: int = 40) -> Image.Image:
     return picture
 
 
+def scene(seed: int, size: int = 96) -> Image.Image:
+    """Soft random blobs: as smooth as a photograph."""
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC)
+
+
 def write_pictures(folder: Path, *, per_class: int = 5) -> Path:
     """Class folders with names that are markup; one picture is there twice."""
     for label, name in enumerate(CLASSES):

@@ -17,7 +17,7 @@ from torture.measured import PATIENCE, Ended
 
 PRELOADED = (
     "nofuss.training.pipeline",
-    "nofuss.report.scoring",
+    "nofuss.report.evaluation",
     "nofuss.search.finding",
     "torch._dynamo",
 )

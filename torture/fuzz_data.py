@@ -146,8 +146,8 @@ def arrays(home: Path) -> Target:
     seeds = []
     for tensors in (whole, others):
         with io.BytesIO() as zipped:
-            named: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-            np.savez(zipped, **named)
+            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+            np.savez(zipped, allow_pickle=False, **arrays)
             seeds.append(zipped.getvalue())
         save_file(tensors, home / "x.safetensors")
         seeds.append((home / "x.safetensors").read_bytes())
@@ -190,15 +190,10 @@ def shards(home: Path) -> Target:
         (home / "x.tar").write_bytes(content)
         _opened(home / "x.tar")
 
-    words: tuple[bytes, ...] = (
-        b"\x80" + bytes(11),
-        b"\xff" * 12,
-        b"GNU.sparse.map=",
-        b"GNU.sparse.major=1\n",
-    )
-    words += (b"19 GNU.sparse.major=1\n", b"22 GNU.sparse.size=10\n", b"12 size=-512\n", b"S", b"L")
-    words += (b"K", b"x", b"g", b"12 path=../x\n", b"20 hdrcharset=BINARY\n", b"ustar  \0")
-    return Target(seeds, read, words, _repaired_tar)
+    words = (b"\x80" + bytes(11), b"\xff" * 12, b"GNU.sparse.map=", b"GNU.sparse.major=1\n")
+    sizes = (b"19 GNU.sparse.major=1\n", b"22 GNU.sparse.size=10\n", b"12 size=-512\n", b"S", b"L")
+    names = (b"K", b"x", b"g", b"12 path=../x\n", b"20 hdrcharset=BINARY\n", b"ustar  \0")
+    return Target(seeds, read, (*words, *sizes, *names), _repaired_tar)
 
 
 def _repaired_tar(draw: Random, content: bytes) -> bytes:

@@ -40,7 +40,7 @@ def _trained(home: Path) -> Path:
     run = run_training(config)
     index_run(run, None)
     turned = torch.eye(DIM).double() + 0.1 * torch.ones(DIM, DIM).double()
-    lessons.learn(open_run(run), turned, extra={})
+    lessons.apply_lesson(open_run(run), turned, extra={})
     return run
 
 
@@ -116,8 +116,8 @@ def requests(home: Path) -> Target:
     server = context.__enter__()
     _running.append(context)  # or it ends here
     watch = f"while kill -0 {os.getpid()}; do sleep 1; done; kill {server.process.pid}"
-    nothing = subprocess.DEVNULL  # this process is killed at its end
-    subprocess.Popen(["sh", "-c", watch], stdin=nothing, stderr=nothing)
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(["sh", "-c", watch], stdin=nothing, stderr=nothing)  # this one is killed
     key, other = (json.loads(server.ask(f"/api/items/{i}")[1])["key"] for i in (0, 1))
     vector = json.loads(server.ask("/api/search", HONEST)[1])["query"]["vector"]
     names = {b"KEY": key.encode(), b"OTHER": other.encode(), b"VECTOR": vector.encode()}
@@ -148,13 +148,18 @@ def requests(home: Path) -> Target:
         if status not in (0, 200):
             raise RunError(f"status {status}")
 
-    words: tuple[bytes, ...] = (
-        b"\r\n",
-        b"\r\n\r\n",
-        b"Content-Length: 5\r\n",
+    words: tuple[bytes, ...] = (b"\r\n", b"\r\n\r\n", b"Content-Length: 5\r\n")
+    words += (
         b"Transfer-Encoding: chunked\r\n",
+        b"Host: evil\r\n",
+        b"Origin: null\r\n",
+        b"%00",
+        b"%ff",
+        b"..",
+        b"//",
+        b"HEAD",
+        b"PUT",
     )
-    words += (b"Host: evil\r\n", b"Origin: null\r\n", b"%00", b"%ff", b"..", b"//", b"HEAD", b"PUT")
     words += (b"Expect: 100-continue\r\n", b"HTTP/1.0", b"HTTP/2.0", b"OPTIONS", b"\xff", b"&k=500")
     words += (b"null", b"[]", b"{}", b"NaN", b"true", b"Cookie: ", b"\0", b"token=", b"where=")
     return Target(seeds, read, words, _repaired_length)

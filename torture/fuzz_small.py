@@ -21,10 +21,10 @@ from nofuss.hub.address import parse_address, parse_repository
 from nofuss.model.feature_store import FeatureStore
 from nofuss.model.tensors import fill, read_tensors
 from nofuss.run.marks import read_marks
-from nofuss.search.columns import Table
+from nofuss.search.columns import ColumnTable
 from nofuss.search.sent import Sent
-from nofuss.search.stores.address import read_address
 from nofuss.search.stores.milvus_filter import expression
+from nofuss.search.stores.url import read_url
 from nofuss.search.where import FilterError, parse_filter
 from torture.fuzz import Target
 
@@ -131,7 +131,8 @@ SPELLED = {
 
 def filters(home: Path) -> Target:
     """Parse a filter, apply it, and translate it for each database."""
-    table = Table(3, {name: Column(TYPES[name], VALUES[name]) for name in TYPES})  # type: ignore[arg-type]
+    columns = {name: Column(TYPES[name], VALUES[name]) for name in TYPES}  # type: ignore[arg-type]
+    table = ColumnTable(3, columns)
     types = {**table.types, "label": "text"}
 
     def read(content: bytes) -> None:
@@ -189,7 +190,7 @@ def addresses(home: Path) -> Target:
         for parse in (
             parse_address,
             parse_repository,
-            partial(read_address, flag="--to"),
+            partial(read_url, flag="--to"),
             partial(Sent.from_text, model="0" * 64, dim=8),
         ):
             try:

@@ -21,7 +21,7 @@ def main(
     figure: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
     device: DeviceName = "auto",
 ) -> None:
-    """Compare runs on the same items: differences to the first run, with 95% intervals.
+    """Compare runs on the same items: differences from the first run, with 95% intervals.
 
     Runs whose settings differ in the seed alone are one method; its scores are averaged, and seeds
     that two methods share are paired. A difference counts only if its intervals over classes and,

@@ -1,12 +1,19 @@
 """`nofuss embed`: write vectors, names and labels to a file."""
 
+import io
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nofuss.commands import DeviceName, RunPath
 from nofuss.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nofuss.data.collection import Collection
 
 
 def main(
@@ -20,7 +27,8 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        data: Pictures or vectors, in any layout that `nofuss train` reads.
+        data: Pictures or vectors, in any layout that `nofuss train` reads; labels are found as in
+            the run's data.
         out: An .npz or .safetensors file; never overwritten.
         device: Where to compute, as for `nofuss train`.
     """
@@ -30,6 +38,40 @@ def main(
         raise UsageError(f"{out} exists and is never overwritten; give another --out")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    from nofuss.model.embedding import embed_data  # here, so that --help does not load torch
+    from nofuss.data.labelling import labelling_of  # all here, so that --help does not load torch
+    from nofuss.data.usable import open_any, open_usable
+    from nofuss.distributed import processes
+    from nofuss.model.encoder import load
+    from nofuss.run.directory import open_run
+    from nofuss.terminal import console
 
-    embed_data(run, data, out=out, device=device)
+    encoder, labelling = load(run, device=device), labelling_of(open_run(run).config)
+    with processes.in_turn():
+        collection, _ = open_usable(open_any(data, labelling))
+    processes.check_same("data", collection.fingerprint)
+    with console.progress("embedding", len(collection)) as progress:
+        vectors = encoder.embed_collection(collection, progress=progress)
+    if processes.first():
+        _write(out, vectors, collection)
+    console.say(f"{len(vectors):,} vectors of {vectors.shape[1]} dimensions in {out}")
+
+
+def _write(out: Path, vectors: "Tensor", collection: "Collection") -> None:
+    """Write vectors, labels and names; class names are an array (.npz) or metadata."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    from nofuss.files.atomic import write_file
+
+    arrays: dict[str, Any] = {"vectors": vectors.numpy()}
+    if collection.labels is not None:
+        arrays["labels"] = collection.labels
+    words = {"names": collection.names, "classes": collection.class_names}
+    if out.suffix == ".npz":
+        arrays |= {name: np.array(text) for name, text in words.items()}
+        with io.BytesIO() as buffer:
+            np.savez(buffer, **arrays)
+            write_file(out, buffer.getvalue())
+    else:
+        metadata = {name: json.dumps(text) for name, text in words.items()}
+        write_file(out, save(arrays, metadata=metadata))

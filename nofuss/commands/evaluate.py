@@ -27,8 +27,8 @@ def main(
 ) -> None:
     """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen.
 
-    Of triplets and pairs without labels: the share in the right order.
-    Without DATA the run keeps the scores: scores.json, report.html and README.md are written anew.
+    Triplets and pairs without labels are scored by the share in the right order.
+    Without DATA the run keeps the scores: scores.json, report.html and README.md are written again.
 
     Args:
         run: A run directory of `nofuss train`.
@@ -45,16 +45,21 @@ def main(
         raise UsageError("--gallery needs the queries: nofuss evaluate RUN QUERIES --gallery DIR")
     if not k or min(k) < 1:
         raise UsageError(f"--k is {' '.join(map(str, k))}; expected whole numbers from 1 up")
-    from nofuss.report.scoring import score_run  # here, so that --help does not load torch
+    from nofuss.files.lock import RunLock  # all here, so that --help does not load torch
+    from nofuss.report.evaluation import score_run
+    from nofuss.run.directory import open_run
 
-    score_run(
-        run,
-        data,
-        gallery=gallery,
-        ks=sorted(k),
-        extended=extended,
-        rerank=rerank,
-        seed=seed,
-        as_json=json,
-        device=device,
-    )
+    with RunLock() as lock:
+        if data is None:  # the scores are written into the run
+            lock.take(open_run(run).path)
+        score_run(
+            run,
+            data,
+            gallery=gallery,
+            ks=sorted(k),
+            extended=extended,
+            rerank=rerank,
+            seed=seed,
+            as_json=json,
+            device=device,
+        )

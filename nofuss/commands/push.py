@@ -21,7 +21,7 @@ def main(
 
     Args:
         run: A run directory of `nofuss train`.
-        repository: The repository; it is made if there is none.
+        repository: The repository; it is created if it does not exist.
         public: Let everybody read a new repository; without it only you can.
         message: The message of the commit.
     """
@@ -29,7 +29,7 @@ def main(
     from nofuss.hub.address import parse_repository
     from nofuss.hub.download import FILES
     from nofuss.hub.upload import upload
-    from nofuss.model.weights import load_model
+    from nofuss.model.saved import load_model
     from nofuss.report import read_optional_json
     from nofuss.report.hub_card import hub_card, public_config
     from nofuss.run.directory import open_run

@@ -22,8 +22,9 @@ def main(
 ) -> None:
     """Find what is most like a picture: in the run's index, or without one in its test items.
 
-    Like `nofuss serve`. Test items are those of the classes kept out of training; where there are
-    none, all items of the run's data. `nofuss index RUN DIR` makes an index.
+    `nofuss serve` searches the same items. Test items are those of the classes kept out of
+    training; where there are none, all items of the run's data. `nofuss index RUN DIR` makes an
+    index.
 
     Args:
         run: A run directory of `nofuss train`.

@@ -16,8 +16,9 @@ def main(
 ) -> None:
     """Open a page to search: in the run's index, or without one in its test items.
 
-    Like `nofuss search`. Test items are those of the classes kept out of training; where there are
-    none, all items of the run's data. `nofuss index RUN DIR` makes an index.
+    `nofuss search` searches the same items. Test items are those of the classes kept out of
+    training; where there are none, all items of the run's data. `nofuss index RUN DIR` makes an
+    index.
 
     Args:
         run: A run directory of `nofuss train`.

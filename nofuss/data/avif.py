@@ -138,7 +138,7 @@ def _frame(header: bytes) -> int:
         read(5)
     else:
         if read(1):
-            raise ValueError("a stream with times, as of a film")
+            raise ValueError("a stream with timing, as in a film")
         has_delay = read(1)
         for _ in range(read(5) + 1):
             read(12)

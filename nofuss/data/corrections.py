@@ -86,7 +86,7 @@ def corrected(
     if typos:
         raise DataError(
             f"{printable(file.name)} names classes that are not in {collection.name}: "
-            f"{first_five(typos)}; correct the names, or make the classes"
+            f"{first_five(typos)}; correct the names, or create the classes"
         )
     say(f"{applied:,} labels corrected by {printable(file.name)}")
     if unknown:

@@ -97,7 +97,7 @@ def check_size(width: int, height: int) -> None:
         raise TooMuch("too narrow", shape)
 
 
-def middle(width: int, height: int, side: int) -> tuple[int, int, int, int]:
+def middle_box(width: int, height: int, side: int) -> tuple[int, int, int, int]:
     """Return left, top, width and height of the part whose short side is resized to `side`.
 
     That is the whole picture, or the middle of a very narrow one: crops need no more.

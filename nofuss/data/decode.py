@@ -78,7 +78,7 @@ def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     if preprocessing.squash:
         size = (side, side)
     else:
-        left, top, width, height = cost.middle(width, height, side)
+        left, top, width, height = cost.middle_box(width, height, side)
         if (width, height) != image.size:
             image = image.crop((left, top, left + width, top + height))
         short = min(width, height)

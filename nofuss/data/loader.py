@@ -6,9 +6,9 @@ decoders release Python's lock). Arrays are transformed a batch at a time; vecto
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -48,10 +48,12 @@ def batches(
     seed: int = 0,
     epoch: int = 0,
     workers: int = 0,
+    pin: bool = False,
 ) -> Iterator[Batch]:
-    """Yield the batches that a sampler chose; `train` takes random views, else centre crops.
+    """Return the batches that a sampler chose; `train` takes random views, else centre crops.
 
-    `preprocessing` is None for vectors. Without labels, every label is −1.
+    `preprocessing` is None for vectors. Without labels, every label is −1. pin: put the inputs into
+    pinned memory, from which a GPU copies asynchronously.
     """
     labels = np.full(len(collection), -1) if collection.labels is None else collection.labels
     fetch = _fetcher(collection, preprocessing)
@@ -64,22 +66,64 @@ def batches(
                 inputs = train_views(inputs, preprocessing, draws(seed, epoch, chosen))
             else:
                 inputs = test_views(inputs, preprocessing)
+        inputs = inputs.pin_memory() if pin else inputs
         return Batch(inputs, torch.from_numpy(labels[chosen]), torch.from_numpy(chosen))
 
+    return ahead(load, index_batches, workers, waiting=max(AHEAD, workers))
+
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+def ahead(
+    make: Callable[[Item], Made], items: Iterable[Item], workers: int, *, waiting: int
+) -> Iterator[Made]:
+    """Yield what `make` gives for each item, in order; threads have made up to `waiting` before."""
     if not workers:
-        yield from map(load, index_batches)
+        yield from map(make, items)
         return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="nofuss-loader")
-    waiting: deque[Future[Batch]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="nofuss-ahead")
+    begun: deque[Future[Made]] = deque()
     try:
-        for chosen in index_batches:
-            waiting.append(pool.submit(load, chosen))
-            if len(waiting) > max(AHEAD, workers):
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        for item in items:
+            begun.append(pool.submit(make, item))
+            if len(begun) > waiting:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def on_device(loaded: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield the batches with their inputs on a device, each copied while the one before is in use.
+
+    On a GPU the copies have a stream of their own, and do not wait for the work of the others.
+    """
+    if device.type == "cpu":
+        yield from loaded
+        return
+    lane = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    waiting: tuple[Batch, torch.cuda.Event | None] | None = None
+    for batch in loaded:
+        with torch.cuda.stream(lane):
+            inputs = batch.inputs.to(device, non_blocking=True)
+        following = batch._replace(inputs=inputs), lane.record_event() if lane else None
+        if waiting is not None:
+            yield _arrived(*waiting)
+        waiting = following
+    if waiting is not None:
+        yield _arrived(*waiting)
+
+
+def _arrived(batch: Batch, copied: torch.cuda.Event | None) -> Batch:
+    """Return a batch that the present stream may use: it waits for the copy, the host does not."""
+    if copied is not None:
+        present = torch.cuda.current_stream(batch.inputs.device)
+        present.wait_event(copied)
+        batch.inputs.record_stream(present)  # else its memory could be reused too early
+    return batch
 
 
 Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]

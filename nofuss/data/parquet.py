@@ -11,7 +11,7 @@ from typing import Any
 from nofuss.data.collection import Collection, first_five, printable
 from nofuss.data.labelling import SPLIT_WORDS
 from nofuss.data.rows import (
-    Rows,
+    FileRows,
     check_count,
     collection_of,
     label_column,
@@ -38,7 +38,7 @@ def open_parquet(files: Sequence[Path], root: Path) -> Collection:
     return collection_of([_parquet_rows(f) for f in files], files, root, name, f"Parquet{count}")
 
 
-def _parquet_rows(file: Path) -> Rows:
+def _parquet_rows(file: Path) -> FileRows:
     """Read all columns but the pictures, which are read when they are needed."""
     from pyarrow import parquet
 
@@ -68,16 +68,16 @@ def _parquet_rows(file: Path) -> Rows:
         raise DataError(f"{printable(file)} is not a readable Parquet file: {reason}") from error
     if picture is not None and not without_bytes:
         paths = [part_path(Part(file, row), str(name or "")) for row, name in enumerate(names)]
-        return Rows(paths, labels, sides)
+        return FileRows(paths, labels, sides)
     if without_bytes:
-        return Rows(_existing(file, names), labels, sides)
+        return FileRows(_existing(file, names), labels, sides)
     if place is None:
         shown = printable(", ".join(schema.names))
         raise DataError(
             f"{printable(file)} has the columns {shown}; expected pictures as bytes in a column "
             "like image, or their paths in a column like path"
         )
-    return Rows(_existing(file, places), labels, sides)
+    return FileRows(_existing(file, places), labels, sides)
 
 
 def _existing(file: Path, values: Sequence[Any]) -> list[Path]:

@@ -33,7 +33,7 @@ BYTES_PER_ROW = 512
 """What a row takes here: its path, label and side."""
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """What a file holds: paths of pictures, their labels and sides ("" where there are none)."""
 
     paths: list[Path]
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 
 def collection_of(
-    rows: Sequence[Rows], files: Sequence[Path], root: Path, name: str, layout: str
+    rows: Sequence[FileRows], files: Sequence[Path], root: Path, name: str, layout: str
 ) -> Collection:
     """Join the rows of all files; a split is a column, or in the names of the files."""
     paths = [path for each in rows for path in each.paths]

@@ -14,7 +14,7 @@ from nofuss.data.arrow_messages import is_compressed
 from nofuss.data.collection import Collection, printable
 from nofuss.data.labelling import SPLIT_WORDS
 from nofuss.data.rows import (
-    Rows,
+    FileRows,
     check_count,
     collection_of,
     label_column,
@@ -51,7 +51,7 @@ def open_saved_dataset(folder: Path) -> Collection:
             for name in names
             if name not in SPLIT_WORDS
         ]
-    rows, files = list[Rows](), list[Path]()
+    rows, files = list[FileRows](), list[Path]()
     for place, side in sides.items():
         features = _description(place / "dataset_info.json").get("features")
         for entry in _listed(place / "state.json", "_data_files", dict):
@@ -72,7 +72,7 @@ def _listed(file: Path, key: str, kind: type) -> list[Any]:
     return [entry for entry in entries if isinstance(entry, kind)]
 
 
-def _arrow_rows(file: Path, features: dict[str, Any]) -> Rows:
+def _arrow_rows(file: Path, features: dict[str, Any]) -> FileRows:
     """Find the place of each picture in an Arrow file, by the addresses in its memory map."""
     import pyarrow
 
@@ -88,7 +88,7 @@ def _arrow_rows(file: Path, features: dict[str, Any]) -> Rows:
             picture, label = picture_column(reader.schema), label_column(reader.schema, features)
             if picture is None:
                 raise ValueError(f"it has no column of pictures ({', '.join(reader.schema.names)})")
-            rows = Rows([], [], [])
+            rows = FileRows([], [], [])
             for batch in reader:
                 check_count(len(rows.paths) + len(batch), size)
                 batch.validate(full=True)  # or its offsets may point anywhere
@@ -113,7 +113,7 @@ def _check_uncompressed(file: Path) -> None:
 
 
 def _add_batch(
-    rows: Rows,
+    rows: FileRows,
     file: Path,
     batch: Any,
     columns: tuple[str, str | None],

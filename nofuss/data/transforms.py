@@ -115,7 +115,7 @@ def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
     height, width = images.shape[1:3]
     side, short = preprocessing.resize, min(height, width)
     if not preprocessing.squash:
-        left, top, width, height = cost.middle(width, height, side)
+        left, top, width, height = cost.middle_box(width, height, side)
         images = images[:, top : top + height, left : left + width]
     size = (
         (side, side)

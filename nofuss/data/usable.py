@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nofuss.data import open_data
+from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection
 from nofuss.data.corrections import corrected
 from nofuss.data.folder import find_pictures
@@ -62,20 +63,22 @@ def check_supervision(collection: Collection) -> None:
         )
 
 
-def any_pictures(path: Path) -> Path | Collection:
-    """Open what `embed` takes: any data, or a folder of pictures without class folders."""
-    if not path.is_dir():
-        return path
+def open_any(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
+    """Open any data, or a folder of pictures without classes, which has no labels then."""
     try:
-        return open_data(path)
-    except DataError:
-        pictures = find_pictures(path)
+        return open_data(path, labelling=labelling)
+    except DataError as error:
+        folder = path and Path(path).expanduser().absolute()
+        if folder is None or not folder.is_dir() or layout_of(folder):
+            raise
+        pictures = find_pictures(folder)
         if not pictures:
             raise
         return Collection(
-            name=path.absolute().name,
+            name=folder.name,
             layout="folder of pictures",
             kind="pictures",
             paths=pictures,
-            root=path,
+            root=folder,
+            notes=() if labelling == BY_FOLDER else (f"without labels: {error}",),
         )

@@ -50,7 +50,7 @@ class OrderScores:
         }
 
     def gain_over(self, name: str, other: "OrderScores") -> dict[str, Any]:
-        """Return the paired difference to another embedding of the same comparisons."""
+        """Return the paired difference from another embedding of the same comparisons."""
         gap = paired_difference(self.values, other.values, self.groups, self.seed)
         return {"over": name, "ordered": [*gap]}
 

@@ -25,8 +25,11 @@ def ranks_of_positives(task: Retrieval, rows: slice, limit: Tensor | None, block
     strip = _Strip(task, rows, squared, limit)
     span = task.gallery_span(rows)
     # A block as wide as the positives are many, so that its work outweighs the bookkeeping.
-    for cols in _growing(len(task.right), max(block, squared.shape[1])):
-        s = task.left[rows] @ task.right[cols].T
+    x, width = task.left[rows], max(block, squared.shape[1])
+    product = x.new_empty(len(x) * min(width, len(task.right)))  # reused: fresh memory is slow
+    for cols in _growing(len(task.right), width):
+        y = task.right[cols]
+        s = torch.mm(x, y.T, out=product[: len(x) * len(y)].view(len(x), len(y)))
         if cols.start < span.stop and span.start < cols.stop:
             task.hide_positives(s, rows, cols)
         strip.add(s, cols)

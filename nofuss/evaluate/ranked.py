@@ -73,7 +73,7 @@ def ranked_scores(
         rows = chosen[block]
         for parts, hits in zip(found, _hits(task, rows, longest, candidates), strict=True):
             parts.append(_of_hits(hits, relatives[rows], task.codes[rows]))
-    return [joined(parts) for parts in found]
+    return [joined_queries(parts) for parts in found]
 
 
 def _lay_out(
@@ -127,7 +127,7 @@ def _of_hits(hits: Tensor, relatives: Tensor, labels: Tensor) -> RankedScores:
     return RankedScores(at_k, average, within.sum(1) / relatives, labels)
 
 
-def joined(parts: Sequence[RankedScores]) -> RankedScores:
+def joined_queries(parts: Sequence[RankedScores]) -> RankedScores:
     """Return the queries of all parts together."""
     return RankedScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
@@ -139,7 +139,7 @@ def of_folds(folds: Sequence[RankedScores]) -> RankedScores:
     for fold in folds:
         apart.append(fold._replace(labels=fold.labels + first))
         first += int(fold.labels.max()) + 1
-    return joined(apart)
+    return joined_queries(apart)
 
 
 def gains_of(after: QueryScores, before: QueryScores, *, seed: int) -> dict[str, Difference]:
@@ -150,7 +150,7 @@ def gains_of(after: QueryScores, before: QueryScores, *, seed: int) -> dict[str,
     }
 
 
-def summary(
+def reranking_summary(
     after: RankedScores, before: RankedScores, weighting: Weighting, *, seed: int
 ) -> dict[str, Any]:
     """Return the scores of re-ranking for scores.json, with its gain over the plain order."""

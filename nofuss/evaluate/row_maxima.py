@@ -13,6 +13,7 @@ from nofuss.distributed.processes import merge_rows, share
 from nofuss.evaluate.task import blocks
 
 BLOCK = 384  # rows and columns of one product, which then stays in a core's cache
+FEW = BLOCK  # columns up to which all of them are in one product
 SPREAD = 2**24  # entries from which on several processes share the work
 
 
@@ -24,6 +25,33 @@ def row_maxima(
     index = torch.zeros(len(left), dtype=torch.int64, device=left.device)
     _improve(left, right, torch.arange(len(right), device=left.device), score, index, exclude)
     return score, index
+
+
+def best_columns(left: Tensor, right: Tensor, before: Tensor | None = None) -> Tensor:
+    """Return the column of the maximum of each row of left @ right.T, of FEW columns at most.
+
+    before: the columns of another time; one that has the maximum again is kept, and of the rows
+    that keep theirs none is searched.
+    """
+    n, k = len(left), len(right)
+    size = max(BLOCK, BLOCK * BLOCK // k)
+    found = torch.empty(n, dtype=torch.int64, device=left.device) if before is None else before
+    found, strips = found.clone(), list(blocks(0, n, size))
+    buffer = left.new_empty(size * k)
+    spread = n * k >= SPREAD
+    own = share(len(strips)) if spread else slice(len(strips))
+    for rows in strips[own]:
+        x, at = left[rows], found[rows]
+        s = torch.mm(x, right.T, out=buffer[: len(x) * k].view(len(x), k))
+        if before is None:
+            at.copy_(s.max(1).indices)
+            continue
+        # The index costs more than the maximum: look for it only where it changes.
+        lower = (s.gather(1, at[:, None])[:, 0] < s.amax(1)).nonzero()[:, 0]
+        at[lower] = s[lower].argmax(1)
+    if spread:
+        merge_rows(found, slice(own.start * size, own.stop * size))
+    return found
 
 
 def update_maxima(

@@ -10,7 +10,7 @@ from torch import Tensor
 from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
 from nofuss.evaluate.queries import PerQuery, QueryScores, pooled
-from nofuss.evaluate.ranked import of_folds, ranked_scores, summary
+from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.smoothing import Weighting
 
 KS = (1, 2, 4, 8)
@@ -78,7 +78,7 @@ def _reranked(
 ) -> dict[str, Any]:
     found = [ranked_scores(x, y, (None, weighting)) for x, y in zip(folds, labels, strict=True)]
     plain, after = (of_folds(column) for column in zip(*found, strict=True))
-    return summary(after, plain, weighting, seed=seed)
+    return reranking_summary(after, plain, weighting, seed=seed)
 
 
 def class_sums(queries: QueryScores) -> dict[str, list[float]]:

@@ -1,10 +1,7 @@
 """Is anything like this here? A query's strangeness, and what it means in a given index.
 
-The distance to the nearest item alone lets most strangers through. Two things help (Mensink et al.
-2013 on class means; local density as in Breunig et al. 2000 and the cohorts of speaker
-verification): the nearest *class mean* varies less than the nearest item, and how near an item must
-be depends on how crowded the place is. Both are read from the query's vicinity. Which rule is best
-differs between collections, so folds of training classes choose.
+Which rule (strangeness.py) is best differs between collections, so folds of training classes
+choose.
 
 What a value means depends on the index, on how many classes it has and how alike they are. It is
 calibrated on the index itself: every item (or a sample of them) is searched once without its
@@ -14,7 +11,7 @@ strangeness below which 95% of the former lie: a wrong "nothing" is the mistake 
 that recognises hardly more strangers than a coin would, the answer is "can't tell".
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, Self
@@ -24,61 +21,23 @@ import torch
 from torch import Tensor
 
 from nofuss.evaluate.intervals import paired_difference
-from nofuss.evaluate.vicinity import Vicinity, leave_one_out
+from nofuss.evaluate.strangeness import RULES
+from nofuss.evaluate.vicinity import leave_one_out
 from nofuss.geometry import Array, as_tensor, normalize
 
 DENIED = 0.05
 """Share of the items whose class is there that may be called strangers."""
 ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
 """Fewer items or classes say nothing about others."""
+FIRM_CLASSES = 20
+"""With fewer classes shares are called rough."""
+ENOUGH_IN_FOLD = 3
+"""Classes of a fold, so that two are left where one is left out; folds are pooled."""
 SAMPLE, SAMPLE_OF_FOLD = 500, 250
 """Items of an index that it is calibrated on, and of a fold that rules are compared on."""
-CROWD = 10, 50
-"""Ranks from and up to which neighbours say how crowded the place is; fewer in a small index."""
 _LEVELS = np.linspace(0, 1, 41)  # of the quantiles that are kept; one is 1 − DENIED
 
 Confidence = Literal["here", "perhaps", "nothing", "unknown"]
-
-
-@torch.no_grad()
-def nearest_class(around: Vicinity, labels: Tensor) -> Tensor:
-    """Return the cosine to the nearest class mean within the vicinity, (Q,).
-
-    labels (Q, M): codes of the items, below 0 for items without a class, which stand alone.
-    """
-    same = (labels[:, :, None] == labels[:, None]) & (labels >= 0)[:, None]
-    same |= torch.eye(labels.shape[1], dtype=torch.bool)
-    member = (same & around.exists[:, None]).float()  # (Q, M, M): j is of i's class
-    to_class = (around.gram * member).sum(2)  # xᵢ·Σx of its class, whose sum is |Σx|²
-    sums = member @ torch.stack([around.near, to_class], 2)
-    cosine = sums[..., 0] / sums[..., 1].clamp_min(1e-12).sqrt()
-    return cosine.masked_fill(~around.exists, -1.0).amax(1)
-
-
-def background(around: Vicinity) -> Tensor:
-    """Return the mean cosine to items that are near but not the nearest, (Q,)."""
-    counts = around.exists.sum(1, keepdim=True)
-    first, stop = (counts // 10).clamp_max(CROWD[0]), ((counts + 1) // 2).clamp_max(CROWD[1])
-    place = torch.arange(around.near.shape[1])
-    crowd = (place >= first) & (place < stop) & around.exists
-    return (around.near * crowd).sum(1) / crowd.sum(1).clamp_min(1)
-
-
-def _nearest(around: Vicinity, labels: Tensor) -> Tensor:
-    return -around.near.masked_fill(~around.exists, -1.0).amax(1)
-
-
-RULES: dict[str, Callable[[Vicinity, Tensor], Tensor]] = {
-    "nearest item": _nearest,
-    "nearest class mean": lambda around, labels: -nearest_class(around, labels),
-    "class mean, half density": lambda around, labels: (
-        background(around) / 2 - nearest_class(around, labels)
-    ),
-    "class mean, density": lambda around, labels: (
-        background(around) - nearest_class(around, labels)
-    ),
-}
-"""Name → strangeness (Q,) of queries by their vicinity and the labels (Q, M) of its items."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +71,16 @@ class Strangers:
         """Return one line for the user."""
         if not self.useful:
             return (
-                'search can\'t tell strangers here, so it does not say "nothing like this": among '
+                'search can\'t recognise strangers here, so it never says "nothing like this": of '
                 f"{self.classes:,} classes, each left out in turn, they look like the others "
                 f"(AUROC {self.auroc:.2f})"
             )
+        rough = "roughly " if self.classes < FIRM_CLASSES else ""
         return (
-            f'search says "nothing like this" by the {self.rule}: right for {self.rejected:.0%} of '
-            f"the items whose class is not there, wrong for {self.denied:.0%} of the others "
-            f"(AUROC {self.auroc:.2f}; {self.classes:,} classes, each left out in turn)"
+            f'search says "nothing like this" by the {self.rule}: right for {rough}'
+            f"{self.rejected:.0%} of the items whose class is not there, wrong for "
+            f"{self.denied:.0%} of the others (AUROC {self.auroc:.2f}; {self.classes:,} "
+            "classes, each left out in turn)"
         )
 
     def judge(self, strangeness: float) -> tuple[Confidence, str]:
@@ -127,8 +88,8 @@ class Strangers:
         nearer = float(np.interp(strangeness, self.strangers, _LEVELS))
         if not self.useful:
             return "unknown", (
-                "Can't tell whether its class is here: among these classes, pictures of others "
-                "look just as near."
+                "It is unknown whether its class is here: pictures of other classes look just as "
+                "near."
             )
         if strangeness > self.threshold:
             return "nothing", (
@@ -189,8 +150,9 @@ def choose_rule(embeddings: Sequence[Array], labels: Sequence[Array]) -> Strange
         made
         for x, y in zip(embeddings, labels, strict=True)
         if (made := _measure(x, torch.as_tensor(y), tuple(RULES), most=SAMPLE_OF_FOLD)) is not None
+        and len(torch.unique(made.labels)) >= ENOUGH_IN_FOLD
     ]
-    if not samples:
+    if not _suffice(samples):
         return None
 
     def rejected(rule: str) -> float:
@@ -210,13 +172,16 @@ def calibrate(
     they are left out where others suffice; else the threshold is at least that of held-out classes.
     """
     y = torch.as_tensor(labels)
+
+    def among(some: Tensor | None) -> Strangers | None:
+        sample = _measure(vectors, y, (chosen.rule,), among=some)
+        return _pooled([sample], chosen.rule) if sample and _suffice([sample]) else None
+
     learned = torch.zeros(len(y), dtype=torch.bool) if seen is None else torch.as_tensor(seen)
-    sample = _measure(vectors, y, (chosen.rule,), among=~learned)
-    found = None if sample is None else _pooled([sample], chosen.rule)
+    found = among(~learned)
     if found is not None or not learned.any():
         return found
-    sample = _measure(vectors, y, (chosen.rule,))
-    found = None if sample is None else _pooled([sample], chosen.rule)
+    found = among(None)
     if found is None:
         return None
     known = [max(a, b) for a, b in zip(found.known, chosen.known, strict=True)]
@@ -243,7 +208,7 @@ def _measure(
     suits = has_class.clone()
     suits[has_class] = sizes[codes[has_class]] > 1
     rows = (suits if among is None else suits & among).nonzero()[:, 0]
-    if len(rows) < ENOUGH_ITEMS or len(torch.unique(codes[rows])) < ENOUGH_CLASSES:
+    if not len(rows):
         return None
     if len(rows) > most:
         rows = rows[torch.linspace(0, len(rows) - 1, most).round().long()]
@@ -259,6 +224,12 @@ def _measure(
 
     nearest = torch.cat([around.near[:, 0] for around in leave_one_out(x, rows, size=1)])
     return _Sample(strangeness(another), strangeness(own), nearest, own)
+
+
+def _suffice(samples: Sequence[_Sample]) -> bool:
+    classes = sum(len(torch.unique(sample.labels)) for sample in samples)
+    items = sum(len(sample.labels) for sample in samples)
+    return items >= ENOUGH_ITEMS and classes >= ENOUGH_CLASSES
 
 
 def _pooled(samples: Sequence[_Sample], rule: str) -> Strangers:

@@ -7,12 +7,17 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from nofuss.errors import RunError
 from nofuss.files.atomic import TEMPORARY, sync, temporary_name
+
+Read = TypeVar("Read")
+REPLACED_AT_MOST = 10
+"""How often a folder may be replaced while it is read."""
 
 
 @contextmanager
@@ -39,6 +44,31 @@ def write_folder(path: Path) -> Iterator[Path]:
                 raise
             remove(old)
         sync(path.parent)
+
+
+def read_folder(path: Path, read: Callable[[], Read]) -> Read:
+    """Return what `read` finds in a folder, all of it from before or after it was replaced.
+
+    Another process may exchange the folder between two files: then it is read again.
+    """
+    for _ in range(REPLACED_AT_MOST):
+        before = _identity(path)
+        try:
+            found = read()
+        except Exception:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:
+                return found
+    return read()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
 
 
 @contextmanager

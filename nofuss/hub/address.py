@@ -38,7 +38,7 @@ def parse_address(path: str | Path) -> Address:
     """Return the parts of `hf://user/name[@revision]`; UsageError if it is something else."""
     found = _ADDRESS.fullmatch(str(path))
     if not found or not _is_valid(found["repository"]):
-        raise UsageError(f"{path} is no address on the Hub; expected hf://user/name[@revision]")
+        raise UsageError(f"{path} is not an address on the Hub; expected hf://user/name[@revision]")
     revision = found["revision"]
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise UsageError(f"{path}: expected a branch, a tag or a commit after the @")
@@ -49,7 +49,7 @@ def parse_repository(name: str) -> str:
     """Return the name of a repository, with or without `hf://`; UsageError if it is none."""
     text = str(parse_address(name).repository) if is_address(name) else name
     if not _is_valid(text):
-        raise UsageError(f"{name!r} is no repository of the Hub; expected user/name")
+        raise UsageError(f"{name!r} is not a repository of the Hub; expected user/name")
     return text
 
 

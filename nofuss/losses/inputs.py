@@ -119,3 +119,21 @@ def one_or_nan(*inputs: Tensor) -> Tensor:
     negative) may leave it out, and the loss would look sound.
     """
     return torch.stack([(x.detach() * 0).sum() for x in inputs]).sum() + 1
+
+
+def check_triplets(
+    x: Tensor, positives: Tensor | None, negatives: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return positives (B, D) and negatives (B, K, D) of anchors x (B, D)."""
+    if positives is None or negatives is None:
+        raise ValueError("got no labels; pass them, or both positives= and negatives=")
+    if negatives.ndim == 2:
+        negatives = negatives[:, None]  # (B, 1, D)
+    b, d = x.shape
+    k = negatives.shape[1] if negatives.ndim == 3 else 0
+    if positives.shape != (b, d) or k < 1 or negatives.shape != (b, k, d):
+        raise ValueError(
+            f"anchors are {tuple(x.shape)}, positives {tuple(positives.shape)}, negatives "
+            f"{tuple(negatives.shape)}; expected (B, D), (B, D) and (B, D) or (B, K, D)"
+        )
+    return positives, negatives

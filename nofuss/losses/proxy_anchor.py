@@ -49,6 +49,7 @@ class ProxyAnchor(ProxyLoss):
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "balanced")
+    free_norms: ClassVar[bool] = False
     separable: ClassVar[bool] = False
 
     def __init__(
@@ -66,8 +67,6 @@ class ProxyAnchor(ProxyLoss):
         proxies: Tensor | None = None,
         sharded: bool = False,
     ) -> None:
-        if scale is None:
-            raise ValueError("scale is None; expected a number, as ProxyAnchor is made of cosines")
         super().__init__(
             num_classes,
             dim,

@@ -20,6 +20,7 @@ from nofuss.losses.fast.fused import pays
 from nofuss.losses.inputs import (
     check_embeddings,
     check_labels,
+    check_triplets,
     check_weights,
     full_precision,
     one_or_nan,
@@ -33,7 +34,7 @@ from nofuss.losses.reduction import (
     reduce_losses,
 )
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets
-from nofuss.proxies.by_name import build_assignment
+from nofuss.proxies.by_name import build_assignment, count_proxies, kind_of
 
 
 def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:
@@ -52,13 +53,7 @@ class ProxyLoss(nn.Module, ABC):
     described in `ProxyNCA`.
     """
 
-    takes: ClassVar[tuple[str, ...]] = (
-        "static",
-        "fractional",
-        "several",
-        "dynamic",
-        "balanced",
-    )
+    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic", "balanced")
     fusible: ClassVar[bool] = True
     """Whether there is a fused form."""
     fuses_few: ClassVar[bool] = False
@@ -67,6 +62,10 @@ class ProxyLoss(nn.Module, ABC):
     """False if another scale is the same as another margin."""
     can_shard: ClassVar[bool] = True
     """Whether its proxies can be distributed over processes."""
+    free_norms: ClassVar[bool] = True
+    """Whether `scale=None` leaves the norms free; False if the loss is made of cosines."""
+    needs_whole: ClassVar[bool] = False
+    """Whether every class must have the same number of proxies, one or more."""
     separable: ClassVar[bool] = True
     """Whether each embedding has a loss that can be weighted or returned."""
 
@@ -75,9 +74,9 @@ class ProxyLoss(nn.Module, ABC):
         num_classes: int,
         dim: int,
         *,
+        scale: float | None = 18.0,
         proxies_per_class: float = 1.0,
         assignment: str | Assignment = "static",
-        scale: float | None,
         reduction: str = "mean",
         fused: bool | None = None,
         seed: int | None = None,
@@ -85,21 +84,18 @@ class ProxyLoss(nn.Module, ABC):
         sharded: bool = False,
     ) -> None:
         super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise ValueError(
-                f"got num_classes={num_classes}, dim={dim}; expected two classes or more, since "
-                "negatives are of other classes, and dim from 1 up"
-            )
-        if not 0 < proxies_per_class < math.inf:
-            raise ValueError(f"proxies_per_class is {proxies_per_class}; expected above 0")
-        if scale is not None and not 0 < scale < math.inf:
-            raise ValueError(f"scale is {scale}; expected above 0, or None for free norms")
+        self.check_options(
+            num_classes,
+            dim,
+            proxies_per_class=proxies_per_class,
+            assignment=assignment,
+            scale=scale,
+        )
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(assignment, str):
             assignment = build_assignment(
                 assignment, num_classes, proxies_per_class, generator=generator
             )
-        self._check_assignment(assignment, num_classes, proxies_per_class)
         self.num_classes = num_classes
         self.dim = dim
         self.scale = scale
@@ -153,7 +149,7 @@ class ProxyLoss(nn.Module, ABC):
             embeddings = to_shards(embeddings)
         with without_autocast(embeddings):
             if labels is None:
-                y, z = self._check_triplets(embeddings, positives, negatives)
+                y, z = check_triplets(embeddings, positives, negatives)
                 x, y, z = (self._place(each) for each in (embeddings, y, z))
                 p = self._place(self.proxies, embeddings)
                 triplets = self.assignment.from_triplets(y, z, p)
@@ -235,20 +231,53 @@ class ProxyLoss(nn.Module, ABC):
         """Return `proxy_logits` of placed embeddings and proxies."""
         return -squared_distances(x, p) if self.scale is None else self.scale * (x @ p.T)
 
-    def _check_assignment(
-        self, assignment: Assignment, num_classes: int, proxies_per_class: float
+    @classmethod
+    def check_options(
+        cls,
+        num_classes: int,
+        dim: int,
+        *,
+        proxies_per_class: float = 1.0,
+        assignment: str | Assignment = "static",
+        scale: float | None = 1.0,
     ) -> None:
-        if assignment.name not in self.takes:
+        """Raise ValueError for options that the loss can't have; nothing is built."""
+        if num_classes < 2 or dim < 1:
             raise ValueError(
-                f"{type(self).__name__} does not take {assignment.name} assignment; "
-                f"choose from {', '.join(self.takes)}"
+                f"got num_classes={num_classes}, dim={dim}; expected two classes or more, since "
+                "negatives are of other classes, and dim from 1 up"
             )
-        if assignment.num_classes not in (None, num_classes):
+        if not 0 < proxies_per_class < math.inf:
+            raise ValueError(f"proxies_per_class is {proxies_per_class}; expected above 0")
+        if cls.needs_whole and not float(proxies_per_class).is_integer():
             raise ValueError(
-                f"the assignment is made for {assignment.num_classes} classes but the loss for "
+                f"proxies_per_class is {proxies_per_class}; {cls.__name__} needs a whole number "
+                "from 1 up, as every class has the same number of centers"
+            )
+        if scale is None and not cls.free_norms:
+            raise ValueError(
+                f"scale is None; expected a number, as {cls.__name__} is made of cosines"
+            )
+        if scale is not None and not 0 < scale < math.inf:
+            allowed = ", or None for free norms" if cls.free_norms else ""
+            raise ValueError(f"scale is {scale}; expected above 0{allowed}")
+        if isinstance(assignment, str):
+            kind: Assignment | type[Assignment]
+            kind = kind_of(assignment, num_classes, proxies_per_class)
+            num_proxies = count_proxies(num_classes, proxies_per_class)
+        else:
+            kind, num_proxies = assignment, assignment.num_proxies
+        if kind.name not in cls.takes:
+            raise ValueError(
+                f"{cls.__name__} does not take {kind.name} assignment; "
+                f"choose from {', '.join(cls.takes)}"
+            )
+        if kind.num_classes not in (None, num_classes):
+            raise ValueError(
+                f"the assignment is made for {kind.num_classes} classes but the loss for "
                 f"{num_classes}; make them equal"
             )
-        if assignment.num_proxies < 2:
+        if num_proxies < 2:
             raise ValueError(
                 f"{num_classes} classes × {proxies_per_class} proxies a class is one proxy; "
                 "a positive and a negative need two: raise proxies_per_class"
@@ -258,19 +287,3 @@ class ProxyLoss(nn.Module, ABC):
         if not self.separable:
             raise ValueError(f"{type(self).__name__} takes no weights: {NOT_SEPARABLE}")
         return check_weights(weights, x)
-
-    def _check_triplets(
-        self, x: Tensor, positives: Tensor | None, negatives: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        if positives is None or negatives is None:
-            raise ValueError("got no labels; pass them, or both positives= and negatives=")
-        if negatives.ndim == 2:
-            negatives = negatives[:, None]  # (B, 1, D)
-        b, d = x.shape
-        k = negatives.shape[1] if negatives.ndim == 3 else 0
-        if positives.shape != (b, d) or k < 1 or negatives.shape != (b, k, d):
-            raise ValueError(
-                f"anchors are {tuple(x.shape)}, positives {tuple(positives.shape)}, negatives "
-                f"{tuple(negatives.shape)}; expected (B, D), (B, D) and (B, D) or (B, K, D)"
-            )
-        return positives, negatives

@@ -76,33 +76,6 @@ class ProxyNCA(ProxyLoss):
 
     fuses_few: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        *,
-        scale: float | None = 18.0,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
-        reduction: str = "mean",
-        fused: bool | None = None,
-        seed: int | None = None,
-        proxies: Tensor | None = None,
-        sharded: bool = False,
-    ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            scale=scale,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            reduction=reduction,
-            fused=fused,
-            seed=seed,
-            proxies=proxies,
-            sharded=sharded,
-        )
-
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets, shard=self.shard)
 
@@ -143,6 +116,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
     sharded: distribute the proxies over processes, as in `ProxyNCA`.
     """
 
+    free_norms: ClassVar[bool] = False
     fuses_few: ClassVar[bool] = True
 
     def __init__(

@@ -77,6 +77,8 @@ class SoftTriple(ProxyLoss):
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
+    free_norms: ClassVar[bool] = False
+    needs_whole: ClassVar[bool] = True
     fusible: ClassVar[bool] = False
     can_shard: ClassVar[bool] = False
 
@@ -95,13 +97,6 @@ class SoftTriple(ProxyLoss):
         seed: int | None = None,
         proxies: Tensor | None = None,
     ) -> None:
-        if scale is None:
-            raise ValueError("scale is None; expected a number, as SoftTriple is made of cosines")
-        if proxies_per_class != int(proxies_per_class) or proxies_per_class < 1:
-            raise ValueError(
-                f"proxies_per_class is {proxies_per_class}; SoftTriple needs a whole number from 1 "
-                "up, as every class has the same number of centers"
-            )
         check_number("gamma", gamma, positive=True)
         check_number("tau", tau)
         check_smoothing(label_smoothing)

@@ -15,9 +15,10 @@ import torch
 from efficientnet_lite_pytorch import EfficientNet
 from torch import Tensor, nn
 
-from nofuss.config import Preprocessing
+from nofuss.config import Precision, Preprocessing
 from nofuss.errors import UsageError, unknown_name
 from nofuss.model.inception import InceptionBN, from_public_layout
+from nofuss.model.precision import casting
 from nofuss.model.tensors import fill, read_tensors
 from nofuss.model.timm_network import timm_network
 
@@ -51,6 +52,8 @@ class Backbone(nn.Module):
         """None where the inputs are vectors."""
         self.mirror = False
         """Outside training: average the features of a picture and of its mirror image."""
+        self.precision: Precision = "fp32"
+        """What the network computes in; features are float32."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return pooled features (B, F)."""
@@ -60,12 +63,18 @@ class Backbone(nn.Module):
                 f"{self.channels} channels; build it with channels={inputs.shape[1]}"
             )
         if self.training or not self.mirror:
-            features: Tensor = self.network(inputs)
-            return features
-        both: Tensor = self.network(torch.cat([inputs, inputs.flip(-1)]))
+            return self.in_precision(self.network, inputs)
+        both = self.in_precision(self.network, torch.cat([inputs, inputs.flip(-1)]))
         # Not chunk(2), which torch.export takes for a batch of fixed size.
         straight, mirrored = both.view(2, inputs.shape[0], -1).unbind()
         return (straight + mirrored) / 2
+
+    def in_precision(self, part: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """Return what a part of the network gives in this backbone's precision, as float32."""
+        if self.precision == "fp32":
+            return part(inputs)
+        with casting(self.precision, inputs.device):
+            return part(inputs).float()
 
 
 class ConvNet(nn.Sequential):

@@ -62,10 +62,6 @@ class Embedder(nn.Module):
         fixed = {id(p) for p in self._fixed_parameters}
         return (p for p in self.backbone.parameters() if id(p) not in fixed)
 
-    def head_parameters(self) -> Iterator[nn.Parameter]:
-        """Return the head's parameters, for a separate group of the optimizer."""
-        return self.head.parameters()
-
     def freeze_backbone(self, frozen: bool = True) -> None:
         """Freeze the backbone, batch-norm statistics included; False unfreezes it."""
         self._backbone_frozen = frozen

@@ -1,6 +1,7 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,19 @@ from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import normalize
 from nofuss.hub.address import is_address, parse_address
 from nofuss.hub.download import fetch
+from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.feature_store import picture_keys
-from nofuss.model.features import accelerate_for, feature_store, features_of, run_over
+from nofuss.model.features import (
+    accelerate_for,
+    feature_store,
+    features_of,
+    one_torch_thread,
+    run_over,
+)
 from nofuss.model.inference import extract, for_inference, through_head
-from nofuss.model.weights import load_model
+from nofuss.model.onnx_backbone import OnnxNetwork
+from nofuss.model.saved import load_model
 
 BATCH = 32
 
@@ -31,6 +40,8 @@ BATCH = 32
 class Encoder:
     """A trained model, opened by `nofuss.load`: `embed` returns unit vectors for search.
 
+    embedder: the network, which is copied for inference; its backbone says how pictures become its
+        inputs.
     keep_features: keep the backbone's features of collections, and use those that are kept.
     source: where the model was loaded from.
     """
@@ -38,19 +49,22 @@ class Encoder:
     def __init__(
         self,
         embedder: Embedder,
-        preprocessing: Preprocessing | None,
         *,
         class_names: Sequence[str] = (),
         extra: dict[str, Any] | None = None,
         keep_features: bool = False,
         source: str = "",
     ) -> None:
-        self._store = feature_store(embedder.backbone, preprocessing) if keep_features else None
+        self._store = feature_store(embedder.backbone) if keep_features else None
         self.embedder = for_inference(embedder)
-        self.preprocessing = preprocessing
         self.class_names = tuple(class_names)
         self.extra = extra or {}
         self.source = source
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How a picture becomes an input; None for vectors."""
+        return self.embedder.backbone.preprocessing
 
     @property
     def dim(self) -> int:
@@ -76,12 +90,11 @@ class Encoder:
         unit: bool = True,
     ) -> Tensor:
         """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`."""
-        check_fits(collection, self.preprocessing, self.embedder.backbone.channels)
+        check_fits(collection, self.embedder.backbone)
         if self.preprocessing is not None and self._store is not None:
             features = features_of(
                 self.embedder.backbone,
                 collection,
-                self.preprocessing,
                 store=self._store,
                 workers=workers,
                 progress=progress,
@@ -89,9 +102,7 @@ class Encoder:
             embeddings = through_head(self.embedder, self.embedder.to_head(features))
         else:
             accelerate_for(self.embedder.backbone, len(collection))
-            embeddings = run_over(
-                self.embedder, collection, self.preprocessing, workers=workers, progress=progress
-            )
+            embeddings = run_over(self.embedder, collection, workers=workers, progress=progress)
         _check_finite(embeddings)
         return normalize(embeddings) if unit else embeddings
 
@@ -110,7 +121,10 @@ class Encoder:
     def features(self, pictures: Sequence[NDArray[np.uint8]], collection: Collection) -> Tensor:
         """Return features (N, F) of pictures, and keep them as those of the collection."""
         assert self.preprocessing is not None
-        found = extract(self.embedder.backbone, self._views(pictures), count=len(pictures))
+        backbone = self.embedder.backbone
+        in_onnx = isinstance(backbone.network, OnnxNetwork)
+        with one_torch_thread() if in_onnx else nullcontext():
+            found = extract(backbone, self._views(pictures), count=len(pictures))
         if self._store is not None:
             self._store.write(picture_keys(collection), found.numpy())
         return found
@@ -148,11 +162,11 @@ def _check_finite(embeddings: Tensor) -> None:
         )
 
 
-def check_fits(collection: Collection, preprocessing: Preprocessing | None, width: int) -> None:
+def check_fits(collection: Collection, backbone: Backbone) -> None:
     """Refuse vectors for a model of pictures, pictures for one of vectors, and other widths."""
-    vectors = collection.kind == "vectors"
-    if vectors != (preprocessing is None):
-        takes = "vectors" if preprocessing is None else "pictures"
+    vectors, width = collection.kind == "vectors", backbone.channels
+    if vectors != (backbone.preprocessing is None):
+        takes = "pictures" if vectors else "vectors"
         raise DataError(f"{collection.name} holds {collection.kind}, but the model takes {takes}")
     if vectors and collection.array is not None and collection.array.shape[1] != width:
         raise DataError(
@@ -166,8 +180,9 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
 
     A model of the Hub is pinned: `encoder.source` is its address with the commit.
 
-    device: "auto" is a GPU if there is one. backbone: the module that the run was trained on, where
-    it came from Python (`nofuss.train(…, backbone=module)`).
+    device: "auto" is a GPU if there is one, which computes in the precision of training; others
+    compute in float32. backbone: the module that the run was trained on, where it came from Python
+    (`nofuss.train(…, backbone=module)`).
     """
     source = str(path)
     if is_address(path):
@@ -181,12 +196,14 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
             f"{command('nofuss', 'train', '--out', folder, '--resume')}"
         )
     model = folder / "model" if (folder / "model").is_dir() else folder
-    saved = load_model(model, backbone=backbone)
+    embedder, class_names, extra = load_model(model, backbone=backbone)
+    where = choose_device(device)
+    if where.type != "cuda":  # half precision is slower there, and the weights are float32
+        embedder.backbone.precision = "fp32"
     return Encoder(
-        saved.embedder.to(choose_device(device)),
-        saved.preprocessing,
-        class_names=saved.class_names,
-        extra=saved.extra,
+        embedder.to(where),
+        class_names=class_names,
+        extra=extra,
         keep_features=True,
         source=source,
     )

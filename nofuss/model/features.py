@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory, make_room, try_write
 from nofuss.data.collection import Collection
-from nofuss.data.loader import batches
+from nofuss.data.loader import batches, on_device
 from nofuss.data.sampling import Indices, in_order
-from nofuss.distributed.device import device_of
+from nofuss.distributed.device import can_pin, device_of
 from nofuss.distributed.processes import all_sum, first, world
 from nofuss.files.checksum import Bytes, digest_of, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
@@ -27,7 +26,7 @@ from nofuss.terminal import console
 
 WORTH_EXPORT = 1000
 """Number of pictures from which exporting the backbone to onnxruntime saves time."""
-ONNX_BATCH, TORCH_BATCH, VECTOR_BATCH = 8, 16, 4096
+ONNX_BATCH, TORCH_BATCH, GPU_BATCH, VECTOR_BATCH = 8, 16, 64, 4096
 """Items loaded at once; onnxruntime is fastest while a batch fits the processor's cache."""
 CHUNK = 2048
 """Pictures whose features are kept at once."""
@@ -36,7 +35,6 @@ CHUNK = 2048
 def backbone_features(
     embedder: Embedder,
     collection: Collection,
-    preprocessing: Preprocessing,
     *,
     straight: Indices | None = None,
     workers: int = 0,
@@ -46,28 +44,22 @@ def backbone_features(
     straight: rows without their mirror images, where the backbone averages both.
     """
     if straight is None or not embedder.backbone.mirror:
-        return _show_features(embedder, collection, preprocessing, len(collection), workers)
+        return _show_features(embedder, collection, len(collection), workers)
     features = torch.empty(len(collection), embedder.backbone.features)
     others = np.setdiff1d(np.arange(len(collection)), straight)
     try:
         for rows, mirror in ((straight, False), (others, True)):
             embedder.backbone.mirror = mirror
             part = collection.subset(rows)
-            features[rows] = _show_features(embedder, part, preprocessing, len(collection), workers)
+            features[rows] = _show_features(embedder, part, len(collection), workers)
     finally:
         embedder.backbone.mirror = True
     return features
 
 
-def _show_features(
-    embedder: Embedder,
-    collection: Collection,
-    preprocessing: Preprocessing,
-    count: int,
-    workers: int,
-) -> Tensor:
+def _show_features(embedder: Embedder, collection: Collection, count: int, workers: int) -> Tensor:
     """Return features with a progress bar; the whole command computes `count` of them."""
-    store = feature_store(embedder.backbone, preprocessing)
+    store = feature_store(embedder.backbone)
     kept = kept_features(store, collection, embedder.backbone.features)
     if not len(kept.missing):
         return kept.values
@@ -75,24 +67,24 @@ def _show_features(
     label = "computing features once" + (", with mirror images" if backbone.mirror else "")
     with console.progress(label, len(kept.missing)) as progress:
         accelerate_for(backbone, count, missing=len(kept.missing))
-        return completed(
-            kept, backbone, collection, preprocessing, workers=workers, progress=progress
-        )
+        return completed(kept, backbone, collection, workers=workers, progress=progress)
 
 
-def feature_store(backbone: Backbone, preprocessing: Preprocessing | None) -> FeatureStore | None:
+def feature_store(backbone: Backbone) -> FeatureStore | None:
     """Return where features of this backbone are kept; None if a key can't cover what it does.
 
-    The key covers preprocessing, mirroring, the kind of device and every weight, as they are before
-    batch norm is folded.
+    The key covers preprocessing, mirroring, the kind of device, the precision and every weight, as
+    they are before batch norm is folded.
     """
-    if preprocessing is None or backbone.name == OWN:
+    if backbone.preprocessing is None or backbone.name == OWN:
         return None
 
     def parts() -> Iterator[Bytes]:
-        yield f"{preprocessing} {torch.__version__} mirror {backbone.mirror}".encode()
+        yield f"{backbone.preprocessing} {torch.__version__} mirror {backbone.mirror}".encode()
         if (kind := device_of(backbone).type) != "cpu":  # a GPU may round its products
             yield kind.encode()
+        if backbone.precision != "fp32":
+            yield backbone.precision.encode()
         yield from tensor_parts(backbone.state_dict())
 
     file = cache_directory() / f"features-{digest_of(parts())}.sqlite"
@@ -127,7 +119,6 @@ def kept_features(store: FeatureStore | None, collection: Collection, width: int
 def features_of(
     backbone: Backbone,
     collection: Collection,
-    preprocessing: Preprocessing,
     *,
     store: FeatureStore | None,
     workers: int = 0,
@@ -144,14 +135,13 @@ def features_of(
     tell(0)
     if len(kept.missing):
         accelerate_for(backbone, len(collection), missing=len(kept.missing))
-    return completed(kept, backbone, collection, preprocessing, workers=workers, progress=tell)
+    return completed(kept, backbone, collection, workers=workers, progress=tell)
 
 
 def completed(
     kept: KeptFeatures,
     backbone: Backbone,
     collection: Collection,
-    preprocessing: Preprocessing,
     *,
     workers: int = 0,
     progress: Callable[[int], None],
@@ -165,7 +155,6 @@ def completed(
         part = run_over(
             backbone,
             collection.subset(rows),
-            preprocessing,
             workers=workers,
             progress=partial(_advance, progress, start),
         )
@@ -182,22 +171,25 @@ def _advance(progress: Callable[[int], None], before: int, done: int) -> None:
 def run_over(
     model: Embedder | Backbone,
     collection: Collection,
-    preprocessing: Preprocessing | None,
     *,
     workers: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Return the features (of a Backbone) or raw embeddings (of an Embedder) of all items."""
     backbone = model.backbone if isinstance(model, Embedder) else model
+    preprocessing = backbone.preprocessing
     in_onnx = isinstance(backbone.network, OnnxNetwork)
-    if in_onnx:
-        batch, workers = ONNX_BATCH, max(1, workers)
-    else:
-        batch = VECTOR_BATCH if preprocessing is None else TORCH_BATCH
+    device = device_of(backbone)
+    if in_onnx or device.type != "cpu":  # pictures are decoded while the last ones are computed
+        workers = max(1, workers)
+    batch = ONNX_BATCH if in_onnx else TORCH_BATCH if device.type == "cpu" else GPU_BATCH
+    if preprocessing is None:
+        batch = VECTOR_BATCH
 
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
-        loaded = batches(collection, preprocessing, chosen, train=False, workers=workers)
-        return (batch.inputs for batch in loaded)
+        pin = can_pin(device)
+        loaded = batches(collection, preprocessing, chosen, train=False, workers=workers, pin=pin)
+        return (batch.inputs for batch in on_device(loaded, device))
 
     chosen = in_order(len(collection), batch)
     if preprocessing is not None and len(chosen):
@@ -205,8 +197,9 @@ def run_over(
         padding = np.full(batch - len(chosen[-1]), chosen[-1][-1])
         chosen[-1] = np.concatenate([chosen[-1], padding])
     tell = progress and (lambda done: progress(min(done, len(collection))))
+    threads = torch.get_num_threads() if in_onnx else 0  # so that no thread waits for a batch's end
     with one_torch_thread() if in_onnx else nullcontext():
-        return extract_together(model, load, chosen, tell)[: len(collection)]
+        return extract_together(model, load, chosen, tell, threads)[: len(collection)]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from nofuss.data.loader import ahead
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import merge_rows, share, world
 from nofuss.model.backbones import OWN, Backbone
@@ -39,18 +40,19 @@ def fold_batch_norm(module: nn.Module) -> None:
         fold_batch_norm(child)
 
 
-@torch.no_grad()
 def extract(
     model: Embedder | Backbone,
     batches: Iterable[Tensor],
     *,
     count: int,
     progress: Callable[[int], None] | None = None,
+    threads: int = 0,
 ) -> Tensor:
     """Return embeddings (of an Embedder) or features (of a Backbone) of `count` inputs, (count, …).
 
     The result is on the CPU, wherever the model is. The model runs in eval mode, and its mode is
     restored afterwards. `progress` is called after each batch with how many inputs are done.
+    threads: how many batches run at once; 0 runs them one after the other in this thread.
     """
     width = model.dim if isinstance(model, Embedder) else model.features
     out = torch.empty(count, width)
@@ -58,12 +60,18 @@ def extract(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     done = 0
+
+    @torch.no_grad()  # which holds for one thread
+    def run(batch: Tensor) -> Tensor:
+        found: Tensor = model(batch.to(device)).cpu()
+        return found
+
     try:
-        for batch in batches:
-            if done + len(batch) > count:
+        for found in ahead(run, batches, threads, waiting=threads):
+            if done + len(found) > count:
                 raise ValueError(f"batches hold more than count={count} inputs")
-            out[done : done + len(batch)] = model(batch.to(device)).cpu()
-            done += len(batch)
+            out[done : done + len(found)] = found
+            done += len(found)
             if progress:
                 progress(done)
     finally:
@@ -86,6 +94,7 @@ def extract_together(
     load: Callable[[Sequence[Any]], Iterator[Tensor]],
     chosen: Sequence[Any],
     progress: Callable[[int], None] | None = None,
+    threads: int = 0,
 ) -> Tensor:
     """Run `extract` on the batches `chosen`, distributed over the processes; rows stay in order."""
     ours = share(len(chosen))  # the batches of this process
@@ -93,7 +102,7 @@ def extract_together(
     total = sum(map(len, chosen))
     # Other processes are about as far, so that the bar counts their items too.
     advance = progress and (lambda done: progress(min(total, done * world())))
-    part = extract(model, load(chosen[ours]), count=count, progress=advance)
+    part = extract(model, load(chosen[ours]), count=count, progress=advance, threads=threads)
     if world() == 1:
         return part
     whole = part.new_zeros(total, part.shape[1])

@@ -77,6 +77,7 @@ def can_accelerate(backbone: Backbone) -> bool:
         and backbone.preprocessing is not None
         and backbone.preprocessing.size >= SMALLEST_SIDE
         and device_of(backbone).type == "cpu"
+        and backbone.precision == "fp32"
         and not isinstance(backbone.network, OnnxNetwork)
         and os.environ.get("NOFUSS_RUNTIME", "onnx") != "torch"
         and all(find_spec(name) is not None for name in NEEDED)

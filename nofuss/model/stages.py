@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from nofuss.distributed.device import device_of
 from nofuss.errors import UsageError
 from nofuss.model.backbones import OWN, Backbone, ConvNet, EfficientNetLite
 from nofuss.model.embedder import Embedder
@@ -125,10 +126,15 @@ class Top(nn.Module):
 
     def features(self, activations: Tensor) -> Tensor:
         """Return the backbone's features (B, F)."""
-        # Split at every call: a copy of this module must run the copy of the embedder.
-        for stage in split(self.embedder.backbone)[self.count :]:
-            activations = stage.forward(activations)
-        return activations
+        backbone = self.embedder.backbone
+
+        def last_stages(x: Tensor) -> Tensor:
+            # Split at every call: a copy of this module must run the copy of the embedder.
+            for stage in split(backbone)[self.count :]:
+                x = stage.forward(x)
+            return x
+
+        return backbone.in_precision(last_stages, activations)
 
     def embed_features(self, features: Tensor) -> Tensor:
         """Return raw embeddings (B, dim) of the backbone's features."""
@@ -141,6 +147,7 @@ def stages_agree(backbone: Backbone, size: int) -> bool:
     """Return whether the stages one after the other give the network's features, on an example."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, backbone.channels, size, size, generator=generator)
+    inputs = inputs.to(device_of(backbone))
     modes = [(module, module.training) for module in backbone.modules()]
     backbone.eval()
     try:

@@ -75,7 +75,7 @@ def class_scatter(features: Tensor, labels: Tensor) -> ClassScatter:
     return ClassScatter(within, means, sizes)
 
 
-def joined(parts: Sequence[ClassScatter]) -> ClassScatter:
+def joined_scatter(parts: Sequence[ClassScatter]) -> ClassScatter:
     """Return the scatter of all classes of several sets that have no class in common."""
     within = torch.stack([part.within for part in parts]).sum(0)
     return ClassScatter(

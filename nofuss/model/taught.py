@@ -21,7 +21,7 @@ SWEEPS, ENOUGH = 100, 1e-3
 
 
 @dataclass(frozen=True)
-class Pairs:
+class MarkedPairs:
     """Marked pairs: rows of embeddings (N, D)."""
 
     first: Tensor
@@ -31,7 +31,7 @@ class Pairs:
 
 
 def taught_map(
-    embeddings: Tensor, pairs: Pairs, *, near: float, far: float, slack: float = SLACK
+    embeddings: Tensor, pairs: MarkedPairs, *, near: float, far: float, slack: float = SLACK
 ) -> Tensor:
     """Return the map (D, D), double, whose outputs have the taught distances; symmetric.
 

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
@@ -24,9 +23,7 @@ from nofuss.model.stages import Top, Trunk
 from nofuss.terminal import console
 
 
-def fixed_stages(
-    embedder: Embedder, count: int, preprocessing: Preprocessing, *, pictures: int
-) -> Backbone:
+def fixed_stages(embedder: Embedder, count: int, *, pictures: int) -> Backbone:
     """Return a copy of the first `count` stages for inference, as a backbone of its own.
 
     pictures: how often it will run, which decides on the runtime.
@@ -37,8 +34,9 @@ def fixed_stages(
         Trunk(ready, count),
         features=0,
         channels=ready.channels,
-        preprocessing=preprocessing,
+        preprocessing=ready.preprocessing,
     ).eval()
+    trunk.precision = ready.precision
     accelerate_for(trunk, pictures)
     return trunk
 
@@ -48,7 +46,6 @@ def activations_of(
     embedder: Embedder,
     count: int,
     collection: Collection,
-    preprocessing: Preprocessing,
     *,
     views: int,
     augmented: bool,
@@ -59,10 +56,12 @@ def activations_of(
 
     augmented: random views as training takes them; else the centre crop and its mirror image.
     """
-    trunk = fixed_stages(embedder, count, preprocessing, pictures=views * len(collection))
+    preprocessing = embedder.backbone.preprocessing
+    assert preprocessing is not None
+    trunk = fixed_stages(embedder, count, pictures=views * len(collection))
     device = device_of(trunk)
     example = torch.zeros(1, trunk.channels, preprocessing.size, preprocessing.size)
-    shape = tuple(trunk.network(example.to(device)).shape[1:])
+    shape = tuple(trunk.in_precision(trunk.network, example.to(device)).shape[1:])
 
     @torch.no_grad()
     def compute(view: int, rows: Indices) -> Tensor:
@@ -70,14 +69,15 @@ def activations_of(
             batches(collection, preprocessing, [rows], train=augmented, seed=seed, epoch=view)
         )
         inputs = loaded.inputs.flip(-1) if view and not augmented else loaded.inputs
-        activations: Tensor = trunk.network(inputs.to(device))
-        return activations.cpu()
+        return trunk.in_precision(trunk.network, inputs.to(device)).cpu()
 
     def parts() -> Iterator[Bytes]:
         how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
         yield f"{preprocessing} {how} {torch.__version__} {count} {views} {shape}".encode()
         if device.type != "cpu":
             yield device.type.encode()
+        if trunk.precision != "fp32":
+            yield trunk.precision.encode()
         yield from tensor_parts(Trunk(embedder.backbone, count).state_dict())
         yield from picture_keys(collection)
 

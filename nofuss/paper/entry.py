@@ -80,7 +80,7 @@ def point(x: float, values: Sequence[float]) -> tuple[float, float, float | None
     return x, mean(values), low, high
 
 
-def shown(values: Sequence[float]) -> str:
+def plus_minus(values: Sequence[float]) -> str:
     """Return mean ± half the t-interval, in percent."""
     ends = t_interval(values)
     half = "" if ends is None else f" ± {100 * (ends[1] - mean(values)):.2f}"

@@ -14,7 +14,7 @@ from nofuss.paper.trial import Result, Trial
 Rates = dict[str, float]
 Tried = dict[str, dict[float, float]]
 """Loss → rate (or scale) → mean Recall@1 on held-out training classes."""
-Run = Callable[[Source, Sequence[Trial]], Mapping[Trial, Result]]
+RunTrials = Callable[[Source, Sequence[Trial]], Mapping[Trial, Result]]
 """Runs trials, or reads their stored results."""
 
 
@@ -28,7 +28,7 @@ def tries(source: Source, losses: Sequence[str]) -> list[Trial]:
     ]
 
 
-def choose_rates(source: Source, losses: Sequence[str], run: Run) -> tuple[Rates, Tried]:
+def choose_rates(source: Source, losses: Sequence[str], run: RunTrials) -> tuple[Rates, Tried]:
     """Return the best rate of each method, and the mean held-out Recall@1 of all tries."""
     results = run(source, tries(source, losses))
     table = {
@@ -48,7 +48,7 @@ def scale_tries(source: Source, methods: Sequence[str], rates: Rates) -> list[Tr
 
 
 def choose_scales(
-    source: Source, methods: Sequence[str], rates: Rates, run: Run
+    source: Source, methods: Sequence[str], rates: Rates, run: RunTrials
 ) -> tuple[dict[str, float], Tried]:
     """Return the scale of each method whose best is not the usual one; and the scores of all."""
     results = run(source, scale_tries(source, methods, rates))

@@ -11,13 +11,13 @@ from nofuss.config import is_named_data
 from nofuss.distributed import processes
 from nofuss.errors import DataError, RunError, UsageError, unknown_name
 from nofuss.files.atomic import write_file
-from nofuss.paper import batch_size, bounds, convergence, retrieval, tables
+from nofuss.paper import batch_size, convergence, epsilon, retrieval, tables
 from nofuss.paper.entry import Entry, Results, how, machine
 from nofuss.paper.further import FURTHER
 from nofuss.paper.lab import Lab
 from nofuss.paper.proxies_per_label import DYNAMIC, FRACTIONAL
 from nofuss.paper.rates import Rates, Tried, choose_rates, choose_scales, scale_tries, tries
-from nofuss.paper.results_page import render
+from nofuss.paper.results_page import results_page
 from nofuss.paper.sources import LAYOUTS, TITLES, Source, find_folders, missing, open_source
 from nofuss.paper.trial import Trial
 from nofuss.report import read_optional_json
@@ -50,7 +50,7 @@ FIGURES: dict[str, Experiment] = {
     "convergence": convergence,
     "fractional": FRACTIONAL,
     "dynamic": DYNAMIC,
-    "bounds": bounds,
+    "bounds": epsilon,
     "retrieval": retrieval,
     "batch-size": batch_size,
 }
@@ -230,7 +230,7 @@ def _write(out: Path, entry: dict[str, Any]) -> None:
         stored = read_optional_json(out / "work" / f"{key}.json").get("result", {}).get("grid")
         return stored if isinstance(stored, list) else []  # earlier versions stored HTML
 
-    write_file(out / "report.html", render(entries, grid))
+    write_file(out / "report.html", results_page(entries, grid))
 
 
 def _stopping(_: str) -> None:

@@ -15,7 +15,7 @@ Grid = Callable[[str], list[GridGroup]]
 """From a trial's key to the rows of pictures that it stored."""
 
 
-def render(entries: Sequence[dict[str, Any]], grid: Grid) -> bytes:
+def results_page(entries: Sequence[dict[str, Any]], grid: Grid) -> bytes:
     """Return the page of all entries, in their order."""
     shown = [
         {

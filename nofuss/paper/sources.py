@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.config import Preprocessing
 from nofuss.data import benchmarks, open_data
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.han import open_han
@@ -207,11 +206,10 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     if preset == "small":
         return pictures, None
     config = budget.config("proxy-nca", budget.rates[0])
-    embedder, preprocessing = build_model(config, pictures)
+    embedder = build_model(config, pictures)
+    preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
-    features = None
-    if config.start == "pca":
-        features = backbone_features(embedder, pictures, preprocessing)
+    features = backbone_features(embedder, pictures) if config.start == "pca" else None
     count = len(pictures)
     with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
         decoded = decode_ahead(pictures, preprocessing, progress=progress)
@@ -221,9 +219,7 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
 def _lite0_features(pictures: Collection, budget: Budget) -> tuple[Tensor, Any]:
     embedder = build_embedder("efficientnet-lite0", root=True)
     embedder.to(choose_device(budget.settings.get("device", "auto")))
-    preprocessing = embedder.backbone.preprocessing
-    assert isinstance(preprocessing, Preprocessing)
-    return backbone_features(embedder, pictures, preprocessing), embedder
+    return backbone_features(embedder, pictures), embedder
 
 
 def _fewer_classes(pictures: Collection, most: int) -> Collection:

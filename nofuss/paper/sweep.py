@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from nofuss.paper.entry import Figure, Results, Series, Table, point, shown
+from nofuss.paper.entry import Figure, Results, Series, Table, plus_minus, point
 from nofuss.paper.statistics import summary
 from nofuss.paper.trial import Result, Trial
 
@@ -64,7 +64,7 @@ class Sweep:
         rows = [
             [
                 self.names.get(name, name),
-                *(shown(curve[x]) if x in curve else "–" for x in settings),
+                *(plus_minus(curve[x]) if x in curve else "–" for x in settings),
                 *(column[name] for column in more.values()),
             ]
             for name, curve in scores.items()

@@ -9,13 +9,13 @@ from statistics import mean
 from typing import Any
 
 from nofuss.evaluate.intervals import SeededDifference
-from nofuss.paper.entry import Entry, Results, Table, shown
+from nofuss.paper.entry import Entry, Results, Table, plus_minus
 from nofuss.paper.further import FURTHER, NAMES
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
-from nofuss.paper.stages import STAGES
 from nofuss.paper.statistics import difference, list_words, span, summary
+from nofuss.paper.stopwatch import STAGES
 from nofuss.paper.trial import Result, Trial
 
 LOSSES = tuple(NAMES)
@@ -213,7 +213,7 @@ def _row(
     published: dict[str, Any],
     loss: str = "",
 ) -> list[str]:
-    cells = [name, *(shown([r[c] for r in results]) for c in columns)]
+    cells = [name, *(plus_minus([r[c] for r in results]) for c in columns)]
     if published:
         numbers = published.get(loss, {})
         cells += [f"{numbers[c]:.2f}" if c in numbers else "–" for c in ("recall@1", "nmi")]

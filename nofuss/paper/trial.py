@@ -21,7 +21,7 @@ from nofuss.files.checksum import digest_of
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets, raw_features
-from nofuss.paper.stages import Stopwatch, peak_memory
+from nofuss.paper.stopwatch import Stopwatch, peak_memory
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import GridGroup, Items, retrieval_grid
@@ -103,18 +103,17 @@ def run_trial(
     data = source.collection
     if trial.bare:
         data, config = _without_labels(source, trial, train_rows)
-    embedder, preprocessing = build_model(config, data)
+    embedder = build_model(config, data)
     training, feed = prepare(
         config,
         data.subset(train_rows),
         None if source.features is None else source.features[train_rows],
         embedder=embedder,
-        preprocessing=preprocessing,
     )
 
     def embed(rows: Rows) -> Tensor:
         items = source.collection.subset(rows)
-        return Encoder(embedder, preprocessing).embed_collection(items)
+        return Encoder(embedder).embed_collection(items)
 
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
     clock.stop("prepare")
@@ -147,7 +146,7 @@ def run_trial(
     clock.start()
     vectors = embed(test_rows)
     clock.stop("embed")
-    result |= scores(vectors, source.labels(test_rows), source, trial, clock=clock)
+    result |= scores_of(vectors, source.labels(test_rows), source, trial, clock=clock)
     result["stages"] = clock.seconds | {"train": seconds}
     result["peak_bytes"] = peak_memory()
     if trial.record == "neighbours":
@@ -155,7 +154,7 @@ def run_trial(
     return result
 
 
-def scores(
+def scores_of(
     vectors: Tensor,
     labels: Rows,
     source: Source,
@@ -185,7 +184,7 @@ def _untrained_scores(source: Source, dim: int) -> dict[str, Result]:
         source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
     )
     labels = source.labels(source.test_rows)
-    return {name: scores(vectors, labels, source) for name, vectors in found.items()}
+    return {name: scores_of(vectors, labels, source) for name, vectors in found.items()}
 
 
 def _measure(

@@ -54,9 +54,9 @@ class Assignment(nn.Module, ABC):
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return p(x) for each row of x: (N,) rows of `proxies`."""
 
-    @abstractmethod
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """Return triplets over proxies from a labelled batch."""
+        """Return triplets over proxies from a labelled batch: (x, p(x), all others)."""
+        return ProxyTriplets(positive=self.of(x, labels, proxies))
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return triplets over proxies from positives y (B, D) and negatives z (B, K, D)."""
@@ -99,10 +99,6 @@ class Static(Assignment):
         """Return the label itself."""
         return required(labels, self.name)
 
-    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """Return (x, p_c(x), all others)."""
-        return ProxyTriplets(positive=labels)
-
 
 class Fractional(Assignment):
     """Fewer proxies than labels (Section 6.5): labels are distributed over proxies at random, once.
@@ -126,10 +122,6 @@ class Fractional(Assignment):
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return the label's proxy."""
         return self.proxy_of_label[required(labels, self.name)]
-
-    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """Return (x, the label's proxy, all others)."""
-        return ProxyTriplets(positive=self.of(x, labels, proxies))
 
 
 class Several(Assignment):

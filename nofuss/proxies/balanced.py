@@ -49,10 +49,6 @@ class Balanced(Assignment):
         own = self.proxy_of_label[labels]
         return torch.where(own == FREE, labels % self.num_proxies, own)
 
-    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """Return (x, the label's proxy, all others)."""
-        return ProxyTriplets(positive=self.of(x, labels, proxies))
-
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Refuse: bare embeddings do not say which items were linked before."""
         raise ValueError(

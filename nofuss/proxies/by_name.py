@@ -8,6 +8,23 @@ from nofuss.proxies.balanced import Balanced
 NAMES = ("static", "dynamic", "balanced")
 
 
+def count_proxies(num_classes: int, proxies_per_class: float) -> int:
+    """Return the number of all proxies."""
+    return max(1, round(num_classes * proxies_per_class))
+
+
+def kind_of(name: str, num_classes: int, proxies_per_class: float) -> type[Assignment]:
+    """Return the class of a name; "static" is fractional below 1 a class, several above."""
+    if name not in NAMES:
+        raise ValueError(f"unknown assignment {name!r}; choose from {', '.join(map(repr, NAMES))}")
+    if name != "static":
+        return Dynamic if name == "dynamic" else Balanced
+    num_proxies = count_proxies(num_classes, proxies_per_class)
+    if num_proxies == num_classes:
+        return Static
+    return Fractional if num_proxies < num_classes else Several
+
+
 def build_assignment(
     name: str,
     num_classes: int,
@@ -15,16 +32,15 @@ def build_assignment(
     *,
     generator: torch.Generator | None = None,
 ) -> Assignment:
-    """Return the assignment of a name; "static" is fractional below 1 a class, several above."""
-    num_proxies = max(1, round(num_classes * proxies_per_class))
-    if name == "dynamic":
+    """Return the assignment of a name."""
+    kind = kind_of(name, num_classes, proxies_per_class)
+    num_proxies = count_proxies(num_classes, proxies_per_class)
+    if kind is Static:
+        return Static(num_classes)
+    if kind is Dynamic:
         return Dynamic(num_proxies)
-    if name == "balanced":
-        return Balanced(num_classes, num_proxies)
-    if name != "static":
-        raise ValueError(f"unknown assignment {name!r}; choose from {', '.join(map(repr, NAMES))}")
-    if num_proxies < num_classes:
+    if kind is Fractional:
         return Fractional(num_classes, num_proxies, generator=generator)
-    if num_proxies > num_classes:
-        return Several(num_classes, num_proxies)
-    return Static(num_classes)
+    return (
+        Several(num_classes, num_proxies) if kind is Several else Balanced(num_classes, num_proxies)
+    )

@@ -164,7 +164,7 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
             f"{strangers['classes']:,} held-out training classes this was wrong for "
             f"{strangers['denied']:.0%} of the items whose class was there, and right for "
             f"{strangers['rejected']:.0%} of the others (AUROC {strangers['auroc']:.2f}). An index "
-            "is calibrated anew whenever it changes: `nofuss index` prints its own figures."
+            "is calibrated again whenever it changes: `nofuss index` prints its own figures."
         )
     elif strangers:
         lines.append(

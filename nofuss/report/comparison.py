@@ -52,7 +52,7 @@ def compare_runs(
     figure: Path | None,
     device: str,
 ) -> None:
-    """Print the differences to the first run, with 95% intervals; draw them to `figure`."""
+    """Print the differences from the first run, with 95% intervals; draw them to `figure`."""
     opened = [open_run(path) for path in runs]
     groups = _same_but_for_the_seed(opened)
     if len(groups) < 2:
@@ -72,13 +72,13 @@ def compare_runs(
     ]
     found = _compare(methods, seed=seed)
     if as_json:
-        console.answer({"data": what, "queries": len(queries[0].rows), "methods": found})
+        console.print_json({"data": what, "queries": len(queries[0].rows), "methods": found})
     else:
         _show(found, what, queries[0])
     if figure is not None:
         write_file(figure, _drawn(found))
         if not as_json:
-            console.say(f"differences as a picture: {figure}")
+            console.say(f"figure of the differences: {figure}")
 
 
 def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
@@ -185,7 +185,7 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def _compare(methods: Sequence[Method], *, seed: int) -> list[dict[str, Any]]:
-    """Score every method, and its difference to the first."""
+    """Score every method, and its difference from the first."""
     first, found = methods[0], []
     for method in methods:
         row: dict[str, Any] = {"name": method.name, "runs": method.runs}
@@ -226,12 +226,12 @@ def _show(found: Sequence[dict[str, Any]], what: str, queries: PerQuery) -> None
         rows.append(cells)
     header = [""]
     for label in SCORES.values():
-        header += [label, "difference to the first, 95%"]
+        header += [label, "difference from the first, 95%"]
     classes = len(np.unique(queries.labels))
     console.table(f"{what}: {len(queries.rows):,} queries of {classes:,} classes", header, rows)
     if unpaired := [r["name"] for r in found[1:] if not r["recall@1"]["difference"]["over_seeds"]]:
         console.say(
-            f"chance over seeds is not in the verdict on {', '.join(unpaired)}: that needs two "
+            f"the verdict on {', '.join(unpaired)} does not account for the seed: that needs two "
             "seeds or more that both methods were trained with"
         )
 
@@ -246,7 +246,7 @@ def _words(gap: dict[str, Any]) -> str:
 
 
 def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
-    """Draw the differences to the first method with their intervals, as PNG."""
+    """Draw the differences from the first method with their intervals, as PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 1.6 + 0.5 * len(found)), layout="constrained")
@@ -273,7 +273,7 @@ def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
         axes.set_ylim(-0.5, len(others) - 0.5)
         axes.set_xlabel(f"{label}, points")
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.suptitle(f"difference to {found[0]['name']}, 95%", fontsize="medium")
+    figure.suptitle(f"difference from {found[0]['name']}, 95%", fontsize="medium")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()

@@ -19,12 +19,16 @@ from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates,
 from nofuss.data.labelling import Labelling, check_used
 from nofuss.data.scan import CONFLICT, DUPLICATE
 from nofuss.errors import DataError, command
+from nofuss.evaluate.expected import seconds_of_pair
 from nofuss.model.encoder import load
 from nofuss.report import findings
 from nofuss.terminal import console
 
 _SHOWN = 10  # findings of a kind on the screen; --json has all
 _BAR = 40
+LOOK_PRODUCTS, NEIGHBOUR_PRODUCTS = 3.0, 1.5
+"""Time of comparing the looks of all pairs of pictures, and of finding all neighbours, in that of
+the matrix product of all pairs."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def diagnose_data(data: Path, *, labelling: Labelling, run: Path | None, as_json
         console.say(collection.describe())
     diagnosis = diagnose(collection, data=data, run=run, quiet=as_json)
     if as_json:
-        console.answer(asdict(diagnosis))
+        console.print_json(asdict(diagnosis))
     else:
         _print(diagnosis)
 
@@ -129,7 +133,9 @@ def diagnose(
         encoder = load(run)
         with console.progress("embedding", len(subset), quiet=quiet) as progress:
             vectors = encoder.embed_collection(subset, progress=progress)
-        diagnosis.doubtful_labels = doubtful_labels(vectors, subset)
+        of_pair = NEIGHBOUR_PRODUCTS * seconds_of_pair(encoder.dim)
+        _announce("finding the neighbours of all items", of_pair, subset.names, quiet)
+        diagnosis.doubtful_labels = doubts_of(vectors, subset)
     diagnosis.suggestion += suggest(collection, data)
     return diagnosis
 
@@ -161,7 +167,7 @@ def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
     ]
 
 
-def doubtful_labels(vectors: Tensor, collection: Collection) -> list[Doubt]:
+def doubts_of(vectors: Tensor, collection: Collection) -> list[Doubt]:
     """Return the labels that a run's report would doubt, over all items; the clearest first."""
     assert collection.labels is not None
     neighbours = findings.neighbours(vectors.numpy(), queries=len(vectors))
@@ -209,9 +215,17 @@ def _look_alikes(
     if not looks:
         return []
     rows = list(looks)
+    _announce("comparing the looks of all pairs", LOOK_PRODUCTS * seconds_of_pair(64), rows, quiet)
     bits = np.stack([looks[i][0] for i in rows])
     thumbnails = np.stack([looks[i][1] for i in rows])
     return [[rows[i] for i in group] for group in near_duplicates(bits, thumbnails)]
+
+
+def _announce(what: str, of_pair: float, items: Sequence[object], quiet: bool) -> None:
+    """Say how long work on all pairs of items takes, if it is long."""
+    seconds = of_pair * float(len(items)) ** 2
+    if seconds >= console.LONG and not quiet:
+        console.say(f"{what}, {len(items):,} items, takes about {console.duration(seconds)}")
 
 
 def _group(collection: Collection, rows: Sequence[int]) -> Group:

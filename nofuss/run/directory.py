@@ -15,7 +15,7 @@
     marks.jsonl        results that somebody marked on the page, see run/marks.py
     taught/            models before and after what marks taught, see search/lessons.py
     checkpoints/       the state of training, see training/checkpoint.py
-    model/             what `nofuss.load` opens, see model/weights.py
+    model/             what `nofuss.load` opens, see model/saved.py
     .nofuss.lock       exists while a command writes, see files/lock.py
 
 A directory that is not empty is never overwritten; training continues it with --resume.

@@ -3,7 +3,7 @@
 index (vectors with names; stored: on disk; approximate: with faiss) or stores/ (in a database)
 columns, where (what a filter sees and says)
 items → gallery (which of them changed) → indexing (`nofuss index`)
-ranking (order and verdict) → searchable (what a run is searched in) → grid (results as a picture)
+searcher (order and verdict) → searchable (what a run is searched in) → grid (as a picture)
 server, guard, connections → handlers, refusals, decoders → shelf, plane (the map): `nofuss serve`
 """
 

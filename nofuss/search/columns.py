@@ -23,12 +23,13 @@ OPERATORS: dict[Operator, Callable[[Any, Any], Any]] = {
 }
 
 
-class Table:
+class ColumnTable:
     """Columns of equal length; items that lack one have None there."""
 
     def __init__(self, length: int = 0, columns: Mapping[str, Column] | None = None) -> None:
         self.length = length
-        self.columns: dict[str, Column] = dict(columns or {})
+        own = {n: Column(c.type, list(c.values)) for n, c in (columns or {}).items()}
+        self.columns: dict[str, Column] = own
         self._coded_columns: dict[str, _Coded] = {}
         for name, column in self.columns.items():
             if len(column.values) != length:
@@ -52,8 +53,9 @@ class Table:
         for name in {**self.columns, **new}:
             if name not in self.columns:
                 self.columns[name] = Column(new[name].type, [None] * self.length)
-            after = new[name].values if name in new else [None] * count
-            self.columns[name] = Column(self.types[name], [*self.columns[name].values, *after])
+            values = self.columns[name].values
+            assert isinstance(values, list)  # extended in place, which costs what is new
+            values.extend(new[name].values if name in new else [None] * count)
         self.length += count
         self._coded_columns.clear()
 
@@ -73,11 +75,11 @@ class Table:
         del self.columns[name]
         self._coded_columns.clear()
 
-    def kept(self, rows: Sequence[int]) -> "Table":
+    def kept(self, rows: Sequence[int]) -> "ColumnTable":
         """Return the table of these rows; a column without any value is dropped."""
         columns = {name: column.subset(rows) for name, column in self.columns.items()}
         used = {name: c for name, c in columns.items() if any(v is not None for v in c.values)}
-        return Table(len(rows), used)
+        return ColumnTable(len(rows), used)
 
     def matching(self, condition: Condition, labels: Sequence[str | None]) -> Mask:
         """Return which rows pass a filter."""

@@ -6,8 +6,8 @@ many connections, of one client or in all, the one that has been idle longest is
 
 import asyncio
 import os
+import resource
 import socket
-import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -31,10 +31,6 @@ _BACKLOG = 256  # connections that the system queues until they are accepted
 
 def room() -> tuple[int, int]:
     """Return how many connections, and how many accepted at a time, the descriptors allow."""
-    if sys.platform == "win32":
-        return _MOST, _QUEUE
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
         soft = 1024 if hard == resource.RLIM_INFINITY else min(1024, hard)

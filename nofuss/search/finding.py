@@ -17,8 +17,8 @@ from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
-from nofuss.search.ranking import Found, Ranking, Rerank
 from nofuss.search.searchable import Pictures, open_searchable
+from nofuss.search.searcher import Found, Rerank, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.where import Condition, FilterError, parse_filter
 from nofuss.terminal import console
@@ -42,30 +42,34 @@ def find_similar(
     names, vectors = _embed_queries(encoder, pictures)
     say = _be_silent if as_json else console.say
     with closing(open_searchable(opened, encoder, url, rerank=rerank, say=say)) as searchable:
-        ranking, types = searchable.ranking, searchable.index.types
+        searcher, types = searchable.searcher, searchable.index.types
         condition = None if where is None else read_filter(where, types)
-        found = ranking.search_all(vectors, k, where=condition)
+        found = searcher.search_all(vectors, k, where=condition)
         results = [
             answer(name, each, searchable.index) for name, each in zip(names, found, strict=True)
         ]
     if as_json:
-        console.answer({"run": str(run), "metric": METRIC} | about(ranking) | {"queries": results})
+        console.print_json(
+            {"run": str(run), "metric": METRIC} | about(searcher) | {"queries": results}
+        )
     else:
         for result in results:
             _print(result, types)
-        if ranking.strangers is None:
-            console.say("whether a class is here at all is not known: that needs more classes")
-        elif not ranking.strangers.useful:
-            console.say(ranking.strangers.describe())
+        if searcher.strangers is None:
+            console.say(
+                "search can't say whether a class is in the index at all: that needs more classes"
+            )
+        elif not searcher.strangers.useful:
+            console.say(searcher.strangers.describe())
     if show is not None:
         _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not as_json:
-            console.say(f"results as a picture: {show}")
+            console.say(f"picture of the results: {show}")
 
 
-def about(ranking: Ranking) -> dict[str, Any]:
+def about(searcher: Searcher) -> dict[str, Any]:
     """Return how the index is searched, ready for JSON: re-ranking, and the rule for strangers."""
-    weighting, strangers = ranking.weighting, ranking.strangers
+    weighting, strangers = searcher.weighting, searcher.strangers
     names = ("rule", "auroc", "rejected", "denied", "useful", "items", "classes")
     return {
         "rerank": weighting and weighting._asdict(),

@@ -101,8 +101,17 @@ def model_digest(model: Path) -> str:
     return sha256(model / "weights.safetensors")
 
 
-def plan(target: Target, collection: Collection, path: Path | None) -> Plan:
-    """Compare the items at `path` with what the index holds of it; ignore other sources."""
+def plan(
+    target: Target,
+    collection: Collection,
+    path: Path | None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Plan:
+    """Compare the items at `path` with what the index holds of it; ignore other sources.
+
+    New files are read for it: `progress` is called with how many items are done.
+    """
     names = item_names(collection, path)
     todo = Plan(source_of(path), names, item_labels(collection), collection.columns)
     check_types(target, todo.source, collection.columns)
@@ -111,9 +120,10 @@ def plan(target: Target, collection: Collection, path: Path | None) -> Plan:
     todo.gone = [
         name for name, note in known.items() if note.source == todo.source and name not in present
     ]
-    for name, i in {
-        name: i for i, name in enumerate(names)
-    }.items():  # a name that is listed twice: the last
+    places = {name: i for i, name in enumerate(names)}  # of a name that is listed twice: the last
+    for done, (name, i) in enumerate(places.items()):
+        if progress and done % CHUNK == 0:
+            progress(done)
         note = known.get(name)
         before = None if note is None else Version(note.size, note.mtime_ns, note.digest)
         try:

@@ -41,7 +41,7 @@ REFUSAL = """<!doctype html>
   <meta charset="utf-8">
   <meta name="viewport" content="width=device-width, initial-scale=1">
   <meta name="color-scheme" content="light dark">
-  <title>nofuss search: not let in</title>
+  <title>nofuss search: access denied</title>
 </head>
 <body>
   <h1>This page can't be opened like this</h1>

@@ -30,9 +30,9 @@ from nofuss.search.columns import LABEL
 from nofuss.search.decoders import Decoders, Seen
 from nofuss.search.index import Index
 from nofuss.search.options import MOST, read_options, while_there
-from nofuss.search.ranking import Found
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import SIDE
+from nofuss.search.searcher import Found
 from nofuss.search.sent import Sent
 from nofuss.search.shelf import Shelf, as_text
 from nofuss.search.where import Condition

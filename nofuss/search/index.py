@@ -17,7 +17,7 @@ from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.model.taught import mapped
 from nofuss.search.approximate import Approximate
-from nofuss.search.columns import LABEL, Table
+from nofuss.search.columns import LABEL, ColumnTable
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
 from nofuss.search.stores.store import Item
 from nofuss.search.where import Condition, parse_filter
@@ -44,14 +44,15 @@ class Index:
         kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
         filed: Approximate | None = None,
-        table: Table | None = None,
+        table: ColumnTable | None = None,
     ) -> None:
         self.vectors = vectors
         self.names, self.labels = list(names), list(labels)
-        self.table = Table(len(self.names)) if table is None else table
+        self.table = ColumnTable(len(self.names)) if table is None else table
         self.kind, self.extra = kind, dict(extra or {})
         self._filed = filed
         self._rows = {name: row for row, name in enumerate(self.names)}
+        self._room = vectors[:0]  # more than `vectors` where items were added
 
     @classmethod
     def build(
@@ -117,7 +118,7 @@ class Index:
             twice = next(n for i, n in enumerate(names) if n in self or rows[n] != len(self) + i)
             raise ValueError(f"the index would hold {twice!r} twice; remove() the other one first")
         self.table.extend(len(x), {n: as_column(c) for n, c in (columns or {}).items()})
-        self.vectors = torch.cat([self.vectors, x]) if len(self) else x
+        self._append(x)
         self.names.extend(names)
         self.labels.extend(labels)
         self._rows |= rows
@@ -126,6 +127,18 @@ class Index:
                 self._filed = Approximate.build(self.vectors)
             else:
                 self._filed.add(x)
+
+    def _append(self, x: Tensor) -> None:
+        """Append vectors; room for a quarter more makes many small additions as cheap as one."""
+        count, needed = len(self.vectors), len(self.vectors) + len(x)
+        if not count:
+            self.vectors = self._room = x
+            return
+        if needed > len(self._room) or self._room.data_ptr() != self.vectors.data_ptr():
+            self._room = x.new_empty(needed + needed // 4, x.shape[1])
+            self._room[:count] = self.vectors
+        self._room[count:needed] = x
+        self.vectors = self._room[:needed]
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove items; those after them move up."""

@@ -18,6 +18,7 @@ from nofuss.evaluate.strangers import Strangers
 from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
+from nofuss.model.features import accelerate_for
 from nofuss.run.directory import Run, open_run
 from nofuss.search.gallery import (
     Changes,
@@ -28,13 +29,15 @@ from nofuss.search.gallery import (
 )
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.search.items import open_items, source_of
-from nofuss.search.ranking import STRANGERS, calibrated
+from nofuss.search.searcher import STRANGERS, calibrated
 from nofuss.search.stores import open_store
+from nofuss.search.stores.exactness import describe_recall
 from nofuss.search.stores.local import Local
-from nofuss.search.stores.recall import describe_recall
 from nofuss.search.stores.store import About, Store, Target
 from nofuss.terminal import console
 
+MANY_FILES = 10_000
+"""Items from which on comparing them with the index takes long enough to be shown."""
 _NAMED = 20  # unreadable pictures that are listed in the terminal
 
 
@@ -104,7 +107,7 @@ def check_store(store: Store, run: Run, encoder: Encoder, *, create: bool = Fals
         reason = f"was made by another model than {run.model}"
     else:
         return
-    raise RunError(f"the index in {store.shown} {reason}; choose another name for this model's")
+    raise RunError(f"the index in {store.shown} {reason}; choose another name for the index")
 
 
 def open_index(run: Run, encoder: Encoder) -> Index:
@@ -174,13 +177,16 @@ def change(
     collection = open_items(data, labelling_of(run.config))
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
         collection = corrected(collection, run.corrections, say=console.say)
-    check_fits(collection, encoder.preprocessing, encoder.embedder.backbone.channels)
+    check_fits(collection, encoder.embedder.backbone)
     console.say(collection.describe())
     for note in collection.notes:
         console.warn(note)
-    todo = plan(target, collection, data)
+    count = len(collection)
+    with console.progress("reading files", count, quiet=count < MANY_FILES) as progress:
+        todo = plan(target, collection, data, progress=progress)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
     total = len(todo.stale)
+    accelerate_for(encoder.embedder.backbone, total)
     with console.progress("embedding", total, quiet=not total) as progress:
         changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)

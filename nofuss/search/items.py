@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from nofuss.config import is_named_data
-from nofuss.data import find_pictures, open_data
+from nofuss.data import find_pictures
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection
 from nofuss.data.labelling import BY_FOLDER, Labelling
-from nofuss.errors import DataError
+from nofuss.data.usable import open_any
 from nofuss.search.index import Label
 
 BUILT_IN = "built-in characters"
@@ -22,28 +22,19 @@ UNLABELLED = ""
 
 
 def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
-    """Open what `open_data` reads, and pictures outside class folders too, without a label."""
+    """Open any data; pictures outside class folders belong to it too, without a label."""
+    collection = open_any(path, labelling)
     if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
-        return open_data(path, labelling=labelling)
-    path = path.absolute()
-    loose = [picture for picture in find_pictures(path) if picture.parent == path]
-    if not loose:
-        return open_data(path, labelling=labelling)
-    try:
-        labelled = open_data(path, labelling=labelling)
-    except DataError:  # no class folders beside them
-        return Collection(
-            name=path.name, layout="folder of pictures", kind="pictures", paths=loose, root=path
-        )
-    assert labelled.labels is not None
-    known = set(labelled.paths)
-    if not (loose := [picture for picture in loose if picture not in known]):
-        return labelled
+        return collection
+    path, known = path.absolute(), set(collection.paths)
+    loose = [p for p in find_pictures(path) if p.parent == path and p not in known]
+    if collection.labels is None or not loose:
+        return collection
     return replace(
-        labelled,
-        paths=[*labelled.paths, *loose],
-        labels=np.r_[labelled.labels, np.full(len(loose), labelled.num_classes)],
-        class_names=(*labelled.class_names, UNLABELLED),
+        collection,
+        paths=[*collection.paths, *loose],
+        labels=np.r_[collection.labels, np.full(len(loose), collection.num_classes)],
+        class_names=(*collection.class_names, UNLABELLED),
         split=None,
         notes=(),
     )
@@ -53,7 +44,8 @@ def item_names(collection: Collection, path: Path | None) -> list[str]:
     """Return the name of each item in an index: its absolute path, or its file and row."""
     if collection.kind == "pictures":
         return [str(picture.absolute()) for picture in collection.paths]
-    return [f"{source_of(path)}#{row}" for row in range(len(collection))]
+    source = source_of(path)
+    return [f"{source}#{row}" for row in range(len(collection))]
 
 
 def item_labels(collection: Collection) -> list[Label]:

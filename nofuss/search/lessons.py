@@ -29,17 +29,17 @@ from nofuss.errors import RunError
 from nofuss.files.atomic import check_regular, memory, read_regular, sha256, sync, write_file
 from nofuss.files.folders import own_folder, refuse_link, remove, write_folder
 from nofuss.files.lock import RunLock
+from nofuss.model.saved import load_model, save_model
 from nofuss.model.start import Affine
 from nofuss.model.taught import mapped
 from nofuss.model.tensors import read_shapes
-from nofuss.model.weights import load_model, save_model
 from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.gallery import model_digest
 from nofuss.search.indexing import load_index
-from nofuss.search.ranking import STRANGERS
 from nofuss.search.searchable import NOTE, embeddings_fit
+from nofuss.search.searcher import STRANGERS
 from nofuss.search.stored import holds_parts
 
 FOLDER, MAP = "taught", "map.safetensors"
@@ -67,14 +67,9 @@ class Step:
             raise RunError(f"{self.folder / MAP} is damaged ({error}); restore it") from None
         dim = read_shapes(self.folder / "weights.safetensors").get("head.weight", (0,))[0]
         is_map = matrix.dtype == torch.float64 and matrix.shape == (dim, dim) and dim > 0
-        # The ratio of zeros is NaN, which is no smaller than anything.
-        if not is_map or not matrix.isfinite().all() or not _ratio(matrix) <= LARGEST_RATIO:
+        if not (is_map and matrix.isfinite().all() and torch.linalg.cond(matrix) <= LARGEST_RATIO):
             raise RunError(f"{self.folder / MAP} is not a map of embeddings; restore it")
         return matrix
-
-
-def _ratio(matrix: Tensor) -> float:
-    return float(torch.linalg.cond(matrix))
 
 
 def steps_of(run: Run) -> list[Step]:
@@ -101,7 +96,7 @@ def matrix_of(run: Run) -> Tensor | None:
     return steps[-1].matrix if steps else None
 
 
-def learn(run: Run, matrix: Tensor, *, extra: Mapping[str, Any]) -> None:
+def apply_lesson(run: Run, matrix: Tensor, *, extra: Mapping[str, Any]) -> None:
     """Replace the model by model 0 followed by a map (D, D); the caller holds the run's lock.
 
     extra: stored with the model, beside what training stored.
@@ -116,19 +111,13 @@ def learn(run: Run, matrix: Tensor, *, extra: Mapping[str, Any]) -> None:
             write_file(home / EMBEDDINGS, read_regular(run.path / EMBEDDINGS, limit=memory()))
             write_file(home / NOTE, model_digest(run.model))
         steps = [_write_step(home / "0", run.model, torch.eye(len(matrix)).double())]
-    saved = load_model(steps[0].folder)
-    head = saved.embedder.head
+    embedder, class_names, stored = load_model(steps[0].folder)
+    head = embedder.head
     weight, bias = matrix @ head.weight.detach().double(), matrix @ head.bias.detach().double()
-    saved.embedder.set_head(Affine(weight.float(), bias.float()), root=saved.embedder.root)
+    embedder.set_head(Affine(weight.float(), bias.float()), root=embedder.root)
     scratch = home / "next"
     remove(scratch)
-    save_model(
-        scratch,
-        saved.embedder,
-        saved.preprocessing,
-        class_names=saved.class_names,
-        extra=saved.extra | dict(extra),
-    )
+    save_model(scratch, embedder, class_names=class_names, extra=stored | dict(extra))
     step = _write_step(home / str(steps[-1].number + 1), scratch, matrix)
     remove(scratch)
     _put_in_force(run, step)

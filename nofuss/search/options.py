@@ -17,7 +17,7 @@ MOST = 500
 """Most neighbours of one search."""
 
 
-class Options(NamedTuple):
+class SearchOptions(NamedTuple):
     """The options of a search."""
 
     k: int
@@ -25,7 +25,7 @@ class Options(NamedTuple):
     where: Condition | None
 
 
-async def read_options(request: Request, shelf: Shelf) -> Options:
+async def read_options(request: Request, shelf: Shelf) -> SearchOptions:
     """Return what the address of a request says, or refuse it."""
     k, words = request.query_params.get("k", "24"), request.query_params.get("class", "")
     if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
@@ -40,7 +40,7 @@ async def read_options(request: Request, shelf: Shelf) -> Options:
             where = parse_filter(text, types)
         except FilterError as error:
             raise Refused(400, f"the filter can't be read: {error}") from None
-    return Options(int(k), only, where)
+    return SearchOptions(int(k), only, where)
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:

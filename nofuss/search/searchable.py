@@ -29,7 +29,7 @@ from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.indexing import check_store, open_index
 from nofuss.search.items import BUILT_IN, item_names, source_of
-from nofuss.search.ranking import Ranking, Rerank, open_ranking
+from nofuss.search.searcher import Rerank, Searcher, open_searcher
 from nofuss.search.stored import holds_parts
 from nofuss.search.stores import Searched, Store, open_store
 from nofuss.search.stores.local import Local
@@ -70,7 +70,7 @@ class Searchable:
     index: Searched
     sources: list[str]
     """What `Pictures` takes."""
-    ranking: Ranking
+    searcher: Searcher
 
     def close(self) -> None:
         """Disconnect from a database."""
@@ -105,8 +105,8 @@ def open_searchable(
             f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run.path)} "
             "DIR"
         )
-    ranking = open_ranking(index, encoder, rerank=rerank)
-    return Searchable("the index of this run", index, list(Local(index).sources()), ranking)
+    searcher = open_searcher(index, encoder, rerank=rerank)
+    return Searchable("the index of this run", index, list(Local(index).sources()), searcher)
 
 
 def _in_database(url: str, run: Run, encoder: Encoder, rerank: Rerank) -> Searchable:
@@ -115,8 +115,8 @@ def _in_database(url: str, run: Run, encoder: Encoder, rerank: Rerank) -> Search
         check_store(store, run, encoder)
         if not len(store):
             raise DataError(f"the index in {store.shown} is empty")
-        ranking = open_ranking(store, encoder, rerank=rerank)
-        searchable = Searchable(store.shown, store, list(store.sources()), ranking)
+        searcher = open_searcher(store, encoder, rerank=rerank)
+        searchable = Searchable(store.shown, store, list(store.sources()), searcher)
         on_failure.pop_all()
         return searchable
 
@@ -155,8 +155,8 @@ def _test_items(
     index = Index.build(vectors, names=[all_names[row] for row in rows], labels=labels)
     only_test = len(rows) < len(collection)
     title = f"{collection.name}, test classes" if only_test else collection.name
-    ranking = open_ranking(index, encoder, rerank=rerank)
-    return Searchable(title, index, [source_of(data)], ranking)
+    searcher = open_searcher(index, encoder, rerank=rerank)
+    return Searchable(title, index, [source_of(data)], searcher)
 
 
 def _test_vectors(

@@ -31,9 +31,9 @@ from nofuss.errors import UsageError
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
-from nofuss.search.ranking import Rerank
 from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
+from nofuss.search.searcher import Rerank
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.search.teaching import Teaching
 from nofuss.terminal import console

@@ -30,9 +30,9 @@ from nofuss.search.columns import LABEL
 from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.plane import ANCHORS, Plane, lay_out
-from nofuss.search.ranking import Found, Ranking, Rerank
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
+from nofuss.search.searcher import Found, Rerank, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.stores.store import number_of
 from nofuss.search.where import Compare, Condition, Every, Some
@@ -61,7 +61,7 @@ class Shelf:
 
     run: Run
     title: str
-    ranking: Ranking
+    searcher: Searcher
     encoder: Encoder
     pictures: Pictures | None
     """None where the items are vectors."""
@@ -92,12 +92,12 @@ class Shelf:
     @property
     def index(self) -> Searched:
         """What is searched."""
-        return self.ranking.index
+        return self.searcher.index
 
     @property
     def threshold(self) -> float | None:
         """Distance within which items of one class mostly lie; None if that could not be found."""
-        strangers = self.ranking.strangers
+        strangers = self.searcher.strangers
         return None if strangers is None or not strangers.useful else strangers.distance
 
     @cached_property
@@ -166,7 +166,7 @@ class Shelf:
         if only is not None:
             parts.append(Some(tuple(Compare(LABEL, "==", self.classes[i]) for i in only)))
         condition = Every(tuple(parts)) if parts else None
-        found = self.ranking.search(query, k, where=condition, without=without)
+        found = self.searcher.search(query, k, where=condition, without=without)
         return replace(found, milliseconds=1000 * (time.perf_counter() - began))
 
     def likely(self, found: Found) -> Likely | None:
@@ -202,8 +202,8 @@ class Shelf:
     def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
         """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
         index, proxies = self.own.mapped(matrix), mapped(self.proxies, matrix)
-        ranking = self.ranking.of(index, encoder)
-        new = replace(self, ranking=ranking, encoder=encoder, proxies=proxies, _drawing=Lock())
+        searcher = self.searcher.of(index, encoder)
+        new = replace(self, searcher=searcher, encoder=encoder, proxies=proxies, _drawing=Lock())
         if self.drawn:
             plane = Plane(mapped(self.plane.anchors, matrix), self.plane.places)
             new.__dict__ |= {"plane": plane, "map": self.map}
@@ -246,7 +246,7 @@ def open_shelf(path: Path, url: str | None = None, *, rerank: Rerank = "auto") -
         proxies, names = _stars(kept, encoder)
     searchable = open_searchable(run, encoder, url, rerank=rerank)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    shelf = Shelf(run, searchable.title, searchable.ranking, encoder, pictures, proxies, names)
+    shelf = Shelf(run, searchable.title, searchable.searcher, encoder, pictures, proxies, names)
     _ = shelf.classes  # now, since a database may take its time
     return shelf
 

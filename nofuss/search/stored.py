@@ -33,7 +33,7 @@ from nofuss.files.atomic import (
     write_file,
 )
 from nofuss.files.folders import scratch_folder
-from nofuss.search.columns import LABEL, Table
+from nofuss.search.columns import LABEL, ColumnTable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
     vectors: Tensor
     names: Sequence[str]
     labels: Sequence[Label]
-    table: Table
+    table: ColumnTable
     extra: Mapping[str, Any]
     filed: Tensor | None
     """The serialized index of faiss, for an approximate index."""
@@ -152,7 +152,7 @@ def _read(folder: Path, manifest: Any) -> Stored:
     return Stored(kind, vectors, names, labels, table, extra, filed)
 
 
-def _table(columns: Any, length: int) -> Table:
+def _table(columns: Any, length: int) -> ColumnTable:
     """Return the columns, after a look at each value."""
     if not isinstance(columns, dict):
         raise ValueError("columns is not a JSON object")
@@ -162,9 +162,9 @@ def _table(columns: Any, length: int) -> Table:
         if kind not in _TYPES or name == LABEL or not isinstance(values, list):
             raise ValueError(f"{name!r:.40} is not a column")
         if not all(value is None or _is_value(value, kind) for value in values):
-            raise ValueError(f"column {name!r:.40} holds a value that is no {kind}")
+            raise ValueError(f"column {name!r:.40} holds a value that is not {kind}")
         read[name] = Column(kind, values)
-    return Table(length, read)
+    return ColumnTable(length, read)
 
 
 def _is_value(value: Any, kind: str) -> bool:

@@ -26,7 +26,7 @@ from nofuss.evaluate.queries import per_query
 from nofuss.evaluate.side_by_side import scorable
 from nofuss.files.lock import RunLock
 from nofuss.model.encoder import load
-from nofuss.model.taught import Pairs, mapped, taught_map
+from nofuss.model.taught import MarkedPairs, mapped, taught_map
 from nofuss.run.embeddings import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
 from nofuss.search import lessons
@@ -148,7 +148,9 @@ class Teaching:
             now = lessons.matrix_of(before.run)
             lesson = plan_lesson(before, read_marks(self.run), now)
             scores = _compared(before, lesson)
-            lessons.learn(before.run, lesson.matrix, extra={"taught": {"marks": lesson.marks}})
+            lessons.apply_lesson(
+                before.run, lesson.matrix, extra={"taught": {"marks": lesson.marks}}
+            )
         change = lesson.matrix if now is None else lesson.matrix @ torch.linalg.inv(now)
         self._reopen(change)
         about = {"pairs": lesson.pairs, "marks": lesson.marks, "scores": scores}
@@ -190,7 +192,7 @@ def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
     base = index.vectors if now is None else mapped(index.vectors, torch.linalg.inv(now))
     first = torch.tensor([index.row(a) for a, _, _ in usable])
     second = torch.tensor([index.row(b) for _, b, _ in usable])
-    pairs = Pairs(first, second, torch.tensor([same for _, _, same in usable]))
+    pairs = MarkedPairs(first, second, torch.tensor([same for _, _, same in usable]))
     near, far = usual_distances(base)
     matrix = taught_map(base, pairs, near=near, far=far)
     rows = sorted({*first.tolist(), *second.tolist()})

@@ -32,6 +32,24 @@ out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 
 
+LONG = 30.0
+"""Seconds that are announced before they are spent."""
+
+
+def duration(seconds: float) -> str:
+    """Return a rough duration in words: 40 seconds, 5 minutes, 3 hours."""
+    for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.0f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
+def announce(label: str, seconds: float) -> None:
+    """Say how long work will take, if that is long."""
+    if seconds >= LONG:
+        say(f"{label}: takes about {duration(seconds)}")
+
+
 def speak(aloud: bool) -> None:
     """Show or hide everything but failures: of several processes, one prints."""
     out.quiet = not aloud
@@ -53,7 +71,7 @@ def aside(message: str) -> None:
         err.print(visible(message), markup=False)
 
 
-def answer(content: Any) -> None:
+def print_json(content: Any) -> None:
     """Print JSON for a program; safe to show in a terminal."""
     # DEL is the one control character that json does not escape.
     print(json.dumps(content, indent=2).replace("\x7f", "\\u007f"))
@@ -90,8 +108,12 @@ def progress(label: str, total: int, *, quiet: bool = False) -> Iterator[Callabl
 
 
 @contextmanager
-def busy(label: str) -> Iterator[None]:
-    """Show a spinner for work of unknown length, and a line with the time if it took some."""
+def busy(label: str, *, expected: float = 0.0) -> Iterator[None]:
+    """Show a spinner for work of unknown length, and a line with the time if it took some.
+
+    expected: seconds that it takes about; a line says so beforehand if they are many.
+    """
+    announce(label, expected)
     began = time.monotonic()
     with out.status(label) if out.is_terminal and not out.quiet else nullcontext():
         yield

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from nofuss.distributed.processes import exchange, first, rank, world
 from nofuss.errors import RunError
@@ -187,6 +188,18 @@ def _state_names(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
     probe = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
     probe.step()
     return {name: value.ndim > 0 for name, value in probe.state[parameter].items()}
+
+
+def restore_scaler(scaler: GradScaler, state: Any) -> None:
+    """Restore a scaler's `state_dict`; RunError for numbers that it can't have had."""
+    expected = scaler.state_dict()
+    fits = isinstance(state, dict) and state.keys() == expected.keys()
+    if not fits or not all(
+        type(value) in (int, float) and math.isfinite(value) and value >= 0
+        for value in state.values()
+    ):
+        raise RunError(f"the checkpoint does not fit the scaler: got {state!r:.60}")
+    scaler.load_state_dict(state)
 
 
 def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """Checks before the first step: mistakes that would otherwise fail silently, hours later."""
 
 import copy
+import time
 from collections.abc import Callable
 
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from nofuss.data.loader import Batch
@@ -22,18 +24,27 @@ def check_before_training(
     *,
     say: Callable[[str], None],
     repeats: int = 5,
-) -> None:
-    """Raise on what can't work and `say` what looks wrong. Changes nothing."""
+    scaler: GradScaler | None = None,
+) -> float:
+    """Raise on what can't work and `say` what looks wrong; return the seconds of a step.
+
+    Changes nothing.
+    """
     check_optimizer(criterion, optimizer)
     if isinstance(criterion, ProxyLoss):
         check_labels_fit(criterion, batch)
         check_scale(criterion, say=say)
-    first, last = loss_on_one_batch(model, criterion, optimizer, batch, repeats=repeats)
+    began = time.monotonic()
+    first, last = loss_on_one_batch(
+        model, criterion, optimizer, batch, repeats=repeats, scaler=scaler
+    )
+    seconds = (time.monotonic() - began) / repeats
     if not last < first:
         say(
             f"the loss does not fall on one batch seen {repeats} times ({first:.4g} → {last:.4g}); "
             "try lower rates, or check the labels"
         )
+    return seconds
 
 
 def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:
@@ -64,7 +75,13 @@ def check_scale(criterion: ProxyLoss, *, say: Callable[[str], None]) -> None:
 
 
 def loss_on_one_batch(
-    model: nn.Module, criterion: nn.Module, optimizer: Optimizer, batch: Batch, *, repeats: int
+    model: nn.Module,
+    criterion: nn.Module,
+    optimizer: Optimizer,
+    batch: Batch,
+    *,
+    repeats: int,
+    scaler: GradScaler | None = None,
 ) -> tuple[float, float]:
     """Return the loss on one batch before and after `repeats` steps on it, made on copies."""
     copies: tuple[nn.Module, nn.Module] = copy.deepcopy((model, criterion))
@@ -82,5 +99,6 @@ def loss_on_one_batch(
     with own_random_numbers(device_of(model)) as seed:
         seed(0)
         model = parallel(copies[0])
-        losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]
+        scaler = copy.deepcopy(scaler)
+        losses = [train_step(model, copies[1], rehearsal, batch, scaler)[0] for _ in range(repeats)]
     return losses[0], losses[-1]

@@ -6,6 +6,7 @@ untrained features.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,11 +21,11 @@ from nofuss.training.fold_results import (
     mean_scores,
     pooled_scores,
     run_folds,
-    verdict,
+    winner,
 )
-from nofuss.training.folds import class_folds
-from nofuss.training.head import DIM, composed, prepare_head
+from nofuss.training.head import composed, prepare_head
 from nofuss.training.loop import Silent, Watch, run_loop
+from nofuss.training.presets import head_dim
 
 SCORES = ("recall@1", "map@r")
 
@@ -51,7 +52,7 @@ def choice_of(
     """
     seed, kept = config.seed, CLOSED
     if results:
-        kept = verdict(results, seed=seed)
+        kept = winner(results, seed=seed)
     elif not config.folds and config.epochs != 0:
         kept = TRAINED
     recipe = form.best() if results else next(iter(pinned.candidates(SHRINKAGES)))
@@ -88,13 +89,12 @@ def fit_head(
     roots where `choice.recipe.root`.
     """
     watch, device = watch or Silent(), torch.device("cpu")
-    folds = class_folds(labels, config.folds) if config.folds else []
-    dim = config.dim or min(DIM, features.shape[1])
-    any_dim = config.dim is None
-    form = ClosedForm(features, labels, folds, dim=dim, any_dim=any_dim)
+    if config.dim is not None:
+        config = replace(config, dim=head_dim(config, features.shape[1]))
+    form = ClosedForm.of(config, features, labels)
     pinned = Pinned.of(config)
     results: list[FoldResult] = []
-    if folds:
+    if form.folds:
         form.compare(pinned)
         results = run_folds(form, config, device=device, watch=watch)
     choice = choice_of(form, results, pinned, config=config)

@@ -18,13 +18,14 @@ from nofuss.model.start import (
     Affine,
     ClassScatter,
     class_scatter,
-    joined,
+    joined_scatter,
     signed_root,
     whitened,
     whitened_head,
 )
 from nofuss.run.choice import SHRINKAGES, Recipe
-from nofuss.training.folds import Fold, query_scores, sample_rows
+from nofuss.training.folds import FOLDS, Fold, class_folds, query_scores, sample_rows
+from nofuss.training.presets import head_dim
 
 PROBES = (0.85, 0.03)
 """Shrinkages at which roots and centring are compared."""
@@ -81,6 +82,14 @@ class ClosedForm:
         self._parts: dict[bool, list[ClassScatter]] = {}
         self._scores: dict[Recipe, list[float]] = {}
 
+    @classmethod
+    def of(cls, config: TrainConfig, features: Tensor, labels: Tensor) -> "ClosedForm":
+        """Build it with the folds and the dimension of a resolved configuration."""
+        folds = class_folds(labels, FOLDS if config.untrained else int(config.folds or 0))
+        any_dim = config.dim is None and not config.untrained
+        dim = head_dim(config, features.shape[1])
+        return cls(features, labels, folds, dim=dim, any_dim=any_dim)
+
     def inputs(self, root: bool) -> Tensor:
         """The features, or their roots."""
         if not root:
@@ -88,6 +97,10 @@ class ClosedForm:
         if self._roots is None:
             self._roots = signed_root(self.features)
         return self._roots
+
+    def held_out_features(self) -> list[Tensor]:
+        """Return the features of each fold's own items."""
+        return [self.features[fold.held_out] for fold in self.folds]
 
     def fit(self, recipe: Recipe, *, without: int | None = None, dim: int | None = None) -> Affine:
         """The head of a recipe, of all items or without those of a fold.
@@ -181,4 +194,4 @@ class ClosedForm:
         if root not in self._parts:
             x, rows = self.inputs(root), [fold.held_out for fold in self.folds]
             self._parts[root] = [class_scatter(x[r], self.labels[r]) for r in rows]
-        return joined([part for k, part in enumerate(self._parts[root]) if k != without])
+        return joined_scatter([part for k, part in enumerate(self._parts[root]) if k != without])

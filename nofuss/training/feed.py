@@ -26,6 +26,8 @@ class CollectionFeed:
     per_class: int = 0
     seed: int = 0
     workers: int = 0
+    pin: bool = False
+    """Put the inputs into pinned memory, from which a GPU copies asynchronously."""
 
     def __post_init__(self) -> None:
         if (fewest := min(map(len, self.indices(0)), default=0)) < world():
@@ -48,6 +50,7 @@ class CollectionFeed:
             seed=self.seed,
             epoch=epoch,
             workers=self.workers,
+            pin=self.pin,
         )
         for batch, indices in zip(own, chosen, strict=True):
             whole = None if labels is None else torch.from_numpy(labels[indices])
@@ -79,5 +82,6 @@ class ActivationFeed:
         labels, view = self.feed.collection.labels, epoch % self.activations.views
         for indices in self.feed.indices(epoch)[start:]:
             inputs = self.activations.take(view, indices[share(len(indices))])
+            inputs = inputs.pin_memory() if self.feed.pin else inputs
             whole = None if labels is None else torch.from_numpy(labels[indices])
             yield Batch(inputs, whole, torch.from_numpy(indices))

@@ -122,7 +122,7 @@ def untrained_folds(form: ClosedForm) -> list[Tensor]:
     ]
 
 
-def verdict(results: Sequence[FoldResult], *, seed: int = 0, resamples: int = 2000) -> str:
+def winner(results: Sequence[FoldResult], *, seed: int = 0, resamples: int = 2000) -> str:
     """Return the method that these folds keep."""
     scores, kept = pooled_scores(results), CLOSED
     if TRAINED in scores:
@@ -139,7 +139,7 @@ def held_out_embeddings(results: Sequence[FoldResult], *, seed: int) -> list[Ten
     """
     found = []
     for k, result in enumerate(results):
-        kept = verdict([*results[:k], *results[k + 1 :]], seed=seed, resamples=500)
+        kept = winner([*results[:k], *results[k + 1 :]], seed=seed, resamples=500)
         found.append(result.embeddings[kept])
     return found
 

@@ -23,9 +23,6 @@ from nofuss.training.loop import Training
 from nofuss.training.prepare import wire
 from nofuss.training.setup import batch_of
 
-DIM = 512
-"""Default dimensions of a head on features (LOG.md): more gain nothing beyond noise, and an item of
-512 takes 2 KB in the index."""
 MOVE = 2.0
 """Rate × steps × √D of the head; of the proxies PROXY_FACTOR times as much."""
 PROXY_FACTOR = 10.0

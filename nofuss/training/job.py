@@ -13,23 +13,26 @@ from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.comparisons import Compared
 from nofuss.data.decode import decode
+from nofuss.data.scan import ScanReport
 from nofuss.data.split import Rows, Sides, classes_in
+from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.strangers import Strangers
+from nofuss.files.atomic import write_file
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
+from nofuss.model.precision import check_precision
 from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.terminal import console
-from nofuss.training.comparisons import settle_unlabelled
-from nofuss.training.head import DIM
 from nofuss.training.listeners import Listeners
-from nofuss.training.presets import resolve
+from nofuss.training.presets import DIM, head_dim, resolve
 from nofuss.training.setup import items_per_class
+from nofuss.training.unlabelled import settle_unlabelled
 
 SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
@@ -47,13 +50,14 @@ class Job:
     collection: Collection
     sides: Sides
     embedder: Embedder
-    preprocessing: Preprocessing | None
     listeners: Listeners
+    fingerprint: str
+    """Of the data."""
+    scan: ScanReport
+    """What was found in the data before training."""
     features: Tensor | None = None
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
     criterion: nn.Module | None = None
-    learned: Rows | None = None
-    """Rows that model and criterion were trained on."""
     strangers: Strangers | None = None
     """How search recognises strangers, if held-out classes sufficed to find out."""
     reranking: Reranking | None = None
@@ -71,6 +75,11 @@ class Job:
         return self.run.config
 
     @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How a picture becomes an input of the embedder; None for vectors."""
+        return self.embedder.backbone.preprocessing
+
+    @property
     def fixed(self) -> bool:
         """Whether only the head is trained, on features that stay fixed."""
         return self.config.preset in ("frozen", "vectors")
@@ -80,28 +89,16 @@ class Job:
         """Number of the backbone's first stages that are never trained; 0 if there are none."""
         return fixed_count(self.embedder.backbone, self.config.unfreeze)
 
-    @property
-    def dim(self) -> int:
-        """Dimensions of the embedding: as configured, or the default."""
-        return dim_of(self.config, self.embedder.backbone.features)
-
     def for_head(self, rows: Rows) -> Tensor:
         """Return the features of these rows as the head takes them."""
         assert self.features is not None
         return self.embedder.to_head(self.features[rows])
 
 
-def dim_of(config: TrainConfig, width: int) -> int:
-    """Return the configured dimension, else DIM; untrained features keep their own."""
-    if config.dim is not None:
-        return config.dim
-    return width if config.untrained else min(DIM, width)
-
-
 def build_model(
     config: TrainConfig, collection: Collection, backbone: Backbone | None = None
-) -> tuple[Embedder, Preprocessing | None]:
-    """Build the embedder at its start; return it and how its pictures are prepared.
+) -> Embedder:
+    """Build the embedder at its start; its backbone says how its pictures are prepared.
 
     backbone: of the caller, instead of one by name.
     """
@@ -122,13 +119,15 @@ def build_model(
         size=config.size,
         seed=config.seed,
     )
-    embedder.to(choose_device(config.device))
+    device = choose_device(config.device)
+    check_precision(config.precision, device)
+    embedder.to(device).backbone.precision = config.precision
     preprocessing = embedder.backbone.preprocessing
     embedder.backbone.mirror = bool(config.mirror and preprocessing and preprocessing.flip)
     if config.freeze_batch_norm:
         embedder.freeze_batch_norm()
     if preprocessing is None:
-        return embedder, None
+        return embedder
     if config.backbone == "convnet":
         side = config.size or max(16, min(_side(collection) or preprocessing.size, 64))
         preprocessing = replace(preprocessing, size=side, resize=side)
@@ -138,7 +137,7 @@ def build_model(
     if config.size:
         _check_size(embedder.backbone, config.size)
     embedder.backbone.preprocessing = preprocessing
-    return embedder, preprocessing
+    return embedder
 
 
 @torch.no_grad()
@@ -172,19 +171,19 @@ def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
 
 
 def check_dim(config: TrainConfig, width: int) -> TrainConfig:
-    """Lower the dimension to the number of features: a head that starts from them has no more."""
-    if config.start == "random" or config.dim is None or config.dim <= width:
+    """Lower the dimension to the number of features, and say so."""
+    dim = head_dim(config, width)
+    if config.dim in (None, dim):
         return config
-    console.say(f"note: dim is {width} instead of {config.dim}: the features have no more")
-    return replace(config, dim=width)
+    console.say(f"note: dim is {dim} instead of {config.dim}: the features have no more")
+    return replace(config, dim=dim)
 
 
-def check_stages(
-    config: TrainConfig, embedder: Embedder, preprocessing: Preprocessing | None
-) -> tuple[TrainConfig, Preprocessing | None]:
+def check_stages(config: TrainConfig, embedder: Embedder) -> TrainConfig:
     """Fill in and check how many stages are trained and how crops are drawn; freeze the others."""
+    preprocessing = embedder.backbone.preprocessing
     if preprocessing is None:
-        return config, None
+        return config
     if config.preset == "finetune":
         asked = None if config.unfreeze is None else str(config.unfreeze)  # Python has numbers
         unfreeze = check_unfreeze(embedder.backbone, asked, size=preprocessing.size)
@@ -196,17 +195,20 @@ def check_stages(
         config = replace(config, zoom=ZOOM)
     if config.zoom is not None and config.zoom < 1:
         preprocessing = replace(preprocessing, zoom=config.zoom, light=LIGHT)
-    return config, preprocessing
+        embedder.backbone.preprocessing = preprocessing
+    return config
 
 
-def describe_sides(job: Job) -> dict[str, Any]:
-    """Return what data.json holds."""
+def describe_data(job: Job) -> None:
+    """Write data.json, and scan.csv if the scan found anything."""
     c, s = job.collection, job.sides
     sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
     counts = {side: len(getattr(s, side)) for side in sides}
     classes = {side: [c.class_names[i] for i in classes_in(c, getattr(s, side))] for side in counts}
     described = {"description": c.describe(), "items": counts, "classes": classes}
-    return described | ({"by_links": True} if c.by_links else {})
+    job.run.write("data.json", described | ({"by_links": True} if c.by_links else {}))
+    if job.scan.problems and processes.first():
+        write_file(job.run.path / "scan.csv", job.scan.as_csv())
 
 
 def _side(collection: Collection) -> int | None:

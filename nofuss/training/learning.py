@@ -17,7 +17,7 @@ from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.side_by_side import scorable, score_folds
+from nofuss.evaluate.side_by_side import scorable
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
@@ -31,19 +31,20 @@ from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.checks import check_before_training
 from nofuss.training.choice import choice_of, start_of, untrained_choice
 from nofuss.training.closed_form import ClosedForm, Pinned
-from nofuss.training.finding import decide_search, read_search
 from nofuss.training.fold_results import (
     FoldResult,
     held_out_embeddings,
     run_folds,
     untrained_folds,
 )
-from nofuss.training.folds import FOLDS, class_folds, query_scores
+from nofuss.training.folds import query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
 from nofuss.training.listeners import Heard
 from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
+from nofuss.training.scoring import score_held_out
+from nofuss.training.search_rules import decide_search, read_search
 
 CHOICE = "choice.json"
 
@@ -63,7 +64,6 @@ def compute_features(job: Job) -> None:
         job.features = backbone_features(
             job.embedder,
             job.collection,
-            job.preprocessing,
             straight=None if is_scored else job.sides.train,
             workers=job.config.workers,
         )
@@ -75,7 +75,6 @@ def compute_features(job: Job) -> None:
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:
     """Train the embedder of the job in place."""
-    job.learned = job.sides.train
     if job.config.start == "whitened" and job.collection.labels is not None:
         form, start = _closed_form(job, stop)
         if job.fixed:
@@ -89,10 +88,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
     config, rows = job.config, job.sides.train
     assert job.features is not None
     labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
-    count = FOLDS if config.untrained else int(config.folds or 0)
-    any_dim = config.dim is None and not config.untrained
-    folds = class_folds(labels, count)
-    form = ClosedForm(job.features[rows], labels, folds, dim=job.dim, any_dim=any_dim)
+    form = ClosedForm.of(config, job.features[rows], labels)
     found = _decided_before(job) if config.resume and not config.force else None
     if found is None:
         found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
@@ -126,14 +122,12 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
     strangers, rerank = decide_search(found, own, config)
     scores, by_class = None, None
     if found and by_folds(config, job.collection):
-        with console.busy("scoring each class by a model that has not seen it"):
-            raw = [form.features[fold.held_out] for fold in form.folds]
-            columns = {f"untrained features, {form.features.shape[1]}-d": raw}
-            if results and choice.kept == TRAINED:
-                columns["closed form"] = [result.embeddings[CLOSED] for result in results]
-            weighting = rerank.weighting if rerank else None
-            scores = score_folds(found, columns, own, seed=config.seed, weighting=weighting)
-            by_class = scores.pop("by_class")
+        columns = {f"untrained features, {form.features.shape[1]}-d": form.held_out_features()}
+        if results and choice.kept == TRAINED:
+            columns["closed form"] = [result.embeddings[CLOSED] for result in results]
+        weighting = rerank.weighting if rerank else None
+        scores = score_held_out(found, columns, own, seed=config.seed, weighting=weighting)
+        by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
         "strangers": strangers and strangers.as_dict(),
@@ -200,7 +194,6 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         job.collection.subset(sides.train),
         None if job.features is None else job.features[sides.train],
         embedder=job.embedder,
-        preprocessing=job.preprocessing,
         fixed_stages=job.fixed_stages,
     )
     job.criterion = training.criterion
@@ -224,14 +217,11 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
 
 def _held_out_embeddings(job: Job, held_out: Collection) -> Callable[[Embedder], Tensor]:
     """Return a function that embeds the held-out items, from kept activations if there are any."""
-    preprocessing, count = job.preprocessing, job.fixed_stages
+    count = job.fixed_stages
     if not count or not len(held_out):
-        return lambda embedder: Encoder(embedder, preprocessing).embed_collection(held_out)
-    assert preprocessing is not None
+        return lambda embedder: Encoder(embedder).embed_collection(held_out)
     views = 2 if job.embedder.backbone.mirror else 1
-    kept = activations_of(
-        job.embedder, count, held_out, preprocessing, views=views, augmented=False
-    )
+    kept = activations_of(job.embedder, count, held_out, views=views, augmented=False)
 
     def embed(embedder: Embedder) -> Tensor:
         features = top_features(embedder, count, kept)
@@ -257,22 +247,23 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
         )
 
 
-def _begin(job: Job, training: Training, feed: Feed) -> None:
+def _begin(job: Job, t: Training, feed: Feed) -> None:
     """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
-        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=training.cut)
+        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=t.cut)
         if checkpoint is None:
             console.warn("no intact checkpoint to resume from; training starts from the beginning")
             return
-        training.restore(checkpoint)
-        job.run.write_metrics(training.history)
-        console.say(f"resuming at epoch {training.epoch + 1}, step {training.step + 1}")
-    elif training.epochs:
+        t.restore(checkpoint)
+        job.run.write_metrics(t.history)
+        console.say(f"resuming at epoch {t.epoch + 1}, step {t.step + 1}")
+    elif t.epochs:
         first = next(iter(feed(0, 0)))
         job.embedder.freeze_backbone(bool(job.config.warmup))
-        check_before_training(
-            training.model, training.criterion, training.optimizer, first, say=console.warn
+        seconds = check_before_training(
+            t.model, t.criterion, t.optimizer, first, say=console.warn, scaler=t.scaler
         )
+        console.announce("training", seconds * t.epochs * len(feed))
 
 
 def _run(

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from nofuss.data.loader import Batch
+from nofuss.data.loader import Batch, on_device
 from nofuss.distributed.device import device_of, own_random_numbers
 from nofuss.distributed.processes import any_true
 from nofuss.geometry import normalize
@@ -28,6 +29,7 @@ from nofuss.training.checkpoint import (
     optimizer_tensors,
     restore_module,
     restore_optimizer,
+    restore_scaler,
     save_checkpoint,
 )
 from nofuss.training.optim import set_rates
@@ -86,6 +88,8 @@ class Training:
     schedule: str
     epochs: int
     seed: int
+    scaler: GradScaler | None = None
+    """Of the loss, where the network computes in float16."""
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
@@ -108,6 +112,8 @@ class Training:
             | optimizer_tensors(self.optimizer)
         )
         state = {k: getattr(self, k) for k in ("epoch", "step", "loss_sum", "history")}
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
         # "at" is the step within the epoch; "step" names the checkpoint.
         save_checkpoint(
             folder,
@@ -125,6 +131,8 @@ class Training:
         state = checkpoint.state
         self.epoch, self.step = state["epoch"], state["at"]
         self.loss_sum, self.history = state["loss_sum"], state["history"]
+        if self.scaler is not None:
+            restore_scaler(self.scaler, state.get("scaler"))
 
 
 def run_loop(
@@ -139,8 +147,8 @@ def run_loop(
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run `t` to its last epoch; `validate` returns scores for the epoch's row."""
-    steps = len(feed)
-    with own_random_numbers(device_of(t.model)) as seed:
+    steps, device = len(feed), device_of(t.model)
+    with own_random_numbers(device) as seed:
         while t.epoch < t.epochs:
             if before_epoch:
                 before_epoch(t.epoch)
@@ -149,10 +157,10 @@ def run_loop(
             model = parallel(t.model)
             began = saved = time.monotonic()
             items, embeddings, asked = 0, None, False
-            for batch in feed(t.epoch, t.step):
+            for batch in on_device(feed(t.epoch, t.step), device):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 seed(_step_seed(t.seed, t.epoch * steps + t.step))
-                loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
+                loss, embeddings = train_step(model, t.criterion, t.optimizer, batch, t.scaler)
                 t.step += 1
                 t.loss_sum += loss
                 items += len(batch.indices)

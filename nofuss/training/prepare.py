@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
+from nofuss.distributed.device import can_pin, device_of
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import through_head
@@ -18,6 +19,7 @@ from nofuss.model.start import pca_head
 from nofuss.model.trunk import activations_of
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.loop import Feed, Training
+from nofuss.training.presets import head_dim
 from nofuss.training.setup import batch_of, build_criterion, build_training, place_proxies
 
 
@@ -32,7 +34,6 @@ def prepare(
     features: Tensor | None,
     *,
     embedder: Embedder,
-    preprocessing: Preprocessing | None,
     fixed_stages: int = 0,
 ) -> tuple[Training, Feed]:
     """Prepare an embedder for training on all items of `data`; its head may get its start here.
@@ -40,28 +41,27 @@ def prepare(
     features: (N, F), of a backbone that stays fixed, or of the one that training starts from.
         None with `--start random`. fixed_stages: of the backbone, whose activations are kept.
     """
-    config, fixed = replace(config, dim=embedder.dim), config.preset in ("frozen", "vectors")
+    fixed, preprocessing = config.preset in ("frozen", "vectors"), embedder.backbone.preprocessing
     directions = None
     if config.start != "random":
         assert features is not None
         x = embedder.to_head(features)
         if config.start == "pca":
-            start = pca_head(x, embedder.dim, center=bool(config.center))
+            start = pca_head(x, head_dim(config, x.shape[1]), center=bool(config.center))
             embedder.set_head(start, root=embedder.root)
         directions = normalize(through_head(embedder, x))
+    config = replace(config, dim=embedder.dim)
     if fixed:
         assert features is not None
         vectors = embedder.to_head(features).numpy()
         data = replace(data, kind="vectors", array=vectors, paths=(), decoded=None)
     if not fixed_stages:
         return wire(config, embedder, data, None if fixed else preprocessing, directions)
-    assert preprocessing is not None
     training, feed = wire(config, Top(embedder, fixed_stages), data, preprocessing, directions)
     activations = activations_of(
         embedder,
         fixed_stages,
         data,
-        preprocessing,
         views=int(config.views or 1),
         augmented=True,
         seed=config.seed,
@@ -94,5 +94,6 @@ def wire(
         per_class=int(config.per_class or 0),
         seed=config.seed,
         workers=config.workers,
+        pin=can_pin(device_of(model)),
     )
     return build_training(config, model, criterion), feed

@@ -1,11 +1,17 @@
 """Presets: settings that go together, and how the missing ones are filled in."""
 
 import dataclasses
+import os
+import shutil
 from typing import Any
 
 from nofuss.config import TrainConfig, check_limits
+from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
 
+DIM = 512
+"""Default dimensions of a head on features (LOG.md): more gain nothing beyond noise, and an item of
+512 takes 2 KB in the index."""
 Preset = dict[str, Any]
 _COMMON: Preset = {
     "optimizer": "adam",
@@ -142,6 +148,16 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
     return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
 
 
+def head_dim(config: TrainConfig, width: int) -> int:
+    """Return the dimension of a head on `width` features: as configured, by default DIM.
+
+    A head that starts from the features has no more than they have; untrained features keep theirs.
+    """
+    if config.dim is None:
+        return width if config.untrained else min(DIM, width)
+    return config.dim if config.start == "random" else min(config.dim, width)
+
+
 def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
     """Refuse settings that would do nothing."""
     for name in ("rate", "warmup", "freeze_batch_norm", "holdout", "zoom") if fixed else ():
@@ -157,5 +173,13 @@ def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
         raise UsageError("--folds is 1; expected 0 (no folds) or 2 and more")
     if config.shrinkage is not None and config.start not in (None, "whitened"):
         raise UsageError("--shrinkage is for --start whitened; drop one of the two")
+    if kind == "vectors" and config.precision != "fp32":
+        raise UsageError("--precision is for networks, and the data are vectors; drop it")
+    if fixed and config.compile:
+        raise UsageError("--compile needs a network that is trained; add --preset finetune")
+    if config.compile and world() > 1:
+        raise UsageError("--compile is for one process; drop it, or leave torchrun out")
+    if config.compile and shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
+        raise UsageError(f"--compile needs a C++ compiler, and there is no {compiler}; drop it")
     if kind == "vectors" and config.mirror:
         raise UsageError("--mirror is for pictures, and the data are vectors; drop it")

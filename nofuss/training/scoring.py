@@ -1,15 +1,19 @@
 """The scores of a finished training, on what it has not seen; scores.json."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nofuss.data.comparisons import Compared
 from nofuss.data.split import Rows
+from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
-from nofuss.evaluate.ranked import ranked_scores, summary
-from nofuss.evaluate.side_by_side import gain_over, scorable, score_all
+from nofuss.evaluate.ranked import ranked_scores, reranking_summary
+from nofuss.evaluate.side_by_side import gain_over, scorable, score_all, score_folds
+from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
 from nofuss.report.order import score_orders
@@ -24,10 +28,27 @@ def embed_rows(job: Job, rows: Rows) -> Tensor:
     """Return the trained embeddings of these rows of the collection, of any length."""
     if job.fixed:
         return through_head(job.embedder, job.for_head(rows))
-    encoder = Encoder(job.embedder, job.preprocessing)
+    encoder = Encoder(job.embedder)
     with console.progress("embedding", len(rows)) as progress:
         items = job.collection.subset(rows)
         return encoder.embed_collection(items, progress=progress, unit=False)
+
+
+def score_held_out(
+    kept: Sequence[Tensor],
+    baselines: Mapping[str, Sequence[Tensor]],
+    labels: Sequence[Tensor],
+    *,
+    seed: int,
+    weighting: Weighting | None,
+) -> dict[str, Any]:
+    """Return `score_folds`, after a line that says how long it takes."""
+    sizes = [(len(of_fold), len(torch.unique(of_fold))) for of_fold in labels]
+    expected = scoring_seconds(
+        sizes, kept[0].shape[1], columns=1 + len(baselines), reranked=weighting is not None
+    )
+    with console.busy("scoring each class by a model that has not seen it", expected=expected):
+        return score_folds(kept, baselines, labels, seed=seed, weighting=weighting)
 
 
 def score(job: Job, found: Tensor) -> dict[str, Any]:
@@ -44,7 +65,14 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
         return {}
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
-    with console.busy("scoring on unseen classes"):
+    weighting = job.reranking.weighting if job.reranking is not None else None
+    expected = scoring_seconds(
+        [(len(labels), len(np.unique(labels)))],
+        found.shape[1],
+        columns=1 + len(baselines),
+        reranked=weighting is not None,
+    )
+    with console.busy("scoring on unseen classes", expected=expected):
         columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
     ours = columns.pop("kept")
     scores = ours.as_dict()
@@ -52,9 +80,9 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
         queries = [ours.per_query], [other.per_query]
         scores["gain"] = gain_over(name, *queries, seed=config.seed)
     beside = {name: other.as_dict() for name, other in columns.items()}
-    if job.reranking is not None and (weighting := job.reranking.weighting) is not None:
+    if weighting is not None:
         plain, after = ranked_scores(found, labels, (None, weighting))
-        scores["reranked"] = summary(after, plain, weighting, seed=config.seed)
+        scores["reranked"] = reranking_summary(after, plain, weighting, seed=config.seed)
     if job.compared is not None:  # the labels' scores come first, then that of the triplets
         order = _order(job, job.compared)
         scores |= extra_of(order)

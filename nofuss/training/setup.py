@@ -17,6 +17,7 @@ from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
+from nofuss.model.precision import scaler_of
 from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
 from nofuss.proxies.balanced import Balanced
@@ -28,25 +29,48 @@ SHARD_FROM = 2**20
 16,384 proxies of 64 dimensions."""
 
 
-def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
-    """Build the loss by its name, with the options of the configuration that it takes."""
+def check_loss(config: TrainConfig, num_classes: int) -> None:
+    """Raise UsageError if the loss does not exist or can't have these options; build nothing."""
     if config.loss in INSTANCE_LOSSES:
         for option in ("assignment", "proxies_per_class", "scale", "free_norms"):
             usual = 1.0 if option == "proxies_per_class" else getattr(TrainConfig(), option)
             if getattr(config, option) not in (None, usual):
                 flag = option.replace("_", "-")
                 raise UsageError(f"--{flag} is for losses over proxies; {config.loss} has none")
-        return INSTANCE_LOSSES[config.loss]()
+        return
     if config.loss not in PROXY_LOSSES:
         raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
-    each = float(config.proxies_per_class or 0)
+    loss, each = PROXY_LOSSES[config.loss], float(config.proxies_per_class or 0)
     assert config.dim is not None
     if config.assignment == "balanced" and each > 1:
         raise UsageError(
             f"--proxies-per-class is {each:g}; --assignment balanced has at most one for a "
             "label or group of linked items: lower it to 1"
         )
-    _check_room(each * num_classes, config.dim)
+    if config.free_norms and not loss.free_norms:
+        raise UsageError(f"--free-norms does not fit --loss {config.loss}, which has cosines alone")
+    options = {} if config.scale is None else {"scale": config.scale}
+    try:
+        loss.check_options(
+            num_classes,
+            config.dim,
+            proxies_per_class=each,
+            assignment=config.assignment,
+            **options,
+        )
+    except ValueError as error:
+        words = str(error).replace("proxies_per_class", "--proxies-per-class")
+        raise UsageError(f"--loss {config.loss}: {words}") from None
+    _check_memory(each * num_classes, config.dim)
+
+
+def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
+    """Build the loss by its name, with the options of the configuration that it takes."""
+    check_loss(config, num_classes)
+    if config.loss in INSTANCE_LOSSES:
+        return INSTANCE_LOSSES[config.loss]()
+    loss, each = PROXY_LOSSES[config.loss], float(config.proxies_per_class or 0)
+    assert config.dim is not None
     options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
     if config.assignment != "static":
         options["assignment"] = config.assignment
@@ -57,12 +81,9 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     elif config.scale is not None:
         options["scale"] = config.scale
     numbers = num_classes * each * config.dim
-    if world() > 1 and PROXY_LOSSES[config.loss].can_shard and numbers >= SHARD_FROM:
+    if world() > 1 and loss.can_shard and numbers >= SHARD_FROM:
         options["sharded"] = True
-    try:
-        return PROXY_LOSSES[config.loss](num_classes, config.dim, **options)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--loss {config.loss}: {error}") from None
+    return loss(num_classes, config.dim, **options)
 
 
 def items_per_class(config: TrainConfig) -> int:
@@ -78,7 +99,7 @@ def batch_of(config: TrainConfig, items: int, classes: int) -> int:
     return each * max(2, min(batch // each, classes)) if each else batch
 
 
-def _check_room(proxies: float, dim: int) -> None:
+def _check_memory(proxies: float, dim: int) -> None:
     """Refuse more proxies than fit into the machine, each with its gradient and two moments."""
     needed = 4 * 4 * proxies * dim / world()  # which may be machines of their own
     available = memory()
@@ -107,6 +128,8 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
             backbone = embedder.backbone_parameters()
     assert config.epochs is not None
     assert config.schedule is not None
+    if config.compile:
+        model.compile()
     return Training(
         model=model,
         criterion=criterion,
@@ -123,6 +146,7 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
         schedule=config.schedule,
         epochs=config.epochs,
         seed=config.seed,
+        scaler=None if model is head else scaler_of(config.precision, device_of(model)),
     )
 
 

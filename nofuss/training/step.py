@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
@@ -35,9 +36,17 @@ def batch_loss(criterion: nn.Module, embeddings: Tensor, labels: Tensor | None) 
 
 
 def train_step(
-    model: nn.Module, criterion: nn.Module, optimizer: Optimizer, batch: Batch
+    model: nn.Module,
+    criterion: nn.Module,
+    optimizer: Optimizer,
+    batch: Batch,
+    scaler: GradScaler | None = None,
 ) -> tuple[float, Tensor]:
-    """Update once; the loss before it and the embeddings. Raises before a NaN can spread."""
+    """Update once; the loss before it and the embeddings. Raises before a NaN can spread.
+
+    scaler: multiplies the loss. A gradient that overflows then skips the update and lowers the
+    factor; it raises only where there is no factor left to lower.
+    """
     optimizer.zero_grad()
     count = len(batch.indices)
     with whole_batch(count):
@@ -46,13 +55,20 @@ def train_step(
     value = loss.item()
     if not math.isfinite(value):
         raise NonFiniteLoss(f"the loss is {value}", batch.indices)
-    loss.backward()  # type: ignore[no-untyped-call]
+    scaled: Tensor = loss if scaler is None else scaler.scale(loss)
+    scaled.backward()  # type: ignore[no-untyped-call]
     if not (isinstance(criterion, ProxyLoss) and criterion.shard):
         average_gradients(criterion.parameters())
     gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     if any_true(not torch.isfinite(get_total_norm(gradients)))[0]:
-        raise NonFiniteLoss(
-            f"the loss is {value:.4g} but its gradient is not finite", batch.indices
-        )
-    optimizer.step()
+        if scaler is None or scaler.get_scale() <= 1:
+            raise NonFiniteLoss(
+                f"the loss is {value:.4g} but its gradient is not finite", batch.indices
+            )
+        gradients[0].fill_(math.inf)  # so that the scalers of all processes skip this update
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
     return value, embeddings.detach()

@@ -86,7 +86,7 @@ def test_seeds_are_paired_by_number(home: Path, capsys: pytest.CaptureFixture[st
         capsys, *(home / f"{n}-{s}" for n, s in (("untrained", 0), ("trained", 1)))
     )
     assert code == 0
-    assert "chance over seeds is not in the verdict" in out
+    assert "does not account for the seed" in out
 
 
 def test_runs_scored_by_folds(

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from nofuss.cli import main
 from nofuss.config import TrainConfig
@@ -16,22 +15,15 @@ from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
-from nofuss.model.weights import save_model
-from nofuss.report.diagnosis import diagnose, doubtful_labels, histogram
+from nofuss.model.saved import save_model
+from nofuss.report.diagnosis import diagnose, doubts_of, histogram
 from nofuss.run.directory import create_run
+from tests.tiny_run import scene
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
-def scene(seed: int, size: int = 96) -> Image.Image:
-    """Soft random blobs: as smooth as a photograph."""
-    noise = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
@@ -176,7 +168,7 @@ def test_flipped_labels_are_doubted() -> None:
     labels = truth.clone()
     wrong = [3, 47, 80]
     labels[wrong] = (truth[wrong] + 1) % 5
-    doubts = doubtful_labels(x, collection_of(x, labels))
+    doubts = doubts_of(x, collection_of(x, labels))
     assert sorted(d.item for d in doubts) == sorted(f"row {i}" for i in wrong)
     for doubt in doubts:
         assert doubt.neighbours_say == f"class {int(truth[int(doubt.item.split()[1])])}"
@@ -186,14 +178,14 @@ def test_flipped_labels_are_doubted() -> None:
 def test_small_classes_are_not_judged() -> None:
     x = normalize(torch.randn(22, 5, generator=torch.Generator().manual_seed(0)))
     labels = torch.tensor([0] * 20 + [1, 1])
-    assert all(d.label == "class 0" for d in doubtful_labels(x, collection_of(x, labels)))
+    assert all(d.label == "class 0" for d in doubts_of(x, collection_of(x, labels)))
 
 
 def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture) -> None:
     """Also with pictures that can't be read among them."""
     made = create_run(TrainConfig(data=sick, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
-    save_model(made.model, embedder, embedder.backbone.preprocessing)
+    save_model(made.model, embedder)
     assert main(["doctor", str(sick), "--run", str(made.path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert isinstance(content["doubtful_labels"], list)
@@ -203,7 +195,7 @@ def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> No
     np.savez(tmp_path / "data.npz", vectors=np.eye(4).repeat(5, 0), labels=np.arange(20) // 5)
     made = create_run(TrainConfig(out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("identity", dim=4, channels=4, weights=None)
-    save_model(made.model, embedder, None)
+    save_model(made.model, embedder)
     assert main(["doctor", str(tmp_path / "data.npz"), "--run", str(made.path)]) == 0
     assert "doubtful labels: none" in capsys.readouterr().out
 

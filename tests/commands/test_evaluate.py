@@ -8,8 +8,8 @@ import pytest
 from nofuss.cli import main
 from nofuss.files.atomic import read_json, write_json
 from nofuss.model.embedder import build_embedder
-from nofuss.model.weights import save_model
-from nofuss.report.scoring import still_true
+from nofuss.model.saved import save_model
+from nofuss.report.evaluation import still_true
 from tests.tiny_run import train_vectors
 
 Capture = pytest.CaptureFixture[str]
@@ -36,7 +36,7 @@ def test_the_card_follows_the_scores_and_an_old_gain_is_dropped(run: Path) -> No
     baselines = scores_of(run)["baselines"]
     assert "gain" in scores_of(run)
     shutil.rmtree(run / "model")
-    save_model(run / "model", build_embedder("identity", dim=2, channels=16, seed=5), None)
+    save_model(run / "model", build_embedder("identity", dim=2, channels=16, seed=5))
     (run / "embeddings.safetensors").unlink()  # of the model that was
     assert main(["evaluate", str(run)]) == 0
     scores = scores_of(run)

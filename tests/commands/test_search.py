@@ -14,7 +14,7 @@ import nofuss
 from nofuss.cli import main
 from nofuss.config import TrainConfig
 from nofuss.model.embedder import build_embedder
-from nofuss.model.weights import save_model
+from nofuss.model.saved import save_model
 from nofuss.run.directory import create_run
 from nofuss.search.index import Index
 from nofuss.search.shelf import open_shelf
@@ -34,8 +34,7 @@ def run(tmp_path: Path, data: Path) -> Path:
     """A run whose network is untrained: it distinguishes colours all the same."""
     made = create_run(TrainConfig(data=data, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
-    preprocessing = embedder.backbone.preprocessing
-    save_model(made.model, embedder, preprocessing, extra={"strangers": strangers().as_dict()})
+    save_model(made.model, embedder, extra={"strangers": strangers().as_dict()})
     return made.path
 
 
@@ -258,7 +257,7 @@ def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> Non
     main(["index", str(run), str(data)])
     shutil.rmtree(run / "model")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None, seed=1)
-    save_model(run / "model", embedder, embedder.backbone.preprocessing)
+    save_model(run / "model", embedder)
     capsys.readouterr()
     query = str(data / "six" / "0<i>.png")
     assert main(["search", str(run), query]) == 2
@@ -334,7 +333,7 @@ def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
     np.savez(tmp_path / "query.npz", vectors=vectors[[4]], labels=[0])
     config = TrainConfig(data=tmp_path / "data.npz", out=tmp_path / "run")
     made = create_run(config, name="run", fingerprint="")
-    save_model(made.model, build_embedder("identity", dim=4, channels=6), None)
+    save_model(made.model, build_embedder("identity", dim=4, channels=6))
     query = str(tmp_path / "query.npz")
     main(["index", str(made.path)])
     capsys.readouterr()

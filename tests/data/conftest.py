@@ -11,10 +11,8 @@ Draw = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("NOFUSS_CACHE", str(place))
-    return place
+def cache(cache: Path) -> Path:
+    return cache
 
 
 @pytest.fixture

@@ -7,17 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageEnhance, ImageFilter
+from PIL import ImageEnhance, ImageFilter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nofuss.data import duplicates
 from nofuss.data.duplicates import exact_copies, look_at, near_duplicates, row_digests
-
-
-def scene(seed: int, size: int = 96) -> Image.Image:
-    """Soft random blobs: as smooth as a photograph."""
-    noise = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((size, size), Image.Resampling.BICUBIC)
+from tests.tiny_run import scene
 
 
 def test_exact_copies_by_hand() -> None:

@@ -21,7 +21,7 @@ from nofuss.config import TrainConfig
 from nofuss.distributed.device import choose_device
 from nofuss.errors import UsageError
 from nofuss.model.embedder import build_embedder
-from nofuss.model.weights import save_model
+from nofuss.model.saved import save_model
 from nofuss.training.pipeline import run_training
 from tests.losses.test_every_loss import EVERY
 
@@ -95,8 +95,9 @@ def test_a_run_there_is_a_run_here(lazy: torch.device, tmp_path: Path, assignmen
 def test_pictures_are_embedded_there(lazy: torch.device, tmp_path: Path) -> None:
     embedder = build_embedder("convnet", dim=4, channels=1)
     assert embedder.backbone.preprocessing is not None
-    preprocessing = replace(embedder.backbone.preprocessing, size=16, resize=16)
-    save_model(tmp_path, embedder, preprocessing)
+    sides = replace(embedder.backbone.preprocessing, size=16, resize=16)
+    embedder.backbone.preprocessing = sides
+    save_model(tmp_path, embedder)
     images = np.random.default_rng(0).integers(0, 256, (3, 16, 16)).astype(np.uint8)
     found = [nofuss.load(tmp_path, device=name).embed(images) for name in ("lazy", "cpu")]
     assert found[0].device.type == "cpu"

@@ -8,7 +8,8 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from nofuss.evaluate import kmeans
-from nofuss.evaluate.kmeans import _exchange, inertia
+from nofuss.evaluate.kmeans import SAMPLE, _exchange, inertia
+from nofuss.evaluate.row_maxima import best_columns
 from nofuss.evaluate.seeding import plus_plus
 
 
@@ -150,3 +151,30 @@ def test_misuse_is_one_line(scene, options, message):
     x, _ = scene(20, 3)
     with pytest.raises(ValueError, match=message):
         kmeans(x, **({"k": 3, "seed": 0} | options))
+
+
+@pytest.mark.parametrize("k", [1, 3, 100])
+def test_columns_of_the_maxima_are_those_of_the_product(k):
+    generator = torch.Generator().manual_seed(k)
+    left, right = (torch.randn(n, 9, generator=generator) for n in (5000, k))
+    product = left @ right.T
+    assert torch.equal(best_columns(left, right), product.argmax(1))
+    before = torch.randint(k, (5000,), generator=generator)
+    assert torch.equal(best_columns(left, right, before), product.argmax(1))
+
+
+def test_of_equal_maxima_the_one_of_before_is_kept():
+    left, right = torch.ones(4, 2), torch.ones(3, 2)
+    before = torch.tensor([2, 0, 1, 2])
+    assert torch.equal(best_columns(left, right, before), before)
+
+
+def test_a_start_from_a_sample_is_no_worse(scene):
+    """With hundreds of vectors a cluster; scikit-learn starts from all of them."""
+    x, _ = scene(6000, 12, 16, noise=1.0)
+    k = 12
+    assert len(x) > 2 * SAMPLE * k
+    peers = [KMeans(k, n_init=1, random_state=s).fit(x.numpy()).inertia_ for s in range(5)]
+    ours = [inertia(x, *kmeans(x, k, seed=s, refine=False)) for s in range(5)]
+    assert sum(ours) <= 1.01 * sum(peers)
+    assert kmeans(x, k, seed=3)[1].equal(kmeans(x, k, seed=3)[1])

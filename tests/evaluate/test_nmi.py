@@ -1,5 +1,6 @@
 """NMI and AMI of two labelings, against the formula, scikit-learn, and by hand."""
 
+import sys
 from collections import Counter
 from math import log
 
@@ -35,6 +36,16 @@ def test_equals_the_papers_formula_and_scikit_learn(pair):
     assert normalized_mutual_information(a, b) == pytest.approx(expected, abs=1e-12)
     expected = adjusted_mutual_info_score(pair[0], pair[1])
     assert adjusted_mutual_information(a, b) == pytest.approx(expected, abs=1e-12)
+
+
+def test_chance_is_that_of_scikit_learn_for_parts_of_many_sizes(monkeypatch):
+    random = np.random.default_rng(0)
+    a = random.integers(0, 60, 3000) ** 2 % 97  # parts of very different sizes
+    b = np.where(random.random(3000) < 0.5, a, random.integers(0, 40, 3000))
+    expected = adjusted_mutual_info_score(a, b)
+    assert adjusted_mutual_information(a, b) == pytest.approx(expected, abs=1e-10)
+    monkeypatch.setattr(sys.modules["nofuss.evaluate.nmi"], "PAIRS", 50)  # many steps give the same
+    assert adjusted_mutual_information(a, b) == pytest.approx(expected, abs=1e-10)
 
 
 def test_by_hand():

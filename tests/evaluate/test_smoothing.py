@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from nofuss.evaluate import map_at_r, recall_at_k
-from nofuss.evaluate.ranked import of_folds, ranked_scores, summary
+from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import CANDIDATES, Reranking, choose_reranking
 from nofuss.evaluate.smoothing import Weighting, reranked
 from nofuss.evaluate.vicinity import leave_one_out, vicinity
@@ -144,7 +144,7 @@ def test_folds_with_the_same_numbers_have_different_classes() -> None:
 def test_the_summary_states_means_and_gain() -> None:
     x, labels = clumps(8, 12, noise=1.3, seed=0)
     plain, after = ranked_scores(x, labels, (None, Weighting(8, 1.0)))
-    content = summary(after, plain, Weighting(8, 1.0), seed=0)
+    content = reranking_summary(after, plain, Weighting(8, 1.0), seed=0)
     gap = float((after.map_at_r - plain.map_at_r).mean())
     assert content["gain"]["map@r"][0] == pytest.approx(gap)
     assert content["recall@1_interval"][0] <= content["recall@1"] <= content["recall@1_interval"][1]

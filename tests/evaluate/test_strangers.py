@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from nofuss.evaluate.strangeness import RULES, background, nearest_class
 from nofuss.evaluate.strangers import (
-    RULES,
     Strangers,
     auroc,
-    background,
     calibrate,
     choose_rule,
-    nearest_class,
 )
 from nofuss.evaluate.vicinity import SIZE, vicinity
 from nofuss.geometry import normalize
@@ -125,6 +123,16 @@ def test_items_that_were_learned_from_are_left_out_where_others_suffice() -> Non
     assert every is not None
     assert every.classes == 20
     assert every.threshold >= chosen.threshold - 1e-9
+
+
+def test_folds_of_three_small_classes_suffice_together() -> None:
+    """Twelve classes of six items in four folds."""
+    folds = [clumps(3, 6, noise=0.2, seed=s) for s in range(4)]
+    found = choose_rule(*zip(*folds, strict=True))
+    assert found is not None
+    assert found.useful
+    assert (found.items, found.classes) == (72, 12)
+    assert choose_rule(*zip(*folds[:1], strict=True)) is None
 
 
 def test_words_follow_the_distributions() -> None:

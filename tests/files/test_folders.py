@@ -7,7 +7,14 @@ import pytest
 
 from nofuss.errors import RunError
 from nofuss.files.atomic import temporary_name
-from nofuss.files.folders import _exchange, clear_remains, own_folder, remove, write_folder
+from nofuss.files.folders import (
+    _exchange,
+    clear_remains,
+    own_folder,
+    read_folder,
+    remove,
+    write_folder,
+)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -168,3 +175,35 @@ def test_a_link_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
         (new / "b").write_text("2")
     assert contents(tmp_path) == {"elsewhere/a": "1", "run/b": "2"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "run"]
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    def write(content: str) -> None:
+        with write_folder(tmp_path / "model") as new:
+            for name in ("a", "b"):
+                (new / name).write_text(content)
+
+    write("old")
+    reads = []
+
+    def read() -> tuple[str, str]:
+        a = (tmp_path / "model" / "a").read_text()
+        if not reads:
+            write("new")
+        reads.append(a)
+        return a, (tmp_path / "model" / "b").read_text()
+
+    assert read_folder(tmp_path / "model", read) == ("new", "new")
+    assert reads == ["old", "new"]
+
+
+def test_an_error_in_a_folder_that_stays_is_raised_at_once(tmp_path: Path) -> None:
+    reads = []
+
+    def read() -> None:
+        reads.append(1)
+        raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged"):
+        read_folder(tmp_path, read)
+    assert len(reads) == 1

@@ -38,9 +38,9 @@ def test_an_empty_embedding_is_refused() -> None:
 
 def test_the_parameter_groups_are_all_parameters_once() -> None:
     embedder = build_embedder("convnet")
-    groups = [*embedder.backbone_parameters(), *embedder.head_parameters()]
+    groups = [*embedder.backbone_parameters(), *embedder.head.parameters()]
     assert [id(p) for p in groups] == [id(p) for p in embedder.parameters()]
-    assert {id(p) for p in embedder.head_parameters()} == {
+    assert {id(p) for p in embedder.head.parameters()} == {
         id(embedder.head.weight),
         id(embedder.head.bias),
     }

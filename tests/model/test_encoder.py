@@ -12,9 +12,10 @@ import nofuss
 from nofuss.config import Preprocessing
 from nofuss.data import open_data
 from nofuss.errors import DataError, RunError
+from nofuss.model.backbones import build_backbone
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder, check_fits
-from nofuss.model.weights import save_model
+from nofuss.model.saved import save_model
 
 
 @pytest.fixture
@@ -35,13 +36,14 @@ def pictures(tmp_path: Path) -> Encoder:
     embedder = build_embedder("convnet", dim=8, channels=3)
     embedder.train()(torch.randn(16, 3, 28, 28))  # batch-norm statistics other than 0 and 1
     look = Preprocessing(size=24, resize=28, mean=(120.0,) * 3, std=(60.0,) * 3)
-    save_model(tmp_path / "run" / "model", embedder, look, class_names=["a", "b"])
+    embedder.backbone.preprocessing = look
+    save_model(tmp_path / "run" / "model", embedder, class_names=["a", "b"])
     return nofuss.load(tmp_path / "run")
 
 
 @pytest.fixture
 def vectors(tmp_path: Path) -> Encoder:
-    save_model(tmp_path / "v" / "model", build_embedder("identity", dim=4, channels=6), None)
+    save_model(tmp_path / "v" / "model", build_embedder("identity", dim=4, channels=6))
     return nofuss.load(tmp_path / "v")
 
 
@@ -153,9 +155,9 @@ def test_one_array_is_not_many_pictures(pictures: Encoder) -> None:
 def test_fit(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", vectors=np.zeros((3, 5), np.float32))
     collection = open_data(tmp_path / "x.npz")
-    check_fits(collection, None, 5)
+    check_fits(collection, build_backbone("identity", channels=5))
     with pytest.raises(DataError, match="5 dimensions, but the model takes 6"):
-        check_fits(collection, None, 6)
+        check_fits(collection, build_backbone("identity", channels=6))
 
 
 def test_load_opens_runs_and_model_folders(tmp_path: Path, vectors: Encoder) -> None:
@@ -168,10 +170,10 @@ def test_load_opens_runs_and_model_folders(tmp_path: Path, vectors: Encoder) -> 
         nofuss.load(tmp_path)
 
 
-def test_training_goes_on_untouched(pictures: Encoder) -> None:
+def test_training_goes_on_untouched() -> None:
     """An encoder works on a copy: the network it came from keeps its mode and batch norm."""
     embedder = build_embedder("convnet", dim=8, channels=3).train()
     before = {k: v.clone() for k, v in embedder.state_dict().items()}
-    Encoder(embedder, pictures.preprocessing).embed([np.zeros((28, 28, 3), np.uint8)])
+    Encoder(embedder).embed([np.zeros((28, 28, 3), np.uint8)])
     assert embedder.training
     assert all(torch.equal(before[k], v) for k, v in embedder.state_dict().items())

@@ -14,7 +14,7 @@ from nofuss.config import TrainConfig
 from nofuss.data.decode import decode_resized
 from nofuss.data.transforms import test_views as center_views
 from nofuss.model.embedder import build_embedder
-from nofuss.model.weights import save_model
+from nofuss.model.saved import save_model
 from nofuss.report.card import model_card
 from nofuss.run.directory import Run, create_run, open_run
 from tests.tiny_run import train_vectors, write_pictures
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_pictures(folder / "data", per_class=3)
     made = create_run(TrainConfig(data=data, out=folder / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None, mirror=True)
-    save_model(made.model, embedder, embedder.backbone.preprocessing, class_names=["a", "b"])
+    save_model(made.model, embedder, class_names=["a", "b"])
     return made.path
 
 

@@ -23,22 +23,15 @@ from tests.tiny_run import draw, write_pictures
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def pictures(tmp_path: Path) -> Collection:
     return open_data(write_pictures(tmp_path / "data"))
 
 
 @pytest.fixture
 def embedder() -> Embedder:
-    return build_embedder("convnet", dim=4, channels=3)
-
-
-SMALL = Preprocessing(size=16, resize=16)
+    found = build_embedder("convnet", dim=4, channels=3)
+    found.backbone.preprocessing = Preprocessing(size=16, resize=16)
+    return found
 
 
 def kept_in(cache: Path) -> Path:
@@ -51,9 +44,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures each pass of a backbone was for."""
     counts: list[int] = []
 
-    def counting(model: Any, collection: Collection, *args: Any, **options: Any) -> Tensor:
+    def counting(model: Any, collection: Collection, **options: Any) -> Tensor:
         counts.append(len(collection))
-        return run_over(model, collection, *args, **options)
+        return run_over(model, collection, **options)
 
     monkeypatch.setattr("nofuss.model.features.run_over", counting)
     return counts
@@ -63,7 +56,7 @@ def test_one_changed_bit_is_noticed(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
     """An exponent that grows by a bit is a feature that rules every distance."""
-    features = backbone_features(embedder, pictures, SMALL)
+    features = backbone_features(embedder, pictures)
     content = bytearray(kept_in(cache).read_bytes())
     stored = features[7].numpy().tobytes()
     place = content.find(stored[:64])
@@ -71,8 +64,8 @@ def test_one_changed_bit_is_noticed(
     content[place + 3] ^= 0x40
     kept_in(cache).write_bytes(content)
     with pytest.warns(UserWarning, match=r"sqlite is damaged \(1 features have .* made again"):
-        assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
-    assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
+        assert torch.equal(backbone_features(embedder, pictures), features)
+    assert torch.equal(backbone_features(embedder, pictures), features)
     assert computed == [31, 1]
 
 
@@ -80,7 +73,7 @@ def test_one_changed_bit_is_noticed(
 def test_a_file_that_is_no_store_does_not_stay(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int], content: Any
 ) -> None:
-    features = backbone_features(embedder, pictures, SMALL)
+    features = backbone_features(embedder, pictures)
     if isinstance(content, bytes):
         kept_in(cache).write_bytes(content)
     else:
@@ -88,29 +81,29 @@ def test_a_file_that_is_no_store_does_not_stay(
         store.write(keys, np.zeros((31, 5), dtype=np.float32))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
+        assert torch.equal(backbone_features(embedder, pictures), features)
     assert bool(said) == bool(content)
-    assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
+    assert torch.equal(backbone_features(embedder, pictures), features)
     assert computed == [31, 31]
 
 
 def test_only_new_and_changed_pictures_are_computed(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
-    features = backbone_features(embedder, pictures, SMALL)
+    features = backbone_features(embedder, pictures)
     root = pictures.paths[0].parent.parent
     draw(0, 77).save(root / pictures.class_names[0] / "zz.png")
     changed = pictures.paths[20]
     draw(3, 99).save(changed)
     grown = open_data(root)
-    found = backbone_features(embedder, grown, SMALL)
+    found = backbone_features(embedder, grown)
     assert computed == [31, 2]
     order = [grown.paths.index(path) for path in pictures.paths if path != changed]
     expected = [i for i, path in enumerate(pictures.paths) if path != changed]
     assert torch.equal(found[order], features[expected])
     whole = FeatureStore(cache / "none", 256)
     assert not whole.read(picture_keys(grown))[1].any()
-    fresh = features_of(for_inference(embedder).backbone, grown, SMALL, store=None)
+    fresh = features_of(for_inference(embedder).backbone, grown, store=None)
     assert torch.equal(found, fresh)  # the same bits as if all had been computed together
 
 
@@ -122,11 +115,11 @@ def test_a_table_over_the_same_pictures_computes_none(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    backbone_features(embedder, pictures, SMALL)
+    backbone_features(embedder, pictures)
     assert "computing features once: 31 in" in capsys.readouterr().out
     rows = [f"{path},{path.parent.name}" for path in reversed(pictures.paths)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]))
-    backbone_features(embedder, open_data(tmp_path / "table.csv"), SMALL)
+    backbone_features(embedder, open_data(tmp_path / "table.csv"))
     assert computed == [31]
     assert "computing" not in capsys.readouterr().out
 
@@ -136,17 +129,17 @@ def test_what_was_computed_before_an_interruption_is_kept(
 ) -> None:
     counts: list[int] = []
 
-    def interrupted(model: Any, collection: Collection, *args: Any, **options: Any) -> Tensor:
+    def interrupted(model: Any, collection: Collection, **options: Any) -> Tensor:
         counts.append(len(collection))
         if len(counts) == 3:
             raise KeyboardInterrupt
-        return run_over(model, collection, *args, **options)
+        return run_over(model, collection, **options)
 
     monkeypatch.setattr("nofuss.model.features.CHUNK", 10)
     monkeypatch.setattr("nofuss.model.features.run_over", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        backbone_features(embedder, pictures, SMALL)
-    assert len(backbone_features(embedder, pictures, SMALL)) == 31
+        backbone_features(embedder, pictures)
+    assert len(backbone_features(embedder, pictures)) == 31
     assert counts == [10, 10, 10, 10, 1]
 
 
@@ -155,8 +148,8 @@ def test_a_cache_that_can_t_be_written_costs_time_only(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
-    first = backbone_features(embedder, pictures, SMALL)
-    assert torch.equal(backbone_features(embedder, pictures, SMALL), first)
+    first = backbone_features(embedder, pictures)
+    assert torch.equal(backbone_features(embedder, pictures), first)
 
 
 def test_reading_counts_as_use(cache: Path) -> None:
@@ -201,11 +194,13 @@ def test_two_processes_write_at_once(cache: Path) -> None:
 def test_old_features_make_room_for_new_ones(
     cache: Path, pictures: Collection, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backbone_features(embedder, pictures, Preprocessing(size=10, resize=10))
+    embedder.backbone.preprocessing = Preprocessing(size=10, resize=10)
+    backbone_features(embedder, pictures)
     limit = 3.5 * kept_in(cache).stat().st_size
     monkeypatch.setattr("nofuss.data.cache.LIMIT", limit)
     for size in (12, 14, 16, 18):
-        backbone_features(embedder, pictures, Preprocessing(size=size, resize=size))
+        embedder.backbone.preprocessing = Preprocessing(size=size, resize=size)
+        backbone_features(embedder, pictures)
         newest = max(cache.glob("features-*.sqlite"), key=lambda file: file.stat().st_mtime_ns)
     files = list(cache.glob("features-*.sqlite"))
     assert 2 <= len(files) <= 4  # of five; pages of a small file take more than its numbers
@@ -216,18 +211,18 @@ def test_features_beyond_the_limit_are_not_kept(
     cache: Path, pictures: Collection, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nofuss.data.cache.LIMIT", 10_000)
-    features = backbone_features(embedder, pictures, SMALL)
+    features = backbone_features(embedder, pictures)
     assert not list(cache.glob("features-*.sqlite"))
-    assert torch.equal(backbone_features(embedder, pictures, SMALL), features)
+    assert torch.equal(backbone_features(embedder, pictures), features)
 
 
 def test_rows_that_are_learned_from_are_not_mirrored(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
-    straight = backbone_features(embedder, pictures, SMALL)
+    straight = backbone_features(embedder, pictures)
     embedder.backbone.mirror = True
-    both = backbone_features(embedder, pictures, SMALL)
-    mixed = backbone_features(embedder, pictures, SMALL, straight=np.arange(20))
+    both = backbone_features(embedder, pictures)
+    mixed = backbone_features(embedder, pictures, straight=np.arange(20))
     assert embedder.backbone.mirror
     assert torch.equal(mixed, torch.cat([straight[:20], both[20:]]))
     assert not torch.equal(straight, both)

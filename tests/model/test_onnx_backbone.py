@@ -12,9 +12,9 @@ from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import build_embedder
 from nofuss.model.inference import for_inference
 from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_file
+from nofuss.model.saved import load_model, save_model
 from nofuss.model.stages import Trunk
 from nofuss.model.trunk import fixed_stages
-from nofuss.model.weights import load_model, save_model
 from nofuss.training.job import build_model
 from nofuss.training.presets import resolve
 
@@ -95,8 +95,8 @@ def test_a_mirror_image_has_the_features_of_the_picture() -> None:
 def test_fixed_stages_at_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path))
     embedder = build_embedder("efficientnet-lite0", dim=4).eval()
-    preprocessing = Preprocessing(size=128, resize=146)
-    fast = fixed_stages(embedder, 5, preprocessing, pictures=1000)
+    embedder.backbone.preprocessing = Preprocessing(size=128, resize=146)
+    fast = fixed_stages(embedder, 5, pictures=1000)
     assert isinstance(fast.network, OnnxNetwork)
     x = torch.randn(5, 3, 128, 128, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -111,9 +111,9 @@ def test_a_backbone_knows_the_size_of_its_pictures(tmp_path: Path, size: int | N
         {"images": np.zeros((4, 100, 100, 3), np.uint8), "labels": np.arange(4) % 2}, name="x"
     )
     config = resolve(TrainConfig(preset="frozen", size=size), kind="pictures", small=False)
-    embedder, preprocessing = build_model(config, collection)
-    assert embedder.backbone.preprocessing == preprocessing
+    embedder = build_model(config, collection)
+    preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
     assert preprocessing.size == (size or 224)
-    save_model(tmp_path / "model", embedder, preprocessing)
-    assert load_model(tmp_path / "model").embedder.backbone.preprocessing == preprocessing
+    save_model(tmp_path / "model", embedder)
+    assert load_model(tmp_path / "model")[0].backbone.preprocessing == preprocessing

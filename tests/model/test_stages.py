@@ -61,7 +61,7 @@ def test_fixed_stages_have_no_gradient_and_keep_their_statistics() -> None:
     before = copy.deepcopy(embedder.state_dict())
     moving = {id(p) for p in embedder.backbone_parameters()}
     optimizer = torch.optim.SGD(
-        [*embedder.backbone_parameters(), *embedder.head_parameters()], lr=0.1
+        [*embedder.backbone_parameters(), *embedder.head.parameters()], lr=0.1
     )
     embedder.freeze_backbone()  # as in the epochs of warm-up
     embedder.freeze_backbone(False)

@@ -10,7 +10,7 @@ from sklearn.decomposition import PCA
 from nofuss.geometry import normalize
 from nofuss.model.start import (
     class_scatter,
-    joined,
+    joined_scatter,
     pca_head,
     principal_components,
     signed_root,
@@ -77,7 +77,7 @@ def test_scatters_of_disjoint_classes_add_up() -> None:
     side = labels < 4
     parts = [class_scatter(x[rows], labels[rows]) for rows in (side, ~side)]
     whole = class_scatter(x, labels)
-    torch.testing.assert_close(joined(parts).total(), whole.total(), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(joined_scatter(parts).total(), whole.total(), rtol=1e-6, atol=1e-4)
 
 
 def test_without_shrinkage_every_direction_varies_equally_within_classes() -> None:

@@ -5,24 +5,24 @@ import torch
 from torch import Tensor
 
 from nofuss.geometry import normalize
-from nofuss.model.taught import SLACK, SWEEPS, Pairs, mapped, taught_map
+from nofuss.model.taught import SLACK, SWEEPS, MarkedPairs, mapped, taught_map
 
 
 def directions(count: int, dim: int, seed: int = 0) -> Tensor:
     return normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)))
 
 
-def pairs(*given: tuple[int, int, bool]) -> Pairs:
+def pairs(*given: tuple[int, int, bool]) -> MarkedPairs:
     first, second, same = zip(*given, strict=True) if given else ((), (), ())
     whole = torch.int64
-    return Pairs(
+    return MarkedPairs(
         torch.tensor(first, dtype=whole),
         torch.tensor(second, dtype=whole),
         torch.tensor(same, dtype=torch.bool),
     )
 
 
-def slowly(x: Tensor, marked: Pairs, near: float, far: float) -> Tensor:
+def slowly(x: Tensor, marked: MarkedPairs, near: float, far: float) -> Tensor:
     """The metric in all D dimensions, one projection after the other, as in the paper."""
     a = torch.eye(x.shape[1], dtype=torch.float64)
     targets = [near**2 if same else far**2 for same in marked.same]

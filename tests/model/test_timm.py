@@ -21,8 +21,8 @@ from nofuss.errors import UsageError
 from nofuss.model.backbones import build_backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters, merge_adapters
+from nofuss.model.saved import load_model, save_model
 from nofuss.model.stages import Top, Trunk, check_unfreeze, freeze_first, split, stages_agree
-from nofuss.model.weights import load_model, save_model
 
 if find_spec("timm") is None:
     pytest.skip("the timm extra is not installed", allow_module_level=True)
@@ -100,9 +100,9 @@ def test_a_transformer_takes_pictures_of_another_size(tmp_path: Path) -> None:
     assert preprocessing is not None
     assert preprocessing.size == 96
     pictures = torch.randn(2, 3, 96, 96)
-    save_model(tmp_path / "model", embedder, preprocessing)
-    again = load_model(tmp_path / "model")
-    torch.testing.assert_close(again.embedder(pictures), embedder(pictures))
+    save_model(tmp_path / "model", embedder)
+    again = load_model(tmp_path / "model")[0]
+    torch.testing.assert_close(again(pictures), embedder(pictures))
 
 
 def test_a_size_that_does_not_fit_is_one_line() -> None:

@@ -14,7 +14,5 @@ def source() -> Source:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("NOFUSS_CACHE", str(place))
-    return place
+def cache(cache: Path) -> Path:
+    return cache

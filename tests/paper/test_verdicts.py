@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from nofuss.evaluate.intervals import SeededDifference, t_interval
-from nofuss.paper import batch_size, bounds, convergence, proxies_per_label, tables
+from nofuss.paper import batch_size, convergence, epsilon, proxies_per_label, tables
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
 from nofuss.paper.statistics import difference
 
@@ -173,14 +173,14 @@ def test_one_seed_is_said_to_be_one() -> None:
 
 
 def test_bounds_that_tighten_or_not() -> None:
-    assert "Every bound" in bounds.tightening({"a": (2.0, 1.0)}, [2.0, 1.0])
-    assert "No bound" in bounds.tightening({"a": (1.0, 2.0)}, [1.0, 2.0])
-    mixed = bounds.tightening({"a": (1.0, 2.0), "b": (2.0, 1.0)}, [1.0, 2.0])
+    assert "Every bound" in epsilon.tightening({"a": (2.0, 1.0)}, [2.0, 1.0])
+    assert "No bound" in epsilon.tightening({"a": (1.0, 2.0)}, [1.0, 2.0])
+    mixed = epsilon.tightening({"a": (1.0, 2.0), "b": (2.0, 1.0)}, [1.0, 2.0])
     assert "rises" in mixed
     assert "Tighter at the end: b; not tighter: a" in mixed
-    assert "it falls to 0.500" in bounds.after_first_epoch([[0.1, 0.6, 0.5], [0.1, 0.6, 0.5]])
-    assert "it rises to 0.700" in bounds.after_first_epoch([[0.1, 0.6, 0.7]])
+    assert "it falls to 0.500" in epsilon.after_first_epoch([[0.1, 0.6, 0.5], [0.1, 0.6, 0.5]])
+    assert "it rises to 0.700" in epsilon.after_first_epoch([[0.1, 0.6, 0.7]])
     kept = {"nca": [(0, 9), (0, 9)], "triplet": [(0, 9), (0, 9)]}
-    assert "not violated here" in bounds.constants(kept)
+    assert "not violated here" in epsilon.constants(kept)
     broken = {"nca": [(0, 9), (0, 9)], "triplet": [(0, 9), (2, 9)]}
-    assert "seen to be false" in bounds.constants(broken)
+    assert "seen to be false" in epsilon.constants(broken)

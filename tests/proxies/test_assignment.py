@@ -8,14 +8,7 @@ from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet
 from nofuss.proxies.assignment import Dynamic, Fractional, Several, Static
 from nofuss.proxies.by_name import build_assignment
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
-
-
-def unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
+from tests.proxies.drawn import numbers, unit
 
 
 def test_static_is_the_label_and_z_is_the_rest() -> None:

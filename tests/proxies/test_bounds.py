@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nofuss.proxies.bounds import ROUNDING, Bounds, _triplets, proxy_bounds
+from tests.proxies.drawn import numbers, unit
 
 NAMES = ("ranking", "expected_ranking", "nca", "triplet")
-
-
-def unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def near_tight(root: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ import pytest
 
 import nofuss
 from nofuss.data.collection import Collection
-from nofuss.paper.results_page import render as render_results
+from nofuss.paper.results_page import results_page as render_results
 from nofuss.report import write_report
 from nofuss.report.svg import drawing, shape, text
 from nofuss.report.templates import render

@@ -3,12 +3,16 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nofuss.search.indexing import index_run
 from tests.search.serving import Server, serving
 from tests.tiny_run import draw, train_pictures
+
+if TYPE_CHECKING:
+    from selenium import webdriver
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +44,11 @@ def taught_run(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def taught_server(taught_run: Path) -> Iterator[Server]:
     with serving(taught_run) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[webdriver.Chrome]":
+    from tests.browser import open_browser  # here: most tests need no browser
+
+    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser

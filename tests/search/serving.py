@@ -5,12 +5,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.running import command
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,6 @@ class Server:
 
     def upload(self, picture: bytes, **options: Any) -> Answer:
         return self.request("/api/search?k=5", method="POST", body=picture, **options)
-
-
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "nofuss", *map(str, arguments)]
 
 
 @contextmanager

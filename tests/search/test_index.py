@@ -107,6 +107,29 @@ def test_by_hand() -> None:
     torch.testing.assert_close(found[0], torch.tensor([0.0, 2**0.5, 2.0]))
 
 
+def test_many_small_additions_cost_no_more_than_one() -> None:
+    """The same index, and no copy of all vectors at each addition."""
+    x = normalize(torch.randn(600, 4, generator=torch.Generator().manual_seed(0)))
+    names, index = [str(i) for i in range(600)], Index.build(x[:1], names=["0"])
+    columns = {"price": list(range(600))}
+    places = set[int]()
+    for i in range(1, 600):
+        if i == 300:
+            index.remove(["5"])
+            index.add(x[5:6], names=["5"], columns={"price": [5]})
+        index.add(x[i : i + 1], names=[names[i]], columns={"price": [i]})
+        places.add(index.vectors.data_ptr())
+    assert len(places) < 30
+    order = [index.row(name) for name in names]
+    torch.testing.assert_close(index.vectors[order], x)
+    values = index.table.columns["price"].values
+    assert [values[row] for row in order] == [None, *columns["price"][1:]]
+    early = index.vectors[:10]
+    before = early.clone()
+    index.add(x[:1] * -1, names=["new"])
+    assert torch.equal(early, before)
+
+
 def test_a_new_class_is_found_and_leaves_again() -> None:
     index = Index.build(random(20), names=names_of(20), labels=["old"] * 20)
     new = random(1, seed=9)

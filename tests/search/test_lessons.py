@@ -70,7 +70,7 @@ def check_consistent(run: Path) -> None:
 def test_a_lesson_changes_everything_alike(run: Path) -> None:
     before = load(run)
     x = torch.from_numpy(np.asarray(open_data(open_run(run).config.data).array))
-    lessons.learn(open_run(run), a_map(), extra={"taught": {"marks": 3}})
+    lessons.apply_lesson(open_run(run), a_map(), extra={"taught": {"marks": 3}})
     after = load(run)
     torch.testing.assert_close(after.embed(x), mapped(before.embed(x), a_map()), **CLOSE)
     assert after.extra == before.extra | {"taught": {"marks": 3}}
@@ -83,7 +83,7 @@ def test_undoing_it_restores_every_bit(run: Path) -> None:
     model, embeddings = [bits(run / "model")], [bits(run)[EMBEDDINGS]]
     vectors = load_index(run / "index").vectors
     for seed in range(3):
-        lessons.learn(opened, a_map(seed), extra={})
+        lessons.apply_lesson(opened, a_map(seed), extra={})
         model.append(bits(run / "model"))
         embeddings.append(bits(run)[EMBEDDINGS])
     assert len({digest["weights.safetensors"] for digest in model}) == 4
@@ -99,12 +99,12 @@ def test_undoing_it_restores_every_bit(run: Path) -> None:
 def test_lessons_start_from_the_first_model(run: Path) -> None:
     """Two lessons are as good as the second one alone: nothing adds up."""
     opened = open_run(run)
-    lessons.learn(opened, a_map(1), extra={})
-    lessons.learn(opened, a_map(2), extra={})
+    lessons.apply_lesson(opened, a_map(1), extra={})
+    lessons.apply_lesson(opened, a_map(2), extra={})
     twice = bits(run / "model")
     lessons.undo(opened)
     lessons.undo(opened)
-    lessons.learn(opened, a_map(2), extra={})
+    lessons.apply_lesson(opened, a_map(2), extra={})
     assert bits(run / "model") == twice
 
 
@@ -115,7 +115,7 @@ def teach_for_ever(run: Path) -> None:
         if i % 3 == 2:
             lessons.undo(opened)
         else:
-            lessons.learn(opened, a_map(i), extra={})
+            lessons.apply_lesson(opened, a_map(i), extra={})
     os._exit(0)
 
 
@@ -136,7 +136,7 @@ def test_a_killed_lesson_is_noticed_by_who_only_reads(run: Path) -> None:
     """The model is new, embeddings and index are not yet: neither is taken for the model's."""
     old = (run / EMBEDDINGS).read_bytes()
     shutil.copytree(run / "index", run / "index.old")
-    lessons.learn(open_run(run), a_map(), extra={})
+    lessons.apply_lesson(open_run(run), a_map(), extra={})
     shutil.rmtree(run / "index")
     (run / "index.old").rename(run / "index")
     (run / EMBEDDINGS).write_bytes(old)
@@ -149,7 +149,7 @@ def test_a_killed_lesson_is_noticed_by_who_only_reads(run: Path) -> None:
 
 
 def test_a_taught_run_is_opened_while_another_command_writes(run: Path) -> None:
-    lessons.learn(open_run(run), a_map(), extra={})
+    lessons.apply_lesson(open_run(run), a_map(), extra={})
     with RunLock() as lock:
         lock.take(run)
         lessons.finish_lesson(run)  # nothing to finish: no lock is needed
@@ -161,14 +161,14 @@ def test_foreign_folders_are_not_followed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (run / "taught").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunError, match="is a link"):
-        lessons.learn(open_run(run), a_map(), extra={})
+        lessons.apply_lesson(open_run(run), a_map(), extra={})
     with pytest.raises(RunError, match="is a link"):
         lessons.finish_lesson(run)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_damaged_maps_are_one_line(run: Path) -> None:
-    lessons.learn(open_run(run), a_map(), extra={})
+    lessons.apply_lesson(open_run(run), a_map(), extra={})
     (run / "taught" / "1" / "map.safetensors").write_bytes(b"rubbish")
     with pytest.raises(RunError, match="is damaged"):
         lessons.undo(open_run(run))

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.browser import complaints, open_browser
+from tests.browser import complaints
 from tests.search.serving import Server
 from tests.tiny_run import HOSTILE, draw
 
@@ -29,12 +29,6 @@ document.getElementById("drop").dispatchEvent(arguments[1] === "drop"
   ? new DragEvent("drop", {dataTransfer: hand, ...options})
   : new ClipboardEvent("paste", {clipboardData: hand, ...options}));
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture

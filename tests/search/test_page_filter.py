@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from nofuss.search.indexing import index_run
-from tests.browser import complaints, open_browser
+from tests.browser import complaints
 from tests.search.serving import Server, serving
 from tests.tiny_run import train_pictures
 
@@ -34,12 +34,6 @@ def write_table(data: Path) -> Path:
         for i, picture in enumerate(sorted(data.rglob("*.png"))):
             table.writerow([picture.relative_to(data), picture.parent.name, i, f"<i>{i % 2}</i>"])
     return data / "list.csv"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 def wait(browser: webdriver.Chrome, until: Callable[[], bool]) -> None:

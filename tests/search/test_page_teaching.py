@@ -14,17 +14,11 @@ from nofuss.data.corrections import FILE as CORRECTIONS
 from nofuss.data.corrections import read_corrections
 from nofuss.run.marks import FILE as MARKS
 from nofuss.run.marks import read_marks
-from tests.browser import complaints, open_browser
+from tests.browser import complaints
 from tests.search.serving import Server
 from tests.search.test_page import cards, find, png, shown_items, title, wait
 
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_beyond_the_threshold_there_is_nothing(picture_run: Path) -> None:
     shelf = open_shelf(picture_run)
     assert shelf.search(shelf.index.vectors[0], 1).found is None  # too few classes were held out
     assert shelf.threshold is None
-    shelf.ranking.strangers = strangers()
+    shelf.searcher.strangers = strangers()
     nearest = shelf.search(shelf.index.vectors[0], 1)
     assert (nearest.distances, nearest.confidence, nearest.found) == ([0.0], "here", True)
     opposite = shelf.search(-shelf.index.vectors.mean(0), 1)

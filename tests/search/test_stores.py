@@ -24,7 +24,7 @@ from nofuss.errors import StoreError
 from nofuss.geometry import normalize
 from nofuss.search.index import Index
 from nofuss.search.stores import Item, Note, Record, Store, open_store
-from nofuss.search.stores.recall import recall
+from nofuss.search.stores.exactness import recall
 from nofuss.search.stores.store import About
 from nofuss.search.where import Condition, parse_filter
 from tests.search.serving import serving

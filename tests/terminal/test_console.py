@@ -41,7 +41,7 @@ def bars(words: str) -> None:
 
 
 def quoted(words: str) -> None:
-    console.answer({words: [words, "\x7f"]})
+    console.print_json({words: [words, "\x7f"]})
 
 
 @pytest.mark.parametrize(

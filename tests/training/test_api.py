@@ -111,3 +111,12 @@ def test_mistakes_are_told_in_python_s_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="preprocessing is for a backbone"):
         nofuss.train(pictures(), preprocessing=SMALL, out=tmp_path / "d")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_pca_fits_its_dimension_to_few_features(tmp_path: Path) -> None:
+    """Without dim the default is 512, which sixteen features do not have."""
+    x, y = vectors()
+    run = nofuss.train((x, y), out=tmp_path / "run", start="pca", epochs=1)
+    assert nofuss.load(run).dim == x.shape[1]
+    lowered = nofuss.train((x, y), out=tmp_path / "more", start="pca", dim=600, epochs=1)
+    assert nofuss.load(lowered).dim == x.shape[1]

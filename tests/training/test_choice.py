@@ -17,7 +17,7 @@ from nofuss.training.fold_results import (
     TRAINED,
     FoldResult,
     held_out_embeddings,
-    verdict,
+    winner,
 )
 from nofuss.training.folds import class_folds
 from nofuss.training.presets import resolve
@@ -61,7 +61,7 @@ def result(
     [(0.7, 0.9, TRAINED), (0.7, 0.7, CLOSED), (0.9, 0.7, CLOSED), (0.3, 0.2, NOTHING)],
 )
 def test_what_is_kept_has_to_earn_it(closed: float, trained: float, kept: str) -> None:
-    assert verdict([result(closed=closed, trained=trained)]) == kept
+    assert winner([result(closed=closed, trained=trained)]) == kept
 
 
 def test_a_class_is_scored_by_what_the_other_folds_keep() -> None:

@@ -42,11 +42,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -111,7 +107,8 @@ def test_batches_are_those_of_the_pictures(tmp_path: Path) -> None:
     data = from_arrays({"images": x, "labels": y}, name="x")
     preprocessing = Preprocessing(size=28, resize=32, mean=(127,) * 3, std=(64,) * 3, zoom=0.5)
     embedder = build_embedder("convnet", channels=3, dim=4, weights=None).eval()
-    kept = activations_of(embedder, 2, data, preprocessing, views=2, augmented=True, seed=5)
+    embedder.backbone.preprocessing = preprocessing
+    kept = activations_of(embedder, 2, data, views=2, augmented=True, seed=5)
     plain = CollectionFeed(data, preprocessing, 16, seed=5)
     feed = ActivationFeed(plain, kept)
     assert len(feed) == len(plain)
@@ -132,8 +129,9 @@ def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> Non
     data = from_arrays({"images": x, "labels": y}, name="x")
     preprocessing = Preprocessing(size=28, resize=32, mean=(127,) * 3, std=(64,) * 3)
     embedder = build_embedder("convnet", channels=3, weights=None, mirror=mirror).eval()
+    embedder.backbone.preprocessing = preprocessing
     views = 2 if mirror else 1
-    kept = activations_of(embedder, 2, data, preprocessing, views=views, augmented=False)
+    kept = activations_of(embedder, 2, data, views=views, augmented=False)
     [batch] = batches(data, preprocessing, [np.arange(60)], train=False)
     with torch.no_grad():
         expected = embedder.backbone(batch.inputs)

@@ -19,6 +19,7 @@ from nofuss.training.setup import (
     batch_of,
     build_criterion,
     build_training,
+    check_loss,
     items_per_class,
     place_proxies,
 )
@@ -133,15 +134,32 @@ def test_the_seed_decides_the_first_proxies() -> None:
         ({"loss": "triplet", "assignment": "dynamic"}, "--assignment is for losses over proxies"),
         ({"loss": "nca", "proxies_per_class": 2.0}, "--proxies-per-class is for losses over"),
         ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
-        ({"proxies_per_class": 0.01}, "raise proxies_per_class"),
+        ({"proxies_per_class": 0.01}, "raise --proxies-per-class"),
+        ({"proxies_per_class": -1.0}, "--proxies-per-class is -1"),
+        ({"proxies_per_class": float("nan")}, "--proxies-per-class is nan"),
+        ({"proxies_per_class": 1e12}, "take .* GB to train"),
+        ({"scale": 0.0}, "scale is 0.0; expected above 0, or None for free norms"),
+        ({"loss": "proxy-nca++", "scale": 0.0}, "scale is 0.0; expected above 0$"),
+        ({"loss": "proxy-nca++", "free_norms": True}, "--free-norms does not fit --loss proxy-n"),
+        ({"loss": "soft-triple", "free_norms": True}, "--free-norms does not fit --loss soft-t"),
+        ({"loss": "soft-triple", "assignment": "dynamic"}, "does not take dynamic"),
+        ({"loss": "soft-triple", "proxies_per_class": 2.5}, "--proxies-per-class is 2.5; SoftTrip"),
+        ({"loss": "soft-triple", "proxies_per_class": 0.5}, "whole number from 1 up"),
         ({"loss": "proxy-anchor", "assignment": "dynamic"}, "does not take dynamic"),
         ({"assignment": "balanced", "proxies_per_class": 2.0}, "per-class is 2; .* lower it to 1"),
-        ({"loss": "proxy-anchor", "free_norms": True}, "--loss proxy-anchor"),
+        ({"loss": "proxy-anchor", "free_norms": True}, "--free-norms does not fit --loss proxy-an"),
     ],
 )
 def test_refused_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        build_criterion(config(**options), 6)
+        check_loss(config(**options), 6)
+
+
+@pytest.mark.parametrize("name", PROXY_LOSSES)
+def test_options_are_checked_without_building(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred million proxies would take minutes and the memory of the machine."""
+    monkeypatch.setattr("nofuss.training.setup.memory", lambda: 2**60)
+    check_loss(config(loss=name), 10**8)
 
 
 def test_batches_of_whole_classes() -> None:

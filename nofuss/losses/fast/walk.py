@@ -147,6 +147,8 @@ class Walk:
         # Two rows at least, so that every anchor has a negative in the first chunk: a running
         # maximum then starts at a logit.
         self.rows = min(len(proxies), max(2, CHUNK // max(x.shape)))
+        if len(proxies) <= 1.5 * self.rows:  # a second, small chunk would cost more than it saves
+            self.rows = len(proxies)
         self.starts = range(0, len(proxies), self.rows)
         # Sorted once, the positives of a chunk are one run: from cuts[i] to cuts[i + 1].
         self.positive, self.anchor = positive.sort()

@@ -14,13 +14,15 @@ from nofuss.search.index import Index
 from nofuss.search.stores.store import Note, Record, Target
 
 SAVE_SECONDS = 60.0
+SAVE_SHARE = 0.1
+"""Share of the time that saving may take: a large index is saved less often."""
 
 
 class Local(Target):
-    """An index in memory that calls `save` when a minute has passed since the last time."""
+    """An index in memory that calls `save` when a minute or more has passed since the last time."""
 
     def __init__(self, index: Index, *, save: Callable[[], object] = lambda: None) -> None:
-        self.index, self._save, self._saved = index, save, time.monotonic()
+        self.index, self._save, self._due = index, save, time.monotonic() + SAVE_SECONDS
         self._known: dict[str, list[Any]] = index.extra.setdefault("items", {})
 
     def notes(self, source: str, names: Sequence[str]) -> dict[str, Note]:
@@ -51,9 +53,10 @@ class Local(Target):
             columns=self._cells(records),
         )
         self._known.update({item.name: list(note[:-1]) for item, note in records})
-        if time.monotonic() - self._saved > SAVE_SECONDS:
+        if (began := time.monotonic()) > self._due:
             self._save()
-            self._saved = time.monotonic()
+            ended = time.monotonic()
+            self._due = ended + max(SAVE_SECONDS, (ended - began) / SAVE_SHARE)
 
     def revise(self, records: Sequence[Record]) -> None:
         """Replace everything but the vectors of items."""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from nofuss.data.columns import Type
 from nofuss.errors import StoreError
-from nofuss.search.stores.address import Address
 from nofuss.search.stores.milvus_collections import (
     ITEM,
     NOTE,
@@ -41,6 +40,7 @@ from nofuss.search.stores.store import (
     number_of,
     to_utf8,
 )
+from nofuss.search.stores.url import StoreUrl
 from nofuss.search.where import Condition
 
 EF_SEARCH = 100
@@ -51,7 +51,7 @@ _PAGE = 10_000  # items in one query; Milvus allows 16,384
 class Milvus(Store):
     """The index in one collection."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: StoreUrl) -> None:
         pymilvus = import_pymilvus()
         self._address, self.shown = address, address.shown
         self._is_file = address.location.endswith(".db")

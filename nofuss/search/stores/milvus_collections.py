@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from nofuss.errors import StoreError, UsageError
-from nofuss.search.stores.address import Address
 from nofuss.search.stores.store import Item, Note, from_utf8
+from nofuss.search.stores.url import StoreUrl
 
 M, EF_CONSTRUCTION = 16, 200
 """Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
@@ -30,7 +30,7 @@ def import_pymilvus() -> Any:
     return pymilvus
 
 
-def connect(address: Address, *, is_file: bool) -> Any:
+def connect(address: StoreUrl, *, is_file: bool) -> Any:
     """Return a client of a server, or of a file that this process then serves to itself."""
     pymilvus = import_pymilvus()
     if is_file and find_spec("milvus_lite") is None:
@@ -46,7 +46,7 @@ def connect(address: Address, *, is_file: bool) -> Any:
         raise
 
 
-def release_file(address: Address) -> None:
+def release_file(address: StoreUrl) -> None:
     """Let other processes open the file."""
     from milvus_lite.server_manager import server_manager_instance
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from nofuss.data.columns import Type
 from nofuss.errors import StoreError
 from nofuss.search.columns import LABEL
-from nofuss.search.stores.address import Address
-from nofuss.search.stores.postgres_connection import Connection
+from nofuss.search.stores.postgres_connection import PostgresConnection
 from nofuss.search.stores.postgres_filter import condition_sql, value_sql
 from nofuss.search.stores.store import (
     About,
@@ -32,6 +31,7 @@ from nofuss.search.stores.store import (
     number_of,
     to_utf8,
 )
+from nofuss.search.stores.url import StoreUrl
 from nofuss.search.where import Condition
 
 M, EF_CONSTRUCTION = 16, 100
@@ -45,9 +45,9 @@ _IDS = 10_000  # in one query
 class Postgres(Store):
     """The index in one table. Safe to use from several threads: queries wait for each other."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: StoreUrl) -> None:
         self._address, self.shown = address, address.shown
-        self._db = Connection(address)
+        self._db = PostgresConnection(address)
         self._cursor, self._query, self._run = self._db.cursor, self._db.query, self._db.run
 
     @property

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nofuss.errors import UsageError
-from nofuss.search.stores.address import Address
+from nofuss.search.stores.url import StoreUrl
 
 
 def import_psycopg() -> Any:
@@ -22,10 +22,10 @@ def import_psycopg() -> Any:
     return psycopg
 
 
-class Connection:
+class PostgresConnection:
     """Safe to use from several threads: transactions wait for each other."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: StoreUrl) -> None:
         self.psycopg = import_psycopg()
         self._address, self._lock = address, threading.RLock()
         self._connection: Any = None

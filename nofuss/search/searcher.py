@@ -15,7 +15,8 @@ from torch import Tensor
 from nofuss.errors import RunError
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.smoothing import Weighting, reranked
-from nofuss.evaluate.strangers import RULES, Confidence, Strangers, calibrate
+from nofuss.evaluate.strangeness import RULES
+from nofuss.evaluate.strangers import Confidence, Strangers, calibrate
 from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity_of
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
@@ -54,7 +55,7 @@ class Found:
         return None if self.confidence in (None, "unknown") else not self.nothing
 
 
-class Ranking:
+class Searcher:
     """Searches an index as the run's folds decided, with an answer to "is it here at all"."""
 
     def __init__(
@@ -65,9 +66,9 @@ class Ranking:
     ) -> None:
         self.index, self.weighting, self.strangers = index, weighting, strangers
 
-    def of(self, index: Index, encoder: Encoder) -> "Ranking":
-        """Return the same way to search an index whose vectors have changed, calibrated anew."""
-        return Ranking(index, self.weighting, calibrated(index, encoder))
+    def of(self, index: Index, encoder: Encoder) -> "Searcher":
+        """Return the same way to search an index whose vectors have changed, calibrated again."""
+        return Searcher(index, self.weighting, calibrated(index, encoder))
 
     def search_all(self, queries: Tensor, k: int, *, where: Condition | None = None) -> list[Found]:
         """Return the k best of each vector (Q, D); of those that pass a filter, the nearest."""
@@ -135,21 +136,21 @@ class Ranking:
         return [self.strangers.judge(value) for value in strangeness.tolist()]
 
 
-def open_ranking(index: Searched, encoder: Encoder, *, rerank: Rerank = "auto") -> Ranking:
+def open_searcher(index: Searched, encoder: Encoder, *, rerank: Rerank = "auto") -> Searcher:
     """Return how the run searches this index; calibrated now if the index was not yet.
 
     A large database is not read for it: it is searched by distance, and says nothing of strangers.
     """
     local = index if isinstance(index, Index) else _copy(index)
     if local is None:
-        return Ranking(index)
+        return Searcher(index)
     weighting = None
     if rerank == "auto" and (decision := kept_reranking(encoder)) is not None:
         weighting = _fitting(decision.weighting, _codes(local.labels)[1])
     strangers = _read(Strangers, local.extra.get(STRANGERS), "the index")
     if STRANGERS not in local.extra:
         strangers = calibrated(local, encoder)
-    return Ranking(index, weighting, strangers)
+    return Searcher(index, weighting, strangers)
 
 
 def _copy(index: Searched) -> Index | None:

@@ -4,8 +4,8 @@ import pytest
 
 from nofuss.cli import main
 from nofuss.errors import StoreError, UsageError
-from nofuss.search.stores.address import read_address
 from nofuss.search.stores.store import from_utf8, number_of, to_utf8
+from nofuss.search.stores.url import read_url
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from nofuss.search.stores.store import from_utf8, number_of, to_utf8
     ],
 )
 def test_what_a_url_names(url: str, engine: str, shown: str, name: str) -> None:
-    address = read_address(url, flag="--to")
+    address = read_url(url, flag="--to")
     assert (address.engine, address.shown, address.name) == (engine, shown, name)
     assert "s3cret" not in repr(address)
     assert ("s3cret" in address.without_secrets("a s3cret")) == ("s3cret" not in url)
@@ -54,7 +54,7 @@ def test_what_can_not_be_used_is_one_line_without_secrets(
     url: str,
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        read_address(url, flag="--to")
+        read_url(url, flag="--to")
     assert "s3cret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -69,7 +69,7 @@ def test_what_clients_say_is_searched_for_secrets(
     """Also for those that came from the environment."""
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     monkeypatch.setenv("MILVUS_TOKEN", "root:s3cret")
-    address = read_address(url, flag="--to")
+    address = read_url(url, flag="--to")
     with pytest.raises(StoreError) as caught, address.speaking(ValueError):
         raise ValueError(f"can't use {address.location} and {address.token}\nor s3cret")
     assert str(caught.value).startswith(f"{address.shown}: can't use ")

@@ -9,15 +9,14 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from nofuss.config import Preprocessing
+from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files.atomic import (
     DESCRIPTION_LIMIT,
@@ -27,7 +26,7 @@ from nofuss.files.atomic import (
     read_regular,
     seal,
 )
-from nofuss.files.folders import write_folder
+from nofuss.files.folders import read_folder, write_folder
 from nofuss.files.lock import check_in_place
 from nofuss.model.backbones import OWN, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
@@ -38,25 +37,15 @@ LARGEST_SIDE = 4096
 """Largest side of a model's input picture: 200 MB as a tensor."""
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """The content of a model folder."""
-
-    embedder: Embedder
-    preprocessing: Preprocessing | None
-    class_names: list[str]
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
 def save_model(
     folder: Path,
     embedder: Embedder,
-    preprocessing: Preprocessing | None,
     *,
     class_names: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the folder as a whole: an interrupted write leaves the previous one in place."""
+    preprocessing = embedder.backbone.preprocessing
     description = {
         "format": FORMAT,
         "backbone": embedder.backbone.name,
@@ -64,6 +53,7 @@ def save_model(
         "dim": embedder.dim,
         "root": embedder.root,
         "mirror": embedder.backbone.mirror,
+        "precision": embedder.backbone.precision,
         "preprocessing": dataclasses.asdict(preprocessing) if preprocessing else None,
         "class_names": list(class_names),
         "extra": dict(extra or {}),
@@ -78,11 +68,19 @@ def save_model(
         seal(new)
 
 
-def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel:
-    """Open a folder that save_model wrote; the embedder comes in eval mode.
+def load_model(
+    folder: Path, *, backbone: nn.Module | None = None
+) -> tuple[Embedder, list[str], dict[str, Any]]:
+    """Open a folder that save_model wrote: the embedder in eval mode, class names, the extra.
 
     backbone: the module, where the model was trained on one from Python; its weights are replaced.
     """
+    return read_folder(folder, lambda: _load_model(folder, backbone))
+
+
+def _load_model(
+    folder: Path, backbone: nn.Module | None
+) -> tuple[Embedder, list[str], dict[str, Any]]:
     try:
         if (folder / MANIFEST).exists():  # a model made by other programs has none
             check_seal(folder)
@@ -115,6 +113,7 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
             shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
             planned.eval()(torch.empty(shape, device="meta"))
         class_names, extra = _words(description["class_names"]), _extra(description["extra"])
+        precision = _precision(description.get("precision", "fp32"))
         embedder = build_embedder(**settings, weights=None)
     except RunError:
         raise
@@ -125,12 +124,13 @@ def load_model(folder: Path, *, backbone: nn.Module | None = None) -> SavedModel
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
     fill(embedder, read_tensors(file), source=file)
     embedder.backbone.preprocessing = preprocessing
-    return SavedModel(embedder.eval(), preprocessing, class_names, extra)
+    embedder.backbone.precision = precision
+    return embedder.eval(), class_names, extra
 
 
 def _with_module(
     folder: Path, description: dict[str, Any], settings: dict[str, Any], module: nn.Module
-) -> SavedModel:
+) -> tuple[Embedder, list[str], dict[str, Any]]:
     """Build the model around a module that the caller has built."""
     if settings["backbone"] != OWN:
         raise UsageError(f"{folder} was trained on {settings['backbone']}; leave backbone out")
@@ -138,11 +138,12 @@ def _with_module(
     lists = {name: tuple(stored[name]) for name in ("mean", "std")}
     network = own_backbone(copy.deepcopy(module), Preprocessing(**{**stored, **lists}))
     embedder = build_embedder(**settings | {"backbone": network})
-    preprocessing = _preprocessing(stored, embedder)
+    _preprocessing(stored, embedder)  # refuses what it can't be
     file = folder / "weights.safetensors"
     fill(embedder, read_tensors(file), source=file)
+    network.precision = _precision(description.get("precision", "fp32"))
     names, extra = _words(description["class_names"]), _extra(description["extra"])
-    return SavedModel(embedder.eval(), preprocessing, names, extra)
+    return embedder.eval(), names, extra
 
 
 def _settings(description: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +188,14 @@ def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preproc
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"preprocessing has an invalid {', '.join(wrong)}")
     return preprocessing
+
+
+def _precision(value: Any) -> Precision:
+    """Return the precision; models that were saved before there was a choice have none."""
+    if value not in get_args(Precision):
+        raise ValueError(f"precision is {value!r:.40}")
+    found: Precision = value
+    return found
 
 
 def _words(values: Any) -> list[str]:

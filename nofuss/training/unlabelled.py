@@ -43,7 +43,7 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
         linked = links_of(collection)
         console.say(
             f"no labels: {int(linked.groups.max()) + 1:,} groups of items that the {kind} link are "
-            "learned like classes; assignment is balanced"
+            "treated as classes; assignment is balanced"
         )
         if linked.dropped:
             console.say(
@@ -53,9 +53,11 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
         return replace(config, assignment="balanced")
     if not as_they_are and (kind == "pairs" or config.assignment == "balanced"):
         cure = "correct them" if kind == "pairs" else "correct them, or use --assignment dynamic"
-        raise DataError(f"{collection.name} can't be learned by groups: {reason}; {cure}")
+        raise DataError(f"{collection.name} can't be trained on groups: {reason}; {cure}")
     because = "" if as_they_are else f" ({reason})"
-    console.say(f"no labels: triplets are learned as they are{because}; assignment is dynamic")
+    console.say(
+        f"no labels: training takes the triplets as they are{because}; assignment is dynamic"
+    )
     return replace(config, assignment="dynamic")
 
 

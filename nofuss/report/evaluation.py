@@ -17,14 +17,14 @@ from nofuss.data.split import Rows, by_folds, sides_of
 from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
 from nofuss.errors import DataError
+from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
-from nofuss.evaluate.ranked import ranked_scores, summary
+from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.side_by_side import KS, scorable
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.evaluate.task import Options
-from nofuss.files.lock import RunLock
 from nofuss.model.encoder import Encoder, load
 from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
@@ -40,35 +40,6 @@ SHOWN = 5e-5
 
 
 def score_run(
-    run: Path,
-    data: Path | None,
-    *,
-    gallery: Path | None,
-    ks: list[int],
-    extended: bool,
-    rerank: str,
-    seed: int,
-    as_json: bool,
-    device: str,
-) -> None:
-    """Print the scores of a run; without `data` they are those of its test classes, and kept."""
-    with RunLock() as lock:
-        if data is None:  # the scores are written into the run
-            lock.take(open_run(run).path)
-        _evaluate(
-            run,
-            data,
-            gallery=gallery,
-            ks=ks,
-            extended=extended,
-            rerank=rerank,
-            seed=seed,
-            as_json=as_json,
-            device=device,
-        )
-
-
-def _evaluate(
     path: Path,
     data: Path | None,
     *,
@@ -80,6 +51,10 @@ def _evaluate(
     as_json: bool,
     device: str,
 ) -> None:
+    """Print the scores of a run; without `data` they are those of its test classes, and kept.
+
+    The caller holds the run's lock where the scores are kept.
+    """
     run = open_run(path)
     encoder = load(path, device=device)
     say = console.aside if as_json else console.say
@@ -128,14 +103,20 @@ def _evaluate(
     else:
         same = data.resolve() == gallery.resolve()
         queries, labels, options = within_gallery(vectors, collection, searched, encoder, same=same)
+    weighting = _weighting(run, encoder) if rerank == "auto" else None
+    sizes = [(len(vectors), len(np.unique(labels)))]
+    expected = scoring_seconds(sizes, encoder.dim, reranked=weighting is not None)
+    if expected >= console.LONG:
+        pairs = f"scoring compares all pairs of {len(vectors):,} items"
+        say(f"{pairs}, which takes about {console.duration(expected)}")
     scores = evaluate(queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
     if not processes.first():
         return
     content = scores.as_dict()
-    if rerank == "auto" and (weighting := _weighting(run, encoder)) is not None:
+    if weighting is not None:
         given = (options.get("gallery"), options.get("gallery_labels"), options.get("query_rows"))
         plain, after = ranked_scores(queries, labels, (None, weighting), *given)
-        content["reranked"] = summary(after, plain, weighting, seed=seed)
+        content["reranked"] = reranking_summary(after, plain, weighting, seed=seed)
     if compared is not None and others is not None:
         content |= extra_of(score_order(compared.collection, others, seed=seed).as_dict())
     _keep(run, collection.name, content, as_json=as_json, own=data is None)
@@ -155,7 +136,7 @@ def _keep(run: Run, name: str, scores: dict[str, Any], *, as_json: bool, own: bo
     """Print the scores; those of the run's own test items are written to it."""
     before = read_optional_json(run.path / "scores.json")
     if as_json:
-        console.answer(scores)
+        console.print_json(scores)
     else:
         method = str(before.get("method", run.config.loss))
         score_table(f"{run.path} on {name}", with_reranked(method, scores))

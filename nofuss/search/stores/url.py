@@ -27,7 +27,7 @@ _SECRET_OPTIONS = ("password", "sslpassword", "token")
 
 
 @dataclass(frozen=True)
-class Address:
+class StoreUrl:
     """Where an index is kept."""
 
     engine: Engine
@@ -59,7 +59,7 @@ class Address:
             raise StoreError(f"{self.shown}: {reason}") from None  # the cause may hold secrets
 
 
-def read_address(url: str, *, flag: str) -> Address:
+def read_url(url: str, *, flag: str) -> StoreUrl:
     """Return what a URL names; UsageError, which does not quote it, for anything else."""
     if any(0xD800 <= ord(character) <= 0xDFFF for character in url):
         raise UsageError(f"{flag}: write bytes that are not UTF-8 as %FF")
@@ -77,18 +77,18 @@ def read_address(url: str, *, flag: str) -> Address:
     plain = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote))
     secrets = [parts.password or "", os.environ.get("PGPASSWORD", "")]
     secrets += [options.get(option, "") for option in _SECRET_OPTIONS]
-    return Address(
+    return StoreUrl(
         "postgresql", f"postgresql://{where}", name, urlunsplit(plain), "", _spellings(secrets)
     )
 
 
-def _milvus_file(path: str, flag: str) -> Address:
+def _milvus_file(path: str, flag: str) -> StoreUrl:
     if not path.endswith(".db") or path == ".db":
         raise UsageError(f"{flag} milvus:{path} names no file that ends in .db; expected {FORMS}")
-    return Address("milvus", f"milvus:{path}", DEFAULT, os.path.expanduser(path))
+    return StoreUrl("milvus", f"milvus:{path}", DEFAULT, os.path.expanduser(path))
 
 
-def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> Address:
+def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> StoreUrl:
     if not parts.hostname:
         raise UsageError(f"{flag} names no host; expected {FORMS}")
     tls = options.pop("tls", "false").lower()
@@ -100,7 +100,7 @@ def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> Ad
         token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     location = f"http{'s' if tls == 'true' else ''}://{_host(parts)}"
     secrets = [parts.password or "", token, token.partition(":")[2]]
-    return Address(
+    return StoreUrl(
         "milvus", f"milvus://{_host(parts)}/{name}", name, location, token, _spellings(secrets)
     )
 

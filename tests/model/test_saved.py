@@ -15,7 +15,7 @@ from nofuss.config import Preprocessing
 from nofuss.errors import RunError
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.encoder import load
-from nofuss.model.weights import load_model, save_model
+from nofuss.model.saved import load_model, save_model
 
 CASES = {
     "convnet": (1, 28, 28),
@@ -28,7 +28,7 @@ CASES = {
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     embedder = build_embedder("convnet", dim=8)
-    save_model(tmp_path / "model", embedder, embedder.backbone.preprocessing, class_names=["a"])
+    save_model(tmp_path / "model", embedder, class_names=["a"])
     return tmp_path / "model"
 
 
@@ -52,27 +52,28 @@ def trained(name: str) -> tuple[Embedder, torch.Tensor]:
 def test_save_then_load_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     embedder, inputs = trained(name)
     names, extra = ["Пингвин", "auk"], {"rerank": None, "trained": {"epochs": 3}}
-    preprocessing = embedder.backbone.preprocessing
-    save_model(tmp_path / "model", embedder, preprocessing, class_names=names, extra=extra)
-    loaded = load_model(tmp_path / "model")
-    assert not loaded.embedder.training
-    assert torch.equal(loaded.embedder(inputs), embedder(inputs))
+    save_model(tmp_path / "model", embedder, class_names=names, extra=extra)
+    loaded, *others = load_model(tmp_path / "model")
+    assert not loaded.training
+    assert torch.equal(loaded(inputs), embedder(inputs))
     for key, tensor in embedder.state_dict().items():
-        assert torch.equal(tensor, loaded.embedder.state_dict()[key]), key
-    assert (loaded.preprocessing, loaded.class_names) == (preprocessing, names)
-    assert loaded.extra == extra
+        assert torch.equal(tensor, loaded.state_dict()[key]), key
+    assert loaded.backbone.preprocessing == embedder.backbone.preprocessing
+    assert others == [names, extra]
 
 
 def test_preprocessing_is_saved_as_given_not_as_the_backbones_default(tmp_path: Path) -> None:
     chosen = Preprocessing(size=40, resize=44, mode="L", mean=(1.5,), std=(2.5,), flip=False)
-    save_model(tmp_path / "model", build_embedder("convnet"), chosen)
-    assert load_model(tmp_path / "model").preprocessing == chosen
+    embedder = build_embedder("convnet")
+    embedder.backbone.preprocessing = chosen
+    save_model(tmp_path / "model", embedder)
+    assert load_model(tmp_path / "model")[0].backbone.preprocessing == chosen
 
 
 def test_saving_again_replaces_and_leaves_nothing_behind(folder: Path) -> None:
     other = build_embedder("convnet", dim=9, seed=5)
-    save_model(folder, other, other.backbone.preprocessing)
-    assert load_model(folder).embedder.dim == 9
+    save_model(folder, other)
+    assert load_model(folder)[0].dim == 9
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     files = {"model.json", "weights.safetensors", "manifest.json"}
     assert {path.name for path in folder.iterdir()} == files
@@ -81,8 +82,8 @@ def test_saving_again_replaces_and_leaves_nothing_behind(folder: Path) -> None:
 def test_what_cannot_be_written_leaves_the_former_model(folder: Path) -> None:
     other = build_embedder("convnet", dim=9)
     with pytest.raises(TypeError):
-        save_model(folder, other, None, extra={"no json": object()})
-    assert load_model(folder).embedder.dim == 8
+        save_model(folder, other, extra={"no json": object()})
+    assert load_model(folder)[0].dim == 8
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_weights_that_are_no_numbers_are_named(folder: Path, value: float) -> No
 def test_a_model_that_overflows_is_one_line(tmp_path: Path) -> None:
     embedder = build_embedder("identity", dim=4, channels=6)
     embedder.head.weight.data.fill_(3e38)
-    save_model(tmp_path / "model", embedder, None)
+    save_model(tmp_path / "model", embedder)
     with pytest.raises(RunError, match="the model gives NaN or infinity for 2 of 2 items"):
         load(tmp_path / "model").embed(torch.ones(2, 6))
 

@@ -12,7 +12,7 @@ from nofuss.evaluate.vicinity import SIZE, vicinity
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder
-from nofuss.search.ranking import STRANGERS, Ranking, open_ranking
+from nofuss.search.searcher import STRANGERS, Searcher, open_searcher
 from tests.search.verdicts import strangers
 
 
@@ -29,7 +29,7 @@ def made(items: int, each: int = 6, seed: int = 0) -> tuple[Index, Tensor]:
 
 def encoder(**extra: object) -> Encoder:
     embedder = build_embedder("identity", dim=8, channels=8, weights=None)
-    return Encoder(embedder, None, extra=dict(extra))
+    return Encoder(embedder, extra=dict(extra))
 
 
 def decision(*, on: bool = True) -> dict[str, object]:
@@ -44,17 +44,17 @@ def decision(*, on: bool = True) -> dict[str, object]:
 
 def test_the_order_is_the_re_ranked_one_and_distances_are_to_the_items() -> None:
     index, queries = made(300)
-    ranking = Ranking(index, Weighting(4, 1.0))
+    searcher = Searcher(index, Weighting(4, 1.0))
     for query in queries[:5]:
-        found = ranking.search(query, 20)
+        found = searcher.search(query, 20)
         rows = index.search(query[None], SIZE)[1]
         scores = reranked(vicinity(query[None], index.vectors, rows), Weighting(4, 1.0))[0]
         assert found.rows == rows[0][scores.argsort(descending=True)][:20].tolist()
         assert found.rows != rows[0, :20].tolist()
         expected = (index.vectors[found.rows] - query).norm(dim=1)
         assert found.distances == pytest.approx(expected.tolist(), abs=1e-4)
-    assert [f.rows for f in ranking.search_all(queries[:5], 20)] == [
-        ranking.search(query, 20).rows for query in queries[:5]
+    assert [f.rows for f in searcher.search_all(queries[:5], 20)] == [
+        searcher.search(query, 20).rows for query in queries[:5]
     ]
 
 
@@ -62,7 +62,7 @@ def test_the_order_is_the_re_ranked_one_and_distances_are_to_the_items() -> None
 @pytest.mark.parametrize("weighting", [None, Weighting(4, 1.0)])
 def test_every_item_is_found_once(k: int, weighting: Weighting | None) -> None:
     index, queries = made(300)
-    found = Ranking(index, weighting).search(queries[0], k)
+    found = Searcher(index, weighting).search(queries[0], k)
     assert len(found.rows) == len(set(found.rows)) == min(k, 300)
     if weighting is None:
         assert found.rows == index.search(queries[:1], k)[1][0].tolist()
@@ -72,50 +72,50 @@ def test_an_item_that_is_left_out_influences_nothing() -> None:
     """The same order as in an index without it."""
     index, _ = made(60)
     query = index.vectors[7]
-    found = Ranking(index, Weighting(4, 1.0), strangers()).search(query, 60, without=7)
+    found = Searcher(index, Weighting(4, 1.0), strangers()).search(query, 60, without=7)
     index.remove(["7.jpg"])
-    alone = Ranking(index, Weighting(4, 1.0), strangers()).search(query, 60)
+    alone = Searcher(index, Weighting(4, 1.0), strangers()).search(query, 60)
     assert [row - (row > 7) for row in found.rows] == alone.rows
     assert found.verdict == alone.verdict
 
 
 def test_an_empty_index_has_no_answer() -> None:
     index = Index.build(torch.empty(0, 8), names=())
-    found = Ranking(index, Weighting(4, 1.0), strangers()).search(torch.ones(8), 5)
+    found = Searcher(index, Weighting(4, 1.0), strangers()).search(torch.ones(8), 5)
     assert (found.rows, found.found) == ([], None)
 
 
 @pytest.mark.parametrize(("each", "neighbours"), [(20, 8), (6, 5), (2, 1)])
 def test_no_more_neighbours_than_relatives(each: int, neighbours: int) -> None:
     index, _ = made(60, each)
-    ranking = open_ranking(index, encoder(rerank=decision()))
-    assert ranking.weighting == Weighting(neighbours, 2.0)
-    assert open_ranking(index, encoder(rerank=decision()), rerank="none").weighting is None
-    assert open_ranking(index, encoder(rerank=decision(on=False))).weighting is None
+    searcher = open_searcher(index, encoder(rerank=decision()))
+    assert searcher.weighting == Weighting(neighbours, 2.0)
+    assert open_searcher(index, encoder(rerank=decision()), rerank="none").weighting is None
+    assert open_searcher(index, encoder(rerank=decision(on=False))).weighting is None
 
 
 def test_one_item_a_class_is_ranked_by_distance() -> None:
     index, queries = made(60, 1)
-    ranking = open_ranking(index, encoder(rerank=decision()))
-    assert ranking.weighting is None
-    assert ranking.search(queries[0], 5).rows == index.search(queries[:1], 5)[1][0].tolist()
+    searcher = open_searcher(index, encoder(rerank=decision()))
+    assert searcher.weighting is None
+    assert searcher.search(queries[0], 5).rows == index.search(queries[:1], 5)[1][0].tolist()
 
 
 def test_an_index_that_was_not_calibrated_is_when_it_is_opened() -> None:
     index, _ = made(60)
     model = encoder(strangers=strangers().as_dict())
-    found = open_ranking(index, model).strangers
+    found = open_searcher(index, model).strangers
     assert found is not None
     assert (found.rule, found.items, found.classes) == ("nearest item", 60, 10)
     index.extra[STRANGERS] = strangers(items=7).as_dict()
-    kept = open_ranking(index, model).strangers
+    kept = open_searcher(index, model).strangers
     assert kept is not None
     assert kept.items == 7
-    assert open_ranking(made(60)[0], encoder()).strangers is None
+    assert open_searcher(made(60)[0], encoder()).strangers is None
 
 
 def test_items_without_a_label_are_searched_too() -> None:
     index = Index.build(np.eye(8, dtype=np.float32), names=[str(i) for i in range(8)])
-    ranking = open_ranking(index, encoder(rerank=decision(), strangers=strangers().as_dict()))
-    assert ranking.strangers is None
-    assert ranking.search(torch.eye(8)[3], 1).rows == [3]
+    searcher = open_searcher(index, encoder(rerank=decision(), strangers=strangers().as_dict()))
+    assert searcher.strangers is None
+    assert searcher.search(torch.eye(8)[3], 1).rows == [3]

@@ -1,0 +1,229 @@
+"""Time and memory of train (head), evaluate, index, search, report and page, against their items.
+
+Made vectors of 64 dimensions, 50 a class. Every stage runs in a new process on the files that the
+stages before it wrote, as the commands would: its seconds are those after the imports, its memory
+is the peak above what the imports took. Scoring compares all pairs; it is left out where it would
+take longer than BUDGET, and what the command announces is shown instead.
+
+A row compares a size with a tenth of it: ten times as many items may take ten times as long, what
+compares all pairs (of items, or of items and classes) a hundred times.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from math import nan
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.timing import Growth, Row, extra_mb
+
+SIZES, QUICK = (1_000, 10_000, 100_000, 1_000_000), (1_000, 10_000)
+DIM, EACH = 64, 50
+BUDGET = 400
+"""Seconds of scoring that are waited for."""
+LEEWAY = 1.5
+"""How many times what its exponent allows a stage may take."""
+EXPONENTS = {"train (head)": 2, "report": 1, "evaluate": 2, "index": 1, "search": 1, "page": 1}
+"""Training compares every item with the proxies of all classes, whose number grows too."""
+
+
+class Measured(NamedTuple):
+    """Seconds and MB of a stage; nan where it was not run, and what was announced instead."""
+
+    seconds: float
+    mb: float
+    announced: float = nan
+
+
+def rows(*, quick: bool) -> Iterator[Row]:
+    """Compare each size with a tenth of it."""
+    found = _measure(quick)
+    sizes = QUICK if quick else SIZES
+    for stage, exponent in EXPONENTS.items():
+        for before, size in pairwise(sizes):
+            least, now = found[stage, before], found[stage, size]
+            case = f"{stage}, {size:,} vectors"
+            note = f"N^{_slope(least.seconds, now.seconds):.2f}, " if now.seconds > 0 else ""
+            note += f"memory N^{_slope(least.mb, now.mb):.2f}" if now.mb > 0 else ""
+            if math.isfinite(now.announced) and not math.isfinite(now.seconds):
+                note = f"not run: {now.announced:,.0f} s announced"
+            yield Row(
+                "items",
+                case,
+                f"nofuss, beside {before:,}",
+                now.seconds,
+                least.seconds,
+                now.mb,
+                note,
+                # Below a second it is the constant part that is measured.
+                LEEWAY * 10**exponent if now.seconds >= 1 else nan,
+            )
+
+
+def growth(*, quick: bool) -> Iterator[Growth]:
+    """Return one figure of the seconds and one of the memory, with the exponent of each line."""
+    found, sizes = _measure(quick), QUICK if quick else SIZES
+    for name, unit, title in (
+        ("items-time", "seconds", "Seconds after the imports"),
+        ("items-memory", "MB", "Peak memory above that of the imports"),
+    ):
+        values: dict[str, tuple[float, ...]] = {}
+        for stage in EXPONENTS:
+            of = [found[stage, size] for size in sizes]
+            line = [m.seconds if unit == "seconds" else m.mb for m in of]
+            known = [value for value in line if math.isfinite(value)]
+            slope = _slope(*known[-2:]) if len(known) > 1 else nan
+            values[f"{stage}: N^{slope:.2f}"] = tuple(line)
+        yield Growth(name, f"{title}, vectors of {DIM} numbers", "items N", sizes, values, unit)
+
+
+def _slope(before: float, after: float) -> float:
+    """Return the exponent of the growth over ten times the size."""
+    return math.log10(after / before) if before > 0 and after > 0 else nan
+
+
+@cache
+def _measure(quick: bool) -> dict[tuple[str, int], Measured]:
+    found = {}
+    for size in QUICK if quick else SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            _make_vectors(size, Path(folder))
+            for stage in EXPONENTS:
+                found[stage, size] = _in_process(stage, Path(folder))
+                print(f"{stage}, {size:,}: {found[stage, size]}", flush=True)
+    return found
+
+
+def _make_vectors(count: int, folder: Path) -> None:
+    """Write `count` vectors around class centers, and one query."""
+    random, classes = np.random.default_rng(0), count // EACH
+    rest = random.integers(0, classes, count - 2 * classes)
+    labels = np.concatenate([np.arange(classes).repeat(2), rest])
+    centers = random.standard_normal((classes, DIM), dtype=np.float32)
+    vectors = centers[labels] + 1.1 * random.standard_normal((count, DIM), dtype=np.float32)
+    np.savez(folder / "vectors.npz", vectors=vectors, labels=labels)
+    np.savez(folder / "query.npz", vectors=vectors[:1])
+
+
+def _in_process(stage: str, folder: Path) -> Measured:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.items", stage, str(folder)],
+        env=os.environ | {"NOFUSS_CACHE": str(folder / "cache")},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return Measured(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def _train(folder: Path) -> None:
+    from nofuss.config import TrainConfig
+    from nofuss.training.pipeline import run_training
+
+    data, out = folder / "vectors.npz", folder / "run"
+    # No scores, which are a stage of their own.
+    run_training(TrainConfig(data=data, out=out, folds=0, test_share=0.0))
+
+
+def _evaluate(folder: Path) -> None:
+    from nofuss.report.evaluation import score_run
+
+    score_run(
+        folder / "run",
+        folder / "vectors.npz",
+        gallery=None,
+        ks=[1],
+        extended=False,
+        rerank="none",
+        seed=0,
+        as_json=False,
+        device="cpu",
+    )
+
+
+def _index(folder: Path) -> None:
+    from nofuss.search.indexing import index_run
+
+    index_run(folder / "run", folder / "vectors.npz")
+
+
+def _search(folder: Path) -> None:
+    from nofuss.search.finding import find_similar
+
+    find_similar(folder / "run", [folder / "query.npz"], k=10, as_json=False, show=None)
+
+
+def _report(folder: Path) -> None:
+    """Write the report on all items, as after a training that scored them by folds."""
+    from dataclasses import replace
+
+    from nofuss import load
+    from nofuss.data import open_data
+    from nofuss.report import write_report
+    from nofuss.run.embeddings import load_embeddings
+
+    data, kept = open_data(folder / "vectors.npz"), load_embeddings(folder / "run")
+    assert kept is not None
+    vectors = load(folder / "run").embed_collection(data).numpy()
+    kept = replace(kept, test=vectors, test_rows=np.arange(len(data)), seen=True)
+    write_report(folder / "run", data, kept)
+
+
+def _page(folder: Path) -> None:
+    """Open the page, draw its map, answer a search."""
+    from nofuss.search.shelf import open_shelf
+
+    shelf = open_shelf(folder / "run")
+    assert shelf.map["rows"]
+    assert shelf.search(shelf.own.vectors[0], 10).rows
+    assert shelf.row_of(shelf.key(shelf.own.names[0])) == 0
+
+
+STAGES: dict[str, Callable[[Path], None]] = {
+    "train (head)": _train,
+    "evaluate": _evaluate,
+    "index": _index,
+    "search": _search,
+    "report": _report,
+    "page": _page,
+}
+
+
+def main() -> None:
+    """Run one stage, and print its seconds and MB as JSON on the last line."""
+    import nofuss.commands
+    import nofuss.search.server
+    import nofuss.training.pipeline  # noqa: F401
+    from nofuss.evaluate.expected import scoring_seconds
+
+    stage, folder, announced = sys.argv[1], Path(sys.argv[2]), nan
+    if stage == "evaluate":
+        with np.load(folder / "vectors.npz", allow_pickle=False) as arrays:
+            labels = arrays["labels"]
+        announced = scoring_seconds([(len(labels), int(labels.max()) + 1)], DIM)
+        if announced > BUDGET:
+            print(f"\n{json.dumps(Measured(nan, nan, announced))}")
+            return
+    seconds = list[float]()
+
+    def work() -> None:
+        began = time.perf_counter()
+        STAGES[stage](folder)
+        seconds.append(time.perf_counter() - began)
+
+    mb = extra_mb(work)
+    print(f"\n{json.dumps(Measured(seconds[0], mb, announced))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Begin a training: open the data, build the model, check all settings, then make the run.
+
+What can be refused is refused here, before a run directory exists.
+"""
+
+from collections.abc import Container
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from nofuss.config import TrainConfig
+from nofuss.data.collection import Collection
+from nofuss.data.labelling import check_used, labelling_of
+from nofuss.data.scan import ScanReport
+from nofuss.data.split import Sides, classes_in, sides_of
+from nofuss.data.usable import check_supervision, open_usable
+from nofuss.distributed import processes
+from nofuss.distributed.device import device_of
+from nofuss.errors import UsageError
+from nofuss.files.lock import RunLock
+from nofuss.model.backbones import Backbone
+from nofuss.model.embedder import Embedder
+from nofuss.report.order import held_out_comparisons
+from nofuss.run.directory import Run, continue_run, create_run, resume_run
+from nofuss.run.events import Callback
+from nofuss.terminal import console
+from nofuss.training.job import (
+    Job,
+    build_model,
+    check_dim,
+    check_stages,
+    settle,
+)
+from nofuss.training.listeners import Listeners
+from nofuss.training.prepare import class_count
+from nofuss.training.presets import head_dim
+from nofuss.training.setup import check_loss
+from nofuss.training.unlabelled import learnable
+
+
+def begin(
+    config: TrainConfig,
+    data: Collection | None,
+    *,
+    given: Container[str],
+    backbone: Backbone | None,
+    callback: Callback | None,
+    lock: RunLock,
+) -> Job:
+    """Return the job, with a run directory that describes its settings and data."""
+    config = _settings(config, data, given)
+    if config.resume:
+        assert config.out is not None
+        lock.take(config.out)
+    listeners = Listeners(config, callback)
+    opened, scan = _open(config, data)
+    config = settle(config, opened)
+    fingerprint, sides = opened.fingerprint(), sides_of(opened, config)
+    collection = learnable(opened, config)
+    embedder = build_model(config, collection, backbone)
+    config = check_stages(check_dim(config, embedder.backbone.features), embedder)
+    processes.check_same("kinds of device", lambda: device_of(embedder).type)
+    _check_loss(config, collection.subset(sides.train), embedder)
+    processes.check_same("data", lambda: fingerprint)
+    run = _open_run(config, collection, fingerprint, lock)
+    console.say(f"run directory {run.path}, settings: {config.preset}")
+    _say_kept_out(config, collection, sides)
+    compared = held_out_comparisons(opened, config, sides.test)
+    return Job(run, collection, sides, embedder, listeners, fingerprint, scan, compared=compared)
+
+
+def _settings(config: TrainConfig, data: Collection | None, given: Container[str]) -> TrainConfig:
+    """Return the configuration, of a resumed run its own."""
+    if data is not None:
+        config = replace(config, data=Path(f"{data.name} (given from Python)"))
+    if config.corrections is not None:
+        config = replace(config, corrections=config.corrections.absolute())
+    if processes.may_restart():  # torchrun would repeat the command after a failure
+        if config.out is None:
+            raise UsageError("--max-restarts needs the run to resume; add --out RUN")
+        exists = (config.out / "config.json").is_file()
+        config = replace(config, resume=config.resume or exists)
+    if config.force and not config.resume:
+        raise UsageError("--force is for resuming a run; add --resume, or leave it out")
+    if config.resume:
+        config = resume_run(config, explicit=given, restarted=processes.restarted())
+    return config
+
+
+def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, ScanReport]:
+    """Open the data as the settings say; refuse what nothing can be learned from."""
+    corrections = config.corrections
+    if config.resume and config.out is not None:  # the run's own copy
+        corrections = Run(config.out, config).corrections
+    with processes.in_turn():
+        labelling = labelling_of(config)
+        opened = open_usable(data or config.data, labelling=labelling, corrections=corrections)
+        check_used(opened[0], labelling)
+    check_supervision(opened[0])
+    return opened
+
+
+def _check_loss(config: TrainConfig, data: Collection, embedder: Embedder) -> None:
+    dim = head_dim(config, embedder.backbone.features)
+    check_loss(replace(config, dim=dim), max(2, class_count(data)))
+
+
+def _open_run(config: TrainConfig, collection: Collection, fingerprint: str, lock: RunLock) -> Run:
+    """Return the run to resume, or a new one; of several processes the first makes it."""
+    if config.resume:
+        return continue_run(config, fingerprint=fingerprint, show=_show_differences)
+    new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
+    path = processes.on_first(lambda: str(new(config).path))
+    return Run(Path(path), replace(config, out=Path(path)))
+
+
+def _show_differences(rows: list[list[str]]) -> None:
+    console.table("settings that differ", ["", "of the run", "now"], rows)
+
+
+def _say_kept_out(config: TrainConfig, collection: Collection, sides: Sides) -> None:
+    if collection.split is None and config.test_share is None and len(sides.test):
+        out = len(classes_in(collection, sides.test))
+        console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")

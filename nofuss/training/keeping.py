@@ -1,0 +1,92 @@
+"""What training leaves in the run directory: the model, embeddings, scores, card and report."""
+
+import shlex
+
+import numpy as np
+import torch
+
+from nofuss.data.collection import compact_labels
+from nofuss.data.comparisons import without_groups
+from nofuss.data.split import by_folds, classes_in
+from nofuss.distributed import processes
+from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.lora import merge_adapters
+from nofuss.model.saved import save_model
+from nofuss.report import write_report
+from nofuss.report.card import write_card
+from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.terminal import console
+from nofuss.training.job import Job
+from nofuss.training.scoring import embed_rows, score
+from nofuss.training.search_rules import settle_search
+
+
+def keep_model(job: Job) -> RunEmbeddings:
+    """Write the model with what search needs to know, and the embeddings; return these."""
+    merge_adapters(job.embedder)
+    settle_search(job)
+    names = job.collection.class_names
+    rules = {"strangers": job.strangers, "rerank": job.reranking}
+    if processes.first():
+        save_model(
+            job.run.model,
+            job.embedder,
+            class_names=[names[i] for i in classes_in(job.collection, job.sides.train)],
+            extra={name: found.as_dict() for name, found in rules.items() if found},
+        )
+    kept = _embed_sides(job)
+    if processes.first():
+        kept.save(job.run.path)
+    return kept
+
+
+def report_scores(job: Job, kept: RunEmbeddings) -> None:
+    """Score what was kept on what training has not seen, and write it down for people."""
+    scores = score(job, torch.from_numpy(kept.test))
+    if not processes.first():
+        return
+    run, data = job.run, without_groups(job.collection)
+    with processes.alone():
+        write_card(run)
+        with console.busy("writing the report"):
+            report = write_report(run.path, data, kept)
+        console.say(f"report: {report}")
+        console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
+        job.listeners.end(run, scores, kept, data)
+
+
+def _embed_sides(job: Job) -> RunEmbeddings:
+    """Return unit embeddings of the test items and a sample of the training items, and proxies."""
+    learned, labels = job.sides.train, None
+    if job.collection.labels is not None:
+        labels = compact_labels(job.collection.labels[learned])[0]
+    few = sample_by_class(labels, len(learned), seed=job.config.seed)
+    folded = by_folds(job.config, job.collection)
+    shown = np.arange(len(job.collection)) if folded else job.sides.test
+    rows = np.r_[shown, learned[few]]
+    raw = embed_rows(job, rows)
+    unit = normalize(raw)
+    test, sample = unit[: len(shown)], unit[len(shown) :]
+    proxies, assignment, scale = sample[:0], torch.empty(0, dtype=torch.int64), None
+    if isinstance(job.criterion, ProxyLoss):
+        job.criterion.cpu()  # training is over
+        proxies = normalize(job.criterion.proxies.detach())
+        own = None if labels is None else torch.from_numpy(labels[few])
+        # As in training: with free norms the closest proxy is that of the raw vectors.
+        assignment = job.criterion.assign(raw[len(shown) :], own)
+        if job.criterion.shard is not None:  # no process holds them all: those of the sample
+            chosen, assignment = torch.unique(assignment, return_inverse=True)
+            proxies = job.criterion.shard.take(proxies, chosen)
+        scale = None if job.criterion.scale is None else float(job.criterion.scale)
+    return RunEmbeddings(
+        fingerprint=job.fingerprint,
+        test=test.numpy(),
+        test_rows=shown,
+        seen=folded,
+        sample=sample.numpy(),
+        sample_rows=learned[few],
+        proxies=proxies.numpy(),
+        assignment=assignment.numpy(),
+        scale=scale,
+    )
