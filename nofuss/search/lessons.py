@@ -44,7 +44,7 @@ from nofuss.search.stored import holds_parts
 
 FOLDER, MAP = "taught", "map.safetensors"
 NUMBER = re.compile("[0-9]{1,6}")
-LARGEST_RATIO = 1e8
+LARGEST_RATIO = 1e10
 """Of how much a map may lengthen one direction more than another: beyond, it can't be undone."""
 MODEL_FILES = ("model.json", "weights.safetensors", "manifest.json")
 
