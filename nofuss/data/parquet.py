@@ -49,9 +49,9 @@ def _parquet_rows(file: Path) -> FileRows:
             features = _features(schema.metadata)
             picture, place = picture_column(schema), _path_column(schema)
             label = label_column(schema, features)
-            without_bytes = picture is not None and _without_bytes(opened.metadata, picture)
             count = opened.metadata.num_rows
             check_count(count, size)
+            without_bytes = picture is not None and _without_bytes(opened, picture)
             side = "split" if "split" in schema.names else None
             named = picture is not None and place is None and _has_path(schema, picture)
             labels = labels_in(_values(opened, label, count), label, features)
@@ -126,15 +126,17 @@ def _values(opened: Any, column: str | None, count: int) -> list[Any]:
     return values
 
 
-def _without_bytes(metadata: Any, picture: str) -> bool:
-    """Return whether images are stored as paths only, as `to_parquet` does for files."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    stored = [each for each in columns if each.path_in_schema == f"{picture}.bytes"]
-    return bool(stored) and all(
-        each.statistics is not None and each.statistics.null_count == each.num_values
-        for each in stored
-    )
+def _without_bytes(opened: Any, picture: str) -> bool:
+    """Return whether images are stored as paths only, as `to_parquet` does for files.
+
+    By the cells, not by the statistics in the metadata: pyarrow ends the process on forged ones.
+    """
+    import pyarrow.types as types
+
+    if not types.is_struct(opened.schema_arrow.field(picture).type):
+        return False
+    batches = opened.iter_batches(1, columns=[f"{picture}.bytes"], use_threads=False)
+    return all(batch.column(0).field("bytes").null_count for batch in batches)
 
 
 def _has_path(schema: Any, picture: str) -> bool:
