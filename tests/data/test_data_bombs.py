@@ -1,7 +1,10 @@
 """Data files of strangers, those of `make torture`: refused, or opened in little memory."""
 
+import base64
 import re
+import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,28 @@ def test_what_is_no_message_of_arrow() -> None:
     for content in (b"", b"\xff" * 64, bytes(range(64))):
         with pytest.raises(ValueError, match="can't be read"):
             is_compressed(content)
+
+
+FORGED_STATISTICS = (
+    "eNqNlM+L2kAUx2cmMYh4cGVnSECKCDv04Nr9wUop7mEiqyy11BX6Y4+piAqumyZpVdhDDz31UEpPe+qhh577N/Rceir9"
+    "e/pmYjSalO0wmTe+ee8z75uZ2BW9Q6rTIi12KKGoiFAGIeTU3OmQIumuUoMW4DFKdXQ/oxbM0OzsQCSBx8DYQADZpbsd"
+    "MBKCwT2XwyKFghcmnsezNR3SKrQSZcsSAs8ZT3U5GfhBWikqwNTl8gaL3CGH3CWHYEyknBzNRZANJWRTySKRWKCFKHFb"
+    "QCxXVb5V/5JgdU6Qafj90eDKofBq83sVU3edYLSHOiUIAwcxMxPn1WCy4fHdyTjAoYdlrarV4KhE89YJMgpWSKCIGewD"
+    "hs7rPJv2EqyqPAUKdSAolqAGu2cZFkcGQOO4cH/Fu2E3/Afmn3H8dJMcI52jqlacWwyd/yT8I0k54iSwtAKyLxozeBYM"
+    "ShdNlqJ/a/yb9n+yc4pO/iWbMI95/I/Ov+vxq5DkkHROJJuw9xg6/5XhXzPJi5HkZVc89k5jBPSARVbJzIte7+mLR+G9"
+    "MW/JA9keDgW0CxG2x0LMhD0ULSGGoqmWhG0L8UROmkKcK8fainDJ9qNZiGrOJFrl9pTzch2vWksO/WPbd16q+KGMP+rC"
+    "MJOIZ6qetoiXBvly2p6PLq+eq/0WMn6uYOdyC3sWlnC2Tor272/tf6ac7daBs/p9sVw/PUVm2XW8128GwX7fdfcdz7ue"
+    "ld8OPH98PS0f1WsHtUOrAd9Q2NEnDaEu/E3+BR3k3fA="
+)
+"""Parquet, found by fuzzing: pyarrow aborts when it looks at the metadata of a column."""
+
+
+def test_forged_statistics_do_not_end_the_process(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pip install 'nofuss[parquet]'")
+    file = tmp_path / "x.parquet"
+    file.write_bytes(zlib.decompress(base64.b64decode(FORGED_STATISTICS)))
+    program = "import sys; from nofuss.data import open_data; open_data(sys.argv[1])"
+    words = [sys.executable, "-c", program, str(file)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "DataError" in ended.stderr
