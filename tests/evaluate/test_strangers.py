@@ -70,7 +70,7 @@ def test_noise_is_no_better_than_a_coin_and_says_so() -> None:
     assert found is not None
     assert not found.useful
     assert abs(found.auroc - 0.5) < 0.1
-    assert "can't tell" in found.describe()
+    assert "can't recognise" in found.describe()
     for strangeness in (-2.0, 0.0, 2.0):
         word, sentence = found.judge(strangeness)
         assert word == "unknown"
