@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.task import DENSE, Retrieval
+from nofuss.evaluate.task import DENSE, Retrieval, blocks
 from nofuss.geometry import exact_squared_distances
+
+LEAST = 4096  # distances to positives that are computed at once, where classes are small
 
 
 def ranks_of_positives(task: Retrieval, rows: slice, limit: Tensor | None, block: int) -> Tensor:
@@ -50,24 +52,31 @@ def _growing(stop: int, size: int) -> Iterator[slice]:
 
 def _sorted_distances(task: Retrieval, rows: slice) -> Tensor:
     """Return squared distances of a strip's queries to the items of their class, rising, (b, R)."""
-    span = task.gallery_span(rows)
     first = torch.searchsorted(task.gallery_classes, task.classes[rows])
     stop = torch.searchsorted(task.gallery_classes, task.classes[rows], right=True)
     width = max(1, int((stop - first).max()))
     place = first[:, None] + torch.arange(width, device=first.device)  # (b, R + 1) in the gallery
     is_positive = (place < stop[:, None]) & (place != task.itself[rows, None])
-    place = place.clamp_max_(len(task.right) - 1)
-    x = task.queries.points(rows)
-    # Both sides are sorted by class, so the positives lie in one span of the gallery. Where each
-    # query needs a good part of it, all distances are cheaper than one difference a pair.
-    if width > DENSE * (span.stop - span.start):
-        place = (place - span.start).clamp_(0, span.stop - span.start - 1)
-        squared = exact_squared_distances(x, task.gallery.points(span)).gather(1, place)
-    else:
-        difference = task.gallery.points(place.view(-1)).view(len(x), width, -1).sub_(x[:, None])
-        squared = difference.square_().sum(2)
+    place.clamp_max_(len(task.right) - 1)
+    squared = torch.empty(place.shape, dtype=torch.float64, device=place.device)
+    # About as many queries at once as a class has items: their positives lie close together.
+    for piece in blocks(rows.start, rows.stop, max(width, LEAST // width)):
+        at = slice(piece.start - rows.start, piece.stop - rows.start)
+        squared[at] = _distances_at(task, piece, place[at])
     squared.masked_fill_(~is_positive, torch.inf)  # other classes, the query itself, padding
     return squared.sort(1).values[:, : max(1, int(task.positives[rows].max()))]
+
+
+def _distances_at(task: Retrieval, rows: slice, place: Tensor) -> Tensor:
+    """Return squared distances of queries to the items at `place` (b, R), from their classes on."""
+    x, span = task.queries.points(rows), task.gallery_span(rows)
+    # Both sides are sorted by class, so the positives lie in one span of the gallery. Where each
+    # query needs a good part of it, all distances are cheaper than one difference a pair.
+    if place.shape[1] > DENSE * (span.stop - span.start):
+        within = (place - span.start).clamp_(0, span.stop - span.start - 1)
+        return exact_squared_distances(x, task.gallery.points(span)).gather(1, within)
+    difference = task.gallery.points(place.view(-1)).view(*place.shape, -1).sub_(x[:, None])
+    return difference.square_().sum(2)
 
 
 class _Strip:
