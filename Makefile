@@ -12,7 +12,7 @@ help:
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
 	@echo "make docs   build the documentation into site/, strictly"
 	@echo "make test-wheel  build the wheel, run the tests from it outside the repository (VERSIONS=lowest, pinned, newest)"
-	@echo "make torture  kill it, fill its disk, flip its bits, attack it, fuzz its parsers (three hours; needs cc)"
+	@echo "make torture  kill it, fill its disk, flip its bits, attack it, fuzz its parsers (MINUTES=60 of fuzzing, two hours besides; needs cc)"
 
 setup: .venv/.ready
 
@@ -46,8 +46,9 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8080"
 
+MINUTES ?= 60
 torture: setup
-	$(BIN)/python -m torture
+	$(BIN)/python -m torture --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m fuzz --hypothesis-profile=torture
 
 # setuptools and build come from the registry into an environment of their own.

@@ -20,7 +20,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from nofuss.config import Preprocessing
 from nofuss.data import cost
 from nofuss.data.collection import printable
-from nofuss.data.formats import FORMATS, reads_heif, register_heif
+from nofuss.data.formats import FORMATS, register_heif
 from nofuss.errors import DataError
 from nofuss.files.atomic import open_regular
 from nofuss.files.parts import status_of
@@ -110,7 +110,7 @@ def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
 def _decode(file: cost.Metered, mode: str, at_least: int) -> Image.Image:
     """Check everything that the header says, then decode."""
     buffers = cost.check_start(file)
-    if reads_heif():
+    if "HEIF" in FORMATS:
         register_heif()
     with _quietly():
         image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)

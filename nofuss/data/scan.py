@@ -27,6 +27,8 @@ from nofuss.files.atomic import digest
 from nofuss.files.checksum import digest_of
 from nofuss.files.parts import status_of
 
+PIECE = 16
+"""Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
 VERSION = f"3 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
 
@@ -89,14 +91,14 @@ def scan_pictures(
         return ScanReport(len(collection), ())
     cache_file = _cache_file(collection)
     known = _recall(cache_file)
-    findings: list[Finding] = []
+    paths, findings = collection.paths, list[Finding]()
+    pieces = [paths[start : start + PIECE] for start in range(0, len(paths), PIECE)]
     with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        look = pool.map(lambda path: _look(path, known.get(str(path))), collection.paths)
-        for finding in look:
-            findings.append(finding)
+        for found in pool.map(lambda piece: [_look(p, known.get(str(p))) for p in piece], pieces):
+            findings += found
             if progress is not None:
                 progress(len(findings))
-    files = dict(zip(map(str, collection.paths), findings, strict=True))
+    files = dict(zip(map(str, paths), findings, strict=True))
     if files != known:
         write_notes(cache_file, {"version": VERSION, "files": files})
     copies = exact_copies([finding.digest or None for finding in findings])

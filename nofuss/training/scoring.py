@@ -72,16 +72,19 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
         columns=1 + len(baselines),
         reranked=weighting is not None,
     )
+    reranked = None
     with console.busy("scoring on unseen classes", expected=expected):
         columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
+        if weighting is not None:
+            reranked = ranked_scores(found, labels, (None, weighting))
     ours = columns.pop("kept")
     scores = ours.as_dict()
     for name, other in [*columns.items()][:1]:
         queries = [ours.per_query], [other.per_query]
         scores["gain"] = gain_over(name, *queries, seed=config.seed)
     beside = {name: other.as_dict() for name, other in columns.items()}
-    if weighting is not None:
-        plain, after = ranked_scores(found, labels, (None, weighting))
+    if weighting is not None and reranked is not None:
+        plain, after = reranked
         scores["reranked"] = reranking_summary(after, plain, weighting, seed=config.seed)
     if job.compared is not None:  # the labels' scores come first, then that of the triplets
         order = _order(job, job.compared)
