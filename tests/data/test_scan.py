@@ -76,7 +76,8 @@ def test_a_second_scan_remembers_and_looks_again_where_a_file_changed(
     seen: list[int] = []
     assert scan_pictures(data, progress=seen.append) == first
     assert memory.stat().st_mtime_ns == written
-    assert seen[-1] == 14 and seen == sorted(seen)
+    assert seen[-1] == 14
+    assert seen == sorted(seen)
 
     # the same size and time of change: taken on trust, which shows that the file was not read
     file = untidy / "wren" / "2.png"
