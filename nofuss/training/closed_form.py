@@ -80,6 +80,7 @@ class ClosedForm:
         self._heads: dict[tuple[Recipe, int | None], Affine] = {}
         self._roots: Tensor | None = None
         self._parts: dict[bool, list[ClassScatter]] = {}
+        self._joined: dict[tuple[bool, int | None], ClassScatter] = {}
         self._scores: dict[Recipe, list[float]] = {}
 
     @classmethod
@@ -194,4 +195,7 @@ class ClosedForm:
         if root not in self._parts:
             x, rows = self.inputs(root), [fold.held_out for fold in self.folds]
             self._parts[root] = [class_scatter(x[r], self.labels[r]) for r in rows]
-        return joined_scatter([part for k, part in enumerate(self._parts[root]) if k != without])
+        if (root, without) not in self._joined:
+            parts = [part for k, part in enumerate(self._parts[root]) if k != without]
+            self._joined[root, without] = joined_scatter(parts)
+        return self._joined[root, without]
