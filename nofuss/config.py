@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
-from nofuss.errors import RunError, UsageError
+from nofuss.errors import RunError, UsageError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TrainConfig:
     """Short for --preset frozen."""
 
     loss: str = "proxy-nca"
-    """What training makes small: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
+    """The loss that training minimizes: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
     proxy-anchor, soft-triple; or over pairs of items, without proxies: nca, triplet, semi-hard,
     lifted, n-pairs, clustering."""
     assignment: Literal["static", "dynamic", "balanced"] = "static"
@@ -156,7 +156,7 @@ class TrainConfig:
     """Subtract what all pictures have in common, the average of their features, before anything
     else (x − x̄; with --start whitened chosen on folds)."""
     root: _Switch = None
-    """Take the square root of each feature, so that a few very large ones do not decide alone
+    """Take the square root of each feature, so that a few very large ones do not dominate
     (sign(x)·√|x|, Perronnin et al. 2010; with --start whitened chosen on folds)."""
     folds: _Count = None
     """Fixed features: folds of the training classes on which the start is chosen and training has
@@ -234,7 +234,7 @@ class TrainConfig:
     tensorboard: _Path = None
     """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
-    """Linux: return freed memory at once. By default it is kept, which makes training faster."""
+    """Linux, from the command line: keep freed memory for reuse, which makes training faster."""
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -273,6 +273,11 @@ def _fits(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """Return the values of a Literal; none of another type."""
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("dim", "batch", "views"), (1, 2**31)),
@@ -291,7 +296,12 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 
 def check_limits(config: TrainConfig) -> None:
-    """Refuse numbers that make no sense; a scale and a number of proxies the loss checks."""
+    """Refuse words and numbers that make no sense; the loss checks its scale and its proxies."""
+    for name, hint in get_type_hints(TrainConfig).items():
+        value = getattr(config, name)
+        choices = [each for part in (hint, *get_args(hint)) for each in _choices(part)]
+        if choices and value is not None and value not in choices:
+            raise unknown_name(name, str(value), choices)
     for name, (least, below) in _LIMITS.items():
         value = getattr(config, name)
         if value is not None and not least <= value < below:

@@ -124,6 +124,18 @@ def test_freeze_is_the_frozen_preset() -> None:
         ({"holdout": 1.5}, "pictures", "--holdout is 1.5"),
         ({"seed": -1}, "pictures", "--seed is -1"),
         ({"workers": -1}, "pictures", "--workers is -1"),
+        ({"schedule": "foo"}, "pictures", "unknown schedule 'foo'"),
+        ({"start": "PCA"}, "pictures", "unknown start 'PCA'"),
+        ({"rerank": "off"}, "vectors", "unknown rerank 'off'"),
+        ({"preset": "small", "shrinkage": 0.5}, "pictures", "--shrinkage needs --start whitened"),
+        ({"preset": "paper", "folds": 3}, "pictures", "--folds needs --start whitened"),
+        ({"untrained": True, "root": True}, "vectors", "trains nothing; drop --root"),
+        ({"untrained": True, "loss": "nca"}, "vectors", "trains nothing; drop --loss"),
+        (
+            {"preset": "finetune", "unfreeze": "all", "views": 4},
+            "pictures",
+            "--views needs stages that stay fixed",
+        ),
     ],
 )
 def test_refused(options: dict[str, Any], kind: str, message: str) -> None:
@@ -181,3 +193,14 @@ def test_everything_is_frozen() -> None:
     for config in (TrainConfig(), Preprocessing(size=8, resize=8)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             config.size = 3  # type: ignore[misc]
+
+
+def test_untrained_can_be_resumed() -> None:
+    config = resolve(TrainConfig(untrained=True), kind="pictures", small=False)
+    resumed = dataclasses.replace(config, resume=True)
+    assert resolve(resumed, kind="pictures", small=False) == resumed
+
+
+def test_whitening_within_classes_needs_classes() -> None:
+    with pytest.raises(UsageError, match="--start whitened needs labels"):
+        resolve(TrainConfig(start="whitened"), kind="vectors", small=False, labelled=False)

@@ -16,7 +16,8 @@ def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> No
         run: A run directory of `nofuss train`.
         onnx: The file to write; never overwritten. Needs pip install 'nofuss[onnx]'.
     """
-    from nofuss.files.atomic import write_file  # all here, so that --help does not load torch
+    from nofuss.data.labelling import labelling_of  # all here, so that --help does not load torch
+    from nofuss.files.atomic import write_file
     from nofuss.model import export
     from nofuss.model.encoder import load
     from nofuss.run.directory import open_run
@@ -28,7 +29,8 @@ def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> No
         raise UsageError(f"{onnx} exists and is never overwritten; give another name")
     exporter, runtime = export.onnx_packages()
     encoder = load(run, device="cpu")
-    inputs, what = export.real_inputs(encoder, open_run(run).config.data)
+    config = open_run(run).config
+    inputs, what = export.real_inputs(encoder, config.data, labelling_of(config))
     onnx.parent.mkdir(parents=True, exist_ok=True)
     content = export.to_onnx(encoder, inputs, exporter)
     difference = export.largest_difference(encoder, inputs, content, runtime)

@@ -94,6 +94,7 @@ def read_rows(
     Bytes that are not UTF-8 survive as surrogates, since file names may hold them.
     """
     name, wanted = printable(path.name), ",".join(required) + "".join(f"[,{o}]" for o in optional)
+    reader = None
     try:
         with _opened(path) as file:
             first = next(_lines(file), "")
@@ -116,9 +117,8 @@ def read_rows(
                         number, {c: record[i] if i < len(record) else "" for c, i in where.items()}
                     )
     except csv.Error as error:
-        raise DataError(
-            f"{name} is not a readable CSV: {error} (line {reader.line_num})"
-        ) from error
+        line = 1 if reader is None else reader.line_num
+        raise DataError(f"{name} is not a readable CSV: {error} (line {line})") from error
     except OSError as error:
         raise DataError(f"can't read {name}: {error.strerror}") from error
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nofuss.config import Preprocessing
 from nofuss.data import open_data
 from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.transforms import fitted, test_views
 from nofuss.errors import NofussError, UsageError
 from nofuss.geometry import normalize
@@ -94,12 +95,14 @@ def describe(preprocessing: Preprocessing) -> str:
     )
 
 
-def real_inputs(encoder: Encoder, data: Path | None) -> tuple[Tensor, str]:
+def real_inputs(
+    encoder: Encoder, data: Path | None, labelling: Labelling = BY_FOLDER
+) -> tuple[Tensor, str]:
     """Return a few items of the run's data as model inputs; noise if the data are not readable."""
     p = encoder.preprocessing
     channels = encoder.embedder.backbone.channels
     try:
-        collection = open_data(data)
+        collection = open_data(data, labelling=labelling)
         rows = np.linspace(0, len(collection) - 1, min(CHECKED, len(collection))).astype(int)
         if p is None:
             assert collection.array is not None

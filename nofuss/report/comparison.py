@@ -168,19 +168,26 @@ def _same_but_for_the_seed(runs: Sequence[Run]) -> dict[str, list[int]]:
     rows_of = list(groups.values())
     settings_of = [_settings(runs[rows[0]].config) for rows in rows_of]
     differing = [key for key in settings_of[0] if len({str(s[key]) for s in settings_of}) > 1]
-    names = {}
-    for rows, settings in zip(rows_of, settings_of, strict=True):
+    words_of = []
+    for settings in settings_of:
         shown = [key for key in differing if settings[key] is not None][:3]
-        words = ", ".join(f"{key} {settings[key]}" for key in shown)
-        names[words if len(rows) > 1 and words else str(runs[rows[0]].path)] = rows
-    return names
+        words_of.append(", ".join(f"{key} {settings[key]}" for key in shown))
+    return {
+        words if len(rows) > 1 and words and words_of.count(words) == 1 else _path(runs, rows): rows
+        for rows, words in zip(rows_of, words_of, strict=True)
+    }
+
+
+def _path(runs: Sequence[Run], rows: Sequence[int]) -> str:
+    """Return the path of the first of some runs, as a name."""
+    return str(runs[rows[0]].path)
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
     """Return what makes a method: all settings but the seed, and where and how it ran."""
     usual = TrainConfig()
     aside = ("seed", "out", "resume", "force", "device", "workers", "checkpoint_seconds")
-    same = {name: getattr(usual, name) for name in (*aside, "keep_memory")}
+    same = {name: getattr(usual, name) for name in (*aside, "keep_memory", "tensorboard")}
     return to_json(replace(config, **same))
 
 

@@ -16,7 +16,7 @@ from nofuss.data.arrays import check_vectors, is_finite
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
 from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates, row_digests
-from nofuss.data.labelling import Labelling, check_used
+from nofuss.data.labelling import BY_FOLDER, Labelling, check_used
 from nofuss.data.scan import CONFLICT, DUPLICATE
 from nofuss.errors import DataError, command
 from nofuss.evaluate.expected import seconds_of_pair
@@ -80,7 +80,7 @@ def diagnose_data(data: Path, *, labelling: Labelling, run: Path | None, as_json
     check_used(collection, labelling)
     if not as_json:
         console.say(collection.describe())
-    diagnosis = diagnose(collection, data=data, run=run, quiet=as_json)
+    diagnosis = diagnose(collection, data=data, labelling=labelling, run=run, quiet=as_json)
     if as_json:
         console.print_json(asdict(diagnosis))
     else:
@@ -88,7 +88,12 @@ def diagnose_data(data: Path, *, labelling: Labelling, run: Path | None, as_json
 
 
 def diagnose(
-    collection: Collection, *, data: Path, run: Path | None = None, quiet: bool = False
+    collection: Collection,
+    *,
+    data: Path,
+    labelling: Labelling = BY_FOLDER,
+    run: Path | None = None,
+    quiet: bool = False,
 ) -> Diagnosis:
     """Count items, scan files, find copies, and (with a run) compare labels with neighbours."""
     diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
@@ -136,7 +141,7 @@ def diagnose(
         of_pair = NEIGHBOUR_PRODUCTS * seconds_of_pair(encoder.dim)
         _announce("finding the neighbours of all items", of_pair, subset.names, quiet)
         diagnosis.doubtful_labels = doubts_of(vectors, subset)
-    diagnosis.suggestion += suggest(collection, data)
+    diagnosis.suggestion += suggest(collection, data, labelling)
     return diagnosis
 
 
@@ -178,9 +183,14 @@ def doubts_of(vectors: Tensor, collection: Collection) -> list[Doubt]:
     ]
 
 
-def suggest(collection: Collection, data: Path) -> str:
+def suggest(collection: Collection, data: Path, labelling: Labelling) -> str:
     """Return the command to run next."""
-    train = command("nofuss", "train", data)
+    flags = [
+        (f"--{name.replace('_', '-')}", str(value))
+        for name, value in labelling._asdict().items()
+        if value is not None
+    ]
+    train = command("nofuss", "train", data, *(word for flag in flags for word in flag))
     if collection.labels is None:
         return train
     if int((np.bincount(collection.labels) > 1).sum()) < 2:

@@ -1,6 +1,5 @@
 """Score a run on its test classes, on other data, or in a gallery: `nofuss evaluate`."""
 
-import json as json_format
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from nofuss.data.labelling import Labelling, labelling_of
 from nofuss.data.split import Rows, by_folds, sides_of
 from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
-from nofuss.errors import DataError
+from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
@@ -70,6 +69,11 @@ def score_run(
         check_same_data(path, collection.fingerprint(), cure=cure)
         test = sides_of(collection, run.config).test
         if by_folds(run.config, collection):
+            if extended or seed or rerank != "auto" or tuple(ks) != KS:
+                raise UsageError(
+                    f"{path} was trained on all of its classes, and its scores are those of the "
+                    "folds; --k, --extended, --rerank and --seed need DATA that it has not seen"
+                )
             _show_fold_scores(path, as_json=as_json)
             return
         if not len(test):
@@ -186,7 +190,8 @@ def _show_fold_scores(path: Path, *, as_json: bool) -> None:
     if "recall@1" not in scores:
         raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
     if as_json:
-        print(json_format.dumps(scores, indent=2))
+        if processes.first():
+            console.print_json(scores)
         return
     console.say("the run was trained on all classes; each fold was scored by a model without it")
     columns = with_reranked(scores.get("method", "this run"), scores) | scores["baselines"]

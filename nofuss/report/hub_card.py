@@ -55,5 +55,5 @@ def public_config(config: TrainConfig) -> dict[str, Any]:
     def name(path: Path | None) -> Path | None:
         return None if path is None else Path(path.name)
 
-    places = {"data": name(config.data), "weights": name(config.weights)}
+    places = {each: name(getattr(config, each)) for each in ("data", "weights", "corrections")}
     return to_json(dataclasses.replace(config, **places, out=None, tensorboard=None))  # type: ignore[arg-type]

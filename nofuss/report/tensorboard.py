@@ -45,7 +45,9 @@ class TensorBoard:
         if self._writer is None:
             where = self.folder / event.run.resolve().name
             # A resumed run repeats the steps after its checkpoint: the first of them replaces all.
-            self._writer = self._open(str(where), purge_step=event.step)
+            # One that only had to be scored repeats none.
+            again = event.step + (event.kind == "end")
+            self._writer = self._open(str(where), purge_step=again)
             self._writer.add_text("settings", _table(self._settings))
         group = {"step": "step", "epoch": "epoch", "end": "scores"}[event.kind]
         for name, value in event.values.items():

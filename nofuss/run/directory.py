@@ -44,8 +44,8 @@ from nofuss.files.atomic import read_json, read_regular, write_file, write_json
 from nofuss.files.folders import is_temporary
 from nofuss.files.lock import LOCK, RunLock, check_in_place
 
-# Settings that may change when a run is resumed: where and how fast, never what is learned.
 CORRECTIONS = "corrected.csv"
+# Settings that may change when a run is resumed: where and how fast, never what is learned.
 _FREE = {"out", "resume", "force", "data", "freeze"}
 _FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
 
@@ -118,7 +118,7 @@ def create_run(
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
     data = config.data
     if data is not None and not is_named_data(data):
-        data = Path(os.path.abspath(data))
+        data = Path(os.path.abspath(os.path.expanduser(data)))
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     if run.corrections is not None and config.corrections is not None and first():
         write_file(run.corrections, read_regular(config.corrections))

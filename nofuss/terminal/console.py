@@ -115,7 +115,7 @@ def busy(label: str, *, expected: float = 0.0) -> Iterator[None]:
     """
     announce(label, expected)
     began = time.monotonic()
-    with out.status(label) if out.is_terminal and not out.quiet else nullcontext():
+    with out.status(Text(label)) if out.is_terminal and not out.quiet else nullcontext():
         yield
     if (seconds := time.monotonic() - began) >= 2:
         say(f"{label}: {seconds:.1f} s")
@@ -142,7 +142,7 @@ class TrainingDisplay:
             disable=not out.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, note="")
-        self._began, self._epoch, self._loss = time.monotonic(), -1, 0.0
+        self._began, self._epoch, self._loss, self._first = time.monotonic(), -1, 0.0, 0
 
     def __enter__(self) -> "TrainingDisplay":
         self._bar.start()
@@ -154,9 +154,10 @@ class TrainingDisplay:
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
         """Move the bar; the time left is that of the whole training."""
         if epoch != self._epoch:
-            self._epoch, self._began, self._loss = epoch, time.monotonic(), loss
+            # The clock starts after the first step, whose items are therefore not counted.
+            self._epoch, self._began, self._loss, self._first = epoch, time.monotonic(), loss, items
         self._loss += 0.05 * (loss - self._loss)
-        speed = items / max(1e-9, time.monotonic() - self._began)
+        speed = (items - self._first) / max(1e-9, time.monotonic() - self._began)
         self._bar.update(
             self._task,
             total=self.epochs * steps,

@@ -49,13 +49,20 @@ def ending_in_time() -> Iterator[None]:
 
 def _watch(source: int, main: int) -> None:
     """See that the process ends after a signal; return when `source` is closed."""
+    # Signals are counted here: by the time that this thread sees the first one of a training, the
+    # handler may have set its event already.
+    asked, count = None, 0
     with open(source, "rb", buffering=0) as taken:
         while True:
             if select.select([taken], [], [], LOOK)[0]:  # the main thread took a signal
                 number = taken.read(1)
                 if not number:
                     return
-                if number[0] not in _SIGNALS or (_stops and not _stops[-1].is_set()):
+                if number[0] not in _SIGNALS:
+                    continue
+                stop = _stops[-1] if _stops else None
+                asked, count = stop, count + 1 if stop is asked else 1
+                if stop is not None and count == 1:
                     continue  # training will stop at the next step
                 time.sleep(SECONDS)
                 break
@@ -63,7 +70,7 @@ def _watch(source: int, main: int) -> None:
                 time.sleep(SECONDS - LOOK)
                 if _is_pending(main):
                     break
-    os.write(2, b"nofuss: stopped, while a disk or a computation did not respond\n")
+    os.write(2, b"nofuss: stopped: a disk or a computation did not respond in time\n")
     os._exit(130)
 
 

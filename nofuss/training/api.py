@@ -1,5 +1,6 @@
 """`nofuss.train`: the whole of `nofuss train` from Python."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def train(
         raise UsageError("preprocessing is for a backbone that is a module; leave it out")
     try:
         known = None if module is None else own_backbone(module, preprocessing)
-        for path in ("out", "tensorboard", "corrections"):
+        for path in ("out", "tensorboard", "corrections", "weights"):
             if settings.get(path) is not None:
-                settings[path] = Path(settings[path])
+                settings[path] = _path(settings[path])
         name = backbone if isinstance(backbone, str) else OWN if known is not None else None
         config = TrainConfig(data=_path(data), backbone=name, **settings)
         return run_training(
@@ -62,7 +63,7 @@ def train(
 
 
 def _path(data: Any) -> Path | None:
-    return Path(data) if isinstance(data, str | Path) else None
+    return Path(os.path.expanduser(data)) if isinstance(data, str | Path) else None
 
 
 def _collection(data: Any) -> Collection | None:

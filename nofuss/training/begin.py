@@ -94,7 +94,8 @@ def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, Sca
         corrections = Run(config.out, config).corrections
     with processes.in_turn():
         labelling = labelling_of(config)
-        opened = open_usable(data or config.data, labelling=labelling, corrections=corrections)
+        source = config.data if data is None else data
+        opened = open_usable(source, labelling=labelling, corrections=corrections)
         check_used(opened[0], labelling)
     check_supervision(opened[0])
     return opened

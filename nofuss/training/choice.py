@@ -119,6 +119,11 @@ def _mean_curve(results: Sequence[FoldResult]) -> list[tuple[int, float, float]]
     if not results:
         return []
     weights = torch.tensor([len(r.scores[CLOSED].recall) for r in results], dtype=torch.float64)
-    curves = torch.tensor([r.curve for r in results], dtype=torch.float64)  # (folds, points, 3)
+    # Folds of other sizes may take fewer epochs than there are marks: as many points of each.
+    last = min(len(r.curve) for r in results) - 1
+    points = [
+        [r.curve[i * (len(r.curve) - 1) // max(1, last)] for i in range(last + 1)] for r in results
+    ]
+    curves = torch.tensor(points, dtype=torch.float64)  # (folds, points, 3)
     mean = torch.einsum("k,kpc->pc", weights / weights.sum(), curves)
     return [(round(e), r, m) for e, r, m in mean.tolist()]

@@ -20,6 +20,7 @@ from nofuss.training.closed_form import ClosedForm
 from nofuss.training.folds import query_scores, sample_rows
 from nofuss.training.head import prepare_head
 from nofuss.training.loop import Watch, run_loop
+from nofuss.training.step import NonFiniteLoss
 
 SCORED_ITEMS = 3000
 """Items of a fold that the methods are compared on."""
@@ -29,7 +30,7 @@ MARKS = 8
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What one fold says: unit embeddings of its rows by each method, and their scores."""
+    """What one fold says: embeddings of its rows by each method, and their scores."""
 
     rows: Tensor
     embeddings: dict[str, Tensor]
@@ -64,17 +65,20 @@ def run_folds(
         scores = {name: query_scores(x[some], labels[some]) for name, x in found.items()}
         curve = [(0, *mean_scores(scores[CLOSED]))]
         if config.epochs != 0:
-            trained, later = _train_fold(
-                config,
-                start(inputs[fold.others]),
-                form.labels[fold.others],
-                start(inputs[fold.held_out]),
-                labels,
-                some,
-                device=device,
-                watch=watch,
-                stop=stop,
-            )
+            try:
+                trained, later = _train_fold(
+                    config,
+                    start(inputs[fold.others]),
+                    form.labels[fold.others],
+                    start(inputs[fold.held_out]),
+                    labels,
+                    some,
+                    device=device,
+                    watch=watch,
+                    stop=stop,
+                )
+            except NonFiniteLoss as error:  # its rows are those outside the fold
+                raise NonFiniteLoss(str(error), fold.others[error.indices]) from None
             curve += later
             found[TRAINED] = trained
             scores[TRAINED] = query_scores(trained[some], labels[some])

@@ -60,7 +60,7 @@ def compute_features(job: Job) -> None:
         is_scored = by_folds(job.config, job.collection)
         if job.embedder.backbone.mirror:
             which = "pictures" if is_scored else "pictures that are scored"
-            console.say(f"{which} are averaged with their mirror images; --no-mirror: faster")
+            console.say(f"{which} are averaged with their mirror images; --no-mirror is faster")
         job.features = backbone_features(
             job.embedder,
             job.collection,
@@ -243,7 +243,7 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
     if gain.mean < 0:
         job.embedder.load_state_dict(before.state_dict())
         console.warn(
-            "training lowered their mean, so the run keeps the network from before training"
+            "training lowered the mean of the two, so the run keeps the network from before it"
         )
 
 
@@ -255,6 +255,7 @@ def _begin(job: Job, t: Training, feed: Feed) -> None:
             console.warn("no intact checkpoint to resume from; training starts from the beginning")
             return
         t.restore(checkpoint)
+        job.listeners.continue_from(t.epoch * len(feed) + t.step, t.epoch)
         job.run.write_metrics(t.history)
         console.say(f"resuming at epoch {t.epoch + 1}, step {t.step + 1}")
     elif t.epochs:

@@ -34,6 +34,10 @@ class Listeners:
         """Tell the settings."""
         self._tell("start", run, to_json(run.config))
 
+    def continue_from(self, step: int, epoch: int) -> None:
+        """Count steps and epochs from where a resumed run is."""
+        self._step, self._epoch = step, epoch
+
     def step(self, run: Run, step: int, values: Mapping[str, Any]) -> None:
         """Tell the numbers of one step; `step` counts from the start of training."""
         self._step = step

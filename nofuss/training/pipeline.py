@@ -87,7 +87,7 @@ def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
             write_file(file, "".join(f"{name}\n" for name in names))
     except OSError as failure:
         where = f"the batch's items could not be written ({failure.strerror})"
+    saved = ", the last checkpoint is whole" if job.run.checkpoints.is_dir() else ""
     return TrainingError(
-        f"{error}; nothing was updated, the last checkpoint is whole; {where}; "
-        "try lower rates, or a lower scale"
+        f"{error}; nothing was updated{saved}; {where}; try lower rates, or a lower scale"
     )

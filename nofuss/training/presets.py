@@ -7,7 +7,7 @@ from typing import Any
 
 from nofuss.config import TrainConfig, check_limits
 from nofuss.distributed.processes import world
-from nofuss.errors import UsageError, unknown_name
+from nofuss.errors import UsageError
 
 DIM = 512
 """Default dimensions of a head on features (LOG.md): more gain nothing beyond noise, and an item of
@@ -111,8 +111,6 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         preset = "frozen"
     if preset == "auto":
         preset = "vectors" if kind == "vectors" else "small" if small else "frozen"
-    if preset not in PRESETS:
-        raise unknown_name("preset", preset, PRESETS)
     if (preset == "vectors") != (kind == "vectors"):
         raise UsageError(f"--preset {preset} does not fit {kind}; leave it out")
     fixed = preset in ("frozen", "vectors")
@@ -120,11 +118,19 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
     for name in ("unfreeze", "views", "lora") if preset != "finetune" else ():
         if getattr(config, name) is not None:
             raise UsageError(f"--{name} is for --preset finetune; add it, or drop --{name}")
+    if config.views is not None and config.unfreeze == "all":
+        raise UsageError("--views needs stages that stay fixed; drop it, or --unfreeze all")
     if kind == "vectors" and config.size is not None:
         raise UsageError("--size is for pictures, and the data are vectors; drop it")
     if config.free_norms and config.scale is not None:
         raise UsageError("--free-norms has no scale; drop --scale or --free-norms")
     settings = PRESETS[preset]
+    if not labelled and config.start == "whitened":
+        raise UsageError("--start whitened needs labels, and the data have none; use --start pca")
+    if settings["start"] != "whitened" and config.start != "whitened" and not config.resume:
+        for name in ("shrinkage", "folds"):
+            if getattr(config, name) is not None:
+                raise UsageError(f"--{name} needs --start whitened; drop it, or add that")
     if config.untrained:
         settings = settings | {"epochs": 0, "folds": 0}
     elif not labelled and settings["start"] == "whitened":
@@ -158,6 +164,17 @@ def head_dim(config: TrainConfig, width: int) -> int:
     return config.dim if config.start == "random" else min(config.dim, width)
 
 
+def _check_untrained(config: TrainConfig) -> None:
+    """Refuse settings of a training together with --untrained."""
+    names = ("epochs", "start", "shrinkage", "root", "center", "folds", "head_rate", "proxy_rate")
+    given = [name for name in names if getattr(config, name)]
+    if config.loss != TrainConfig.loss:
+        given.append("loss")
+    if given:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"--untrained trains nothing; drop {flags}")
+
+
 def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
     """Refuse settings that would do nothing."""
     for name in ("rate", "warmup", "freeze_batch_norm", "holdout", "zoom") if fixed else ():
@@ -167,8 +184,8 @@ def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
             raise UsageError(f"--{flag} needs a trainable backbone, and this one is fixed; {cure}")
     if config.untrained and not fixed:
         raise UsageError("--untrained keeps features as they are; it needs --preset frozen")
-    if config.untrained and (config.epochs or config.start or config.shrinkage is not None):
-        raise UsageError("--untrained trains nothing; drop --epochs, --start and --shrinkage")
+    if config.untrained and not config.resume:  # whose settings were checked, then filled in
+        _check_untrained(config)
     if config.folds == 1:
         raise UsageError("--folds is 1; expected 0 (no folds) or 2 and more")
     if config.shrinkage is not None and config.start not in (None, "whitened"):

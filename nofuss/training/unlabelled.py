@@ -36,7 +36,7 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
     if as_they_are and kind == "pairs":
         raise UsageError(
             f"dynamic assignment learns from triplets, and {collection.name} has pairs; use "
-            "--assignment balanced, and no --preset paper"
+            "--assignment balanced"
         )
     reason = contradicted(collection)
     if not as_they_are and reason is None:

@@ -10,7 +10,10 @@ from PIL import Image
 
 from nofuss import train
 from nofuss.cli import main
+from nofuss.config import TrainConfig
 from nofuss.evaluate import paired_difference, per_query
+from nofuss.report.comparison import _same_but_for_the_seed
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 
 
@@ -145,3 +148,33 @@ def test_refusals(
     assert code == 2
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_methods_whose_first_settings_agree_are_not_one(tmp_path: Path) -> None:
+    """Groups are named by three settings that differ; two may agree in those."""
+
+    def run(name: str, **settings: object) -> Run:
+        return Run(tmp_path / name, TrainConfig(**settings))  # type: ignore[arg-type]
+
+    other = {"preset": "small", "loss": "nca", "scale": 3.0, "backbone": "convnet"}
+    runs = [
+        *(run(f"a{seed}", seed=seed, loss="nca", epochs=3) for seed in (0, 1)),
+        *(run(f"b{seed}", seed=seed, loss="nca", epochs=9) for seed in (0, 1)),
+        *(run(f"c{seed}", seed=seed, dim=8, **other) for seed in (0, 1)),
+    ]
+    assert sorted(_same_but_for_the_seed(runs).values()) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_where_curves_were_written_makes_no_method(tmp_path: Path) -> None:
+    runs = [Run(tmp_path, TrainConfig(seed=s, tensorboard=tmp_path / str(s))) for s in (0, 1)]
+    assert list(_same_but_for_the_seed(runs).values()) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    "words", [["--extended"], ["--k", "5"], ["--seed", "1"], ["--rerank", "none"]]
+)
+def test_scores_of_folds_are_not_computed_again(
+    home: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["evaluate", str(home / "other"), *words]) == 2
+    assert "need DATA that it has not seen" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nofuss.cli import main
 from nofuss.config import TrainConfig
@@ -202,3 +203,12 @@ def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> No
 
 def test_histogram_by_hand() -> None:
     assert histogram(np.array([1, 1, 2, 3, 9])) == [("1", 2), ("2–3", 2), ("4–7", 0), ("8–15", 1)]
+
+
+def test_the_suggested_command_reads_the_classes_alike(tmp_path: Path, capsys: Capture) -> None:
+    for name in ("robin", "wren", "owl", "tit"):
+        for number in range(2):
+            colour = (40 * len(name), 100 * number, 7)
+            Image.new("RGB", (40, 40), colour).save(tmp_path / f"{name}_{number}.png")
+    assert main(["doctor", str(tmp_path), "--label-pattern", "^(.+)_"]) == 0
+    assert "--label-pattern '^(.+)_'" in capsys.readouterr().out

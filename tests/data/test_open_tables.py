@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nofuss.data import open_data
+from nofuss.data.table import read_rows
 from nofuss.errors import DataError
 
 
@@ -166,3 +167,9 @@ def test_broken_pairs_are_one_line(photos: Path, rows: str, complaint: str) -> N
     with pytest.raises(DataError, match=complaint) as caught:
         open_data(table(photos, f"a,b,same\n{rows}\n"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_first_line_without_an_end_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("item,label" + "x" * 2**20)
+    with pytest.raises(DataError, match="line 1"):
+        list(read_rows(tmp_path / "x.csv", required=("item",), optional=()))

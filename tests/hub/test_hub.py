@@ -14,9 +14,11 @@ import pytest
 
 import nofuss
 from nofuss.commands.push import main as push
+from nofuss.config import TrainConfig
 from nofuss.errors import RunError, UsageError
 from nofuss.hub.address import Address, parse_address, parse_repository
 from nofuss.report.card import without_places
+from nofuss.report.hub_card import public_config
 from tests.hub.stand_in import TOKEN, Hub, serving
 from tests.tiny_run import train_vectors
 
@@ -238,3 +240,9 @@ def test_without_the_package_one_line_says_so(run: Path, monkeypatch: Any) -> No
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'nofuss\[hub\]'"):
         nofuss.load("hf://user/name")
+
+
+def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
+    places = ("data", "weights", "corrections", "out", "tensorboard")
+    config = TrainConfig(**dict.fromkeys(places, tmp_path / "file.csv"))  # type: ignore[arg-type]
+    assert str(tmp_path) not in json.dumps(public_config(config))

@@ -1,5 +1,6 @@
 """What a run keeps: decided on folds, by classes that nothing was fitted on."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from nofuss.config import TrainConfig
 from nofuss.evaluate.queries import QueryScores
 from nofuss.geometry import normalize
 from nofuss.run.choice import UNTRAINED, Choice, Recipe
-from nofuss.training.choice import choice_of, fit_head
+from nofuss.training.choice import _mean_curve, choice_of, fit_head
 from nofuss.training.closed_form import ClosedForm, Pinned
 from nofuss.training.fold_results import (
     CLOSED,
@@ -148,3 +149,13 @@ def test_fewer_dimensions_where_folds_prefer_them() -> None:
     choice, head = fit_head(config(epochs=0), x, labels)
     assert choice.dim == len(head.weight) == 64
     assert fit_head(config(epochs=0, dim=100), x, labels)[0].dim == 100
+
+
+def test_curves_of_folds_with_other_numbers_of_epochs_are_averaged() -> None:
+    """Few epochs: the larger a fold's rest, the fewer."""
+    short = result(closed=0.5, trained=0.7)
+    curve = [(0, 0.5, 0.5), (1, 0.6, 0.6), (2, 0.7, 0.7)]
+    longer = dataclasses.replace(short, curve=curve)
+    (first, *_), last = (mean := _mean_curve([short, longer])), mean[-1]
+    assert first == (0, pytest.approx(0.5), pytest.approx(0.5))
+    assert last[1:] == (pytest.approx(0.7), pytest.approx(0.7))
