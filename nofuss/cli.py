@@ -206,7 +206,9 @@ def _explain(error: Exception) -> str:
         return f"not enough memory; {_more_memory()}"
     if isinstance(error, UnicodeEncodeError):
         name, encoding = ascii(error.object), sys.getfilesystemencoding()
-        return f"file names are in {encoding} here, which can't say {name}; set LC_ALL=C.UTF-8"
+        return (
+            f"file names are in {encoding} here, which can't represent {name}; set LC_ALL=C.UTF-8"
+        )
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}; fix it and run the command again"

@@ -194,7 +194,7 @@ def test_names_that_the_locale_can_not_say(home: Path, tmp_path: Path) -> None:
     )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("nofuss: file names are in ascii here, which can't say '")
+    assert line.startswith("nofuss: file names are in ascii here, which can't represent '")
     assert line.endswith("set LC_ALL=C.UTF-8")
 
 

@@ -22,7 +22,7 @@ def main(
     budget: Literal["minutes", "hours", "paper"] = "minutes",
     out: Annotated[Path, arg(metavar="DIR")] = Path("reproduction"),
     seeds: Annotated[
-        int | None, arg(metavar="N", help_behavior_hint="(default: by the budget, 3 or more)")
+        int | None, arg(metavar="N", help_behavior_hint="(default: by the budget, 1 or 3)")
     ] = None,
     weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     device: DeviceName = "auto",

@@ -7,12 +7,12 @@ from tyro.conf import Suppress, arg
 from nofuss.config import TrainConfig
 
 GROUPS = {
-    "What you will touch": (
+    "Common options": (
         *("out", "epochs", "preset", "dim", "test_share", "seed", "device", "resume"),
         *("class_level", "label_pattern"),
     ),
-    "What you may touch": (),
-    "What the paper and its experiments need": (
+    "Further options": (),
+    "Options of the paper and its experiments": (
         *("loss", "assignment", "proxies_per_class", "scale", "free_norms", "proxy_rate"),
         *("per_class", "start", "shrinkage", "center", "root", "optimizer", "schedule", "warmup"),
         *("freeze_batch_norm", "untrained"),

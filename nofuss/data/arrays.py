@@ -183,7 +183,7 @@ def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
     if "split" in arrays:
         split = np.char.lower(arrays["split"].astype(str))
         if split.shape != labels.shape or not np.isin(split, (TRAIN, TEST)).all():
-            raise DataError("split has other entries than train or test, one per item")
+            raise DataError("split must have one entry per item, train or test")
         return split
     if "is_evaluation_class" in arrays:
         held_out = arrays["is_evaluation_class"]
@@ -206,7 +206,7 @@ def _as_pairs(pairs: NDArray[Any], count: int) -> NDArray[np.int64]:
     other = np.flatnonzero(~np.isin(pairs[:, 2], (0, 1)))
     if len(other):
         rows = first_five([str(row) for row in other]).replace(";", ",")
-        raise DataError(f"pairs has other numbers than 0 and 1 in column 2 of rows {rows}")
+        raise DataError(f"the third column of pairs must be 0 or 1; it is not in rows {rows}")
     return check_pairs(pairs.astype(np.int64), "pairs")
 
 

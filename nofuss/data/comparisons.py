@@ -43,8 +43,8 @@ def contradicted(collection: Collection) -> str | None:
         known = int((collection.pairs[:, 2] == 0).sum())
     if linked.contradictions > TOLERATED * known:
         return (
-            f"chains of items that are alike join {linked.contradictions:,} of {known:,} that are "
-            "not"
+            f"chains of alike items connect {linked.contradictions:,} of {known:,} pairs that are "
+            "known to differ"
         )
     if count < FEWEST_GROUPS:
         return f"linked items form {count} groups, and {FEWEST_GROUPS} are needed"

@@ -245,7 +245,9 @@ def check_same(what: str, describe: Callable[[], str]) -> None:
         return
     digests = exchange(hashlib.sha256(describe().encode(errors="backslashreplace")).hexdigest())
     if differing := [number for number, each in enumerate(digests) if each != digests[0]]:
-        raise DataError(f"rank {differing[0]} sees other {what} than rank 0; give all the same")
+        raise DataError(
+            f"rank {differing[0]} has other {what} than rank 0; give all processes the same"
+        )
 
 
 @contextmanager

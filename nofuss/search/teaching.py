@@ -187,7 +187,7 @@ def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
     usable = [p for p in marks.pairs() if p[0] in index and p[1] in index][-MOST_PAIRS:]
     if not usable:
         raise Refused(
-            400, "there is nothing to learn yet: mark a result, or with your own picture two"
+            400, "there is nothing to learn yet: mark one result, or two for an uploaded picture"
         )
     base = index.vectors if now is None else mapped(index.vectors, torch.linalg.inv(now))
     first = torch.tensor([index.row(a) for a, _, _ in usable])

@@ -97,7 +97,9 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
 def _score_order(job: Job) -> dict[str, Any]:
     """Score on held-out triplets or pairs beside what needs no training; write scores.json."""
     if job.compared is None:
-        console.say("nothing is held out, so no scores; try it: nofuss evaluate RUN DATA")
+        console.say(
+            "nothing is held out, so there are no scores; for other data: nofuss evaluate RUN DATA"
+        )
         return {}
     return _report_scores(job, "held-out comparisons", _order(job, job.compared))
 

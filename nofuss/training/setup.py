@@ -48,7 +48,9 @@ def check_loss(config: TrainConfig, num_classes: int) -> None:
             "label or group of linked items: lower it to 1"
         )
     if config.free_norms and not loss.free_norms:
-        raise UsageError(f"--free-norms does not fit --loss {config.loss}, which has cosines alone")
+        raise UsageError(
+            f"--loss {config.loss} uses cosines and has no free norms; drop --free-norms"
+        )
     options = {} if config.scale is None else {"scale": config.scale}
     try:
         loss.check_options(

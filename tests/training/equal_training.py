@@ -174,7 +174,7 @@ def check_words() -> None:
     assert processes.any_true(processes.rank() == processes.world() - 1, False) == (True, False)
     processes.check_same("data", lambda: "same")
     if processes.world() > 1:
-        with pytest.raises(ValueError, match="rank 1 sees other data"):
+        with pytest.raises(ValueError, match="rank 1 has other data"):
             processes.check_same("data", lambda: str(min(1, processes.rank())))
     with tempfile.TemporaryDirectory() as folder, processes.in_turn():
         assert processes.world() == 1

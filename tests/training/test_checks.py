@@ -54,7 +54,7 @@ def test_everything_is_left_as_it_was(name: str) -> None:
 def test_proxies_forgotten_in_the_optimizer() -> None:
     t = make_training()
     t.optimizer = torch.optim.Adam(t.model.parameters())
-    with pytest.raises(TrainingError, match="proxies of ProxyNCA not in the optimizer"):
+    with pytest.raises(TrainingError, match="proxies of ProxyNCA would never be trained"):
         check(t)
 
 
