@@ -19,7 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
+from nofuss.data.collection import (
+    TEST,
+    TRAIN,
+    Collection,
+    compact_labels,
+    first_five,
+    printable,
+    to_bytes,
+)
 from nofuss.data.triplets import check_pairs
 from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, memory
@@ -175,14 +183,18 @@ def _class_names(values: NDArray[Any], names: NDArray[Any] | None) -> tuple[str,
     """Return names by label; the label itself where the list of names does not fit."""
     fits = names is not None and names.ndim == 1 and values.dtype.kind in "iu"
     if names is not None and fits and values[0] >= 0 and values[-1] < len(names):
-        return tuple(str(names[v]) for v in values)
-    return tuple(v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values)
+        values = names[values]
+    found = (v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values)
+    return tuple(to_bytes(name).decode("utf-8", "backslashreplace") for name in found)
 
 
 def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
     if "split" in arrays:
-        split = np.char.lower(arrays["split"].astype(str))
-        if split.shape != labels.shape or not np.isin(split, (TRAIN, TEST)).all():
+        split = arrays["split"]
+        if split.dtype.kind == "S":
+            split = np.char.decode(split, "ascii", "replace")
+        is_text = split.dtype.kind == "U" and split.shape == labels.shape
+        if not is_text or not np.isin(split := np.char.lower(split), (TRAIN, TEST)).all():
             raise DataError("split must have one entry per item, train or test")
         return split
     if "is_evaluation_class" in arrays:
@@ -202,7 +214,7 @@ def _as_triplets(triplets: NDArray[Any], count: int) -> NDArray[np.int64]:
 
 
 def _as_pairs(pairs: NDArray[Any], count: int) -> NDArray[np.int64]:
-    _check_rows(pairs, pairs[..., :2], count, "pairs")
+    _check_rows(pairs, pairs[..., :2] if pairs.ndim else pairs, count, "pairs")
     other = np.flatnonzero(~np.isin(pairs[:, 2], (0, 1)))
     if len(other):
         rows = first_five([str(row) for row in other]).replace(";", ",")

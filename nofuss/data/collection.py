@@ -41,7 +41,15 @@ def compact_labels(labels: ArrayLike) -> tuple[Labels, NDArray[Any]]:
 
 def printable(path: Path | str) -> str:
     """Return a file name for a message or a JSON file, whatever bytes it is made of."""
-    return visible(os.fsencode(path).decode("utf-8", "backslashreplace"))
+    return visible(to_bytes(path).decode("utf-8", "backslashreplace"))
+
+
+def to_bytes(text: Path | str) -> bytes:
+    """Return the bytes of a file name or a label; half a pair of surrogates becomes an escape."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:  # "\ud800", which JSON and arrays may hold
+        return str(text).encode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,7 +10,7 @@ import io
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -208,5 +208,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _unidentified(source: Path | IO[bytes]) -> str:
-    empty = isinstance(source, Path) and status_of(source).size == 0
-    return "empty file" if empty else "not a picture"
+    with suppress(OSError):
+        if isinstance(source, Path) and status_of(source).size == 0:
+            return "empty file"
+    return "not a picture"

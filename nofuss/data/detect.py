@@ -40,7 +40,7 @@ def open_data(
         return open_glyphs()
     if is_named_data(Path(path)):
         return open_han()
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
         return _open_directory(path.absolute(), labelling)
     if not os.path.isfile(path):

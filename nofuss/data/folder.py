@@ -9,6 +9,7 @@ train/ and test/.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -93,10 +94,13 @@ def _sides(folder: Path, pictures: list[Path], passed_over: PassedOver) -> _Side
     # Beside other folders, train may be the class of trains: then it holds pictures directly.
     if foreign and min(depths[word] for word in words) < 2:
         return _Sides(pictures, [])
+    by_top: defaultdict[str, list[Path]] = defaultdict(list)
+    for picture in pictures:
+        by_top[relative(picture, folder).parts[0]].append(picture)
     inside = [p for p in pictures if relative(p, folder).parts[0] in words]
     for name in sorted(foreign):
-        beside = [p for p in pictures if relative(p, folder).parts[0] == name]
-        passed_over.add(f"pictures in {printable(name)}, beside {' and '.join(words)},", *beside)
+        beside = f"pictures in {printable(name)}, beside {' and '.join(words)},"
+        passed_over.add(beside, *by_top[name])
     loose = [p for p in pictures if p.parent == folder]
     if loose:
         passed_over.add("pictures outside any class folder", *loose)

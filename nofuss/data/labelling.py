@@ -53,9 +53,9 @@ def labelling_of(config: TrainConfig) -> Labelling:
     check_limits(config)
     try:
         re.compile(config.label_pattern or "")
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(
-            f"--label-pattern {config.label_pattern} is not a regular expression: {error}; "
+            f"--label-pattern {config.label_pattern!s:.200} is not a regular expression: {error}; "
             "an example is '^(.+)_' for robin_17.jpg"
         ) from error
     return Labelling(config.class_level, config.label_pattern)

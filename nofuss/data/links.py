@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Rows = NDArray[np.int64]
 NO_GROUP = -1
-MOST_WALKS = 2**30
+MOST_WALKS = 2**26
 """Walks of three links up to which links are confirmed: beyond, there are items with thousands."""
 
 

@@ -22,12 +22,15 @@ from nofuss.data.collection import (
     compact_labels,
     first_five,
     printable,
+    to_bytes,
 )
 from nofuss.data.columns import clean, read_column
 from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, open_regular
 
 LONGEST_LINE = 2**20
+LONGEST_LABEL = 2**12
+MOST_COLUMNS = 1000
 SPLITS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "eval": TEST}
 SPLITS |= {"query": QUERY, "gallery": GALLERY}
 
@@ -104,6 +107,8 @@ def read_rows(
             file.seek(0)
             reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
             columns = [cell.strip().lower() for cell in next(reader)]
+            if len(columns) > MOST_COLUMNS:
+                raise DataError(f"{name} has {len(columns):,} columns; at most {MOST_COLUMNS:,}")
             if missing := [column for column in required if column not in columns]:
                 raise DataError(
                     f"{name} has the columns {printable(', '.join(columns))}; "
@@ -166,5 +171,14 @@ def by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
     if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels):
         compact, values = compact_labels([int(label) for label in labels])
         return compact, [str(v) for v in values]
-    compact, values = compact_labels(np.array([os.fsencode(label) for label in labels]))
-    return compact, [os.fsdecode(v) for v in values]
+    longest = max(labels, key=len, default="")
+    if len(longest) > LONGEST_LABEL:
+        raise DataError(
+            f"the label {printable(longest[:20])}… has {len(longest):,} characters; expected at "
+            f"most {LONGEST_LABEL:,}"
+        )
+    # Not an array of bytes, in which every label is as long as the longest.
+    raw = [to_bytes(label) for label in labels]
+    names = sorted(set(raw))
+    place = {name: i for i, name in enumerate(names)}
+    return np.array([place[each] for each in raw], np.int64), [os.fsdecode(n) for n in names]

@@ -1,5 +1,6 @@
 """Data as training uses them: opened and scanned, without the pictures that can't be read."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def open_any(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
     try:
         return open_data(path, labelling=labelling)
     except DataError as error:
-        folder = path and Path(path).expanduser().absolute()
+        folder = path and Path(os.path.expanduser(path)).absolute()
         if folder is None or not folder.is_dir() or layout_of(folder):
             raise
         pictures = find_pictures(folder)

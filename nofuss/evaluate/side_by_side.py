@@ -1,7 +1,7 @@
 """Several embeddings of the same items scored side by side, over folds too, and paired gains."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.smoothing import Weighting
 
 KS = (1, 2, 4, 8)
+CLASS_SUMS = ("queries", "recall@1", "map@r")
+MOST_QUERIES = 10**7
 """The K of Recall@K that a run keeps, as the paper has them."""
 
 
@@ -88,6 +90,21 @@ def class_sums(queries: QueryScores) -> dict[str, list[float]]:
     return {"queries": counts.tolist()} | {
         name: torch.bincount(group, values.double()).tolist() for name, values in sums.items()
     }
+
+
+def are_class_sums(sums: object) -> TypeGuard[Mapping[str, Sequence[float]]]:
+    """Return whether JSON from outside is what `from_class_sums` takes, and not too much of it."""
+    if not isinstance(sums, dict) or not all(isinstance(sums.get(n), list) for n in CLASS_SUMS):
+        return False
+    counts, *scores = (sums[name] for name in CLASS_SUMS)
+    if not all(type(n) is int and n > 0 for n in counts) or sum(counts) > MOST_QUERIES:
+        return False
+    return all(
+        len(column) == len(counts)
+        and all(type(s) in (int, float) for s in column)
+        and all(0 <= s <= n + 1e-6 for s, n in zip(column, counts, strict=True))
+        for column in scores
+    )
 
 
 def from_class_sums(sums: Mapping[str, Sequence[float]]) -> PerQuery:

@@ -25,7 +25,9 @@ MANIFEST = "manifest.json"
 READ_LIMIT = 2**30
 """Largest file to read from a path given by others, in bytes: no picture or text has more."""
 DESCRIPTION_LIMIT = 2**26
-"""Largest JSON file that describes a run: a parsed one takes up to 24 times as much memory."""
+"""Largest JSON file that describes a run."""
+PARSED = 24
+"""How many times its size a JSON file may take in memory when it is parsed."""
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -43,6 +45,8 @@ def open_regular(path: Path, *, limit: int = READ_LIMIT) -> BufferedReader | Byt
     (`parts.py`) is read completely.
     """
     if (part := part_of(path)) is not None:
+        if part_of(part.file) is not None:  # nobody writes such a path but a stranger
+            raise OSError(errno.EINVAL, "a picture inside a part of a file", str(path)[:200])
         with open_regular(part.file, limit=sys.maxsize) as container:
             return read_part(part, container, limit)
     check_regular(path, limit=limit)
@@ -116,8 +120,8 @@ def write_file(path: Path, content: str | bytes) -> None:
         file.write(content)
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append lines to a file and flush them to the disk; no link is followed.
+def append_lines(path: Path, lines: Iterable[str], *, limit: int = READ_LIMIT) -> None:
+    """Append lines to a file of at most `limit` bytes and flush them; no link is followed.
 
     A killed process may leave part of a line at the end: what is appended later starts a new line,
     so that readers find one line that is not whole, and lose no other.
@@ -125,7 +129,9 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o666)
     with os.fdopen(descriptor, "r+b", buffering=0) as file:
-        size = _size_of(os.fstat(descriptor), path, READ_LIMIT)
+        size = _size_of(status := os.fstat(descriptor), path, limit)
+        if status.st_nlink > 1:
+            raise OSError(errno.EMLINK, "a hard link to another file; delete it", str(path))
         is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
         content = b"\n" * is_torn + content
@@ -217,10 +223,17 @@ def read_json(path: Path, *, limit: int = DESCRIPTION_LIMIT) -> dict[str, Any]:
     return content
 
 
+def _whole_number(digits: str) -> int:
+    """Parse a whole number of 64 bits; a larger one overflows wherever it is used."""
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
+        raise ValueError(f"the number {digits[:20]}… is too large")
+    return number
+
+
 def parse_json(content: bytes) -> Any:
     """Parse bytes from outside; ValueError if they are not JSON, or nested too deeply."""
     try:
-        return json.loads(content)
+        return json.loads(content, parse_int=_whole_number)
     except RecursionError:
         raise ValueError("its brackets are nested too deeply") from None
 

@@ -137,7 +137,10 @@ class RunLock:
             if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise OSError(error.errno, error.strerror, str(run / LOCK)) from None
             descriptor = -1
-        if descriptor < 0 or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = None if descriptor < 0 else os.fstat(descriptor)
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            if descriptor >= 0:
+                os.close(descriptor)
             raise _foreign(run)
         return descriptor
 

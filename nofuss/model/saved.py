@@ -63,7 +63,7 @@ def save_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with write_folder(folder) as new:
         save_file(tensors, new / "weights.safetensors")
-        text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(description, indent=2) + "\n"
         (new / "model.json").write_text(text, encoding="utf-8")
         seal(new)
 

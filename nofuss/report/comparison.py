@@ -18,7 +18,7 @@ from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.evaluate.intervals import SeededDifference, paired_difference, t_interval
 from nofuss.evaluate.queries import PerQuery, per_query
-from nofuss.evaluate.side_by_side import from_class_sums, scorable
+from nofuss.evaluate.side_by_side import are_class_sums, from_class_sums, scorable
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import load
 from nofuss.report import read_optional_json
@@ -123,9 +123,10 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
     sums = []
     for run in runs:
         stored = read_optional_json(run.path / "choice.json")
-        found, folds = stored.get("by_class"), (stored.get("scores") or {}).get("folds")
-        if not isinstance(found, dict):
+        found, scores = stored.get("by_class"), stored.get("scores")
+        if not are_class_sums(found) or not isinstance(scores, dict):
             raise RunError(f"{run.path} kept no scores of its folds; train it again, or add --data")
+        folds = scores.get("folds")
         sums.append((found, folds))
         if folds != sums[0][1] or found["queries"] != sums[0][0]["queries"]:
             raise RunError(
@@ -276,11 +277,12 @@ def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
             words = over.replace("_", " ")
             axes.errorbar(means, at, xerr=widths, fmt="o", capsize=3, color=colour, label=words)
         axes.axvline(0, color="0.6", linewidth=1)
-        axes.set_yticks(places, [row["name"] for row in others])
+        names = [row["name"] for row in others]
+        axes.set_yticks(places, names, parse_math=False)  # a path may have dollars
         axes.set_ylim(-0.5, len(others) - 0.5)
         axes.set_xlabel(f"{label}, points")
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.suptitle(f"difference from {found[0]['name']}, 95%", fontsize="medium")
+    figure.suptitle(f"difference from {found[0]['name']}, 95%", fontsize="medium", parse_math=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()

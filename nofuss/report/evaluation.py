@@ -74,7 +74,8 @@ def score_run(
                     f"{path} was trained on all of its classes, and its scores are those of the "
                     "folds; --k, --extended, --rerank and --seed need DATA that it has not seen"
                 )
-            _show_fold_scores(path, as_json=as_json)
+            with foreign(path):
+                _show_fold_scores(path, as_json=as_json)
             return
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
@@ -174,7 +175,7 @@ def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]
         gaps = [scores[n] - baseline[n] - gain[n][0] for n in names]
     except (KeyError, TypeError, IndexError):  # no gain, or a file that training did not write
         return kept
-    return kept | ({"gain": gain} if max(map(abs, gaps)) < SHOWN else {})
+    return kept | ({"gain": gain} if max(map(abs, gaps), default=SHOWN) < SHOWN else {})
 
 
 def _open_gallery(gallery: Path, labelling: Labelling, say: Callable[[str], None]) -> Collection:

@@ -130,7 +130,7 @@ def read_optional_json(file: Path) -> dict[str, Any]:
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     """Return the JSON objects in a file, one a line; none where it is missing or damaged."""
     try:
-        lines = files.read_regular(file).decode().splitlines()
+        lines = files.read_regular(file, limit=files.DESCRIPTION_LIMIT).decode().splitlines()
         return [files.parse_json(line.encode()) for line in lines]
     except FileNotFoundError:
         return []

@@ -86,15 +86,31 @@ class Choice:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Choice":
-        """Build a choice from what `as_dict` returned; KeyError or TypeError for anything else."""
+        """Build a choice from what `as_dict` returned.
+
+        KeyError, TypeError, ValueError or AttributeError for anything else.
+        """
         gains = {
             pair: {name: (float(m), float(low), float(high)) for name, (m, low, high) in of.items()}
             for pair, of in stored["gains"].items()
         }
         curve = [(int(e), float(r), float(m)) for e, r, m in stored["curve"]]
-        return cls(
-            **{**stored, "recipe": Recipe(**stored["recipe"]), "gains": gains, "curve": curve}
-        )
+        for name in ("dim", "folds", "classes", "items"):
+            if type(stored[name]) is not int or not 0 <= stored[name] < 2**31:
+                raise ValueError(f"{name} is {stored[name]!r:.60}")
+        if stored["kept"] not in (NOTHING, CLOSED, TRAINED) or not stored["dim"]:
+            raise ValueError(f"kept is {stored['kept']!r:.60}, in {stored['dim']} dimensions")
+        scores = {
+            name: {each: float(of[each]) for each in ("recall@1", "map@r")}
+            for name, of in stored["scores"].items()
+        }
+        recipe, kept = Recipe(**stored["recipe"]), {"gains": gains, "curve": curve}
+        kinds = type(recipe.root), type(recipe.center), type(recipe.shrinkage)
+        if kinds[:2] != (bool, bool) or kinds[2] not in (int, float):
+            raise ValueError(f"recipe is {stored['recipe']!r:.60}")
+        if not 0 <= recipe.shrinkage <= 1:
+            raise ValueError(f"shrinkage is {recipe.shrinkage!r:.60}")
+        return cls(**{**stored, "recipe": recipe, "scores": scores, **kept})
 
 
 def _points(gain: tuple[float, float, float]) -> str:

@@ -65,7 +65,7 @@ def append_marks(run: Path, query: str, marks: Iterable[tuple[str, bool | None]]
         json.dumps({"query": query, "item": item, "same": same, "time": now})
         for item, same in marks
     ]
-    append_lines(run / FILE, lines)
+    append_lines(run / FILE, lines, limit=LARGEST - sum(map(len, lines)) - len(lines))
 
 
 def read_marks(run: Path) -> Marks:
@@ -97,7 +97,7 @@ def _parsed(line: bytes) -> tuple[str | None, str | None, bool | None]:
         stored: Any = parse_json(line)
     except ValueError:
         return None, None, None
-    if not isinstance(stored, dict) or stored.get("same", "") not in (True, False, None):
+    if not isinstance(stored, dict) or not isinstance(stored.get("same", ""), bool | None):
         return None, None, None
     query, item = stored.get("query"), stored.get("item")
     is_whole = isinstance(query, str) and isinstance(item, str)

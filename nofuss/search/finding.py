@@ -18,7 +18,7 @@ from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.searchable import Pictures, open_searchable
-from nofuss.search.searcher import Found, Rerank, Searcher
+from nofuss.search.searcher import COPIED, Found, Rerank, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.where import Condition, FilterError, parse_filter
 from nofuss.terminal import console
@@ -57,7 +57,8 @@ def find_similar(
             _print(result, types)
         if searcher.strangers is None:
             console.say(
-                "search can't say whether a class is in the index at all: that needs more classes"
+                "search can't say whether a class is in the index at all: that needs labels of more "
+                f"classes, and of a database at most {COPIED:,} items"
             )
         elif not searcher.strangers.useful:
             console.say(searcher.strangers.describe())

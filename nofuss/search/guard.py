@@ -15,9 +15,10 @@ from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nofuss.search.json_response import Json
 from nofuss.terminal import console
 
 HEADERS = {
@@ -107,7 +108,7 @@ class Guard:
         close = {"Connection": "close"}
         if headers.get("sec-fetch-dest") == "document" or "text/html" in headers.get("accept", ""):
             return HTMLResponse(REFUSAL.format(reason=reason), 403, close)
-        return JSONResponse({"error": reason}, 403, close)
+        return Json({"error": reason}, 403, close)
 
     def _refusal(self, headers: Headers, by_address: bool) -> str | None:
         hosts = headers.getlist("host")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from torch import Tensor
 
 from nofuss.data.collection import printable
@@ -29,6 +29,7 @@ from nofuss.report.thumbnails import data_uri
 from nofuss.search.columns import LABEL
 from nofuss.search.decoders import Decoders, Seen
 from nofuss.search.index import Index
+from nofuss.search.json_response import Json
 from nofuss.search.options import MOST, read_options, while_there
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import SIDE
@@ -74,7 +75,7 @@ class Page:
         shelf = self.shelf
         types = await run_in_threadpool(lambda: shelf.index.types)
         size = await run_in_threadpool(lambda: shelf.size)
-        return JSONResponse(
+        return Json(
             {
                 "run": printable(shelf.run.path.absolute().name),
                 "title": shelf.title,
@@ -96,13 +97,13 @@ class Page:
     async def item(self, request: Request) -> Response:
         """Return the name, label and columns of an item."""
         row = self._row(request.path_params["number"])
-        return JSONResponse(await run_in_threadpool(self.describe, row))
+        return Json(await run_in_threadpool(self.describe, row))
 
     async def some(self, request: Request) -> Response:
         """Return random items to start from, and the classes that the filter leaves."""
         _, only, where = await read_options(request, self.shelf)
         items = await run_in_threadpool(self._some, only, where)
-        return JSONResponse({"results": items, "classes": only})
+        return Json({"results": items, "classes": only})
 
     def _some(self, only: list[int] | None, where: Condition | None) -> list[dict[str, Any]]:
         index, seed = self.shelf.index, secrets.randbits(32)
@@ -124,7 +125,7 @@ class Page:
             [query] = await run_in_threadpool(shelf.index.vectors_of, [row])
         k, only, where = await read_options(request, self.shelf)
         found = await run_in_threadpool(shelf.search, query, k, only=only, where=where, without=row)
-        return JSONResponse(await self._answer(found, query, only) | {"query": asked})
+        return Json(await self._answer(found, query, only) | {"query": asked})
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
@@ -148,11 +149,11 @@ class Page:
         found = await run_in_threadpool(self.shelf.search, query, k, only=only, where=where)
         answer = await self._answer(found, query, only)
         about = {"picture": picture, "vector": Sent.new(query).as_text(self.shelf.model)}
-        return JSONResponse(answer | {"query": about, "embedding_ms": spent})
+        return Json(answer | {"query": about, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
         """Return the map; the first call takes some seconds."""
-        return JSONResponse(await run_in_threadpool(lambda: self.shelf.map))
+        return Json(await run_in_threadpool(lambda: self.shelf.map))
 
     async def picture(self, request: Request) -> Response:
         """Return an item's picture by its number."""

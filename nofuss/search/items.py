@@ -3,6 +3,7 @@
 A picture is named by its absolute path, an item of an array by its file and row.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ UNLABELLED = ""
 def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open any data; pictures outside class folders belong to it too, without a label."""
     collection = open_any(path, labelling)
-    if path is None or not (path := Path(path).expanduser()).is_dir() or layout_of(path):
+    if path is None or not (path := Path(os.path.expanduser(path))).is_dir() or layout_of(path):
         return collection
     path, known = path.absolute(), set(collection.paths)
     loose = [p for p in find_pictures(path) if p.parent == path and p not in known]
@@ -62,4 +63,4 @@ def source_of(path: Path | None) -> str:
     """Return the name of the data at a path in an index."""
     if path is None:
         return BUILT_IN
-    return str(path if is_named_data(path) else Path(path).expanduser().absolute())
+    return str(path if is_named_data(path) else Path(os.path.expanduser(path)).absolute())

@@ -65,7 +65,8 @@ class Step:
             matrix = load_file(self.folder / MAP)["map"]
         except (OSError, SafetensorError, KeyError) as error:
             raise RunError(f"{self.folder / MAP} is damaged ({error}); restore it") from None
-        dim = read_shapes(self.folder / "weights.safetensors").get("head.weight", (0,))[0]
+        shape = read_shapes(self.folder / "weights.safetensors").get("head.weight", ())
+        dim = shape[0] if len(shape) == 2 else 0
         is_map = matrix.dtype == torch.float64 and matrix.shape == (dim, dim) and dim > 0
         if not (is_map and matrix.isfinite().all() and torch.linalg.cond(matrix) <= LARGEST_RATIO):
             raise RunError(f"{self.folder / MAP} is not a map of embeddings; restore it")
@@ -165,8 +166,10 @@ def align(run: Run) -> None:
             known = {step.digest: step for step in _all_steps(run)}
             before = known.get(str(index.extra.get("model")))
             if before is not None:  # else it is of a model from before training: index it again
-                matrix = now.matrix @ torch.linalg.inv(before.matrix)
-                index = index.mapped(matrix)
+                to_now, to_before = now.matrix, before.matrix
+                if not to_now.shape == to_before.shape == (index.dim, index.dim):
+                    raise RunError(f"{folder} does not fit {home}; index the pictures again")
+                index = index.mapped(to_now @ torch.linalg.inv(to_before))
                 index.extra.pop(STRANGERS, None)  # of the former vectors
                 index.extra["model"] = now.digest
                 index.save(own_folder(folder))

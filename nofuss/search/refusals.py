@@ -2,10 +2,11 @@
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from nofuss.data.decode import PictureError
 from nofuss.errors import StoreError
+from nofuss.search.json_response import Json
 from nofuss.terminal import console
 
 
@@ -21,7 +22,7 @@ async def refuse(request: Request, error: Exception) -> Response:
     """Answer with the status and message of a `Refused`."""
     assert isinstance(error, Refused)
     # Close: the unread rest of a body must not be taken for the next request.
-    return JSONResponse({"error": error.message}, error.status, {"Connection": "close"})
+    return Json({"error": error.message}, error.status, {"Connection": "close"})
 
 
 async def refuse_picture(request: Request, error: Exception) -> Response:
@@ -37,19 +38,19 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
         "too slow": f"the picture takes too long to decode ({error.detail}); save it again",
     }
     message = words.get(error.reason, f"the picture can't be read; send {formats}")
-    return JSONResponse({"error": message}, 415 if error.reason == "not a picture" else 422)
+    return Json({"error": message}, 415 if error.reason == "not a picture" else 422)
 
 
 async def refuse_store(request: Request, error: Exception) -> Response:
     """Say that the database failed; why, which may name machines, is for the terminal only."""
     console.fail(f"{request.url.path} failed: {error}")
-    return JSONResponse({"error": "the database does not answer; try again later"}, 503)
+    return Json({"error": "the database does not answer; try again later"}, 503)
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:
     """Refuse an unknown address or method."""
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return Json({"error": error.detail}, error.status_code, error.headers)
 
 
 REFUSALS = {

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from nofuss.data.corrections import FILE, Correction, read_corrections, write_corrections
 from nofuss.errors import DataError, RunError
 from nofuss.files.lock import RunLock
 from nofuss.report.findings import copies, doubtful_labels, neighbours
 from nofuss.search.handlers import Page
+from nofuss.search.json_response import Json
 from nofuss.search.refusals import Refused
 from nofuss.search.shelf import Shelf
 
@@ -51,7 +52,7 @@ class Repair:
         """Return the doubtful labels, the clearest first; the first call may take seconds."""
         found = await run_in_threadpool(self._look)
         judged = await run_in_threadpool(self._read)
-        return JSONResponse({"suspects": [s | self._judgement(s["item"], judged) for s in found]})
+        return Json({"suspects": [s | self._judgement(s["item"], judged) for s in found]})
 
     async def judge(self, request: Request) -> Response:
         """Keep what somebody says of a label: {item: key, label: the right one, or null}."""
@@ -63,7 +64,7 @@ class Repair:
             raise Refused(400, "this item has no label that could be wrong")
         async with self.writing:
             judged = await run_in_threadpool(self._write, row, label)
-        return JSONResponse(self._judgement(row, judged) | {"count": len(judged)})
+        return Json(self._judgement(row, judged) | {"count": len(judged)})
 
     def _look(self) -> list[dict[str, Any]]:
         with self._looking:

@@ -5,6 +5,7 @@ its test items (all of its items where no classes were kept for testing), whose 
 has left; nothing is written.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from nofuss.config import is_named_data
 from nofuss.data import open_data
 from nofuss.data.collection import Collection
 from nofuss.data.labelling import labelling_of
@@ -37,6 +39,8 @@ from nofuss.terminal import console
 
 NOTE = "embeddings-of"
 """The file of RUN/taught that says which model the kept embeddings are of."""
+ARRAYS = (".npz", ".safetensors")
+_ROW = re.compile("[0-9]{1,18}")
 SIDE = 224
 """Longest side of a picture on the page, and of one from an array."""
 
@@ -46,7 +50,7 @@ class Pictures:
 
     def __init__(self, sources: Iterable[str]) -> None:
         self._sources = set(sources)
-        self._opened: dict[str, Collection] = {}
+        self._opened: dict[str, Collection | None] = {}
 
     def __getitem__(self, name: str) -> Path | Image.Image | None:
         """Return a picture's file, or its pixels where it is a row of an array, or None.
@@ -54,12 +58,28 @@ class Pictures:
         Only arrays among the given sources are opened, each once: names are a stranger's words.
         """
         source, _, row = name.rpartition("#")
-        if source not in self._sources or not row.isdigit():
+        if source not in self._sources or not _ROW.fullmatch(row):
             return Path(name)
         if source not in self._opened:
-            self._opened[source] = open_data(None if source == BUILT_IN else Path(source))
+            self._opened[source] = _open_array(source)
         collection = self._opened[source]
-        return picture(collection, int(row), side=SIDE) if int(row) < len(collection) else None
+        if collection is None or int(row) >= len(collection):
+            return None
+        return picture(collection, int(row), side=SIDE)
+
+
+def _open_array(source: str) -> Collection | None:
+    """Open the array that an index is from; None for anything else, which may cost anything."""
+    path = Path(source)
+    if source == BUILT_IN:
+        return open_data(None)
+    if not is_named_data(path) and path.suffix.lower() not in ARRAYS:
+        return None
+    try:
+        collection = open_data(path)
+    except DataError:
+        return None
+    return None if collection.array is None else collection
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -186,7 +186,8 @@ class Shelf:
         except (OSError, ValueError):
             return {}
         names = ("recall@1", "map@r")
-        return {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
+        found = {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
+        return {name: score for name, score in found.items() if isfinite(score)}
 
     @cached_property
     def plane(self) -> Plane:

@@ -24,6 +24,8 @@ from torch import Tensor
 from nofuss.data.columns import Column
 from nofuss.errors import RunError
 from nofuss.files.atomic import (
+    DESCRIPTION_LIMIT,
+    PARSED,
     memory,
     only_writer,
     parse_json,
@@ -108,11 +110,11 @@ def read_stored(folder: Path) -> Stored:
         raise RunError(f"no index in {folder}: no {MANIFEST}; make one: nofuss index RUN DIR")
     try:
         while True:
-            manifest = read_regular(folder / MANIFEST)
+            manifest = read_regular(folder / MANIFEST, limit=DESCRIPTION_LIMIT)
             try:
                 return _read(folder, parse_json(manifest))
             except FileNotFoundError:  # another process has just replaced it
-                if read_regular(folder / MANIFEST) == manifest:
+                if read_regular(folder / MANIFEST, limit=DESCRIPTION_LIMIT) == manifest:
                     raise
     except RunError:
         raise
@@ -135,7 +137,7 @@ def _read(folder: Path, manifest: Any) -> Stored:
     for part, file in files.items():
         if sha256(file) != checksums[part]:
             raise ValueError(f"{file.name} does not match its checksum")
-    items = parse_json(read_regular(files["items"], limit=memory()))
+    items = parse_json(read_regular(files["items"], limit=memory() // PARSED))
     names, classes, extra = items["names"], items["classes"], items["extra"]
     filed = None
     with safe_open(files["vectors"], framework="pt") as tensors:

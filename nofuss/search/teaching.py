@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from torch import Tensor
 
 from nofuss.errors import NofussError
@@ -30,7 +30,9 @@ from nofuss.model.taught import MarkedPairs, mapped, taught_map
 from nofuss.run.embeddings import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
 from nofuss.search import lessons
+from nofuss.search.gallery import model_digest
 from nofuss.search.handlers import Page
+from nofuss.search.json_response import Json
 from nofuss.search.refusals import Refused
 from nofuss.search.sent import Sent
 from nofuss.search.shelf import Shelf
@@ -71,7 +73,7 @@ class Teaching:
     async def marks(self, request: Request) -> Response:
         """Return the marks of a query, by key, and how many there are in all."""
         query = self._query(request.query_params)
-        return JSONResponse(await run_in_threadpool(_on_disk, lambda: self._state(query)))
+        return Json(await run_in_threadpool(_on_disk, lambda: self._state(query)))
 
     async def mark(self, request: Request) -> Response:
         """Keep marks: {query: {like} or {vector}, marks: [{item, same: true, false or null}]}."""
@@ -90,7 +92,7 @@ class Teaching:
             marks.append((name, same))
         async with self.busy:
             await run_in_threadpool(_on_disk, lambda: append_marks(self.run, query, marks))
-        return JSONResponse(await run_in_threadpool(_on_disk, lambda: self._state(query)))
+        return Json(await run_in_threadpool(_on_disk, lambda: self._state(query)))
 
     async def as_csv(self, request: Request) -> Response:
         """Return all marks as a table; names are relative to the folder of all items."""
@@ -108,14 +110,14 @@ class Teaching:
         async with self.busy:
             began = time.perf_counter()
             answer = await run_in_threadpool(_on_disk, lambda: self._learn(sent))
-        return JSONResponse(answer | {"seconds": time.perf_counter() - began})
+        return Json(answer | {"seconds": time.perf_counter() - began})
 
     async def undo(self, request: Request) -> Response:
         """Return to the model before the last lesson."""
         content = await self.page.content(request)
         sent = self._sent(content.get("query"))
         async with self.busy:
-            return JSONResponse(await run_in_threadpool(_on_disk, lambda: self._undo(sent)))
+            return Json(await run_in_threadpool(_on_disk, lambda: self._undo(sent)))
 
     # ---- what is asked for
 
@@ -144,6 +146,7 @@ class Teaching:
     def _learn(self, sent: Sent | None) -> dict[str, Any]:
         with RunLock() as lock:
             lock.take(self.run)
+            self._check_current()
             before = self.page.shelf
             now = lessons.matrix_of(before.run)
             lesson = plan_lesson(before, read_marks(self.run), now)
@@ -159,6 +162,7 @@ class Teaching:
     def _undo(self, sent: Sent | None) -> dict[str, Any]:
         with RunLock() as lock:
             lock.take(self.run)
+            self._check_current()
             run = self.page.shelf.run
             before = lessons.matrix_of(run)
             if before is None or not lessons.undo(run):
@@ -168,6 +172,11 @@ class Teaching:
         change = after @ torch.linalg.inv(before)
         self._reopen(change)
         return self._moved(sent, change)
+
+    def _check_current(self) -> None:
+        """Refuse if the run's model is no longer the one that the page shows."""
+        if model_digest(self.page.shelf.run.model) != self.page.shelf.model:
+            raise Refused(409, "another command has changed this model; start nofuss serve again")
 
     def _moved(self, sent: Sent | None, change: Tensor) -> dict[str, Any]:
         """Return the uploaded picture's vector by the new model."""

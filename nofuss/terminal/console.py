@@ -34,6 +34,8 @@ err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 
 LONG = 30.0
 """Seconds that are announced before they are spent."""
+LONGEST = 4000
+"""Characters of one message."""
 
 
 def duration(seconds: float) -> str:
@@ -57,18 +59,24 @@ def speak(aloud: bool) -> None:
 
 def say(message: str) -> None:
     """Print one line; without markup, so that names are shown as they are."""
-    out.print(visible(message), markup=False)
+    out.print(_line(message), markup=False)
 
 
 def warn(message: str) -> None:
     """Print one line as a note, in colour."""
-    out.print(f"note: {visible(message)}", markup=False, style="yellow")
+    out.print(f"note: {_line(message)}", markup=False, style="yellow")
 
 
 def aside(message: str) -> None:
     """Print one line to standard error, beside output that a program reads."""
     if not out.quiet:
-        err.print(visible(message), markup=False)
+        err.print(_line(message), markup=False)
+
+
+def _line(message: str) -> str:
+    """Return a message as one line that ends: a stranger's setting may have megabytes."""
+    line = visible(message)
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
 def print_json(content: Any) -> None:
@@ -86,6 +94,7 @@ def progress(label: str, total: int, *, quiet: bool = False) -> Iterator[Callabl
     if quiet:
         yield lambda done: None
         return
+    label = visible(label)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
@@ -114,7 +123,7 @@ def busy(label: str, *, expected: float = 0.0) -> Iterator[None]:
     expected: seconds that it takes about; a line says so beforehand if they are many.
     """
     announce(label, expected)
-    began = time.monotonic()
+    label, began = visible(label), time.monotonic()
     with out.status(Text(label)) if out.is_terminal and not out.quiet else nullcontext():
         yield
     if (seconds := time.monotonic() - began) >= 2:
@@ -203,7 +212,7 @@ def table(title: str, header: list[str], rows: list[list[str]]) -> None:
 
 def fail(message: str) -> None:
     """Print one line to standard error."""
-    line = f"nofuss: {visible(message)}"
+    line = f"nofuss: {_line(message)}"
     err.print(line, markup=False, style="red" if sys.stderr.isatty() else "")
 
 

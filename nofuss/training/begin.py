@@ -16,7 +16,7 @@ from nofuss.data.split import Sides, classes_in, sides_of
 from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
-from nofuss.errors import UsageError
+from nofuss.errors import UsageError, command
 from nofuss.files.lock import RunLock
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
@@ -82,9 +82,14 @@ def _settings(config: TrainConfig, data: Collection | None, given: Container[str
         config = replace(config, resume=config.resume or exists)
     if config.force and not config.resume:
         raise UsageError("--force is for resuming a run; add --resume, or leave it out")
-    if config.resume:
-        config = resume_run(config, explicit=given, restarted=processes.restarted())
-    return config
+    if not config.resume:
+        return config
+    resumed = resume_run(config, explicit=given, restarted=processes.restarted())
+    if resumed.tensorboard is not None and config.tensorboard is None:
+        # The run may be a stranger's, and the folder anywhere.
+        console.say(f"to continue the curves, add {command('--tensorboard', resumed.tensorboard)}")
+        resumed = replace(resumed, tensorboard=None)
+    return resumed
 
 
 def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, ScanReport]:

@@ -23,7 +23,7 @@ from torch.amp import GradScaler
 
 from nofuss.distributed.processes import exchange, first, rank, world
 from nofuss.errors import RunError
-from nofuss.files.atomic import parse_json, read_regular, sha256
+from nofuss.files.atomic import DESCRIPTION_LIMIT, parse_json, read_regular, sha256
 from nofuss.files.folders import own_folder, remove
 from nofuss.files.lock import check_in_place
 from nofuss.training.shards import WHOLE, Cut, folder_of_all, read_cut, write_shards
@@ -107,12 +107,12 @@ def _step(path: Path) -> int:
 
 def _read(path: Path, cut: Cut | None) -> Checkpoint:
     try:
-        sums = parse_json(read_regular(path / "manifest.json"))
+        sums = parse_json(read_regular(path / "manifest.json", limit=DESCRIPTION_LIMIT))
         files = [WHOLE, "state.json", *(sums.keys() - {WHOLE, "state.json"})]
         for name in sorted(files)[rank() :: world()]:
             if sums[name] != sha256(path / name):
                 raise RunError(f"{path / name} is damaged: its checksum differs")
-        state = parse_json(read_regular(path / "state.json"))
+        state = parse_json(read_regular(path / "state.json", limit=DESCRIPTION_LIMIT))
         if state["format"] != FORMAT:
             raise RunError(f"{path} has format {state['format']}, expected {FORMAT}")
         _check_state(state, _step(path))

@@ -53,8 +53,8 @@ def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:
     forgotten = [name for name, p in criterion.named_parameters() if id(p) not in held]
     if forgotten:
         raise TrainingError(
-            f"{', '.join(forgotten)} of {type(criterion).__name__} would never be trained: not in the "
-            "optimizer; add criterion.parameters() as a group with its own rate"
+            f"{', '.join(forgotten)} of {type(criterion).__name__} would never be trained, without "
+            "the optimizer; add criterion.parameters() as a group with its own rate"
         )
 
 

@@ -165,8 +165,8 @@ def _decided_before(job: Job) -> dict[str, Any] | None:
     try:
         Choice.from_dict(found["choice"])
         read_search(found)
-        return found if "scores" in found else None
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return found if isinstance(found["scores"], dict | None) else None
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
 
 

@@ -62,13 +62,21 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], shard: Shard) -> d
 def read_cut(folder: Path, files: Iterable[str], cut: Cut | None) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint; of distributed ones the rows of the cut, or all."""
     tensors: dict[str, Tensor] = {}
+    files = list(files)
+    held = sum(_rows(folder / name) for name in files if name != WHOLE) if cut is None else None
     for name in files:
         with safe_open(folder / name, framework="pt") as file:
             if name == WHOLE:
                 tensors |= {key: _own_rows(file, key, cut) for key in file.keys()}  # noqa: SIM118
             else:
-                _fill(tensors, file, cut)
+                _fill(tensors, file, cut, held)
     return tensors
+
+
+def _rows(file: Path) -> int:
+    """Return how many rows the tensors of a shard's file have."""
+    with safe_open(file, framework="pt") as opened:
+        return max((opened.get_slice(key).get_shape()[0] for key in opened.keys()), default=0)  # noqa: SIM118
 
 
 def _own_rows(file: Any, key: str, cut: Cut | None) -> Tensor:
@@ -81,9 +89,11 @@ def _own_rows(file: Any, key: str, cut: Cut | None) -> Tensor:
     return tensor
 
 
-def _fill(tensors: dict[str, Tensor], file: Any, cut: Cut | None) -> None:
-    """Copy the rows that a shard's file has of those held here."""
+def _fill(tensors: dict[str, Tensor], file: Any, cut: Cut | None, held: int | None) -> None:
+    """Copy the rows that a shard's file has of those held here; held: rows of all files."""
     start, total = (int(file.metadata()[name]) for name in ("start", "total"))
+    if start < 0 or (held is not None and total > held):
+        raise ValueError(f"rows from {start} of {total}, but all files together have {held}")
     own = cut.shard.rows if cut else slice(0, total)
     for key in file.keys():  # noqa: SIM118
         part = file.get_slice(key)

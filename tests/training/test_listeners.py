@@ -101,7 +101,7 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
         nofuss.train(
             data, out=tmp_path / "run", epochs=3, tensorboard=board, callback=stop, **SMALL
         )
-    nofuss.train(data, out=tmp_path / "run", resume=True)
+    nofuss.train(data, out=tmp_path / "run", resume=True, tensorboard=board)
     found = scalars(board / "run")
     steps = [step for step, _ in found["step/loss"]]
     assert steps == [*range(1, len(steps) + 1)]

@@ -1,0 +1,271 @@
+"""Small files of strangers that would cost much, and values that no writer of ours writes."""
+
+import json
+import os
+import time
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nofuss.data import open_data
+from nofuss.data.benchmarks import _check_unpacked
+from nofuss.data.collection import printable
+from nofuss.data.decode import PictureError, decode
+from nofuss.data.folder import open_folder
+from nofuss.data.table import by_number_or_name
+from nofuss.errors import DataError, RunError, UsageError
+from nofuss.evaluate.side_by_side import are_class_sums
+from nofuss.files.atomic import append_lines, open_regular, parse_json
+from nofuss.files.lock import LOCK, RunLock
+from nofuss.run.choice import Choice
+from nofuss.run.marks import FILE, append_marks, read_marks
+from nofuss.search.columns import LABEL, ColumnTable
+from nofuss.search.json_response import Json
+from nofuss.search.lessons import MAP, Step
+from nofuss.search.searchable import Pictures
+from nofuss.search.where import Compare, Some
+from nofuss.training.begin import _settings
+from nofuss.training.shards import read_cut
+from tests.tiny_run import draw, train_vectors
+
+HALF = "\ud800"
+"""Half of a pair of surrogates: JSON and arrays may hold it, UTF-8 may not."""
+
+
+# Tables and arrays
+
+
+def test_a_long_label_does_not_make_all_of_them_long() -> None:
+    tracemalloc.start()
+    labels, names = by_number_or_name(["x" * 4000, *"ab" * 5000])
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    assert names == ["a", "b", "x" * 4000]
+    assert labels[:3].tolist() == [2, 0, 1]
+    with pytest.raises(DataError, match="has 5,000 characters; expected at most 4,096"):
+        by_number_or_name(["x" * 5000, "y"])
+
+
+def test_a_table_of_many_columns_is_refused(tmp_path: Path) -> None:
+    columns = ",".join(f"c{i}" for i in range(20_000))
+    (tmp_path / "x.csv").write_text(f"path,label,{columns}\na.png,x\n")
+    began = time.process_time()
+    with pytest.raises(DataError, match="has 20,002 columns; at most 1,000"):
+        open_data(tmp_path / "x.csv")
+    assert time.process_time() - began < 2
+
+
+def test_half_a_surrogate_is_an_escape() -> None:
+    assert printable(f"a{HALF}") == "a\\ud800"
+    assert by_number_or_name([f"a{HALF}", "b"])[1] == ["a\\ud800", "b"]
+    assert Json({"label": HALF}).body == b'{"label":"\\ud800"}'
+
+
+def test_labels_with_half_a_surrogate_are_trained_on(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    labels = np.array([f"{HALF}{i // 6}" for i in range(72)])
+    np.savez(file, vectors=np.random.default_rng(0).normal(size=(72, 4)), labels=labels)
+    assert open_data(file).class_names[0] == "\\ud8000"
+
+
+@pytest.mark.parametrize(
+    "split",
+    [np.zeros(4, [("a", int)]), np.array([b"\xff"] * 4), np.array("train"), np.zeros(4)],
+    ids=["structured", "bytes", "one for all", "numbers"],
+)
+def test_a_split_that_is_none(split: np.ndarray, tmp_path: Path) -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    np.savez(tmp_path / "x.npz", vectors=vectors, labels=[0, 0, 1, 1], split=split)
+    with pytest.raises(DataError, match="split must have one entry per item"):
+        open_data(tmp_path / "x.npz")
+
+
+def test_pairs_that_are_a_number(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", vectors=np.eye(4, dtype=np.float32), pairs=np.array(3))
+    with pytest.raises(DataError, match="pairs"):
+        open_data(tmp_path / "x.npz")
+
+
+def test_a_compressed_bomb_in_a_matlab_file() -> None:
+    packed = zlib.compress(bytes(2**27))
+    data = bytes(126) + b"IM" + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little")
+    with pytest.raises(ValueError, match="unpacked"):
+        _check_unpacked(data + packed)
+    _check_unpacked(data[:128])
+
+
+def test_folders_beside_train_and_test_take_linear_time(tmp_path: Path) -> None:
+    for folder in ("train/a", "train/b", "test/c", "test/d", *(f"other{i}" for i in range(400))):
+        (tmp_path / folder).mkdir(parents=True)
+        draw(0, 0).save(tmp_path / folder / "x.png")
+    began = time.process_time()
+    assert len(open_folder(tmp_path)) == 4
+    assert time.process_time() - began < 2
+
+
+# Pictures behind an index
+
+
+def test_a_picture_inside_a_part_of_a_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "s.tar").write_bytes(b"x" * 1000)
+    nested = tmp_path / "s.tar" / "@0+900" / "b.parquet" / "@0" / "x.png"
+    with pytest.raises(OSError, match="inside a part of a file"):
+        open_regular(nested)
+    with pytest.raises(PictureError):
+        decode(nested)
+    with pytest.raises(OSError, match="inside a part"):
+        open_regular(Path("a.parquet/@0/" * 3000 + "x"))
+
+
+def test_only_arrays_are_opened_for_the_page(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    draw(0, 0).save(tmp_path / "a" / "x.png")
+    np.savez(tmp_path / "x.npz", images=np.zeros((3, 9, 9), np.uint8), labels=[0, 0, 1])
+    gone = tmp_path / "gone.npz"
+    pictures = Pictures([str(tmp_path), str(tmp_path / "x.npz"), str(gone)])
+    assert pictures[f"{tmp_path}#0"] is None
+    assert pictures[f"{gone}#0"] is None
+    assert pictures[f"{tmp_path / 'x.npz'}#3"] is None
+    assert not isinstance(pictures[f"{tmp_path / 'x.npz'}#2"], Path | None)
+    for row in ("²", "9" * 5000):
+        assert isinstance(pictures[f"{tmp_path / 'x.npz'}#{row}"], Path)
+
+
+def test_many_classes_are_filtered_in_one_pass() -> None:
+    labels = [str(i // 4) for i in range(8000)]
+    condition = Some(tuple(Compare(LABEL, "==", str(i)) for i in range(2000)))
+    began = time.process_time()
+    assert ColumnTable(len(labels)).matching(condition, labels).all()
+    assert time.process_time() - began < 0.5
+
+
+# Runs
+
+
+def test_a_saved_place_for_curves_is_not_written_to(tmp_path: Path) -> None:
+    from nofuss.config import TrainConfig
+
+    run = train_vectors(tmp_path)
+    stored = json.loads((run / "config.json").read_text())
+    stored["tensorboard"] = str(tmp_path / "outside")
+    stored.pop("checksum", None)
+    (run / "config.json").write_text(json.dumps(stored))
+    config = _settings(TrainConfig(out=run, resume=True), None, ())
+    assert config.tensorboard is None
+
+
+def test_nothing_is_written_through_a_hard_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.touch()
+    (tmp_path / "run").mkdir()
+    os.link(outside, tmp_path / "run" / LOCK)
+    os.link(outside, tmp_path / "run" / FILE)
+    with RunLock() as lock, pytest.raises(RunError, match="was not made by nofuss"):
+        lock.take(tmp_path / "run")
+    with pytest.raises(OSError, match="hard link"):
+        append_marks(tmp_path / "run", "a", [("b", True)])
+    assert outside.read_bytes() == b""
+
+
+def test_lines_beyond_the_limit_are_not_appended(tmp_path: Path) -> None:
+    append_lines(tmp_path / "x", ["a" * 10])
+    with pytest.raises(OSError, match="more than the limit"):
+        append_lines(tmp_path / "x", ["b"], limit=5)
+
+
+@pytest.mark.parametrize("same", ["1", "0", '"true"', "[]"])
+def test_a_mark_is_true_false_or_null(same: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(f'{{"query": "a", "item": "b", "same": {same}}}\n')
+    assert read_marks(tmp_path).torn == 1
+
+
+def test_numbers_that_overflow_are_no_json_of_ours() -> None:
+    assert parse_json(b"[18446744073709551615, -9223372036854775808]")[0] == 2**64 - 1
+    with pytest.raises(ValueError, match="too large"):
+        parse_json(b"[1" + b"0" * 400 + b"]")
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {},
+        5,
+        {"queries": [10**9], "recall@1": [1], "map@r": [1]},
+        {"queries": [-1], "recall@1": [1], "map@r": [1]},
+        {"queries": ["x"], "recall@1": [1], "map@r": [1]},
+        {"queries": [3, 3], "recall@1": [1], "map@r": [1, 1]},
+        {"queries": [3], "recall@1": [4], "map@r": [1]},
+        {"queries": [[1]], "recall@1": [1], "map@r": [1]},
+    ],
+)
+def test_scores_of_folds_that_are_none(sums: object) -> None:
+    assert not are_class_sums(sums)
+    assert are_class_sums({"queries": [3, 4], "recall@1": [1.5, 0], "map@r": [3, 4]})
+
+
+CHOICE = {
+    "kept": "closed form",
+    "recipe": {"root": True, "center": True, "shrinkage": 0.5},
+    "dim": 8,
+    "folds": 4,
+    "classes": 12,
+    "items": 72,
+    "scores": {},
+    "gains": {},
+    "curve": [],
+}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"dim": "x"},
+        {"dim": -1},
+        {"dim": 0},
+        {"dim": 2**40},
+        {"kept": [1]},
+        {"kept": "x"},
+        {"recipe": {"root": True, "center": True, "shrinkage": 1e308}},
+        {"recipe": {"root": 1, "center": True, "shrinkage": 0.5}},
+        {"scores": 5},
+        {"scores": {"a": {}}},
+        {"curve": [[1]]},
+    ],
+)
+def test_a_choice_that_training_did_not_make(forged: dict[str, object]) -> None:
+    assert Choice.from_dict(CHOICE).dim == 8
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        Choice.from_dict(CHOICE | forged)
+
+
+def test_a_shard_says_how_many_rows_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "shard-0.safetensors"
+    save_file({"criterion.proxies": torch.ones(1, 8)}, file, {"start": "0", "total": "50000000"})
+    with pytest.raises(ValueError, match="all files together have 1"):
+        read_cut(tmp_path, [file.name], None)
+
+
+def test_weights_of_a_lesson_without_a_head(tmp_path: Path) -> None:
+    save_file({"head.weight": torch.ones(())}, tmp_path / "weights.safetensors")
+    save_file({"map": torch.eye(3).double()}, tmp_path / MAP)
+    with pytest.raises(RunError, match="not a map of embeddings"):
+        _ = Step(tmp_path, 1, "digest").matrix
+
+
+def test_a_pattern_of_brackets_is_one_line(tmp_path: Path) -> None:
+    from nofuss.config import TrainConfig
+    from nofuss.data.labelling import labelling_of
+
+    with pytest.raises(UsageError, match="not a regular expression") as error:
+        labelling_of(TrainConfig(label_pattern="(" * 3000))
+    assert len(str(error.value)) < 500
+
+
+def test_a_home_that_nobody_has_is_one_line() -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        open_data(Path("~nosuchuser/x"))
