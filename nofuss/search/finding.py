@@ -57,8 +57,8 @@ def find_similar(
             _print(result, types)
         if searcher.strangers is None:
             console.say(
-                "search can't say whether a class is in the index at all: that needs labels of more "
-                f"classes, and of a database at most {COPIED:,} items"
+                "search can't say whether a class is in the index at all: that needs labels of "
+                f"more classes, and of a database at most {COPIED:,} items"
             )
         elif not searcher.strangers.useful:
             console.say(searcher.strangers.describe())
