@@ -234,7 +234,8 @@ class TrainConfig:
     tensorboard: _Path = None
     """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
-    """Linux, from the command line: keep freed memory for reuse, which makes training faster."""
+    """Linux, command line only: whether freed memory is kept for reuse, which makes training
+    faster; --no-keep-memory returns it at once."""
 
 
 def to_json(config: Any) -> dict[str, Any]:
