@@ -234,8 +234,7 @@ class TrainConfig:
     tensorboard: _Path = None
     """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
     keep_memory: bool = True
-    """Linux, command line only: whether freed memory is kept for reuse, which makes training
-    faster; --no-keep-memory returns it at once."""
+    """Linux: keep freed memory, which makes training faster; --no-keep-memory returns it."""
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -274,11 +273,6 @@ def _fits(value: Any, hint: Any) -> bool:
     return type(value) is hint
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
-    """Return the values of a Literal; none of another type."""
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("dim", "batch", "views"), (1, 2**31)),
@@ -299,9 +293,10 @@ _LIMITS: dict[str, tuple[float, float]] = {
 def check_limits(config: TrainConfig) -> None:
     """Refuse words and numbers that make no sense; the loss checks its scale and its proxies."""
     for name, hint in get_type_hints(TrainConfig).items():
+        kinds = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        choices = [word for kind in kinds for word in get_args(kind)]
         value = getattr(config, name)
-        choices = [each for part in (hint, *get_args(hint)) for each in _choices(part)]
-        if choices and value is not None and value not in choices:
+        if choices and value not in (None, *choices):
             raise unknown_name(name, str(value), choices)
     for name, (least, below) in _LIMITS.items():
         value = getattr(config, name)

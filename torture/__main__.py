@@ -1,14 +1,18 @@
 """`python -m torture [--kills N] [--seed N] [--only CAMPAIGN …]`: print a table for each campaign.
 
-Exits with 1 if anything was lost, unclear or late.
+Each campaign runs in a process of its own, several at once (--jobs). Exits with 1 if anything was
+lost, unclear or late.
 """
 
 import argparse
+import os
 import secrets
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from rich.console import Console
@@ -185,15 +189,24 @@ def fuzzing(home: Path, options: argparse.Namespace) -> list[str]:
     return complaints
 
 
+def properties(home: Path, options: argparse.Namespace) -> list[str]:
+    """Run the tests that take any bytes, with many more examples than `make test`."""
+    words = ["-q", "-m", "fuzz", "--hypothesis-profile=torture", f"--basetemp={home / 'tests'}"]
+    code = subprocess.run([sys.executable, "-m", "pytest", *words]).returncode
+    return [f"pytest ended with {code}"] if code else []
+
+
+# The longest first, so that none is left alone at the end.
 CAMPAIGNS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {
+    "fuzz": fuzzing,
+    "properties": properties,
+    "attack": attacks,
     "kill": kills,
-    "index": indexes,
     "disk": disks,
     "cache": caches,
+    "index": indexes,
     "damage": damages,
     "memory": memories,
-    "attack": attacks,
-    "fuzz": fuzzing,
 }
 
 
@@ -213,7 +226,12 @@ def main() -> int:
         "--fuzz-seed", type=int, default=None, help="seed of the fuzzing; a fresh one if left out"
     )
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=list(CAMPAIGNS))
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="campaigns at once"
+    )
     options = parser.parse_args()
+    if len(options.only) > 1:
+        return at_once(options.only, options.jobs, _without_choice(sys.argv[1:]))
     if options.fuzz_seed is None:
         options.fuzz_seed = secrets.randbits(32)
     complaints: list[str] = []
@@ -224,6 +242,35 @@ def main() -> int:
         console.print(f"complaint: {complaint}", markup=False)
     console.print("nothing lost" if not complaints else f"{len(complaints)} complaints")
     return 1 if complaints else 0
+
+
+def _without_choice(words: Sequence[str]) -> list[str]:
+    """Return the command line without --only and --jobs."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--jobs")
+    return parser.parse_known_args(list(words))[1]
+
+
+def at_once(names: Sequence[str], jobs: int, words: Sequence[str]) -> int:
+    """Run campaigns in processes of their own; print what each says when it has ended."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # so that they do not wait for each other
+
+    def run(name: str) -> tuple[str, int, str]:
+        command = [sys.executable, "-m", "torture", "--only", name, *words]
+        ended = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        return name, ended.returncode, ended.stdout
+
+    failed = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(run, name) for name in names]):
+            name, code, said = future.result()
+            print(f"== {name} ==\n{said}", flush=True)
+            failed += [name] if code else []
+    print("nothing lost" if not failed else f"complaints of: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
