@@ -44,8 +44,7 @@ class Preprocessing:
 
 
 Precision = Literal["fp32", "bf16", "fp16"]
-NAMED_DATA = ("han",)
-"""Data sets that a word stands for, instead of a path."""
+NAMED_DATA = ("han",)  # a word instead of a path
 
 
 def is_named_data(path: Path) -> bool:
@@ -239,10 +238,7 @@ class TrainConfig:
 
 def to_json(config: Any) -> dict[str, Any]:
     """A dataclass as a dict that JSON can hold; paths become strings."""
-    return {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in dataclasses.asdict(config).items()
-    }
+    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
 
 
 def read_config(values: dict[str, Any], *, where: Path) -> TrainConfig:
@@ -258,7 +254,7 @@ def read_config(values: dict[str, Any], *, where: Path) -> TrainConfig:
         if Path in get_args(hints[name]) and isinstance(value, str):
             known[name] = Path(value)
         elif not _fits(value, hints[name]):
-            raise RunError(f"{where}: {name} is {value!r}, which it can't be; restore the file")
+            raise RunError(f"{where}: {name} is {value!r:.60}, which it can't be; restore the file")
     return TrainConfig(**known)
 
 
@@ -268,9 +264,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, part) for part in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
+    return type(value) in ((int, float) if hint is float else (hint,))
 
 
 # Name → (least, below): what makes sense whatever the data are.
@@ -293,7 +287,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
 def check_limits(config: TrainConfig) -> None:
     """Refuse words and numbers that make no sense; the loss checks its scale and its proxies."""
     for name, hint in get_type_hints(TrainConfig).items():
-        kinds = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        kinds = (part for part in (hint, *get_args(hint)) if get_origin(part) is Literal)
         choices = [word for kind in kinds for word in get_args(kind)]
         value = getattr(config, name)
         if choices and value not in (None, *choices):
@@ -302,5 +296,5 @@ def check_limits(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and not least <= value < below:
             upper = f" and below {below:.10g}" if below < float("inf") else ""
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} is {value}; expected a number from {least:g} up{upper}")
+            words = f"--{name.replace('_', '-')} is {value}; expected a number from {least:g} up"
+            raise UsageError(f"{words}{upper}")

@@ -73,8 +73,7 @@ class Page:
     async def about(self, request: Request) -> Response:
         """Return what the page says at its top, and the classes of its filter."""
         shelf = self.shelf
-        types = await run_in_threadpool(lambda: shelf.index.types)
-        size = await run_in_threadpool(lambda: shelf.size)
+        types, size = await run_in_threadpool(lambda: (shelf.index.types, shelf.size))
         return Json(
             {
                 "run": printable(shelf.run.path.absolute().name),

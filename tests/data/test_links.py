@@ -157,7 +157,7 @@ def test_triplets_that_contradict_their_groups_are_held_out_one_by_one() -> None
     random = np.random.default_rng(0)
     rows = np.array([random.permutation(20)[:3] for _ in range(200)])
     data = from_arrays({"vectors": random.normal(size=(20, 3)), "triplets": rows}, name="judged")
-    assert "200 that are not" in str(contradicted(data))
+    assert "200 of 200 pairs" in str(contradicted(data))
     sides = sides_of(data, replace(BALANCED, assignment="dynamic"))
     assert len(sides.train) == 20
     learned, scored = to_learn(data, 0.25, 0), to_score(data, 0.25, 0, sides.test)

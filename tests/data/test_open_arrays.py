@@ -100,7 +100,7 @@ def with_holes() -> np.ndarray:
         ({"X": X[:0]}, "empty"),
         ({"X": X[0]}, r"float64 of shape \(3,\); expected vectors"),
         ({"images": IMAGES / 255}, "expected vectors"),
-        ({"X": X, "y": np.arange(5), "split": np.array(["a"] * 5)}, "split has other entries"),
+        ({"X": X, "y": np.arange(5), "split": np.array(["a"] * 5)}, "split must have one entry"),
         ({"X": X, "y": np.arange(5), "is_evaluation_class": X[0] > 0}, "does not fit the labels"),
     ],
 )
@@ -218,7 +218,7 @@ def test_pairs_are_rows_and_whether_they_are_alike() -> None:
     assert data.subset([3, 2]).pairs.tolist() == [[1, 0, 0]]
     assert data.fingerprint() != from_arrays({"vectors": vectors}, name="x").fingerprint()
     for wrong, words in (
-        ([[0, 1, 2], [2, 3, 0]], "other numbers than 0 and 1 in column 2 of rows 0"),
+        ([[0, 1, 2], [2, 3, 0]], "must be 0 or 1; it is not in rows 0"),
         ([[0, 4, 1], [2, 3, 0]], "name items beyond 0…3 in rows 0"),
         ([[0, 1], [2, 3]], r"expected \(T, 3\) whole numbers"),
         ([[0, 1, 1]], "no pair that is different"),

@@ -144,7 +144,7 @@ def test_a_picture_of_ones_own_teaches_too(page: webdriver.Chrome, tmp_path: Pat
     mark_buttons(page, 0)[0].click()
     wait(page, lambda: marked(page) == ([0], []))
     press(page, "Learn from this")
-    wait(page, lambda: "with your own picture two" in find(page, "error").text)
+    wait(page, lambda: "two for an uploaded picture" in find(page, "error").text)
     mark_buttons(page, 18)[0].click()
     wait(page, lambda: marked(page) == ([0, 18], []))
     address = page.current_url
