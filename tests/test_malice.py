@@ -87,7 +87,7 @@ def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> N
     index = Index.build(torch.eye(2), names=["a", "b"], columns=columns)
     index.save(tmp_path / "index")
     index_items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
-    with pytest.raises(RunError, match="holds a value that is not number|is too large"):
+    with pytest.raises(RunError, match=r"holds a value that is not number|is too large"):
         Index.load(tmp_path / "index")
 
 
