@@ -697,7 +697,7 @@ def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -
     np.savez("judged.npz", vectors=random.normal(size=(30, 8)), triplets=rows)
     outcome = nofuss("train", "judged.npz", "--out", "run", "--epochs", 1, "--dim", 4)
     assert outcome.code == 0, outcome.err
-    assert "training takes the triplets as they are (chains of items" in outcome.out
+    assert "training takes the triplets as they are (chains of alike items" in outcome.out
     assert json.loads(Path("run/scores.json").read_text())["triplets"] == 40
     refused = nofuss("train", "judged.npz", "--assignment", "balanced", "--out", "no")
     assert "can't be trained on groups" in one_line(refused, 2)

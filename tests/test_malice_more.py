@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import time
 import tracemalloc
 import zlib
@@ -22,6 +23,7 @@ from nofuss.errors import DataError, RunError, UsageError
 from nofuss.evaluate.side_by_side import are_class_sums
 from nofuss.files.atomic import append_lines, open_regular, parse_json
 from nofuss.files.lock import LOCK, RunLock
+from nofuss.model.tensors import read_tensors
 from nofuss.run.choice import Choice
 from nofuss.run.marks import FILE, append_marks, read_marks
 from nofuss.search.columns import LABEL, ColumnTable
@@ -255,6 +257,14 @@ def test_weights_of_a_lesson_without_a_head(tmp_path: Path) -> None:
     save_file({"map": torch.eye(3).double()}, tmp_path / MAP)
     with pytest.raises(RunError, match="not a map of embeddings"):
         _ = Step(tmp_path, 1, "digest").matrix
+
+
+def test_weights_in_an_archive_on_several_disks(tmp_path: Path) -> None:
+    """Found by fuzzing: such an end made zipfile raise before the file was read."""
+    locator = b"PK\x06\x07" + struct.pack("<LQL", 0, 0, 2)
+    (tmp_path / "w.pth").write_bytes(bytes(100) + locator + b"PK\x05\x06" + bytes(18))
+    with pytest.raises(RunError, match="copy or download it again"):
+        read_tensors(tmp_path / "w.pth")
 
 
 def test_a_pattern_of_brackets_is_one_line(tmp_path: Path) -> None:

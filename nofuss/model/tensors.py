@@ -44,9 +44,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _check_archive(path: Path) -> None:
     """Refuse an archive that is larger than its file; torch itself does not compress."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):  # which raises for an archive on several disks
+            return
         with zipfile.ZipFile(path) as archive:
             size = sum(part.file_size for part in archive.infolist())
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
