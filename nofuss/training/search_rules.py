@@ -49,6 +49,8 @@ def settle_search(job: Job) -> None:
         job.strangers = job.reranking = None
         console.say('search will not say "nothing like this": that needs labels')
         return
+    if not job.fixed and job.config.epochs:
+        job.strangers = job.reranking = None  # those of the folds are of the network before it
     if not job.fixed and len(job.sides.held_out):
         held_out = job.collection.subset(job.sides.held_out)
         assert held_out.labels is not None
