@@ -243,7 +243,7 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
     if gain.mean < 0:
         job.embedder.load_state_dict(before.state_dict())
         console.warn(
-            "training lowered the mean of the two, so the run keeps the network from before it"
+            "training lowered their mean, so the run keeps the network from before training"
         )
 
 
