@@ -48,7 +48,9 @@ def to_bytes(text: Path | str) -> bytes:
     """Return the bytes of a file name or a label; half a pair of surrogates becomes an escape."""
     try:
         return os.fsencode(text)
-    except UnicodeEncodeError:  # "\ud800", which JSON and arrays may hold
+    except UnicodeEncodeError:
+        if not any("\ud800" <= character <= "\udfff" for character in str(text)):
+            raise  # file names are ASCII here: the command says so
         return str(text).encode("utf-8", "backslashreplace")
 
 
