@@ -111,11 +111,11 @@ class ColumnTable:
 
 def _one_of(condition: Every | Some) -> tuple[str, set[Any]] | None:
     """Return column and values where a filter asks for one of several values of a column."""
-    parts = condition.parts
-    equal = all(isinstance(part, Compare) and part.operator == "==" for part in parts)
-    if isinstance(condition, Every) or not equal or len({p.column for p in parts}) != 1:  # type: ignore[union-attr]
+    equal = [p for p in condition.parts if isinstance(p, Compare) and p.operator == "=="]
+    columns = {part.column for part in equal}
+    if isinstance(condition, Every) or len(equal) < len(condition.parts) or len(columns) != 1:
         return None
-    return parts[0].column, {part.value for part in parts}  # type: ignore[union-attr]
+    return columns.pop(), {part.value for part in equal}
 
 
 class _Coded(NamedTuple):
