@@ -6,6 +6,7 @@ import struct
 import tracemalloc
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from nofuss.config import TrainConfig
 from nofuss.data import open_data
 from nofuss.data.benchmarks import _check_unpacked
 from nofuss.data.collection import printable, relative
+from nofuss.data.columns import Value
 from nofuss.data.decode import PictureError, decode
 from nofuss.data.folder import open_folder
 from nofuss.data.labelling import labelling_of
@@ -151,8 +153,13 @@ def test_many_classes_are_filtered_in_one_pass(monkeypatch: pytest.MonkeyPatch) 
     labels = [str(i // 4) for i in range(8000)]
     encode = columns._encode
     condition = Some(tuple(Compare(LABEL, "==", str(i)) for i in range(2000)))
-    passes = []
-    monkeypatch.setattr(columns, "_encode", lambda of: passes.append(1) or encode(of))
+    passes = list[int]()
+
+    def counted(values: Sequence[Value]) -> object:
+        passes.append(len(values))
+        return encode(values)
+
+    monkeypatch.setattr(columns, "_encode", counted)
     assert ColumnTable(len(labels)).matching(condition, labels).all()
     assert len(passes) == 1
 
