@@ -13,8 +13,8 @@ from torch import Tensor
 from nofuss.evaluate.checked import classes_of, shared_classes
 from nofuss.evaluate.intervals import Difference, class_intervals, paired_difference
 from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.smoothing import Weighting, reranked
-from nofuss.evaluate.vicinity import SIZE, query_blocks, vicinity
+from nofuss.evaluate.smoothing import Weighting, reranked_by
+from nofuss.evaluate.vicinity import SIZE, Gallery, query_blocks
 from nofuss.geometry import Array, as_tensor, normalize
 
 KS = (1, 2, 4, 8)
@@ -68,10 +68,11 @@ def ranked_scores(
     if most is not None and len(chosen) > most:
         chosen = chosen[torch.linspace(0, len(chosen) - 1, most).round().long()]
     longest = min(len(task.items), max(SIZE, *KS, int(relatives.max())))
+    gallery = Gallery(task.items, len(chosen))
     found: list[list[RankedScores]] = [[] for _ in candidates]
     for block in query_blocks(len(chosen), len(task.items), task.x.shape[1]):
         rows = chosen[block]
-        for parts, hits in zip(found, _hits(task, rows, longest, candidates), strict=True):
+        for parts, hits in zip(found, _hits(task, gallery, rows, longest, candidates), strict=True):
             parts.append(_of_hits(hits, relatives[rows], task.codes[rows]))
     return [joined_queries(parts) for parts in found]
 
@@ -95,27 +96,30 @@ def _lay_out(
 
 @torch.no_grad()
 def _hits(
-    task: _Task, rows: Tensor, longest: int, candidates: Sequence[Weighting | None]
+    task: _Task,
+    gallery: Gallery,
+    rows: Tensor,
+    longest: int,
+    candidates: Sequence[Weighting | None],
 ) -> list[Tensor]:
     """Return by candidate which of the first `longest` results are relatives, (B, longest)."""
     q, codes, itself = task.x[rows], task.codes[rows, None], task.itself[rows]
-    s = q @ task.items.T - TIE * (task.item_codes == codes)
+    cosines = q @ task.items.T
+    s = cosines - TIE * (task.item_codes == codes)
     inside = (itself >= 0).nonzero()[:, 0]
     s[inside, itself[inside]] = -torch.inf
     best, order = s.topk(longest)
     order = order.masked_fill(best.isinf(), -1)
     hits = (task.item_codes[order.clamp_min(0)] == codes) & (order >= 0)
-    around, found = vicinity(q, task.items, order[:, :SIZE]), []
-    for weighting in candidates:
-        ranked = hits
-        if weighting is not None:  # those beyond the vicinity keep their places
-            near = hits[:, :SIZE]
-            places = (reranked(around, weighting) - TIE * near).sort(
-                dim=1, descending=True, stable=True
-            )
-            ranked = torch.cat([near.gather(1, places.indices), hits[:, SIZE:]], 1)
-        found.append(ranked)
-    return found
+    nearest, near = order[:, :SIZE], hits[:, :SIZE]
+    around = gallery.vicinity(cosines.gather(1, nearest.clamp_min(0)), nearest)
+    weightings = [weighting for weighting in candidates if weighting is not None]
+    found: dict[Weighting | None, Tensor] = {None: hits}
+    for weighting, scores in zip(weightings, reranked_by(around, weightings), strict=True):
+        places = (scores - TIE * near).sort(dim=1, descending=True, stable=True).indices
+        # Those beyond the vicinity keep their places.
+        found[weighting] = torch.cat([near.gather(1, places), hits[:, SIZE:]], 1)
+    return [found[candidate] for candidate in candidates]
 
 
 def _of_hits(hits: Tensor, relatives: Tensor, labels: Tensor) -> RankedScores:

@@ -8,6 +8,7 @@ is searched from outside. Everything is a function of cosines, so that no vector
 Labels are not used: what lies together with what is near is ranked higher.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,20 +24,41 @@ class Weighting(NamedTuple):
     power: float
 
 
+class _Neighbours(NamedTuple):
+    place: Tensor  # in the vicinity
+    weight: Tensor
+
+
 @torch.no_grad()
 def reranked(around: Vicinity, weighting: Weighting) -> Tensor:
     """Return the cosine of each item's mean with the query's, (Q, M); −inf where no item is."""
-    near, gram, exists = around.near, around.gram, around.exists
-    size = near.shape[1]
-    place, weight = _neighbours(near.masked_fill(~exists, -torch.inf), weighting)
-    query_weights = torch.zeros_like(near).scatter_(1, place, weight)
-    cosines = gram.masked_fill(~exists[:, None], -torch.inf)
+    return reranked_by(around, [weighting])[0]
+
+
+@torch.no_grad()
+def reranked_by(around: Vicinity, weightings: Sequence[Weighting]) -> list[Tensor]:
+    """Return `reranked` of each weighting; neighbours are searched for once."""
+    if not weightings:
+        return []
+    exists = around.exists
+    most = min(max(weighting.neighbours for weighting in weightings), exists.shape[1])
+    of_query = around.near.masked_fill(~exists, -torch.inf).topk(most)
+    cosines = around.gram.masked_fill(~exists[:, None], -torch.inf)
     cosines.diagonal(dim1=1, dim2=2).fill_(-torch.inf)  # no item is its own neighbour
-    place, weight = _neighbours(cosines, weighting)  # (Q, M, k)
+    of_items = cosines.topk(most)  # (Q, M, most)
+    return [
+        _reranked(around, _weighed(*of_query, weighting), _weighed(*of_items, weighting))
+        for weighting in weightings
+    ]
+
+
+def _reranked(around: Vicinity, of_query: _Neighbours, of_items: _Neighbours) -> Tensor:
+    near, gram, size = around.near, around.gram, around.near.shape[1]
+    query_weights = torch.zeros_like(near).scatter_(1, *of_query)
     # Means are m = Σ w x, each item in its own with weight 1; their products follow from cosines.
     itself = torch.arange(size).expand(len(near), size)[..., None]
-    place = torch.cat([itself, place], 2)
-    weight = torch.cat([torch.ones_like(weight[..., :1]), weight], 2)
+    place = torch.cat([itself, of_items.place], 2)
+    weight = torch.cat([torch.ones_like(of_items.weight[..., :1]), of_items.weight], 2)
     with_query = near + (gram @ query_weights[..., None])[..., 0]  # x·(q + Σ w x)
     product = (weight * _pick(with_query, place)).sum(2)
     pairs = place[..., :, None] * size + place[..., None, :]  # (Q, M, k + 1, k + 1)
@@ -44,14 +66,13 @@ def reranked(around: Vicinity, weighting: Weighting) -> Tensor:
     lengths = torch.einsum("qmab,qma,qmb->qm", among, weight, weight)
     scale = 1 + (query_weights * (near + with_query)).sum(1, keepdim=True)  # |q + Σ w x|²
     cosine = product / (lengths * scale).clamp_min(1e-12).sqrt()
-    return cosine.masked_fill(~exists, -torch.inf)
+    return cosine.masked_fill(~around.exists, -torch.inf)
 
 
-def _neighbours(cosines: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
-    """Return places and weights of the largest of each row; 0 where a cosine is negative."""
-    k = min(weighting.neighbours, cosines.shape[-1])
-    best, places = cosines.topk(k, dim=-1)
-    return places, best.clamp_min(0) ** weighting.power
+def _weighed(cosines: Tensor, places: Tensor, weighting: Weighting) -> _Neighbours:
+    """Return the first neighbours of a descending order; weight 0 where a cosine is negative."""
+    k = weighting.neighbours
+    return _Neighbours(places[..., :k], cosines[..., :k].clamp_min(0) ** weighting.power)
 
 
 def _pick(values: Tensor, places: Tensor) -> Tensor:

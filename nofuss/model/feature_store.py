@@ -121,7 +121,7 @@ class FeatureStore:
             yield
         except sqlite3.OperationalError:  # read-only, a full disk, locked for too long, no table
             return
-        except sqlite3.DatabaseError as problem:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as problem:  # a message may quote bytes
             warn_damaged(self.file, problem)
             with suppress(OSError):
                 self.file.unlink()

@@ -7,8 +7,8 @@ from torch import Tensor
 from nofuss.evaluate import map_at_r, recall_at_k
 from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import CANDIDATES, Reranking, choose_reranking
-from nofuss.evaluate.smoothing import Weighting, reranked
-from nofuss.evaluate.vicinity import leave_one_out, vicinity
+from nofuss.evaluate.smoothing import Weighting, reranked, reranked_by
+from nofuss.evaluate.vicinity import Gallery, leave_one_out, vicinity_of
 from nofuss.geometry import normalize
 from tests.evaluate.conftest import Scene
 
@@ -30,7 +30,7 @@ def mean_of(x: Tensor, others: Tensor, k: int, power: float) -> Tensor:
 def test_cosines_of_the_means_by_a_loop(weighting: Weighting) -> None:
     query, items = unit(1, seed=1), unit(12)
     order = (items @ query[0]).argsort(descending=True)
-    around = vicinity(query, items, order[None])
+    around = vicinity_of(query, items[order[None]], order[None])
     k, power = min(weighting.neighbours, 11), weighting.power
     expected = []
     for i in order.tolist():
@@ -45,7 +45,7 @@ def test_a_worked_case() -> None:
     """Two at the same distance: the one with a friend that is near the query comes first."""
     degrees = torch.tensor([0.0, 40.0, -40.0, 20.0]).deg2rad()
     x = torch.stack([degrees.cos(), degrees.sin()], 1)
-    around = vicinity(x[:1], x[1:], torch.tensor([[2, 0, 1]]))
+    around = vicinity_of(x[:1], x[torch.tensor([[3, 1, 2]])], torch.tensor([[2, 0, 1]]))
     place = reranked(around, Weighting(1, 1.0))[0]
     assert place[1] > place[2] + 0.01
 
@@ -53,9 +53,9 @@ def test_a_worked_case() -> None:
 def test_missing_items_are_last_and_change_nothing() -> None:
     query, items = unit(1, seed=1), unit(5)
     rows = torch.tensor([[0, 1, 2, 3, 4]])
-    whole = reranked(vicinity(query, items, rows), Weighting(2, 1.0))
+    whole = reranked(vicinity_of(query, items[rows], rows), Weighting(2, 1.0))
     padded = torch.tensor([[0, 1, 2, 3, 4, -1, -1]])
-    found = reranked(vicinity(query, items, padded), Weighting(2, 1.0))
+    found = reranked(vicinity_of(query, items[padded.clamp_min(0)], padded), Weighting(2, 1.0))
     assert torch.allclose(found[:, :5], whole, atol=1e-6)
     assert found[0, 5:].tolist() == [-torch.inf, -torch.inf]
 
@@ -89,6 +89,27 @@ def test_without_a_weighting_scores_are_the_usual_ones(scene: Scene) -> None:
 def test_all_at_one_point_scores_nothing() -> None:
     for found in ranked_scores(torch.ones(40, 4), torch.arange(40) % 4, [None, Weighting(3, 1.0)]):
         assert float(found.hits.sum()) == 0
+
+
+def test_a_gallery_picks_from_all_cosines_what_it_would_compute() -> None:
+    query, items = unit(3, seed=1), unit(40)
+    near, rows = (query @ items.T).topk(12)
+    rows[1, 10:] = -1
+    expected = vicinity_of(query, items[rows.clamp_min(0)], rows)
+    for queries in (0, 40**2):  # cosines of each vicinity, or of all items at once
+        found = Gallery(items, queries).vicinity(near, rows)
+        assert torch.equal(found.exists, expected.exists)
+        assert torch.allclose(found.near, expected.near, atol=1e-6)
+        assert torch.allclose(found.gram, expected.gram, atol=1e-6)
+
+
+def test_several_weightings_at_once_give_what_each_gives_alone() -> None:
+    query, items = unit(2, seed=1), unit(60)
+    rows = (query @ items.T).topk(40).indices
+    around = vicinity_of(query, items[rows], rows)
+    for weighting, found in zip(CANDIDATES, reranked_by(around, CANDIDATES), strict=True):
+        assert torch.allclose(found, reranked(around, weighting), atol=1e-6)
+    assert reranked_by(around, []) == []
 
 
 def test_leaving_out_a_class_leaves_only_strangers(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from nofuss.evaluate.strangers import (
     calibrate,
     choose_rule,
 )
-from nofuss.evaluate.vicinity import SIZE, vicinity
+from nofuss.evaluate.vicinity import SIZE, vicinity_of
 from nofuss.geometry import normalize
 
 
@@ -32,7 +32,7 @@ def test_the_nearest_class_mean_by_a_loop() -> None:
     labels = torch.arange(30) % 5
     labels[7] = labels[8] = -1  # no class: they stand alone, not together
     order = (items @ query[0]).argsort(descending=True)[:20]
-    around = vicinity(query, items, order[None])
+    around = vicinity_of(query, items[order[None]], order[None])
     groups = [order[labels[order] == c] for c in range(5)] + [torch.tensor([7]), torch.tensor([8])]
     groups = [g for g in groups if len(g) and set(g.tolist()) <= set(order.tolist())]
     expected = max(float(normalize(items[g].mean(0)[None])[0] @ query[0]) for g in groups)
@@ -42,7 +42,7 @@ def test_the_nearest_class_mean_by_a_loop() -> None:
 def test_the_background_leaves_out_the_nearest_and_the_farthest() -> None:
     query, items = normalize(random(1, seed=1)), normalize(random(40))
     order = (items @ query[0]).argsort(descending=True)
-    around = vicinity(query, items, order[None])
+    around = vicinity_of(query, items[order[None]], order[None])
     assert float(background(around)) == pytest.approx(
         float((items @ query[0])[order][4:20].mean()), abs=1e-6
     )
@@ -106,7 +106,7 @@ def test_calibrated_on_an_index_it_holds_for_new_items(rule: str) -> None:
         assert found is not None
         asked = (new & (labels < classes)).nonzero()[:, 0]
         order = (x[asked] @ x[items].T).argsort(dim=1, descending=True)[:, :SIZE]
-        around = vicinity(x[asked], x[items], order)
+        around = vicinity_of(x[asked], x[items][order], order)
         strangeness = RULES[rule](around, labels[items][order])
         denied = float((strangeness > found.threshold).double().mean())
         assert denied == pytest.approx(0.05, abs=0.05)

@@ -87,6 +87,16 @@ def test_a_file_that_is_no_store_does_not_stay(
     assert computed == [31, 31]
 
 
+def test_a_schema_that_sqlite_can_t_even_quote_does_not_stay(cache: Path) -> None:
+    store, key = FeatureStore(cache / "features-0.sqlite", 4), b"0" * 16
+    store.write([key], np.ones((1, 4), dtype=np.float32))
+    content = store.file.read_bytes()
+    store.file.write_bytes(content.replace(b"CREATE TABLE", b"CREATE TABL\xff"))
+    with pytest.warns(UserWarning, match="damaged"):
+        assert not store.read([key])[1].any()
+    assert not store.file.exists()
+
+
 def test_only_new_and_changed_pictures_are_computed(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:

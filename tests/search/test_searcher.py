@@ -8,7 +8,7 @@ from torch import Tensor
 from nofuss import Index
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.smoothing import Weighting, reranked
-from nofuss.evaluate.vicinity import SIZE, vicinity
+from nofuss.evaluate.vicinity import SIZE, vicinity_of
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder
@@ -48,7 +48,7 @@ def test_the_order_is_the_re_ranked_one_and_distances_are_to_the_items() -> None
     for query in queries[:5]:
         found = searcher.search(query, 20)
         rows = index.search(query[None], SIZE)[1]
-        scores = reranked(vicinity(query[None], index.vectors, rows), Weighting(4, 1.0))[0]
+        scores = reranked(vicinity_of(query[None], index.vectors[rows], rows), Weighting(4, 1.0))[0]
         assert found.rows == rows[0][scores.argsort(descending=True)][:20].tolist()
         assert found.rows != rows[0, :20].tolist()
         expected = (index.vectors[found.rows] - query).norm(dim=1)
