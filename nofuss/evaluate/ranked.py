@@ -68,11 +68,11 @@ def ranked_scores(
     if most is not None and len(chosen) > most:
         chosen = chosen[torch.linspace(0, len(chosen) - 1, most).round().long()]
     longest = min(len(task.items), max(SIZE, *KS, int(relatives.max())))
-    gallery = Gallery(task.items, len(chosen))
+    among = Gallery(task.items, len(chosen))
     found: list[list[RankedScores]] = [[] for _ in candidates]
     for block in query_blocks(len(chosen), len(task.items), task.x.shape[1]):
         rows = chosen[block]
-        for parts, hits in zip(found, _hits(task, gallery, rows, longest, candidates), strict=True):
+        for parts, hits in zip(found, _hits(task, among, rows, longest, candidates), strict=True):
             parts.append(_of_hits(hits, relatives[rows], task.codes[rows]))
     return [joined_queries(parts) for parts in found]
 
@@ -97,7 +97,7 @@ def _lay_out(
 @torch.no_grad()
 def _hits(
     task: _Task,
-    gallery: Gallery,
+    among: Gallery,
     rows: Tensor,
     longest: int,
     candidates: Sequence[Weighting | None],
@@ -112,7 +112,7 @@ def _hits(
     order = order.masked_fill(best.isinf(), -1)
     hits = (task.item_codes[order.clamp_min(0)] == codes) & (order >= 0)
     nearest, near = order[:, :SIZE], hits[:, :SIZE]
-    around = gallery.vicinity(cosines.gather(1, nearest.clamp_min(0)), nearest)
+    around = among.vicinity(cosines.gather(1, nearest.clamp_min(0)), nearest)
     weightings = [weighting for weighting in candidates if weighting is not None]
     found: dict[Weighting | None, Tensor] = {None: hits}
     for weighting, scores in zip(weightings, reranked_by(around, weightings), strict=True):
