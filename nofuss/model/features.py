@@ -189,7 +189,8 @@ def run_over(
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
         pin = can_pin(device)
         loaded = batches(collection, preprocessing, chosen, train=False, workers=workers, pin=pin)
-        return (batch.inputs for batch in on_device(loaded, device))
+        inputs = (batch.inputs for batch in on_device(loaded, device))
+        return map(_by_planes, inputs) if in_onnx else inputs
 
     chosen = in_order(len(collection), batch)
     if preprocessing is not None and len(chosen):
@@ -200,6 +201,14 @@ def run_over(
     threads = torch.get_num_threads() if in_onnx else 0  # so that no thread waits for a batch's end
     with one_torch_thread() if in_onnx else nullcontext():
         return extract_together(model, load, chosen, tell, threads)[: len(collection)]
+
+
+def _by_planes(views: Tensor) -> Tensor:
+    """Return views channel after channel in memory, as onnxruntime takes them.
+
+    Before mirroring, which would copy them in the other order; numpy takes half of torch's time.
+    """
+    return torch.from_numpy(np.ascontiguousarray(views.numpy()))
 
 
 @contextmanager
