@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nofuss.data import open_data
+from nofuss.data.detect import open_data
 from nofuss.report.findings import doubtful_labels, neighbours
 from nofuss.run.directory import open_run
 from nofuss.run.embeddings import load_embeddings

@@ -168,7 +168,7 @@ def _report(folder: Path) -> None:
     from dataclasses import replace
 
     from nofuss import load
-    from nofuss.data import open_data
+    from nofuss.data.detect import open_data
     from nofuss.report import write_report
     from nofuss.run.embeddings import load_embeddings
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data import open_data
+from nofuss.data.detect import open_data
 from nofuss.evaluate.neighbours import nearest
 from nofuss.evaluate.queries import PerQuery, per_query
 from nofuss.model.taught import SLACK, MarkedPairs, mapped, taught_map

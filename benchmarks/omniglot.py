@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from nofuss.config import TrainConfig
-from nofuss.data import open_data
 from nofuss.data.collection import Collection, Labels
+from nofuss.data.detect import open_data
 from nofuss.data.split import hold_out, split_collection
 from nofuss.evaluate import evaluate, recall_at_k
 from nofuss.model.embedder import Embedder

@@ -12,8 +12,8 @@ from torch import nn
 
 from benchmarks.timing import Growth, Row, interleaved
 from nofuss.config import Preprocessing, TrainConfig
-from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.detect import open_data
 from nofuss.data.loader import Batch
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import sides_of

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from nofuss import ProxyEmbedding
 from nofuss.config import TrainConfig
-from nofuss.data import open_data
+from nofuss.data.detect import open_data
 from nofuss.data.split import split_collection
 from nofuss.evaluate import paired_difference
 from nofuss.evaluate.queries import QueryScores

@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nofuss.data import compact_labels, from_dataset, linked_groups, open_data
+    from nofuss.data.collection import compact_labels, from_dataset
+    from nofuss.data.detect import open_data
+    from nofuss.data.links import linked_groups
     from nofuss.estimator import ProxyEmbedding
     from nofuss.evaluate import kmeans, map_at_r, nmi, recall_at_k
     from nofuss.losses import (
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     from nofuss.training.api import train
 
 _HOMES = {
-    "nofuss.data": ("compact_labels", "from_dataset", "linked_groups", "open_data"),
+    "nofuss.data.collection": ("compact_labels", "from_dataset"),
+    "nofuss.data.detect": ("open_data",),
+    "nofuss.data.links": ("linked_groups",),
     "nofuss.model.encoder": ("Encoder", "load"),
     "nofuss.estimator": ("ProxyEmbedding",),
     "nofuss.evaluate": ("kmeans", "map_at_r", "nmi", "recall_at_k"),

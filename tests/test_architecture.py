@@ -146,7 +146,7 @@ def test_public_names_open_with_one_line(name: str) -> None:
 
 
 def test_public_modules_define_what_they_export() -> None:
-    for room in ("data", "evaluate", "losses", "proxies"):
+    for room in ("evaluate", "losses", "proxies"):
         module = __import__(f"nofuss.{room}", fromlist=["x"])
         for name in module.__all__:
             assert hasattr(module, name), f"{room}.{name}"

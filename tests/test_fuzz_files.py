@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from nofuss.data import open_data
+from nofuss.data.detect import open_data
 from nofuss.errors import NofussError
 from nofuss.files.lock import LOCK, RunLock
 from nofuss.model.feature_store import FeatureStore

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nofuss.data import open_data
 from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
+from nofuss.data.detect import open_data
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.files.atomic import read_json
 from nofuss.files.lock import LOCK, RunLock

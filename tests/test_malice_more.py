@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from nofuss.config import TrainConfig
-from nofuss.data import open_data
 from nofuss.data.benchmarks import _check_unpacked
 from nofuss.data.collection import printable, relative
 from nofuss.data.columns import Value
 from nofuss.data.decode import PictureError, decode
+from nofuss.data.detect import open_data
 from nofuss.data.folder import open_folder
 from nofuss.data.labelling import labelling_of
 from nofuss.data.table import by_number_or_name

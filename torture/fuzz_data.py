@@ -18,8 +18,8 @@ from PIL import Image, features
 from safetensors.torch import save_file
 
 from nofuss.config import Preprocessing
-from nofuss.data import open_data
 from nofuss.data.decode import decode, resized
+from nofuss.data.detect import open_data
 from nofuss.files.atomic import read_regular
 from torture.fuzz import Target
 from torture.picture_files import saved

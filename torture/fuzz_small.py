@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from nofuss.data import open_data
 from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
+from nofuss.data.detect import open_data
 from nofuss.errors import DataError, NofussError
 from nofuss.files.lock import LOCK, RunLock
 from nofuss.hub.address import parse_address, parse_repository

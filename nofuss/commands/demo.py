@@ -52,7 +52,7 @@ def _show_a_search(run: Path, *, seed: int) -> None:
     """Print the neighbours of a few characters that training has not seen."""
     import numpy as np
 
-    from nofuss.data import open_data
+    from nofuss.data.detect import open_data
     from nofuss.run.embeddings import load_embeddings
     from nofuss.search import Index
     from nofuss.terminal import console

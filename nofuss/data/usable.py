@@ -4,10 +4,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from nofuss.data import open_data
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection
 from nofuss.data.corrections import corrected
+from nofuss.data.detect import open_data
 from nofuss.data.folder import find_pictures
 from nofuss.data.labelling import BY_FOLDER, Labelling, few
 from nofuss.data.scan import CONFLICT, DUPLICATE, ScanReport, scan_pictures

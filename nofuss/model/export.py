@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.config import Preprocessing
-from nofuss.data import open_data
 from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.detect import open_data
 from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.transforms import fitted, test_views
 from nofuss.errors import NofussError, UsageError

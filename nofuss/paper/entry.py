@@ -104,8 +104,8 @@ def how(source: Source, rates: Rates) -> list[str]:
         + (f", of Proxy-NCA {config.scale:g}" if config.scale else "")
         + ". All are scored on the unit sphere; NMI uses k-means refined by exchanges, which "
         "finds better clusters than plain k-means.",
-        f"Rates: each method had {len(b.rates)} tries ({grid}; proxies ten times that), scored by "
-        "Recall@1 on held-out training classes"
+        f"Rates: each method had {len(b.rates)} tries ({grid}; proxies {b.proxy_factor:g} times "
+        "that), scored by Recall@1 on held-out training classes"
         + (", both halves in turn" if b.folds == 2 else ", the other half")
         + (f" ({b.try_classes:,} classes each)" if b.try_classes else "")
         + (f", after {b.try_epochs} epoch{'s' * (b.try_epochs > 1)}" if b.try_epochs else "")

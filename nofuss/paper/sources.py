@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data import benchmarks, open_data
+from nofuss.data import benchmarks
 from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.detect import open_data
 from nofuss.data.han import open_han
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import Rows

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.data import open_data, scan_pictures
 from nofuss.data.arrays import check_vectors, is_finite
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
+from nofuss.data.detect import open_data
 from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates, row_digests
 from nofuss.data.labelling import BY_FOLDER, Labelling, check_used
-from nofuss.data.scan import CONFLICT, DUPLICATE
+from nofuss.data.scan import CONFLICT, DUPLICATE, scan_pictures
 from nofuss.errors import DataError, command
 from nofuss.evaluate.expected import seconds_of_pair
 from nofuss.model.encoder import load

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nofuss.data import open_data
 from nofuss.data.collection import printable
 from nofuss.data.columns import Type, shown
+from nofuss.data.detect import open_data
 from nofuss.errors import DataError, UsageError
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from nofuss.config import is_named_data
-from nofuss.data import find_pictures
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection
+from nofuss.data.folder import find_pictures
 from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.usable import open_any
 from nofuss.search.index import Label

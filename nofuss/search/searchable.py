@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nofuss.config import is_named_data
-from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.detect import open_data
 from nofuss.data.labelling import labelling_of
 from nofuss.data.split import sides_of
 from nofuss.data.usable import open_usable

@@ -12,8 +12,8 @@ from PIL import Image
 
 from nofuss.cli import main
 from nofuss.config import TrainConfig
-from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.detect import open_data
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model

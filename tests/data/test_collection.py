@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nofuss.data import Collection, compact_labels, from_dataset, open_data
-from nofuss.data.collection import first_five, printable
+from nofuss.data.collection import Collection, compact_labels, first_five, from_dataset, printable
+from nofuss.data.detect import open_data
 from nofuss.errors import DataError
 
 

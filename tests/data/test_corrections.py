@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from nofuss.cli import main
-from nofuss.data import open_data
 from nofuss.data.corrections import (
     COLUMNS,
     Correction,
@@ -14,6 +13,7 @@ from nofuss.data.corrections import (
     read_corrections,
     write_corrections,
 )
+from nofuss.data.detect import open_data
 from nofuss.errors import DataError
 from nofuss.files.checksum import digest_of
 from nofuss.run.directory import open_run

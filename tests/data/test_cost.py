@@ -13,11 +13,13 @@ from PIL import Image, ImageOps
 
 from nofuss.config import Preprocessing
 from nofuss.data import decode as decoding
-from nofuss.data import open_data, scan_pictures, transforms
+from nofuss.data import transforms
 from nofuss.data.cost import MAX_ASPECT, MAX_RESIZED, TooMuch
 from nofuss.data.cost import middle_box as middle_of
 from nofuss.data.decode import PictureError, decode, decode_resized, resized
+from nofuss.data.detect import open_data
 from nofuss.data.headers import count_chunks, count_scans, jpeg_blocks, tiff_layout
+from nofuss.data.scan import scan_pictures
 from nofuss.data.transforms import fitted, middle
 from torture.bombs import bombs
 from torture.picture_files import jpeg, png, saved, segment, tiff_picture, with_scans, zeros

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nofuss.data import open_data
 from nofuss.data.arrow_messages import is_compressed
+from nofuss.data.detect import open_data
 from nofuss.errors import DataError
 from nofuss.files.atomic import read_regular
 from torture.data_bombs import OF_ARROW, data_bombs, shards
@@ -69,7 +69,7 @@ def test_forged_statistics_do_not_end_the_process(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pip install 'nofuss[parquet]'")
     file = tmp_path / "x.parquet"
     file.write_bytes(zlib.decompress(base64.b64decode(FORGED_STATISTICS)))
-    program = "import sys; from nofuss.data import open_data; open_data(sys.argv[1])"
+    program = "import sys; from nofuss.data.detect import open_data; open_data(sys.argv[1])"
     words = [sys.executable, "-c", program, str(file)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from nofuss.data import Collection, glyphs, open_data, split_collection
+from nofuss.data import glyphs
+from nofuss.data.collection import Collection
+from nofuss.data.detect import open_data
+from nofuss.data.split import split_collection
 from nofuss.data.typefaces import read_cached
 
 

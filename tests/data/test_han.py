@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from nofuss.cli import main
-from nofuss.data import han, open_data
+from nofuss.data import han
 from nofuss.data.collection import TEST, TRAIN
+from nofuss.data.detect import open_data
 from nofuss.data.typefaces import Arrays, codes_in, draw, draw_in_processes
 from nofuss.errors import DataError
 

@@ -9,18 +9,12 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from nofuss.config import Preprocessing
-from nofuss.data import (
-    Batch,
-    Collection,
-    PictureError,
-    batches,
-    decode_ahead,
-    from_dataset,
-    in_order,
-    open_data,
-    shuffled,
-)
-from nofuss.data.decode import decode_resized
+from nofuss.data.collection import Collection, from_dataset
+from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.detect import open_data
+from nofuss.data.loader import Batch, batches
+from nofuss.data.pictures import decode_ahead
+from nofuss.data.sampling import in_order, shuffled
 from nofuss.data.transforms import draws, train_views
 
 SMALL = Preprocessing(size=10, resize=12)

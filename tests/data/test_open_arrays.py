@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from nofuss.data import open_data
 from nofuss.data.arrays import from_arrays
+from nofuss.data.detect import open_data
 from nofuss.errors import DataError
 
 rng = np.random.default_rng(0)

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.io import savemat
 
-from nofuss.data import open_data, split_collection
+from nofuss.data.detect import open_data
+from nofuss.data.split import split_collection
 from nofuss.errors import DataError
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nofuss.data import find_pictures, open_data
+from nofuss.data.detect import open_data
+from nofuss.data.folder import find_pictures
 from nofuss.data.labelling import Labelling
 from nofuss.errors import DataError
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nofuss.data import open_data, scan_pictures
 from nofuss.data.decode import decode
+from nofuss.data.detect import open_data
+from nofuss.data.scan import scan_pictures
 from nofuss.errors import DataError
 from nofuss.files import parts
 from nofuss.files.atomic import read_regular

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nofuss.data import open_data, scan_pictures
 from nofuss.data.decode import decode
+from nofuss.data.detect import open_data
 from nofuss.data.labelling import Labelling
+from nofuss.data.scan import scan_pictures
 from nofuss.data.tar_headers import read_members
 from nofuss.distributed import processes
 from nofuss.errors import DataError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nofuss.data import open_data
+from nofuss.data.detect import open_data
 from nofuss.data.table import read_rows
 from nofuss.errors import DataError
 

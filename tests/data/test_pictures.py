@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from nofuss.config import Preprocessing
-from nofuss.data import Batch, PictureError, decode_ahead, open_data
-from nofuss.data.pictures import FILES
+from nofuss.data.decode import PictureError
+from nofuss.data.detect import open_data
+from nofuss.data.loader import Batch
+from nofuss.data.pictures import FILES, decode_ahead
 from tests.data.test_loader import SMALL, load, same
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nofuss.data import compact_labels, open_data, scan_pictures
-from nofuss.data.scan import CONFLICT, DUPLICATE
+from nofuss.data.collection import compact_labels
+from nofuss.data.detect import open_data
+from nofuss.data.scan import CONFLICT, DUPLICATE, scan_pictures
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nofuss.data import Collection, compact_labels, hold_out, split_classes, split_collection
+from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.split import hold_out, split_classes, split_collection
 from nofuss.errors import DataError
 
 some_labels = st.lists(st.integers(0, 9), min_size=2, max_size=60).filter(lambda y: len(set(y)) > 1)

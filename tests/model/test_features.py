@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nofuss.config import Preprocessing
-from nofuss.data import Collection, open_data
+from nofuss.data.collection import Collection
+from nofuss.data.detect import open_data
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.feature_store import FeatureStore, picture_keys
 from nofuss.model.features import backbone_features, features_of, run_over

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from nofuss.data import open_data
 from nofuss.data.collection import Collection
+from nofuss.data.detect import open_data
 from nofuss.paper import tables
 from nofuss.paper.budgets import PHOTOGRAPHS
 from nofuss.paper.further import FURTHER, NAMES, loss_of

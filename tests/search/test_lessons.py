@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nofuss.data import open_data
+from nofuss.data.detect import open_data
 from nofuss.errors import RunError
 from nofuss.files.checksum import digest_of
 from nofuss.files.lock import LOCK, RunLock

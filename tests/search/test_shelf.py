@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nofuss.data import open_data
+from nofuss.data.detect import open_data
 from nofuss.errors import RunError
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.indexing import index_run
