@@ -13,14 +13,18 @@ from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices
 from nofuss.distributed.device import device_of
 from nofuss.files.checksum import Bytes, digest_of, tensor_parts
+from nofuss.geometry import normalize
 from nofuss.model.activations import Activations
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
+from nofuss.model.encoder import Encoder
 from nofuss.model.feature_store import picture_keys
 from nofuss.model.features import accelerate_for
-from nofuss.model.inference import for_inference
+from nofuss.model.inference import for_inference, through_head
 from nofuss.model.stages import Top, Trunk
 from nofuss.terminal import console
+
+Embed = Callable[[Embedder], Tensor]
 
 
 def fixed_stages(embedder: Embedder, count: int, *, pictures: int) -> Backbone:
@@ -85,6 +89,23 @@ def activations_of(
     if collection.kind != "dataset" and embedder.backbone.name != OWN:
         file = cache_directory() / f"activations-{digest_of(parts())}.bin"
     return Activations(compute, shape=shape, count=len(collection), views=views, file=file, say=say)
+
+
+def embedding_of(collection: Collection, embedder: Embedder, count: int) -> Embed:
+    """Return a function that gives the unit embeddings (N, dim) of a collection.
+
+    count: stages that stay as `embedder` has them, whose activations are then kept; 0 for none.
+    """
+    if not count or not len(collection):
+        return lambda trained: Encoder(trained).embed_collection(collection)
+    views = 2 if embedder.backbone.mirror else 1
+    kept = activations_of(embedder, count, collection, views=views, augmented=False)
+
+    def embed(trained: Embedder) -> Tensor:
+        features = top_features(trained, count, kept)
+        return normalize(through_head(trained, trained.to_head(features)))
+
+    return embed
 
 
 @torch.no_grad()

@@ -99,25 +99,25 @@ PHOTOGRAPHS: dict[str, Budget] = {
         name="hours",
         settings={
             "preset": "finetune",
-            "unfreeze": "all",
+            "unfreeze": "1",
+            "views": 4,
             "start": "pca",
             "dim": 64,
             "center": False,
             "root": True,
-            "epochs": 3,
+            "epochs": 10,
             "batch": 64,
-            "size": 96,
-            "warmup": 0,
+            "size": 224,
             "holdout": 0.0,
         },
         words=(
-            "EfficientNet-Lite0 fine-tuned whole on crops of 96 px, its head started at the PCA, "
-            "proxies at class means"
+            "The last stage of EfficientNet-Lite0 fine-tuned at 224 px, on kept activations of 4 "
+            "random crops a picture, its head started at the PCA, proxies at class means"
         ),
-        rates=(1e-5, 3e-5, 1e-4, 3e-4),
+        rates=(3e-5, 1e-4, 3e-4, 1e-3),
         seeds=3,
         folds=1,
-        try_epochs=1,
+        try_epochs=3,
         long=True,
     ),
     "paper": Budget(

@@ -19,7 +19,8 @@ from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
 from nofuss.files.checksum import digest_of
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.model.encoder import Encoder
+from nofuss.model.stages import fixed_count
+from nofuss.model.trunk import embedding_of
 from nofuss.paper.sources import Source, bare_triplets, raw_features
 from nofuss.paper.stopwatch import Stopwatch, peak_memory
 from nofuss.proxies.bounds import proxy_bounds
@@ -27,7 +28,7 @@ from nofuss.report.findings import neighbours
 from nofuss.report.grids import GridGroup, Items, retrieval_grid
 from nofuss.training.baselines import untrained
 from nofuss.training.checkpoint import load_checkpoint
-from nofuss.training.job import build_model
+from nofuss.training.job import build_model, check_stages
 from nofuss.training.loop import Training, Watch, run_loop
 from nofuss.training.prepare import prepare
 from nofuss.training.step import NonFiniteLoss
@@ -104,16 +105,19 @@ def run_trial(
     if trial.bare:
         data, config = _without_labels(source, trial, train_rows)
     embedder = build_model(config, data)
+    config = check_stages(config, embedder)
+    fixed_stages = fixed_count(embedder.backbone, config.unfreeze)
     training, feed = prepare(
         config,
         data.subset(train_rows),
         None if source.features is None else source.features[train_rows],
         embedder=embedder,
+        fixed_stages=fixed_stages,
     )
 
     def embed(rows: Rows) -> Tensor:
         items = source.collection.subset(rows)
-        return Encoder(embedder).embed_collection(items)
+        return embedding_of(items, embedder, fixed_stages)(embedder)
 
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
     clock.stop("prepare")

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from nofuss.data.collection import Collection, compact_labels
+from nofuss.data.collection import compact_labels
 from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import by_folds
 from nofuss.distributed import processes
@@ -20,11 +19,9 @@ from nofuss.evaluate.queries import QueryScores
 from nofuss.evaluate.side_by_side import scorable
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
-from nofuss.model.encoder import Encoder
 from nofuss.model.features import backbone_features
-from nofuss.model.inference import through_head
 from nofuss.model.start import Affine
-from nofuss.model.trunk import activations_of, top_features
+from nofuss.model.trunk import embedding_of
 from nofuss.run.choice import CLOSED, TRAINED, Choice
 from nofuss.terminal import console
 from nofuss.training.checkpoint import load_checkpoint
@@ -198,7 +195,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     )
     job.criterion = training.criterion
     before = copy.deepcopy(job.embedder)
-    embed_held_out = _held_out_embeddings(job, held_out)
+    embed_held_out = embedding_of(held_out, job.embedder, job.fixed_stages)
 
     def look(embedder: Embedder) -> QueryScores:
         labels = torch.from_numpy(np.asarray(held_out.labels))
@@ -213,21 +210,6 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     can_harm = job.config.start != "random" or job.collection.by_links
     if watched and job.config.epochs and can_harm:
         _keep_the_better(job, before, look)
-
-
-def _held_out_embeddings(job: Job, held_out: Collection) -> Callable[[Embedder], Tensor]:
-    """Return a function that embeds the held-out items, from kept activations if there are any."""
-    count = job.fixed_stages
-    if not count or not len(held_out):
-        return lambda embedder: Encoder(embedder).embed_collection(held_out)
-    views = 2 if job.embedder.backbone.mirror else 1
-    kept = activations_of(job.embedder, count, held_out, views=views, augmented=False)
-
-    def embed(embedder: Embedder) -> Tensor:
-        features = top_features(embedder, count, kept)
-        return through_head(embedder, embedder.to_head(features))
-
-    return embed
 
 
 def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:

@@ -197,14 +197,21 @@ def photos(tmp_path: Path) -> Collection:
 @pytest.mark.parametrize(
     ("name", "backbone", "optimizer", "schedule"),
     [
-        ("hours", "efficientnet-lite0", "adam", "cosine"),
+        ("hours", "efficientnet-lite0", "adam", "ramp"),
         ("paper", "inception-bn", "rmsprop", "exponential"),
     ],
 )
-def test_whole_networks_are_trained(
-    name: str, backbone: str, optimizer: str, schedule: str, photos: Collection, tmp_path: Path
+def test_networks_are_trained(
+    name: str,
+    backbone: str,
+    optimizer: str,
+    schedule: str,
+    photos: Collection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The larger budgets, one small epoch of each."""
+    """The larger budgets, one small epoch of each; that of hours on kept activations."""
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
     small = {"epochs": 1, "size": 64, "batch": 4}
     budget = PHOTOGRAPHS[name]
     budget = replace(budget, settings={**budget.settings, **small})
@@ -219,6 +226,8 @@ def test_whole_networks_are_trained(
     assert pictures
     assert all(src.startswith("data:image/") for src in pictures)
     assert not list((tmp_path / "work").glob("*.checkpoints"))
+    kept = list((tmp_path / "cache").glob("activations-*.bin"))
+    assert len(kept) == (2 if name == "hours" else 0), "of training views, and of test pictures"
 
 
 def test_only_the_papers_setting_has_two_batches() -> None:
