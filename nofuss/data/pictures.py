@@ -111,7 +111,6 @@ def decode_ahead(
     *,
     limit: int = LIMIT,
     progress: Progress | None = None,
-    workers: int | None = None,
 ) -> Collection:
     """Return the collection with decoded pictures, from the cache or now; unchanged if too many.
 
@@ -132,7 +131,7 @@ def decode_ahead(
                 _make_room(home, limit - expected)
             # A fifth of the free space stays free, and a set over the limit is not even begun.
             if expected <= min(limit, 0.8 * shutil.disk_usage(home).free):
-                _build(place, collection.paths, preprocessing, limit, progress, workers)
+                _build(place, collection.paths, preprocessing, limit, progress)
                 decoded = _open(place, collection.paths, preprocessing)
         except OSError:  # a full or read-only disk: decode when needed instead
             decoded = None
@@ -190,7 +189,6 @@ def _build(
     preprocessing: Preprocessing,
     limit: int,
     progress: Progress | None,
-    workers: int | None,
 ) -> None:
     """Decode all pictures into a directory that appears at `place` once it is complete.
 
@@ -202,7 +200,7 @@ def _build(
         shapes = np.empty((len(paths), 2), dtype=np.int64)
         checksums = np.empty(len(paths), dtype=np.uint32)
         with (partial / "pixels.bin").open("wb") as file:
-            for i, picture in enumerate(_decoded(paths, preprocessing, workers)):
+            for i, picture in enumerate(_decoded(paths, preprocessing)):
                 content = np.ascontiguousarray(picture).data
                 shapes[i], checksums[i] = picture.shape[:2], zlib.crc32(content)
                 file.write(content)
@@ -224,11 +222,9 @@ def _build(
         _drop(partial)
 
 
-def _decoded(
-    paths: Sequence[Path], preprocessing: Preprocessing, workers: int | None
-) -> Iterator[NDArray[np.uint8]]:
+def _decoded(paths: Sequence[Path], preprocessing: Preprocessing) -> Iterator[NDArray[np.uint8]]:
     """Yield pictures in order, decoded in threads, at most a few dozen ahead."""
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(paths), AHEAD):
             chunk = paths[start : start + AHEAD]
             yield from pool.map(lambda path: decode_resized(path, preprocessing), chunk)

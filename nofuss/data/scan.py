@@ -83,9 +83,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-def scan_pictures(
-    collection: Collection, *, progress: Progress | None = None, workers: int | None = None
-) -> ScanReport:
+def scan_pictures(collection: Collection, *, progress: Progress | None = None) -> ScanReport:
     """Hash and decode every picture file of the collection; for other kinds nothing is done."""
     if collection.kind != "pictures":
         return ScanReport(len(collection), ())
@@ -93,7 +91,7 @@ def scan_pictures(
     known = _recall(cache_file)
     paths, findings = collection.paths, list[Finding]()
     pieces = [paths[start : start + PIECE] for start in range(0, len(paths), PIECE)]
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for found in pool.map(lambda piece: [_look(p, known.get(str(p))) for p in piece], pieces):
             findings += found
             if progress is not None:

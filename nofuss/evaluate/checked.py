@@ -29,7 +29,7 @@ def vectors_of(embeddings: Array, *, name: str = "embeddings") -> Tensor:
     return x.contiguous()
 
 
-def lengths_of(x: Tensor, *, name: str = "embeddings") -> Tensor:
+def lengths_of(x: Tensor) -> Tensor:
     """Return |x| of each row in float64, (N,); refuse float64 beyond `LONGEST`.
 
     A float32 square overflows from 1.8e19 and vanishes below 1e-23; in float64 it does neither.
@@ -40,7 +40,7 @@ def lengths_of(x: Tensor, *, name: str = "embeddings") -> Tensor:
     if lost.any():
         largest = float(x[lost].abs().max())
         raise ValueError(
-            f"{int(lost.sum())} of {len(x)} {name} have entries like {largest:.0e}; "
+            f"{int(lost.sum())} of {len(x)} embeddings have entries like {largest:.0e}; "
             f"rescale them to within 1e±{math.log10(LONGEST):.0f}"
         )
     return norm
@@ -66,9 +66,9 @@ def times_power_of_two(x: Tensor, exponent: int) -> Tensor:
     return x * 2.0**half * 2.0 ** (exponent - half)
 
 
-def classes_of(labels: Array, items: int, *, name: str = "labels") -> Tensor:
+def classes_of(labels: Array, items: int) -> Tensor:
     """Return class numbers 0 … C − 1 (N,), in the order of the sorted labels (numbers or names)."""
-    return _numbered(_column(labels, items, name))
+    return _numbered(_column(labels, items, "labels"))
 
 
 def shared_classes(

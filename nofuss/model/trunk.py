@@ -54,7 +54,6 @@ def activations_of(
     views: int,
     augmented: bool,
     seed: int = 0,
-    say: Callable[[str], object] = console.say,
 ) -> Activations:
     """Return the activations behind the first `count` stages, of views of a collection's pictures.
 
@@ -88,7 +87,9 @@ def activations_of(
     file = None
     if collection.kind != "dataset" and embedder.backbone.name != OWN:
         file = cache_directory() / f"activations-{digest_of(parts())}.bin"
-    return Activations(compute, shape=shape, count=len(collection), views=views, file=file, say=say)
+    return Activations(
+        compute, shape=shape, count=len(collection), views=views, file=file, say=console.say
+    )
 
 
 def embedding_of(collection: Collection, embedder: Embedder, count: int) -> Embed:

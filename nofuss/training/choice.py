@@ -24,7 +24,7 @@ from nofuss.training.fold_results import (
     winner,
 )
 from nofuss.training.head import composed, prepare_head
-from nofuss.training.loop import Silent, Watch, run_loop
+from nofuss.training.loop import Silent, run_loop
 from nofuss.training.presets import head_dim
 
 SCORES = ("recall@1", "map@r")
@@ -76,19 +76,13 @@ def choice_of(
     )
 
 
-def fit_head(
-    config: TrainConfig,
-    features: Tensor,
-    labels: Tensor,
-    *,
-    watch: Watch | None = None,
-) -> tuple[Choice, Affine]:
+def fit_head(config: TrainConfig, features: Tensor, labels: Tensor) -> tuple[Choice, Affine]:
     """Choose on folds, fit all items, train where it pays: all of it on vectors in memory.
 
     config: resolved. labels: (N,) of 0…C−1 without gaps. The head takes the features, or their
     roots where `choice.recipe.root`.
     """
-    watch, device = watch or Silent(), torch.device("cpu")
+    watch, device = Silent(), torch.device("cpu")
     if config.dim is not None:
         config = replace(config, dim=head_dim(config, features.shape[1]))
     form = ClosedForm.of(config, features, labels)
