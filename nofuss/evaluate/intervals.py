@@ -17,6 +17,8 @@ from torch import Tensor
 from nofuss.evaluate.checked import classes_of
 from nofuss.geometry import Array, as_tensor
 
+DRAWN = 2**18
+"""Classes that are drawn at once."""
 Interval = tuple[float, float]
 Verdict = Literal["above", "below", "indistinguishable"]
 
@@ -32,11 +34,11 @@ def class_intervals(
     _, group, sizes = torch.unique(classes, return_inverse=True, return_counts=True)
     # A class's queries are drawn together, so a resample only needs its sums.
     sums = torch.stack([torch.bincount(group, values) for values in results.values()], 1)
-    generator = torch.Generator().manual_seed(seed)
+    generator, count = torch.Generator().manual_seed(seed), len(sizes)
     means = torch.empty(resamples, len(results), dtype=torch.float64)
-    for i in range(resamples):
-        drawn = torch.randint(len(sizes), (len(sizes),), generator=generator)
-        means[i] = sums[drawn].sum(0) / sizes[drawn].sum()
+    for part in torch.split(means, max(1, DRAWN // count)):
+        drawn = torch.randint(count, (len(part), count), generator=generator)
+        torch.div(sums[drawn].sum(1), sizes[drawn].sum(1)[:, None], out=part)
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0).tolist()
     return {name: (low[i], high[i]) for i, name in enumerate(results)}
 
