@@ -87,6 +87,20 @@ def test_what_the_user_says_stays() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, 288),
+        ({"size": 224}, 224),
+        ({"unfreeze": "all"}, None),
+        ({"backbone": "timm:resnet18"}, None),
+    ],
+)
+def test_fine_tuning_the_last_stages_takes_larger_pictures(settings: Any, size: int | None) -> None:
+    asked = TrainConfig(preset="finetune", **settings)
+    assert resolve(asked, kind="pictures", small=False).size == size
+
+
+@pytest.mark.parametrize(
     ("kind", "small", "preset"),
     [
         ("vectors", False, "vectors"),

@@ -41,6 +41,9 @@ _WHOLE: Preset = {
     "schedule": "cosine",
     "warmup": 1,
 }
+FINETUNE_SIZE = 288
+"""Side of the pictures that EfficientNet-Lite's last stages are trained on: that gains as much as
+training them does (LOG.md), and kept activations make it affordable."""
 LORA_RATE = 1e-3
 """Rate of low-rank adapters, which start at zero."""
 PRESETS: dict[str, Preset] = {
@@ -139,8 +142,11 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         pooled = preset in ("frozen", "finetune")  # activations: positive and heavy-tailed
         settings = settings | {"center": not pooled, "root": pooled}
         settings |= _OTHER_START if fixed else {}
-    if preset == "finetune" and (config.unfreeze == "all" or config.backbone == "own"):
+    backbone = config.backbone or settings["backbone"]
+    if preset == "finetune" and (config.unfreeze == "all" or backbone == "own"):
         settings = {k: v for k, v in (settings | _WHOLE).items() if k not in ("scale", "views")}
+    elif preset == "finetune" and backbone.startswith("efficientnet-lite"):
+        settings = settings | {"size": FINETUNE_SIZE}
     if config.lora is not None:
         settings = settings | {"rate": LORA_RATE}
     filled = {name: value for name, value in settings.items() if getattr(config, name) is None}
@@ -148,7 +154,6 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         filled["proxies_per_class"] = 10.0 if config.loss == "soft-triple" else 1.0
     if config.free_norms or config.loss not in ("proxy-nca", "proxy-nca++"):
         filled.pop("scale", None)  # other losses have a scale of their own
-    backbone = config.backbone or filled["backbone"]
     if (backbone == "identity") != (kind == "vectors"):
         raise UsageError(f"--backbone {backbone} does not fit {kind}; leave it out")
     return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
