@@ -13,7 +13,7 @@ from torch import Tensor
 
 SIZE = 200
 """Items of a vicinity; a larger one ranks better and costs its square."""
-_GATHERED = 2**22  # numbers of the vectors that a block of queries gathers
+_GATHERED = 2**22  # numbers of the vectors, or of the cosines, that a block of queries gathers
 _PRODUCT = 2**24  # entries of a block of the product with all items
 _ALL_COSINES = 2**26  # entries of the product of all items that is kept, 256 MB
 
@@ -69,7 +69,7 @@ def vicinity_of(queries: Tensor, nearest: Tensor, rows: Tensor) -> Vicinity:
 
 def query_blocks(queries: int, items: int, dim: int, size: int = SIZE) -> Iterator[slice]:
     """Return slices of queries whose products and vicinities fit in some ten megabytes."""
-    step = max(1, min(_GATHERED // max(1, size * dim), _PRODUCT // max(1, items)))
+    step = max(1, min(_GATHERED // max(1, size * max(size, dim)), _PRODUCT // max(1, items)))
     return (slice(i, min(i + step, queries)) for i in range(0, queries, step))
 
 
