@@ -12,7 +12,7 @@ import numpy as np
 from nofuss.config import is_named_data
 from nofuss.data.benchmarks import layout_of
 from nofuss.data.collection import Collection
-from nofuss.data.folder import find_pictures
+from nofuss.data.folder import NOT_MATCHED, OUTSIDE, find_pictures
 from nofuss.data.labelling import BY_FOLDER, Labelling
 from nofuss.data.usable import open_any
 from nofuss.search.index import Label
@@ -37,7 +37,7 @@ def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collectio
         labels=np.r_[collection.labels, np.full(len(loose), collection.num_classes)],
         class_names=(*collection.class_names, UNLABELLED),
         split=None,
-        notes=(),
+        notes=tuple(n for n in collection.notes if OUTSIDE not in n and NOT_MATCHED not in n),
     )
 
 

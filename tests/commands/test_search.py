@@ -124,6 +124,18 @@ def test_other_folders_stay_and_can_be_removed(
     assert "holds nothing of" in capsys.readouterr().err
 
 
+def test_pictures_outside_class_folders_are_indexed_and_other_files_named(
+    run: Path, data: Path, capsys: Capture
+) -> None:
+    draw(2, 5).save(data / "loose.png")
+    (data / "plain" / "notes.txt").write_text("no picture")
+    assert main(["index", str(run), str(data)]) == 0
+    printed = lines(capsys)
+    assert "20 new: 20 items" in printed
+    assert "notes.txt" in printed
+    assert "loose.png" not in printed  # it is not skipped
+
+
 def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> None:
     main(["index", str(run), str(data)])
     main(["index", str(run), str(data / "plain")])
