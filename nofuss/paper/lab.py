@@ -128,11 +128,11 @@ class _Line:
             disable=not console.out.is_terminal or console.out.quiet,
         )
         self.task = self.bar.add_task("", total=1, left="")
-        self.printed, self.words = -EVERY, ""
+        self.printed, self.words, self.said = -EVERY, "", set[str]()
 
     def begin(self, words: str, left: Callable[[], tuple[int, float | None]], trial: Trial) -> None:
         """Show a new training: what it is, how many are left, when all will be done."""
-        self.words = words
+        self.words, self.said = words, set()
         self.epochs = max(1, trial.config.epochs or 1) if not trial.bare else 1
         count, seconds = left()
         when = "" if seconds is None else f", done at about {_clock(seconds)} ({_length(seconds)})"
@@ -150,8 +150,11 @@ class _Line:
         """Do nothing: the line shows steps only."""
 
     def say(self, message: str) -> None:
-        """Print a warning of the training."""
-        console.warn(f"{self.words}: {message}")
+        """Print a warning of the training, of each kind the first."""
+        kind = message.partition(":")[0]
+        if kind not in self.said:
+            self.said.add(kind)
+            console.warn(f"{self.words}: {message}")
 
 
 def _clock(seconds: float) -> str:
