@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 
 ROWS: dict[str, tuple[str, ...]] = {
     "head": ("--preset", "frozen"),
+    "head, 288 px": ("--preset", "frozen", "--size", "288"),
     "1 stage": ("--preset", "finetune", "--unfreeze", "1"),
     "2 stages": ("--preset", "finetune", "--unfreeze", "2"),
     "3 stages": ("--preset", "finetune", "--unfreeze", "3"),

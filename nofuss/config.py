@@ -134,7 +134,7 @@ class TrainConfig:
     ] = None
     """Size of the embedding; an item in the index takes four bytes a dimension."""
     size: _Count = None
-    """Side of the pictures that the backbone sees; by default its own, or 288 to fine-tune Lite."""
+    """Side of the pictures that the network sees; default: its own, 288 for Lite's last stages."""
     mirror: _Switch = None
     """Average the features of each picture that is searched or scored with those of its mirror
     image: better neighbours for twice the time a picture. Not for characters."""

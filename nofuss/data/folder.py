@@ -27,9 +27,6 @@ from nofuss.data.labelling import (
 )
 from nofuss.errors import DataError
 
-OUTSIDE = "pictures outside any class folder"
-NOT_MATCHED = "pictures that --label-pattern does not match"
-
 
 def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open the pictures below `folder`, labelled by the folder that contains each."""
@@ -54,9 +51,9 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     if not labelled:
         raise _no_classes(folder, loose, sides, labelling)
     if loose and labelling.label_pattern is not None:
-        passed_over.add(NOT_MATCHED, *loose)
+        passed_over.add("pictures that --label-pattern does not match", *loose)
     elif loose:
-        passed_over.add(OUTSIDE, *loose)
+        passed_over.add("pictures outside any class folder", *loose)
     labels, names = compact_labels([os.fsencode(label) for _, label, _ in labelled])
     layout = "folder of class folders"
     if sides.folders:
@@ -106,7 +103,7 @@ def _sides(folder: Path, pictures: list[Path], passed_over: PassedOver) -> _Side
         passed_over.add(beside, *by_top[name])
     loose = [p for p in pictures if p.parent == folder]
     if loose:
-        passed_over.add(OUTSIDE, *loose)
+        passed_over.add("pictures outside any class folder", *loose)
     return _Sides(inside, words)
 
 

@@ -103,6 +103,20 @@ def few(names: Sequence[str]) -> str:
     return ", ".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
 
 
+def skipped_notes(skipped: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a line a reason: the number of names with it, and the first five.
+
+    skipped: names, each with a reason in the plural, as in "hidden files".
+    """
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in skipped:
+        by_reason[reason].append(name)
+    return tuple(
+        f"{len(names):,} {reason} skipped: {few(sorted(names))}"
+        for reason, names in by_reason.items()
+    )
+
+
 class PassedOver:
     """Files and folders that are not used, by the reason."""
 
@@ -115,11 +129,8 @@ class PassedOver:
         self._names[reason] += [printable(os.path.relpath(path, self.root)) for path in paths]
 
     def notes(self) -> tuple[str, ...]:
-        """Return a line a reason: their number, and the names of the first five."""
-        return tuple(
-            f"{len(names):,} {reason} skipped: {few(sorted(names))}"
-            for reason, names in self._names.items()
-        )
+        """Return a line a reason."""
+        return skipped_notes(self.listed())
 
     def listed(self) -> tuple[tuple[str, str], ...]:
         """Return the name and the reason of each."""

@@ -53,7 +53,7 @@ class Gallery:
             gram = x @ x.transpose(1, 2)
         else:
             pairs = rows_or_0[:, :, None] * len(self.vectors) + rows_or_0[:, None]
-            gram = self._cosines.view(-1).index_select(0, pairs.view(-1)).view(pairs.shape)
+            gram = self._cosines.view(-1).index_select(0, pairs.reshape(-1)).view(pairs.shape)
             if not exists.all():
                 gram *= exists[:, :, None] & exists[:, None]
         return Vicinity(rows, near.masked_fill(~exists, 0), gram)
@@ -68,7 +68,7 @@ def vicinity_of(queries: Tensor, nearest: Tensor, rows: Tensor) -> Vicinity:
 
 
 def query_blocks(queries: int, items: int, dim: int, size: int = SIZE) -> Iterator[slice]:
-    """Return slices of queries whose products and vicinities fit in some ten megabytes."""
+    """Return slices of queries whose products and vicinities fit in 64 MB each."""
     step = max(1, min(_GATHERED // max(1, size * max(size, dim)), _PRODUCT // max(1, items)))
     return (slice(i, min(i + step, queries)) for i in range(0, queries, step))
 

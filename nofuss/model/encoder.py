@@ -103,7 +103,7 @@ class Encoder:
         else:
             accelerate_for(self.embedder.backbone, len(collection))
             embeddings = run_over(self.embedder, collection, workers=workers, progress=progress)
-        _check_finite(embeddings)
+        check_finite(embeddings)
         return normalize(embeddings) if unit else embeddings
 
     def kept_features(self, collection: Collection) -> tuple[Tensor, NDArray[np.bool_]]:
@@ -148,11 +148,11 @@ class Encoder:
 
 
 def _unit(embeddings: Tensor) -> Tensor:
-    _check_finite(embeddings)
+    check_finite(embeddings)
     return normalize(embeddings)
 
 
-def _check_finite(embeddings: Tensor) -> None:
+def check_finite(embeddings: Tensor) -> None:
     """Raise RunError if the model gives NaN or infinity."""
     num_bad = (~embeddings.isfinite().all(1)).sum()
     if num_bad:

@@ -17,7 +17,7 @@ from nofuss.geometry import normalize
 from nofuss.model.activations import Activations
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
-from nofuss.model.encoder import Encoder
+from nofuss.model.encoder import Encoder, check_finite
 from nofuss.model.feature_store import picture_keys
 from nofuss.model.features import accelerate_for
 from nofuss.model.inference import for_inference, through_head
@@ -104,7 +104,9 @@ def embedding_of(collection: Collection, embedder: Embedder, count: int) -> Embe
 
     def embed(trained: Embedder) -> Tensor:
         features = top_features(trained, count, kept)
-        return normalize(through_head(trained, trained.to_head(features)))
+        embeddings = through_head(trained, trained.to_head(features))
+        check_finite(embeddings)
+        return normalize(embeddings)
 
     return embed
 

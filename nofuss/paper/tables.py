@@ -187,8 +187,8 @@ def levels(
     why = {
         "minutes": "a head on fixed features of another, better backbone is trained here, where "
         "the paper fine-tunes Inception",
-        "hours": "another, better backbone is fine-tuned here, briefly and on smaller crops, where "
-        "the paper fine-tunes Inception at 227 px",
+        "hours": "only the last stage of another, better backbone is fine-tuned here, where the "
+        "paper fine-tunes all of Inception",
         "paper": "the paper gives neither rates nor epochs, so ours may differ"
         + ("" if "weights" in source.budget.settings else "; and no ImageNet weights were given"),
     }[source.budget.name]

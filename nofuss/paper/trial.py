@@ -20,7 +20,7 @@ from nofuss.evaluate.recall import recall_of_ranks
 from nofuss.files.checksum import digest_of
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.stages import fixed_count
-from nofuss.model.trunk import embedding_of
+from nofuss.model.trunk import Embed, embedding_of
 from nofuss.paper.sources import Source, bare_triplets, raw_features
 from nofuss.paper.stopwatch import Stopwatch, peak_memory
 from nofuss.proxies.bounds import proxy_bounds
@@ -115,9 +115,13 @@ def run_trial(
         fixed_stages=fixed_stages,
     )
 
+    embeds: dict[bytes, Embed] = {}
+
     def embed(rows: Rows) -> Tensor:
-        items = source.collection.subset(rows)
-        return embedding_of(items, embedder, fixed_stages)(embedder)
+        if (key := rows.tobytes()) not in embeds:
+            items = source.collection.subset(rows)
+            embeds[key] = embedding_of(items, embedder, fixed_stages)
+        return embeds[key](embedder)
 
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
     clock.stop("prepare")

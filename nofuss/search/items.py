@@ -11,9 +11,9 @@ import numpy as np
 
 from nofuss.config import is_named_data
 from nofuss.data.benchmarks import layout_of
-from nofuss.data.collection import Collection
-from nofuss.data.folder import NOT_MATCHED, OUTSIDE, find_pictures
-from nofuss.data.labelling import BY_FOLDER, Labelling
+from nofuss.data.collection import Collection, printable
+from nofuss.data.folder import find_pictures
+from nofuss.data.labelling import BY_FOLDER, Labelling, skipped_notes
 from nofuss.data.usable import open_any
 from nofuss.search.index import Label
 
@@ -31,13 +31,17 @@ def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collectio
     loose = [p for p in find_pictures(path) if p.parent == path and p not in known]
     if collection.labels is None or not loose:
         return collection
+    indexed = {printable(p.relative_to(path)) for p in loose}
+    skipped = tuple(entry for entry in collection.passed_over if entry[0] not in indexed)
+    before = skipped_notes(collection.passed_over)
     return replace(
         collection,
         paths=[*collection.paths, *loose],
         labels=np.r_[collection.labels, np.full(len(loose), collection.num_classes)],
         class_names=(*collection.class_names, UNLABELLED),
         split=None,
-        notes=tuple(n for n in collection.notes if OUTSIDE not in n and NOT_MATCHED not in n),
+        notes=(*skipped_notes(skipped), *(n for n in collection.notes if n not in before)),
+        passed_over=skipped,
     )
 
 

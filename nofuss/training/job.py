@@ -188,7 +188,8 @@ def check_stages(config: TrainConfig, embedder: Embedder) -> TrainConfig:
         asked = None if config.unfreeze is None else str(config.unfreeze)  # Python has numbers
         unfreeze = check_unfreeze(embedder.backbone, asked, size=preprocessing.size)
         freeze_first(embedder, unfreeze)
-        config = replace(config, unfreeze=unfreeze)
+        views = None if unfreeze == ALL else config.views  # which fixed stages alone have
+        config = replace(config, unfreeze=unfreeze, views=views)
     if config.lora is not None:
         add_adapters(embedder, config.lora, unfreeze=config.unfreeze, seed=config.seed)
     if config.zoom is None and config.unfreeze not in (None, ALL) and preprocessing.flip:

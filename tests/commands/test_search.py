@@ -17,6 +17,7 @@ from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.run.directory import create_run
 from nofuss.search.index import Index
+from nofuss.search.items import open_items
 from nofuss.search.shelf import open_shelf
 from tests.search.verdicts import strangers
 from tests.tiny_run import CLASSES, draw, write_pictures
@@ -134,6 +135,16 @@ def test_pictures_outside_class_folders_are_indexed_and_other_files_named(
     assert "20 new: 20 items" in printed
     assert "notes.txt" in printed
     assert "loose.png" not in printed  # it is not skipped
+
+
+def test_of_pictures_without_a_class_those_that_are_skipped_stay_named(tmp_path: Path) -> None:
+    for name in ("train/a/1.png", "train/direct.png", "test/b/1.png", "loose.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        draw(0, 1).save(tmp_path / name)
+    found = open_items(tmp_path)
+    assert found.paths[-1] == tmp_path / "loose.png"
+    assert found.passed_over == (("train/direct.png", "pictures outside any class folder"),)
+    assert found.notes == ("1 pictures outside any class folder skipped: train/direct.png",)
 
 
 def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> None:

@@ -235,5 +235,22 @@ def test_only_the_papers_setting_has_two_batches() -> None:
     assert batches == {"minutes": [64, 64], "hours": [64, 64], "paper": [32, 128]}
 
 
+def test_a_warning_of_each_kind_is_said_once_a_training(
+    source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = Trial(source.budget.config("proxy-nca", 1e-3))
+    with Lab(tmp_path) as lab:
+        for words in ("first", "second"):
+            lab._line.begin(words, lambda: (0, None), trial)
+            for epoch in range(3):
+                lab._line.say(f"collapsed: {epoch}")
+    said = capsys.readouterr()
+    notes = [line for line in (said.out + said.err).splitlines() if "collapsed" in line]
+    assert [note.partition(": ")[2] for note in notes] == [
+        "first: collapsed: 0",
+        "second: collapsed: 0",
+    ]
+
+
 def test_summary_of_one_seed_has_no_interval() -> None:
     assert summary([0.5]) == {"mean": 0.5, "interval": None, "seeds": [0.5]}

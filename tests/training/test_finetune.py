@@ -1,5 +1,6 @@
 """Fine-tuning the last stages on kept activations: what moves, what is kept, and the same bits."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,15 @@ def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> Non
     with torch.no_grad():
         expected = embedder.backbone(batch.inputs)
     torch.testing.assert_close(top_features(embedder, 2, kept), expected, rtol=5e-3, atol=5e-3)
+
+
+def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> None:
+    settings = SETTINGS | {"unfreeze": "4"}
+    run = tmp_path / "run"
+    nofuss.train(pictures(), out=run, **settings)
+    kept = json.loads((run / "config.json").read_text())
+    assert (kept["unfreeze"], kept["views"]) == ("all", None)
+    nofuss.train(pictures(), out=run, resume=True, **settings)
 
 
 @pytest.mark.parametrize(
