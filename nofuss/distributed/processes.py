@@ -109,6 +109,9 @@ def joined() -> Iterator[str]:
             yield describe_meeting()
     finally:
         _group = None
+    # A thread of gloo may still have to release a tensor, for which it needs the interpreter's
+    # lock. In torch 2.6 the next line holds that lock while it waits for the thread, forever.
+    time.sleep(0.05)
     dist.destroy_process_group()
 
 
