@@ -59,16 +59,21 @@ def normalized_mutual_information(a: Array, b: Array) -> float:
 
 
 def adjusted_mutual_information(a: Array, b: Array) -> float:
-    """Return mutual information above chance over mean entropy above chance, as scikit-learn's."""
+    """Return mutual information above chance over mean entropy above chance, as scikit-learn's.
+
+    The same division is 1, also into single items, where chance explains everything.
+    """
     first, second = (labels.numpy() for labels in _two_labelings(a, b))
     sizes = [np.unique(labels, return_counts=True)[1] for labels in (first, second)]
-    if 1 in map(len, sizes):  # nothing is divided: equal if both are so
-        return float(len(sizes[0]) == len(sizes[1]))
+    if len(np.unique(np.stack([first, second]), axis=1).T) == len(sizes[0]) == len(sizes[1]):
+        return 1.0
+    if 1 in map(len, sizes):  # one of them divides nothing
+        return 0.0
     chance = _expected_information(*sizes)
     entropies = [float(-(p * np.log(p)).sum()) for p in (s / len(first) for s in sizes)]
     above = float(mutual_info_score(first, second)) - chance
     most = (entropies[0] + entropies[1]) / 2 - chance
-    # Both vanish where chance explains everything, as with clusters of one item each: 1 then.
+    # Both may vanish where chance explains everything.
     eps = float(np.finfo(np.float64).eps)
     return max(above, eps) / max(most, eps) if above >= 0 else min(above, -eps) / max(most, eps)
 

@@ -142,10 +142,15 @@ def build_model(
 
 @torch.no_grad()
 def _check_size(backbone: Backbone, size: int) -> None:
-    """Raise UsageError if the network can't take pictures of that size; nothing is computed."""
-    planned = copy.deepcopy(backbone.network).to("meta").eval()
+    """Raise UsageError if the network can't take pictures of that size.
+
+    Large ones are not computed; small ones are, since torch 2.6 only then notices that a kernel is
+    larger than its input.
+    """
+    device = "meta" if size >= SMALL_SIDE else "cpu"
+    planned = copy.deepcopy(backbone.network).to(device).eval()
     try:
-        planned(torch.empty(1, backbone.channels, size, size, device="meta"))
+        planned(torch.zeros(1, backbone.channels, size, size, device=device))
     except NotImplementedError:  # an operation that only real numbers have
         return
     except (AssertionError, RuntimeError, ValueError) as error:

@@ -170,7 +170,7 @@ def test_a_model_without_a_precision_is_single(tmp_path: Path) -> None:
         load_model(tmp_path / "model")
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit")  # of the compiler itself
+@pytest.mark.filterwarnings("ignore:.torch.jit", "ignore:Skipping serialization")  # the compiler's
 def test_a_compiled_network_learns_the_same(tmp_path: Path) -> None:
     """To rounding; a resumed run has the same bits as one that was not interrupted."""
     settings = SETTINGS | {"unfreeze": "2", "epochs": 2}

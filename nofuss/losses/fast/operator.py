@@ -30,13 +30,12 @@ def traced_loss(
 
 def _name(form: Form) -> tuple[str, float]:
     """Return a walked form in types that an operator takes; no name for another form."""
-    match form:
-        case WalkedNCA():
-            return "softmax" if form.include_positive else "nca", 0.0
-        case WalkedTriplet():
-            return "triplet", form.margin
-        case WalkedAnchor():
-            return "anchor", form.margin
+    if isinstance(form, WalkedNCA):  # not `match`, which the compiler of torch 2.6 does not know
+        return "softmax" if form.include_positive else "nca", 0.0
+    if isinstance(form, WalkedTriplet):
+        return "triplet", form.margin
+    if isinstance(form, WalkedAnchor):
+        return "anchor", form.margin
     return "", 0.0
 
 
