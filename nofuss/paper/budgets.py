@@ -109,10 +109,12 @@ PHOTOGRAPHS: dict[str, Budget] = {
             "batch": 64,
             "size": 224,
             "holdout": 0.0,
+            "mirror": False,
         },
         words=(
             "The last stage of EfficientNet-Lite0 fine-tuned at 224 px, on kept activations of 4 "
-            "random crops a picture, its head started at the PCA, proxies at class means"
+            "random crops a picture, its head started at the PCA, proxies at class means; scored "
+            "on the centre crop, as in the paper"
         ),
         rates=(3e-5, 1e-4, 3e-4, 1e-3),
         seeds=3,
