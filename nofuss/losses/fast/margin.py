@@ -55,7 +55,7 @@ class WalkedTriplet(Form):
             open_ = _over_shards(open_, shard)
             dx.sub_(p_y * open_[:, None]).mul_(shares[:, None])
         if dp is not None:
-            walk.pull_back_positives_(x * (open_ * shares)[:, None], dp)
+            walk.pull_back_positives_(x * (open_ * shares)[:, None], p_y, dp)
         return Computed(loss, dx.to(x.dtype) if needs[0] else None, walk.unscaled(dp))
 
     def _walk(
@@ -120,7 +120,7 @@ class WalkedAnchor(Form):
         if needs[0]:
             dx.sub_(p_y * inside[:, None])
         if dp is not None:
-            walk.pull_back_positives_(x * inside[:, None], dp)
+            walk.pull_back_positives_(x * inside[:, None], p_y, dp)
         return Computed(loss, dx.to(x.dtype) if needs[0] else None, walk.unscaled(dp))
 
     def _walk(

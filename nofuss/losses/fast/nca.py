@@ -96,7 +96,7 @@ class WalkedNCA(Form):
         loss = (losses @ shares.double()).to(x.dtype)
         if needs[0]:  # ∂/∂x = Σ softmax·p̂ − p̂(y); Σ exp·p̂ is there already
             dx.div_(z[:, None]).sub_(p_y).mul_(shares[:, None])
-        dp = self._pull_back(walk, x, buffer, sums, shares) if needs[1] else None
+        dp = self._pull_back(walk, x, p_y, buffer, sums, shares) if needs[1] else None
         return_workspace("exponentials", block)
         return Computed(loss, dx.to(x.dtype) if needs[0] else None, dp)
 
@@ -144,7 +144,7 @@ class WalkedNCA(Form):
         return Sums(z, dx, top, tops)
 
     def _pull_back(
-        self, walk: Walk, x: Tensor, buffer: Tensor, sums: Sums, share: Tensor
+        self, walk: Walk, x: Tensor, p_y: Tensor, buffer: Tensor, sums: Sums, share: Tensor
     ) -> Tensor | None:
         """Walk again: the gradient by the proxies, each chunk written straight into its rows."""
         z, _, top, tops = sums
@@ -168,7 +168,7 @@ class WalkedNCA(Form):
             if tops is not None:  # this chunk's exponentials are relative to the maximum so far
                 weighted = x * ((tops[i] - top).exp_() * per_z)[:, None]
             walk.pull_back_(chunk, s, weighted, dp)
-        walk.pull_back_positives_(x * share[:, None], dp)
+        walk.pull_back_positives_(x * share[:, None], p_y, dp)
         return walk.unscaled(dp)
 
 

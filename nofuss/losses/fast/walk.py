@@ -150,14 +150,19 @@ class Walk:
         if len(proxies) <= 1.5 * self.rows:  # a second, small chunk would cost more than it saves
             self.rows = len(proxies)
         self.starts = range(0, len(proxies), self.rows)
-        # Sorted once, the positives of a chunk are one run: from cuts[i] to cuts[i + 1].
-        self.positive, self.anchor = positive.sort()
-        cuts = torch.arange(len(self.starts) + 1, device=positive.device) * self.rows
-        cuts.clamp_(max=len(proxies))
-        self.cuts = torch.searchsorted(self.positive, cuts).tolist()
-        if shard is None and (self.cuts[0] > 0 or self.cuts[-1] < len(x)):
-            low, high = int(self.positive[0]), int(self.positive[-1])
-            raise ValueError(f"positive spans {low} … {high} but there are {len(proxies)} proxies")
+        if shard is None:
+            low, high = (int(end) for end in positive.aminmax())
+            if low < 0 or high >= len(proxies):
+                raise ValueError(
+                    f"positive spans {low} … {high} but there are {len(proxies)} proxies"
+                )
+        if shard is None and len(self.starts) == 1:
+            self.positive, self.anchor = positive, torch.arange(len(x), device=x.device)
+            self.cuts = [0, len(x)]
+        else:  # sorted once, the positives of a chunk are one run: from cuts[i] to cuts[i + 1]
+            self.positive, self.anchor = positive.sort()
+            cuts = torch.arange(len(self.starts) + 1, device=positive.device) * self.rows
+            self.cuts = torch.searchsorted(self.positive, cuts.clamp_(max=len(proxies))).tolist()
         self.proxies = proxies
         self.narrow = len(x) < x.shape[1]
         self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
@@ -244,19 +249,15 @@ class Walk:
         v = torch.mm(s, x, out=dp[chunk])
         if not self.narrow:  # else `weigh_` has put 1/|p| and the weight into s
             v.mul_((r if weight is None else r * weight)[:, None])
-        off_radius_(v, p, r, self.work[: len(p)])
+        # A direction does not change when p grows, so its gradient is perpendicular to p.
+        along = torch.mul(v, p, out=self.work[: len(p)]).sum(1).mul_(r).mul_(r)
+        v.addcmul_(p, along[:, None], value=-1)
 
-    def pull_back_positives_(self, x: Tensor, dp: Tensor) -> None:
-        """Subtract each x_b, pulled back through the norm, from the row of its positive in `dp`."""
-        p, r = self.proxies[self.row], self.inverse[self.row]
-        v = off_radius_(self.only_here(x) * r[:, None], p, r, torch.empty_like(x))
+    def pull_back_positives_(self, x: Tensor, p_y: Tensor, dp: Tensor) -> None:
+        """Subtract each x_b, pulled back through the norm, from the row of its positive in `dp`.
+
+        p_y: (B, D) the directions of the positives, zero for those that another process holds.
+        """
+        v = self.only_here(x) * self.inverse[self.row, None]
+        v.addcmul_(p_y, (v * p_y).sum(1, keepdim=True), value=-1)
         dp.index_add_(0, self.row, v, alpha=-1)
-
-
-def off_radius_(v: Tensor, p: Tensor, r: Tensor, work: Tensor) -> Tensor:
-    """Remove from v, in place, its part along p; r is 1/|p|.
-
-    A direction does not change when p grows, so its gradient is perpendicular to p.
-    """
-    along = torch.mul(v, p, out=work).sum(1).mul_(r).mul_(r)
-    return v.addcmul_(p, along[:, None], value=-1)
