@@ -41,7 +41,8 @@ def measure(name: str, data: Path, home: Path, words: list[str]) -> dict[str, An
     kept = folder / "row.json"
     if kept.is_file():
         found: dict[str, Any] = json.loads(kept.read_text())
-        return found
+        if found["flags"] == " ".join(words):
+            return found
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "nofuss", "train", str(data), "--out", str(folder / "run")]

@@ -253,15 +253,15 @@ def read_config(values: dict[str, Any], *, where: Path) -> TrainConfig:
     for name, value in known.items():
         if Path in get_args(hints[name]) and isinstance(value, str):
             known[name] = Path(value)
-        elif not _fits(value, hints[name]):
+        elif not fits(value, hints[name]):
             raise RunError(f"{where}: {name} is {value!r:.60}, which it can't be; restore the file")
     return TrainConfig(**known)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Whether a value read from JSON is of a field's type; a whole number is a float too."""
     if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, part) for part in get_args(hint))
+        return any(fits(value, part) for part in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     return type(value) in ((int, float) if hint is float else (hint,))

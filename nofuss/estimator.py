@@ -11,14 +11,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
 from nofuss.config import TrainConfig
+from nofuss.data.arrays import check_vectors
 from nofuss.data.collection import compact_labels
-from nofuss.errors import UsageError, in_python
+from nofuss.errors import NofussError, in_python
 from nofuss.evaluate.recall import recall_at_k
-from nofuss.geometry import normalize
+from nofuss.geometry import as_tensor, normalize
 from nofuss.model.start import signed_root
 from nofuss.training.choice import fit_head
-from nofuss.training.presets import resolve
-from nofuss.training.setup import items_per_class
+from nofuss.training.presets import head_dim, resolve
+from nofuss.training.setup import check_loss, items_per_class
 
 
 class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -68,14 +69,15 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         labels, self.classes_ = compact_labels(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y has {len(self.classes_)} class; a distance needs two or more")
-        config = self._config()
-        self.choice_, head = fit_head(config, torch.from_numpy(X), torch.from_numpy(labels))
+        config = self._checked(X, len(self.classes_))
+        self.choice_, head = fit_head(config, as_tensor(X), torch.from_numpy(labels))
         self.components_: NDArray[np.float32] = head.weight.numpy()
         self.intercept_: NDArray[np.float32] = head.bias.numpy()
         self._n_features_out = len(self.components_)
         return self
 
-    def _config(self) -> TrainConfig:
+    def _checked(self, X: NDArray[np.float32], classes: int) -> TrainConfig:
+        """Return the settings; ValueError if they, or the numbers in X, can't be trained with."""
         asked = TrainConfig(
             dim=self.dim,
             loss=self.loss,
@@ -88,8 +90,10 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             seed=int(check_random_state(self.random_state).randint(2**31)),
         )
         try:
+            check_vectors(X, name="X")
             config = resolve(asked, kind="vectors", small=False)
-        except UsageError as error:
+            check_loss(replace(config, dim=head_dim(config, X.shape[1])), classes)
+        except NofussError as error:
             raise ValueError(in_python(str(error))) from None
         return replace(config, per_class=items_per_class(config))
 
@@ -97,7 +101,7 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """Unit vectors (N, dim)."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float32, reset=False)
-        x = torch.from_numpy(X)
+        x = as_tensor(X)
         x = signed_root(x) if self.choice_.recipe.root else x
         raw = torch.addmm(
             torch.from_numpy(self.intercept_), x, torch.from_numpy(self.components_).T

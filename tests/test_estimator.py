@@ -64,3 +64,22 @@ def test_embeddings_are_unit_vectors_and_repeat_with_the_seed():
 def test_one_class_is_refused():
     with pytest.raises(ValueError, match="needs two or more"):
         ProxyEmbedding().fit(np.eye(4), np.zeros(4, dtype=int))
+
+
+def test_a_wrong_loss_is_refused_whether_or_not_it_would_train():
+    x, y = np.eye(8, dtype=np.float32).repeat(3, 0), np.arange(8).repeat(3)
+    for settings, words in (({"loss": "nope"}, "unknown loss"), ({"scale": 3.0}, "scale is for")):
+        with pytest.raises(ValueError, match=words) as caught:
+            ProxyEmbedding(epochs=0, **{"loss": "triplet"} | settings).fit(x, y)
+        assert "--" not in str(caught.value)
+    with pytest.raises(ValueError, match="beyond float32"):
+        ProxyEmbedding().fit(x * 1e30, y)
+
+
+def test_torch_s_own_random_numbers_are_left_alone():
+    x = np.random.default_rng(0).normal(size=(48, 6)).astype(np.float32)
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    ProxyEmbedding(folds=0, epochs=1).fit(x, np.arange(8).repeat(6))
+    assert torch.equal(torch.rand(1), expected)

@@ -204,6 +204,8 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
         )
     if not len(dataset):
         raise DataError(f"{type(dataset).__name__} is empty")
+    if getattr(_input(dataset), "ndim", 3) < 2:
+        raise DataError(f"{type(dataset).__name__} gives vectors; give them and labels as (X, y)")
     if labels is None:
         labels = getattr(dataset, "targets", None)
     if labels is None:
@@ -212,7 +214,7 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
     if len(compact) != len(dataset):
         raise DataError(f"{len(compact):,} labels for a dataset of {len(dataset):,} items")
     names = getattr(dataset, "classes", None)
-    if not np.issubdtype(np.asarray(values).dtype, np.integer) or len(names or ()) <= max(values):
+    if names is not None and not _are_rows(values, len(names)):
         names = None
     return Collection(
         name=name or type(dataset).__name__,
@@ -222,6 +224,18 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
         labels=compact,
         class_names=tuple(str(v if names is None else names[int(v)]) for v in values),
     )
+
+
+def _input(dataset: Any) -> Any:
+    """Return the first input of a dataset of (input, label) pairs."""
+    first = dataset[0]
+    return first[0] if isinstance(first, tuple | list) and len(first) else first
+
+
+def _are_rows(values: NDArray[Any], count: int) -> bool:
+    """Return whether values are whole numbers from 0 up, below `count`."""
+    whole = np.issubdtype(values.dtype, np.integer)
+    return bool(whole and values.min() >= 0 and values.max() < count)
 
 
 def _label(value: Any) -> Any:

@@ -154,7 +154,7 @@ def _fetcher(
 
 def _from_dataset(dataset: Any, chosen: Indices, preprocessing: Preprocessing) -> Fetched:
     """Load inputs of a torch Dataset: pictures are resized like files, tensors are stacked."""
-    items = [dataset[int(i)][0] for i in chosen]
+    items = [_as_array(dataset[int(i)][0]) for i in chosen]
     if isinstance(items[0], Image.Image):
         upright = (ImageOps.exif_transpose(item) for item in items)  # as for files
         fit = (in_mode(image, preprocessing.mode) for image in upright)
@@ -162,3 +162,12 @@ def _from_dataset(dataset: Any, chosen: Indices, preprocessing: Preprocessing) -
     if isinstance(items[0], np.ndarray) and items[0].dtype == np.uint8:
         return [fitted(item[None], preprocessing)[0] for item in items]
     return torch.stack([torch.as_tensor(item) for item in items])
+
+
+def _as_array(item: Any) -> Any:
+    """Return a picture in a tensor of bytes, (C, H, W) as torchvision has it, as an array."""
+    if not isinstance(item, Tensor) or item.dtype != torch.uint8:
+        return item
+    channels_first = item.ndim == 3 and item.shape[0] in (1, 3)
+    picture = (item.permute(1, 2, 0) if channels_first else item).cpu().numpy()
+    return picture[..., 0] if picture.ndim == 3 and picture.shape[2] == 1 else picture

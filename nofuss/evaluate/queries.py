@@ -48,8 +48,11 @@ class PerQuery(NamedTuple):
 
     @property
     def scores(self) -> QueryScores:
-        """Return the scores without their rows."""
-        return QueryScores(self.recall1, self.map_at_r, torch.as_tensor(self.labels))
+        """Return the scores without their rows, names of classes as numbers."""
+        labels = self.labels
+        if labels.dtype.kind not in "biu":  # names
+            labels = np.unique(labels, return_inverse=True)[1]
+        return QueryScores(self.recall1, self.map_at_r, torch.as_tensor(labels))
 
 
 def per_query(embeddings: Array, labels: Array, *, normalize: bool = True) -> PerQuery:

@@ -37,33 +37,45 @@ class InstanceLoss(nn.Module, ABC):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Array,
+        labels: Array | None = None,
         indices_tuple: tuple[Tensor, ...] | None = None,
         ref_emb: Tensor | None = None,
         ref_labels: Array | None = None,
     ) -> Tensor:
         """Return the mean loss of the batch.
 
+        labels: (B,); not needed where `indices_tuple` says which pairs there are.
         indices_tuple: the result of a miner of pytorch-metric-learning: anchors, positives,
             anchors, negatives, or anchors, positives, negatives.
-        ref_emb, ref_labels: (R, D) and (R,), from which positives and negatives are then taken.
+        ref_emb, ref_labels: (R, D) and (R,), from which positives and negatives are then taken. The
+            batch itself once more means pairs within it: no item is compared with itself.
         """
         check_embeddings(embeddings)
-        labels = check_labels(labels, embeddings)
+        if ref_emb is embeddings and ref_labels is not None:
+            ref_emb = ref_labels = None
+        if labels is None and indices_tuple is None:
+            raise ValueError("got no labels; pass them, or the pairs of a miner as indices_tuple")
+        if labels is not None:
+            labels = check_labels(labels, embeddings)
         with without_autocast(embeddings):
             x = full_precision(embeddings)
-            if indices_tuple is None and ref_emb is None and ref_labels is None:
+            within = indices_tuple is None and ref_emb is None and ref_labels is None
+            if within and labels is not None:
                 return self._loss(x, labels) * one_or_nan(x)
             if not self.takes_pairs:
                 raise ValueError(
                     f"{type(self).__name__} chooses its pairs within the batch; leave out the "
                     "miner and ref_emb (Triplet, SemiHardTriplet and NCA take them)"
                 )
-            ref, same = self._check_references(x, labels, ref_emb, ref_labels)
-            if indices_tuple is None:
-                loss = self._loss_of_pairs(x, ref, Pairs(same, ~same))
-            else:
+            ref = x if ref_emb is None else _references(x, ref_emb)
+            if indices_tuple is not None:
                 loss = self._loss_of_mined(x, ref, indices_tuple)
+            elif labels is None or ref_emb is None or ref_labels is None:
+                raise ValueError("got one of ref_emb and ref_labels; pass both")
+            else:
+                ref_labels = check_labels(ref_labels, ref_emb).to(labels.device)
+                same = labels[:, None] == ref_labels
+                loss = self._loss_of_pairs(x, ref, Pairs(same, ~same))
             return loss * one_or_nan(x, ref)
 
     @abstractmethod
@@ -80,22 +92,15 @@ class InstanceLoss(nn.Module, ABC):
         pairs = Pairs(none.index_put((a, y), yes), none.index_put((b, z), yes))
         return self._loss_of_pairs(x, ref, pairs)
 
-    def _check_references(
-        self, x: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Array | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return references (R, D), and which are of an anchor's class but not itself (B, R)."""
-        if ref_emb is None and ref_labels is None:
-            return x, pair_masks(labels).positive
-        if ref_emb is None or ref_labels is None:
-            raise ValueError("got one of ref_emb and ref_labels; pass both")
-        check_embeddings(ref_emb, name="ref_emb")
-        if ref_emb.shape[1] != x.shape[1]:
-            raise ValueError(
-                f"ref_emb have {ref_emb.shape[1]} columns but embeddings {x.shape[1]}; make them "
-                "equal"
-            )
-        ref_labels = check_labels(ref_labels, ref_emb).to(labels.device)
-        return full_precision(ref_emb, x), labels[:, None] == ref_labels
+
+def _references(x: Tensor, ref_emb: Tensor) -> Tensor:
+    """Return references (R, D) in the precision of x (B, D)."""
+    check_embeddings(ref_emb, name="ref_emb")
+    if ref_emb.shape[1] != x.shape[1]:
+        raise ValueError(
+            f"ref_emb have {ref_emb.shape[1]} columns but embeddings {x.shape[1]}; make them equal"
+        )
+    return full_precision(ref_emb, x)
 
 
 def pair_masks(labels: Tensor) -> Pairs:

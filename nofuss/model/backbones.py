@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import UsageError, unknown_name
 from nofuss.model.inception import InceptionBN, from_public_layout
+from nofuss.model.modes import evaluating
 from nofuss.model.precision import casting
 from nofuss.model.tensors import fill, read_tensors
 from nofuss.model.timm_network import timm_network
@@ -155,10 +156,8 @@ def own_backbone(network: nn.Module, preprocessing: Preprocessing | None = None)
     channels = 1 if preprocessing.mode == "L" else 3
     parameter = next(network.parameters(), torch.empty(0))
     example = parameter.new_zeros(2, channels, preprocessing.size, preprocessing.size)
-    was_training = network.training
-    with torch.no_grad():
-        features = network.eval()(example)
-    network.train(was_training)
+    with torch.no_grad(), evaluating(network):
+        features = network(example)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise UsageError(

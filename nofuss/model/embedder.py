@@ -29,7 +29,9 @@ class Embedder(nn.Module):
         self._backbone_frozen = False
         self._batch_norm_frozen = False
         self._fixed: list[nn.Module] = []
-        self._fixed_parameters: list[nn.Parameter] = []
+        # Those of a module from Python that its owner has frozen stay so.
+        self._given_fixed = [p for p in backbone.parameters() if not p.requires_grad]
+        self._fixed_parameters = list(self._given_fixed)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
@@ -49,10 +51,11 @@ class Embedder(nn.Module):
     @torch.no_grad()
     def set_head(self, start: Affine, *, root: bool) -> None:
         """Replace the head: its weights, its dimension, and whether it takes roots of features."""
-        head = nn.Linear(start.weight.shape[1], start.weight.shape[0])
-        head.weight.copy_(start.weight)
-        head.bias.copy_(start.bias)
-        self.head, self.root = head.to(self.head.weight.device), root
+        # On the meta device no random weights are drawn, so torch's own generator stays as it is.
+        head = nn.Linear(start.weight.shape[1], start.weight.shape[0], device="meta")
+        self.head, self.root = head.to_empty(device=self.head.weight.device), root
+        self.head.weight.copy_(start.weight)
+        self.head.bias.copy_(start.bias)
 
     def backbone_parameters(self) -> Iterator[nn.Parameter]:
         """Return the backbone's parameters, for a separate group of the optimizer.
@@ -73,8 +76,8 @@ class Embedder(nn.Module):
         bare: single parameters that are frozen too.
         """
         self._fixed = list(modules)
-        self._fixed_parameters = [p for module in self._fixed for p in module.parameters()]
-        self._fixed_parameters += bare
+        within = [p for module in self._fixed for p in module.parameters()]
+        self._fixed_parameters = [*self._given_fixed, *within, *bare]
         self._refresh_freezing()
 
     def freeze_batch_norm(self, frozen: bool = True) -> None:

@@ -189,7 +189,7 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
         folder, pinned = fetch(parse_address(path))
         source = str(pinned)
     else:
-        folder = Path(path)
+        folder = Path(path).expanduser()
     if (folder / "config.json").is_file() and not (folder / "model").is_dir():
         raise RunError(
             f"{folder} has no model yet; finish it: "

@@ -14,6 +14,7 @@ from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import merge_rows, share, world
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
+from nofuss.model.modes import evaluating
 
 
 def for_inference(embedder: Embedder) -> Embedder:
@@ -57,8 +58,6 @@ def extract(
     width = model.dim if isinstance(model, Embedder) else model.features
     out = torch.empty(count, width)
     device = device_of(model)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     done = 0
 
     @torch.no_grad()  # which holds for one thread
@@ -66,7 +65,7 @@ def extract(
         found: Tensor = model(batch.to(device)).cpu()
         return found
 
-    try:
+    with evaluating(model):
         for found in ahead(run, batches, threads, waiting=threads):
             if done + len(found) > count:
                 raise ValueError(f"batches hold more than count={count} inputs")
@@ -74,9 +73,6 @@ def extract(
             done += len(found)
             if progress:
                 progress(done)
-    finally:
-        for module, training in modes:
-            module.training = training
     if done != count:
         raise ValueError(f"batches held {done} inputs, expected count={count}")
     return out

@@ -17,6 +17,7 @@ from nofuss.errors import UsageError
 from nofuss.model.backbones import OWN, Backbone, ConvNet, EfficientNetLite
 from nofuss.model.embedder import Embedder
 from nofuss.model.inception import BLOCKS, InceptionBN
+from nofuss.model.modes import evaluating
 from nofuss.model.timm_stages import timm_stages
 
 ALL = "all"
@@ -148,17 +149,13 @@ def stages_agree(backbone: Backbone, size: int) -> bool:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, backbone.channels, size, size, generator=generator)
     inputs = inputs.to(device_of(backbone))
-    modes = [(module, module.training) for module in backbone.modules()]
-    backbone.eval()
     try:
-        expected, found = backbone.network(inputs), inputs
-        for stage in split(backbone):
-            found = stage.forward(found)
+        with evaluating(backbone):
+            expected, found = backbone.network(inputs), inputs
+            for stage in split(backbone):
+                found = stage.forward(found)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # another structure after all
         return False
-    finally:
-        for module, training in modes:
-            module.training = training
     return found.shape == expected.shape and torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LEAST = 1e-6
+"""Least α: without any, S has no inverse where features repeat one another or items are few."""
 BLOCK = 8192
 """Rows whose products are summed in single precision before they are added in double."""
 
@@ -45,6 +47,7 @@ class ClassScatter:
         spread = self.within.trace() / width
         if not spread > 0:  # every class has one item, or equal ones
             return torch.eye(width, dtype=self.within.dtype)
+        shrinkage = max(shrinkage, LEAST)
         s = self.within * ((1 - shrinkage) / spread)
         s.diagonal().add_(shrinkage)
         return s

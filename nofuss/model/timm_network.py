@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nofuss.config import Preprocessing
 from nofuss.errors import UsageError, unknown_name
+from nofuss.model.modes import evaluating
 from nofuss.model.tensors import fill, read_tensors
 
 HUB_SECONDS = 5.0
@@ -131,7 +132,5 @@ def _width(network: nn.Module, channels: int, size: int) -> int:
     with suppress(NotImplementedError, RuntimeError):
         planned = copy.deepcopy(network).to("meta").eval()
         return int(planned(torch.empty(1, channels, size, size, device="meta")).shape[1])
-    was_training = network.training
-    features = network.eval()(torch.zeros(1, channels, size, size))
-    network.train(was_training)
-    return int(features.shape[1])
+    with evaluating(network):
+        return int(network(torch.zeros(1, channels, size, size)).shape[1])

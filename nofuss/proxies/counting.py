@@ -1,8 +1,9 @@
 """How many triplets there are, over instances and over proxies (Section 3.2 and Figure 2)."""
 
-import torch
+import numpy as np
+from torch import Tensor
 
-from nofuss.geometry import Array, as_tensor
+from nofuss.geometry import Array
 
 
 def count_triplets(labels: Array, *, ordered: bool = True) -> int:
@@ -10,8 +11,7 @@ def count_triplets(labels: Array, *, ordered: bool = True) -> int:
 
     `ordered=False` counts {x, y} once: Figure 2's two classes of four points give its 48.
     """
-    sizes = torch.unique(as_tensor(labels), return_counts=True)[1]
-    total = int((sizes * (sizes - 1) * (sizes.sum() - sizes)).sum())
+    total = sum(n * (n - 1) * (len(labels) - n) for n in _sizes(labels))
     return total if ordered else total // 2
 
 
@@ -20,5 +20,12 @@ def count_proxy_triplets(labels: Array, proxies_per_class: int = 1) -> int:
 
     Figure 2's two classes of four points, one proxy each, give its 8.
     """
-    items, classes = len(labels), len(torch.unique(as_tensor(labels)))
+    items, classes = len(labels), len(_sizes(labels))
     return items * proxies_per_class * (classes - 1) * proxies_per_class
+
+
+def _sizes(labels: Array) -> list[int]:
+    """Return the size of each class, in Python's numbers, which have no end."""
+    values = labels.cpu() if isinstance(labels, Tensor) else labels
+    sizes: list[int] = np.unique(np.asarray(values), return_counts=True)[1].tolist()
+    return sizes

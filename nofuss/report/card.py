@@ -32,7 +32,7 @@ def model_card(run: Run, *, published: str | None = None) -> str:
     scores = read_optional_json(run.path / "scores.json")
     model = read_optional_json(run.model / "model.json")
     environment = read_optional_json(run.path / "environment.json")
-    choice = read_optional_json(run.path / "choice.json").get("choice", {})
+    choice = read_optional_json(run.path / "choice.json")
     config = run.config
     dim = model.get("dim", config.dim)
     where = shlex.quote(str(run.path))
@@ -93,7 +93,9 @@ def _how(config: TrainConfig, choice: dict[str, Any]) -> str:
     backbone = _plain(str(config.backbone))
     source = "" if config.backbone == "identity" else f" from features of {backbone}"
     fixed = config.preset in ("frozen", "vectors")
-    kept = choice.get("kept", TRAINED) if fixed else TRAINED
+    kept = choice.get("choice", {}).get("kept", TRAINED) if fixed else TRAINED
+    if choice.get("fell_back") is True:
+        return f"{source}, as before training, by which held-out classes lost"
     if kept == NOTHING:
         return f"{source}, unchanged"
     if kept == CLOSED:

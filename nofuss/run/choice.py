@@ -5,6 +5,8 @@ from typing import Any
 
 NOTHING, CLOSED, TRAINED = "untrained features", "closed form", "trained"
 """The three heads that are compared."""
+BEFORE = "before training"
+"""The network that a fine-tuning run keeps where held-out classes lost by training."""
 SHRINKAGES = (0.85, 0.7, 0.95, 0.5, 0.3, 0.1, 0.03, 0.005, 1.0)
 """Candidates for α. Among equal ones the first wins: strong shrinkage is the safer choice."""
 

@@ -7,6 +7,7 @@
     choice.json        which head the folds chose, and why, how to search, and scores
     corrections.csv    what somebody said of doubtful labels on the page, see data/corrections.py
     corrected.csv      the corrections that were applied before training, if any
+    backbone.json      a digest of the module that training started from, if it came from Python
     scan.csv           pictures that can't be read (left out) and copies (kept), if there are any
     scores.json        the last evaluation
     embeddings.safetensors   of test items and some training items, with the proxies
@@ -45,6 +46,8 @@ from nofuss.files.folders import is_temporary
 from nofuss.files.lock import LOCK, RunLock, check_in_place
 
 CORRECTIONS = "corrected.csv"
+FROM_PYTHON = " (given from Python)"
+"""How the name ends that stands for the path of data which have none."""
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
 _FREE = {"out", "resume", "force", "data", "freeze"}
 _FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
@@ -74,7 +77,11 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        """The command that resumes the run."""
+        """The command that resumes the run; in Python where data or network came from there."""
+        own = self.config.backbone == "own"
+        if own or str(self.config.data).endswith(FROM_PYTHON):
+            module = ", backbone=MODULE" if own else ""
+            return f"nofuss.train(DATA, out={str(self.path)!r}, resume=True{module})"
         return shlex.join(["nofuss", "train", "--out", str(self.path), "--resume"])
 
     def write(self, name: str, content: dict[str, Any]) -> None:
@@ -117,7 +124,7 @@ def create_run(
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
     data = config.data
-    if data is not None and not is_named_data(data):
+    if data is not None and not is_named_data(data) and not str(data).endswith(FROM_PYTHON):
         data = Path(os.path.abspath(os.path.expanduser(data)))
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     if run.corrections is not None and config.corrections is not None and first():

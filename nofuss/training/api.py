@@ -1,17 +1,21 @@
 """`nofuss.train`: the whole of `nofuss train` from Python."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
-from torch import nn
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from nofuss.config import Preprocessing, TrainConfig
+from nofuss.config import Preprocessing, TrainConfig, fits
 from nofuss.data.arrays import from_arrays
 from nofuss.data.collection import Collection, from_dataset
-from nofuss.errors import UsageError, in_python
+from nofuss.errors import DataError, NofussError, UsageError, in_python
 from nofuss.model.backbones import OWN, own_backbone
+from nofuss.model.modes import left_as_given
 from nofuss.run.events import Callback
 from nofuss.training.pipeline import run_training
 
@@ -30,7 +34,8 @@ def train(
         (N, H, W) or (N, H, W, 3) with labels (N,); a torch `Dataset` of (input, label) pairs; a
         `Collection`; None for the built-in characters.
     backbone: a name, or a module of your own that maps pictures (B, 3, H, W) to features (B, F).
-        It is trained in place with `preset="finetune"`, and stays as it is with "frozen".
+        It is trained in place with `preset="finetune"`, apart from parameters that you have frozen
+        (`requires_grad=False`), and stays as it is with "frozen".
     preprocessing: how pictures become inputs of a module of your own; None is RGB of 224 pixels
         with ImageNet's mean and standard deviation.
     callback: a function that is called with an `Event` at the start, after every step and every
@@ -45,35 +50,65 @@ def train(
     if module is None and preprocessing is not None:
         raise UsageError("preprocessing is for a backbone that is a module; leave it out")
     try:
-        known = None if module is None else own_backbone(module, preprocessing)
-        for path in ("out", "tensorboard", "corrections", "weights"):
-            if settings.get(path) is not None:
-                settings[path] = _path(settings[path])
-        name = backbone if isinstance(backbone, str) else OWN if known is not None else None
-        config = TrainConfig(data=_path(data), backbone=name, **settings)
-        return run_training(
-            config,
-            _collection(data),
-            backbone=known,
-            callback=callback,
-            given=settings.keys(),
-        )
-    except UsageError as error:
-        raise UsageError(in_python(str(error))) from None
+        with nullcontext() if module is None else left_as_given(module):
+            known = None if module is None else own_backbone(module, preprocessing)
+            name = backbone if isinstance(backbone, str) else OWN if known is not None else None
+            found = {key: _setting(key, value) for key, value in settings.items()}
+            config = TrainConfig(data=_path(data), backbone=name, **found)
+            return run_training(
+                config,
+                _collection(data),
+                backbone=known,
+                callback=callback,
+                given=settings.keys(),
+            )
+    except NofussError as error:
+        if "nofuss " not in str(error):  # a command to type has flags
+            error.args = (in_python(str(error)), *error.args[1:])
+        raise
+
+
+def _setting(name: str, value: Any) -> Any:
+    """Return a setting in the type that the run's config.json has for it."""
+    if value is None or name not in (hints := get_type_hints(TrainConfig)):
+        return value
+    if Path in get_args(hints[name]):
+        return _path(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.device) or (name == "unfreeze" and type(value) is int):
+        value = str(value)
+    kind = (get_args(hints[name]) or (hints[name],))[0]
+    if isinstance(kind, type) and not fits(value, kind):  # else words to choose from: check_limits
+        flag = name.replace("_", "-")
+        raise UsageError(f"--{flag} is {value!r:.60}; expected {kind.__name__}")
+    return value
 
 
 def _path(data: Any) -> Path | None:
-    return Path(os.path.expanduser(data)) if isinstance(data, str | Path) else None
+    return Path(data).expanduser() if isinstance(data, str | os.PathLike) else None
 
 
 def _collection(data: Any) -> Collection | None:
     """What is no path as a collection."""
-    if data is None or isinstance(data, str | Path):
+    if data is None or isinstance(data, str | os.PathLike):
         return None
     if isinstance(data, Collection):
         return data
-    if isinstance(data, tuple) and len(data) == 2:
-        items, labels = (np.asarray(each) for each in data)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        items, labels = _array(data[0]), _array(data[1])
         key = "vectors" if items.ndim == 2 else "images"
         return from_arrays({key: items, "labels": labels}, name="arrays")
+    if isinstance(data, tuple | list | dict | np.ndarray | Tensor):
+        raise DataError(
+            f"data is a {type(data).__name__}; expected a path, (X, y), a torch Dataset or a "
+            "Collection"
+        )
     return from_dataset(data)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """Return an array; words in objects, as pandas has them, as words."""
+    found = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    words = found.dtype == object and all(isinstance(value, str) for value in found.flat)
+    return found.astype(np.str_) if words else found

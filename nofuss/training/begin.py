@@ -16,12 +16,14 @@ from nofuss.data.split import Sides, classes_in, sides_of
 from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
-from nofuss.errors import UsageError, command
+from nofuss.errors import DataError, RunError, UsageError, command
+from nofuss.files.checksum import digest_of, tensor_parts
 from nofuss.files.lock import RunLock
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
+from nofuss.report import read_optional_json
 from nofuss.report.order import held_out_comparisons
-from nofuss.run.directory import Run, continue_run, create_run, resume_run
+from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, resume_run
 from nofuss.run.events import Callback
 from nofuss.terminal import console
 from nofuss.training.job import (
@@ -36,6 +38,8 @@ from nofuss.training.prepare import class_count
 from nofuss.training.presets import head_dim
 from nofuss.training.setup import check_loss
 from nofuss.training.unlabelled import learnable
+
+MODULE = "backbone.json"
 
 
 def begin(
@@ -63,6 +67,8 @@ def begin(
     _check_loss(config, collection.subset(sides.train), embedder)
     processes.check_same("data", lambda: fingerprint)
     run = _open_run(config, collection, fingerprint, lock)
+    if backbone is not None:
+        _check_module(run, backbone)
     console.say(f"run directory {run.path}, settings: {config.preset}")
     _say_kept_out(config, collection, sides)
     compared = held_out_comparisons(opened, config, sides.test)
@@ -72,7 +78,7 @@ def begin(
 def _settings(config: TrainConfig, data: Collection | None, given: Container[str]) -> TrainConfig:
     """Return the configuration, of a resumed run its own."""
     if data is not None:
-        config = replace(config, data=Path(f"{data.name} (given from Python)"))
+        config = replace(config, data=Path(f"{data.name}{FROM_PYTHON}"))
     if config.corrections is not None:
         config = replace(config, corrections=config.corrections.absolute())
     if processes.may_restart():  # torchrun would repeat the command after a failure
@@ -94,6 +100,9 @@ def _settings(config: TrainConfig, data: Collection | None, given: Container[str
 
 def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, ScanReport]:
     """Open the data as the settings say; refuse what nothing can be learned from."""
+    if data is None and str(config.data).endswith(FROM_PYTHON) and config.out is not None:
+        cure = Run(config.out, config).resume_command
+        raise DataError(f"the data of {config.out} were given from Python; give them again: {cure}")
     corrections = config.corrections
     if config.resume and config.out is not None:  # the run's own copy
         corrections = Run(config.out, config).corrections
@@ -118,6 +127,21 @@ def _open_run(config: TrainConfig, collection: Collection, fingerprint: str, loc
     new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
     path = processes.on_first(lambda: str(new(config).path))
     return Run(Path(path), replace(config, out=Path(path)))
+
+
+def _check_module(run: Run, backbone: Backbone) -> None:
+    """Refuse to resume with a module that has other weights than the run started from.
+
+    They are what training is compared with; those of the module may be half trained by now.
+    """
+    digest = digest_of(tensor_parts(backbone.network.state_dict()))
+    started = read_optional_json(run.path / MODULE).get("digest", digest)
+    if started != digest and not run.config.force:
+        raise RunError(
+            f"the backbone differs from the one {run.path} was started with; give the module as it "
+            "was before training, or --force to resume nevertheless"
+        )
+    run.write(MODULE, {"digest": digest})
 
 
 def _show_differences(rows: list[list[str]]) -> None:

@@ -29,27 +29,38 @@ class Fold:
 
 
 def class_folds(labels: Tensor, count: int = FOLDS) -> list[Fold]:
-    """Split the items by class into `count` folds, or fewer; none below FEWEST_CLASSES."""
-    classes = torch.unique(labels)
-    count = min(count, len(classes) // 2)
-    if len(classes) < FEWEST_CLASSES or count < 2:
+    """Split the items by class into `count` folds, or fewer; none below FEWEST_CLASSES.
+
+    A fold has as many classes as another; or, if one of them could not be searched in (classes of
+    one item side by side, as where they are numbered by frequency), as many of two items and more.
+    """
+    classes, sizes = torch.unique(labels, return_counts=True)
+    if len(classes) < FEWEST_CLASSES:
         return []
-    blocks = np.array_split(classes.numpy(), count)
-    sides = [torch.isin(labels, torch.from_numpy(block)) for block in blocks]
-    folds = [Fold(side.nonzero().flatten(), (~side).nonzero().flatten()) for side in sides]
-    return folds if all(scorable(labels[fold.held_out]) for fold in folds) else []
+    for counted in (torch.arange(len(classes)), (sizes > 1).nonzero().flatten()):
+        if (parts := min(count, len(counted) // 2)) > 1:
+            starts = [int(block[0]) for block in np.array_split(counted.numpy(), parts)][1:]
+            sides = [torch.isin(labels, block) for block in classes.tensor_split(starts)]
+            folds = [Fold(side.nonzero().flatten(), (~side).nonzero().flatten()) for side in sides]
+            if all(scorable(labels[fold.held_out]) for fold in folds):
+                return folds
+    return []
 
 
 def sample_rows(labels: Tensor, rows: Tensor, most: int) -> Tensor:
-    """At most about `most` of the rows, as many of each class as possible, in their order."""
+    """At most about `most` of the rows, as many of each class as possible, in their order.
+
+    Of many classes the first ones with two items or more, so that they can be searched for.
+    """
     if len(rows) <= most:
         return rows
     order = labels[rows].argsort(stable=True)
     _, group, sizes = torch.unique(labels[rows][order], return_inverse=True, return_counts=True)
     turn = torch.arange(len(rows)) - (sizes.cumsum(0) - sizes)[group]  # first of its class is 0
     each = max(2, most // len(sizes))
-    chosen = (turn < each) & (group < max(2, most // each))  # many classes: the first ones
-    return rows[order[chosen].sort().values]
+    classes = sizes > 1 if most // each < len(sizes) else torch.ones_like(sizes, dtype=torch.bool)
+    classes &= classes.cumsum(0) <= max(2, most // each)
+    return rows[order[(turn < each) & classes[group]].sort().values]
 
 
 @torch.no_grad()

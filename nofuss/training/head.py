@@ -55,12 +55,12 @@ def prepare_head(
     classes = int(labels.max()) + 1
     config = replace(config, dim=inputs.shape[1])
     config = head_schedule(config, len(inputs), classes)
-    turn = nn.Linear(inputs.shape[1], inputs.shape[1])
+    turn = nn.Linear(inputs.shape[1], inputs.shape[1], device="meta").to_empty(device=device)
     with torch.no_grad():
         turn.weight.copy_(torch.eye(inputs.shape[1]))
         turn.bias.zero_()
     data = _collection(inputs.numpy(), labels.numpy(), classes)
-    return wire(config, turn.to(device), data, None, normalize(inputs))
+    return wire(config, turn, data, None, normalize(inputs))
 
 
 @torch.no_grad()

@@ -64,6 +64,8 @@ class Job:
     """Whether search re-ranks, if held-out classes sufficed to find out."""
     choice: Choice | None = None
     """What the folds decided, if the head starts from its closed form."""
+    fell_back: bool = False
+    """Whether the network from before training is kept, since held-out classes lost by it."""
     fold_scores: dict[str, Any] | None = None
     """Scores of classes held out in turn, if no classes are kept out for good."""
     compared: Compared | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from nofuss.data.collection import compact_labels
 from nofuss.data.pictures import decode_ahead
@@ -22,6 +23,7 @@ from nofuss.model.embedder import Embedder
 from nofuss.model.features import backbone_features
 from nofuss.model.start import Affine
 from nofuss.model.trunk import embedding_of
+from nofuss.report import read_optional_json
 from nofuss.run.choice import CLOSED, TRAINED, Choice
 from nofuss.terminal import console
 from nofuss.training.checkpoint import load_checkpoint
@@ -194,7 +196,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         fixed_stages=job.fixed_stages,
     )
     job.criterion = training.criterion
-    before = copy.deepcopy(job.embedder)
+    before = copy.deepcopy((job.embedder, training.criterion))
     embed_held_out = embedding_of(held_out, job.embedder, job.fixed_stages)
 
     def look(embedder: Embedder) -> QueryScores:
@@ -212,9 +214,11 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         _keep_the_better(job, before, look)
 
 
-def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], QueryScores]) -> None:
-    """Restore the embedder from before training if it scored higher on held-out classes."""
-    old, new = look(before), look(job.embedder)
+def _keep_the_better(
+    job: Job, before: tuple[Embedder, nn.Module], look: Callable[[Embedder], QueryScores]
+) -> None:
+    """Restore embedder and proxies from before training if that scored higher on held-out ones."""
+    old, new = look(before[0]), look(job.embedder)
     gain = paired_difference(new.objective, old.objective, new.labels, job.config.seed)
     classes = len(torch.unique(new.labels))
     console.say(
@@ -222,8 +226,12 @@ def _keep_the_better(job: Job, before: Embedder, look: Callable[[Embedder], Quer
         f"{new.recall.mean():.3f} after training, MAP@R {old.map_at_r.mean():.3f} and "
         f"{new.map_at_r.mean():.3f}"
     )
-    if gain.mean < 0:
-        job.embedder.load_state_dict(before.state_dict())
+    job.fell_back = gain.mean < 0
+    job.run.write(CHOICE, read_optional_json(job.run.path / CHOICE) | {"fell_back": job.fell_back})
+    if job.fell_back:
+        assert job.criterion is not None
+        job.embedder.load_state_dict(before[0].state_dict())
+        job.criterion.load_state_dict(before[1].state_dict())
         console.warn(
             "training lowered their mean, so the run keeps the network from before training"
         )

@@ -86,7 +86,8 @@ def _batch_norm(
 class _BatchNorm(torch.autograd.Function):
     """Mean, then variance around it: two small sums over the processes, one more on the way back.
 
-    Gradients of weight and bias are those of this process's rows, as for any other parameter.
+    Gradients of weight and bias are those of this process's rows, as for any other parameter. What
+    autocast gives in half precision is summed in single, in which statistics and weights are.
     """
 
     @staticmethod
@@ -94,12 +95,13 @@ class _BatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         over = [d for d in range(x.ndim) if d != 1]
-        own = x.new_tensor([x.numel() // x.shape[1]])
-        sums = all_sum(torch.cat([x.sum(over), own]))
+        whole = x.to(torch.promote_types(x.dtype, torch.float32))
+        own = whole.new_tensor([x.numel() // x.shape[1]])
+        sums = all_sum(torch.cat([whole.sum(over), own]))
         count = sums[-1:].clone()
         mean = sums[:-1] / count
-        var = all_sum((x - _along(mean, x)).square_().sum(over)) / count
-        out = F.batch_norm(x, mean, var, weight, bias, eps=eps)
+        var = all_sum((whole - _along(mean, x)).square_().sum(over)) / count
+        out = F.batch_norm(whole, mean, var, weight, bias, eps=eps).to(x.dtype)
         ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt_(), count)
         ctx.mark_non_differentiable(mean, var, count)
         return out, mean, var, count
@@ -108,13 +110,14 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse, count = ctx.saved_tensors
         over = [d for d in range(x.ndim) if d != 1]
+        grad = grad.to(mean.dtype)
         around = (x - _along(mean, x)) * _along(inverse, x)
         dweight, dbias = (grad * around).sum(over), grad.sum(over)
         along, level = all_sum(torch.stack([dweight, dbias])) / count
         dx = grad - _along(level, x) - around * _along(along, x)
         dx = dx * _along(inverse if weight is None else inverse * weight, x)
         needed = ctx.needs_input_grad
-        return dx, dweight if needed[1] else None, dbias if needed[2] else None, None
+        return dx.to(x.dtype), dweight if needed[1] else None, dbias if needed[2] else None, None
 
 
 def _along(channel: Tensor, x: Tensor) -> Tensor:

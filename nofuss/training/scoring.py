@@ -17,7 +17,7 @@ from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
 from nofuss.report.order import score_orders
-from nofuss.run.choice import TRAINED
+from nofuss.run.choice import BEFORE, TRAINED
 from nofuss.terminal import console
 from nofuss.terminal.scores import score_table, with_reranked
 from nofuss.training.baselines import untrained
@@ -114,6 +114,7 @@ def _order(job: Job, compared: Compared) -> dict[str, Any]:
 
 def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> dict[str, Any]:
     kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
+    kept = BEFORE if job.fell_back else kept
     name = job.config.loss if kept == TRAINED else kept
     score_table(title, with_reranked(name, scores) | scores["baselines"])
     job.run.write("scores.json", scores | {"method": name})

@@ -244,3 +244,17 @@ def test_their_wrappers_go_by_class_and_say_so() -> None:
     with pytest.raises(TypeError, match="must extend BaseMetricLossFunction"):
         DistributedLossWrapper(Triplet())
     assert isinstance(DistributedLossWrapper(Memory(Triplet(), 3)).loss, Memory)
+
+
+@pytest.mark.parametrize("criterion", [Triplet(), SemiHardTriplet(), NCA()])
+def test_the_batch_as_its_own_reference_is_the_batch(criterion: nn.Module) -> None:
+    x, labels = clouds()
+    assert criterion(x, labels, ref_emb=x, ref_labels=labels) == criterion(x, labels)
+
+
+def test_mined_pairs_need_no_labels() -> None:
+    x, labels = clouds()
+    mined = get_all_pairs_indices(labels)
+    assert Triplet()(x, indices_tuple=mined) == Triplet()(x, labels, mined)
+    with pytest.raises(ValueError, match="got no labels; pass them, or the pairs"):
+        Triplet()(x)

@@ -32,6 +32,13 @@ def test_slow_loop_on_unequal_classes() -> None:
     assert count_proxy_triplets(torch.tensor(labels), 3) == 9 * len(over_proxies)
 
 
+def test_names_and_numbers_beyond_64_bits() -> None:
+    assert count_triplets(list("aabb")) == 8
+    assert count_proxy_triplets(list("aabb")) == 4
+    many = 3_000_000
+    assert count_triplets(np.repeat([0, 1], many)) == 2 * many * (many - 1) * many
+
+
 def test_one_class_has_none() -> None:
     assert count_triplets(torch.zeros(5)) == 0
     assert count_proxy_triplets(torch.zeros(5)) == 0

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 import nofuss
 from nofuss.cli import main
 from nofuss.config import Preprocessing
-from nofuss.errors import RunError, UsageError
+from nofuss.errors import DataError, RunError, UsageError
+from nofuss.run.events import Event
 
 SMALL = Preprocessing(size=24, resize=24, flip=False)
 
@@ -120,3 +121,123 @@ def test_a_pca_fits_its_dimension_to_few_features(tmp_path: Path) -> None:
     assert nofuss.load(run).dim == x.shape[1]
     lowered = nofuss.train((x, y), out=tmp_path / "more", start="pca", dim=600, epochs=1)
     assert nofuss.load(lowered).dim == x.shape[1]
+
+
+def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_path: Path) -> None:
+    net = nn.Sequential(Net(), nn.Linear(12, 10))
+    net[0].requires_grad_(False)
+    net[1].eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    settings = {"preprocessing": SMALL, "epochs": 2}
+    for preset, more in (("frozen", {}), ("finetune", {"holdout": 0.0, "warmup": 0})):
+        out = tmp_path / preset
+        nofuss.train(pictures(), backbone=net, preset=preset, out=out, **settings, **more)
+        changed = {k for k, value in net.state_dict().items() if not torch.equal(value, before[k])}
+        assert changed == ({"1.weight", "1.bias"} if preset == "finetune" else set())
+        assert [part.training for part in net] == [True, False]
+        assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
+
+
+def test_a_half_trained_module_can_not_resume(tmp_path: Path) -> None:
+    """What training is compared with would be half trained, too."""
+    net, fresh = Net(), Net()
+    fresh.load_state_dict(net.state_dict())
+    settings = {"preprocessing": SMALL, "preset": "finetune", "holdout": 0.0, "warmup": 0}
+    settings |= {"out": tmp_path / "r"}
+
+    def stop(event: Event) -> None:
+        if event.kind == "epoch":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        nofuss.train(pictures(), backbone=net, epochs=3, callback=stop, **settings)
+    with pytest.raises(RunError, match=r"differs from the one .* give the module as it was before"):
+        nofuss.train(pictures(), backbone=net, resume=True, **settings)
+    nofuss.train(pictures(), backbone=fresh, resume=True, **settings)
+    assert (tmp_path / "r" / "scores.json").is_file()
+
+
+def test_settings_have_the_types_of_the_run_s_description(tmp_path: Path) -> None:
+    x, y = vectors()
+    run = nofuss.train(
+        (x, y), dim=np.int64(4), device=torch.device("cpu"), epochs=0, out=tmp_path / "run"
+    )
+    assert json.loads((run / "config.json").read_text())["dim"] == 4
+    for wrong in ("3", 2.0, True):
+        with pytest.raises(UsageError, match=r"^epochs is .*; expected int$"):
+            nofuss.train((x, y), epochs=wrong, out=tmp_path / "wrong")
+    with pytest.raises(UsageError, match=r"^shrinkage is 'much'; expected float$"):
+        nofuss.train((x, y), shrinkage="much", out=tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+class Folder:
+    """A path that is neither a str nor a pathlib.Path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_any_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nofuss.train(vectors(), epochs=0, out=Folder(tmp_path / "run")) == tmp_path / "run"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert nofuss.load("~/run").dim == 16
+
+
+def test_data_in_whatever_form_they_come(tmp_path: Path) -> None:
+    x, y = vectors()
+    words = np.array([f"class {label}" for label in y], dtype=object)  # as pandas has them
+    for i, data in enumerate(([x, y], (torch.from_numpy(x).requires_grad_(), y), (x, words))):
+        run = nofuss.train(data, epochs=0, out=tmp_path / str(i))
+        assert json.loads((run / "scores.json").read_text())["recall@1"] > 0.9
+    for wrong in (x, (x, y, y), {"X": x, "y": y}):
+        with pytest.raises(DataError, match=r"^data is a \w+; expected a path, \(X, y\)"):
+            nofuss.train(wrong, out=tmp_path / "wrong")
+    with pytest.raises(DataError, match=r"TensorDataset gives vectors; give them and labels as"):
+        nofuss.train(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), out=tmp_path / "w")
+
+
+def test_pictures_in_tensors_of_bytes_are_those_in_arrays(tmp_path: Path) -> None:
+    found, labels = pictures()
+    tensors = torch.from_numpy(found).permute(0, 3, 1, 2)
+    data = [(tensors[i], int(labels[i])) for i in range(len(labels))]
+
+    class Bytes(Dataset[tuple[Tensor, int]]):
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return data[index]
+
+    settings = {"preset": "small", "epochs": 1, "dim": 8, "size": 24, "seed": 1}
+    one = nofuss.train(Bytes(), out=tmp_path / "tensors", **settings)
+    two = nofuss.train((found, labels), out=tmp_path / "arrays", **settings)
+    weights = [(run / "model/weights.safetensors").read_bytes() for run in (one, two)]
+    assert weights[0] == weights[1]
+
+
+def test_what_came_from_python_is_resumed_from_python(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stop(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        nofuss.train(vectors(), epochs=2, start="pca", callback=stop, out=run)
+    again = f"nofuss.train(DATA, out='{run}', resume=True)"
+    assert f"resume with: {again}" in "".join(capfd.readouterr())
+    assert main(["train", "--out", str(run), "--resume"]) == 2
+    assert f"were given from Python; give them again: {again}" in capfd.readouterr().err
+    nofuss.train(vectors(), out=run, resume=True)
+
+
+def test_a_whitening_without_shrinkage(tmp_path: Path) -> None:
+    """Fewer items than features: the scatter within classes has no inverse."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(24, 40)).astype(np.float32), np.repeat(np.arange(6), 4)
+    run = nofuss.train((x, y), shrinkage=0, epochs=0, out=tmp_path / "run")
+    assert nofuss.load(run).embed(x).isfinite().all()

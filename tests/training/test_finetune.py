@@ -73,7 +73,10 @@ def test_what_held_out_classes_lose_is_not_kept(
     """On so few pictures training does harm: the run ends with the network from before it."""
     start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
     settings = SETTINGS | {"holdout": 0.25}
-    found = weights(nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings))
+    run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings)
+    found = weights(run)
+    assert json.loads((run / "scores.json").read_text())["method"] == "before training"
+    assert "as before training, by which held-out classes lost" in (run / "README.md").read_text()
     assert all(torch.equal(found[f"backbone.{name}"], before) for name, before in start.items())
     assert "the run keeps the network from before training" in "".join(capfd.readouterr())
     assert len(list(cache.glob("activations-*.bin"))) == 2  # of training and held-out items

@@ -26,6 +26,20 @@ def test_classes_of_one_item_make_no_folds() -> None:
     assert class_folds(torch.arange(40), 4) == []
 
 
+@pytest.mark.parametrize("flip", [False, True])
+def test_classes_numbered_by_frequency_are_folded_all_the_same(flip: bool) -> None:
+    sizes = torch.cat([torch.full((10,), 4), torch.ones(30, dtype=torch.long)])
+    labels = torch.arange(40).repeat_interleave(sizes.flip(0) if flip else sizes)
+    folds = class_folds(labels, 4)
+    several = torch.bincount(labels) > 1
+    found = [int(several[labels[fold.held_out].unique()].sum()) for fold in folds]
+    assert sorted(found) == [2, 2, 3, 3]
+    assert sum(len(fold.held_out) for fold in folds) == len(labels)
+    rows = sample_rows(labels, torch.arange(len(labels)), 20)
+    assert several[labels[rows]].all(), "what is scored can be searched for"
+    assert len(query_scores(torch.randn(len(rows), 3), labels[rows]).recall) == len(rows)
+
+
 def test_a_sample_keeps_classes_whole_as_far_as_it_can() -> None:
     labels = torch.arange(10).repeat_interleave(30)
     rows = torch.arange(300)

@@ -264,3 +264,15 @@ def _alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_half_precision_and_batch_norm_of_all_rows(tmp_path: Path) -> None:
+    """Batch norm over two processes sums in single precision what autocast gives in half."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(8), 6)
+    images = random.integers(0, 256, (len(labels), 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=images, labels=labels)
+    command = ["train", "images.npz", "--preset", "small", "--precision", "bf16", "--device", "cpu"]
+    command += ["--epochs", "1", "--dim", "8", "--batch", "8", "--out", "run"]
+    run_to_the_end(torchrun(2, "-m", "nofuss", *command), tmp_path)
+    assert (tmp_path / "run" / "scores.json").is_file()
