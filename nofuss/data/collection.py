@@ -204,8 +204,6 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
         )
     if not len(dataset):
         raise DataError(f"{type(dataset).__name__} is empty")
-    if getattr(_input(dataset), "ndim", 3) < 2:
-        raise DataError(f"{type(dataset).__name__} gives vectors; give them and labels as (X, y)")
     if labels is None:
         labels = getattr(dataset, "targets", None)
     if labels is None:
@@ -224,12 +222,6 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
         labels=compact,
         class_names=tuple(str(v if names is None else names[int(v)]) for v in values),
     )
-
-
-def _input(dataset: Any) -> Any:
-    """Return the first input of a dataset of (input, label) pairs."""
-    first = dataset[0]
-    return first[0] if isinstance(first, tuple | list) and len(first) else first
 
 
 def _are_rows(values: NDArray[Any], count: int) -> bool:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST = 1e-6
-"""Least α: without any, S has no inverse where features repeat one another or items are few."""
+LEAST = 1e-5
+"""What is added to the diagonal where S has no inverse without: few items and no shrinkage."""
 BLOCK = 8192
 """Rows whose products are summed in single precision before they are added in double."""
 
@@ -47,7 +47,6 @@ class ClassScatter:
         spread = self.within.trace() / width
         if not spread > 0:  # every class has one item, or equal ones
             return torch.eye(width, dtype=self.within.dtype)
-        shrinkage = max(shrinkage, LEAST)
         s = self.within * ((1 - shrinkage) / spread)
         s.diagonal().add_(shrinkage)
         return s
@@ -128,7 +127,7 @@ def whitened(
     dimensions an approximate subspace is close to the eigenvectors, at a fraction of the cost.
     dim: None for all F.
     """
-    factor = torch.linalg.cholesky(scatter.shrunk_within(shrinkage)).to(features.dtype)
+    factor = _triangle(scatter.shrunk_within(shrinkage)).to(features.dtype)
     result: Tensor = torch.linalg.solve_triangular(factor.T, features, upper=True, left=False)
     if dim is None or dim >= len(factor):
         return result
@@ -169,10 +168,18 @@ def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _inverse_root(s: Tensor) -> Tensor:
     """Return a lower triangular matrix R with R·S·Rᵀ = I."""
-    factor = torch.linalg.cholesky(s)
+    factor = _triangle(s)
     eye = torch.eye(len(s), dtype=s.dtype)
     result: Tensor = torch.linalg.solve_triangular(factor, eye, upper=False)
     return result
+
+
+def _triangle(s: Tensor) -> Tensor:
+    """Return the lower triangular L with L·Lᵀ = S, of a mean diagonal of 1; or nearly S."""
+    factor, failed = torch.linalg.cholesky_ex(s)
+    if failed:
+        factor = torch.linalg.cholesky(s + LEAST * torch.eye(len(s), dtype=s.dtype))
+    return factor
 
 
 def _leading_subspace(total: Tensor, factor: Tensor, dim: int, *, rounds: int = 4) -> Tensor:

@@ -104,7 +104,10 @@ def _collection(data: Any) -> Collection | None:
             f"data is a {type(data).__name__}; expected a path, (X, y), a torch Dataset or a "
             "Collection"
         )
-    return from_dataset(data)
+    found = from_dataset(data)
+    if getattr(data[0][0], "ndim", 3) < 2:
+        raise DataError(f"{type(data).__name__} gives vectors; give them and labels as (X, y)")
+    return found
 
 
 def _array(values: Any) -> NDArray[Any]:
