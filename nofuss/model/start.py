@@ -176,6 +176,7 @@ def _inverse_root(s: Tensor) -> Tensor:
 
 def _triangle(s: Tensor) -> Tensor:
     """Return the lower triangular L with L·Lᵀ = S, of a mean diagonal of 1; or nearly S."""
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(s)
     if failed:
         factor = torch.linalg.cholesky(s + LEAST * torch.eye(len(s), dtype=s.dtype))
