@@ -31,7 +31,8 @@ def main(
         pictures: One or more pictures (or an .npz of vectors, for a run on vectors).
         k: Number of neighbours.
         where: Find only items whose columns match, as in "price<20 and shop=='north'". Columns are
-            those of a CSV besides path, label and split, and `label`; see docs/engines.md.
+            those of a CSV besides path, label and split, and `label`; see docs/engines.md. What
+            passes is ranked by distance alone, without a verdict "nothing like this".
         index: The database that `nofuss index --to URL` wrote to.
         json: Print the results as JSON.
         show: Also draw the results, a row a query, the query on the left; never overwritten.

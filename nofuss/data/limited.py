@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from PIL import Image
 
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError, decode, in_mode, resized
@@ -50,13 +51,21 @@ def main() -> None:
 
 def _answer(job: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes, bytes]:
     side, resize = job["side"], job["resize"]
-    source: Path | IO[bytes] = io.BytesIO(body) if job["path"] is None else Path(job["path"])
-    image = decode(source, at_least=max(side, resize))
+
+    def decoded(at_least: int) -> Image.Image:
+        source = io.BytesIO(body) if job["path"] is None else Path(job["path"])
+        return decode(source, at_least=at_least)
+
+    # At the scale of `decode_resized`: a JPEG of another scale has another embedding.
+    image = decoded(resize or side)
     pixels, shape = b"", None
     if resize:
         fit = Preprocessing(resize, resize, squash=job["squash"], mode=job["mode"])
         array = np.asarray(resized(in_mode(image, fit.mode), fit))
         pixels, shape = array.tobytes(), array.shape
+        if resize < side and min(image.size) < side:  # perhaps a JPEG too small for the thumbnail
+            del image
+            image = decoded(side)
     content, media = encoded(shrunk(image, side))
     sizes = {"pixels": len(pixels), "content": len(content)}
     return {"shape": shape, "media": media} | sizes, pixels, content

@@ -80,11 +80,14 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
 
 
 def _with_held_out(labels: Rows, train_rows: Rows, test: Rows, config: TrainConfig) -> Sides:
-    """Hold out the configured share of the training classes, unless they are too few."""
-    share = float(config.holdout or 0)
-    if not share or len(np.unique(labels[train_rows])) < 8:
+    """Hold out the configured share of the training classes, two at least: one can't be scored.
+
+    None where there are fewer than eight.
+    """
+    share, classes = float(config.holdout or 0), len(np.unique(labels[train_rows]))
+    if not share or classes < 8:
         return Sides(train_rows, np.empty(0, dtype=np.int64), test)
-    inner = hold_out(labels[train_rows], share, config.seed)
+    inner = hold_out(labels[train_rows], max(share, 2 / classes), config.seed)
     return Sides(train_rows[inner.train], train_rows[inner.test], test)
 
 

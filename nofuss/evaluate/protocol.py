@@ -124,7 +124,7 @@ def evaluate(
         nmi=normalized_mutual_information(clusters, item_classes),
         ami=adjusted_mutual_information(clusters, item_classes),
         items=len(items),
-        classes=int(item_classes.max()) + 1,
+        classes=len(torch.unique(classes if has_gallery else item_classes)),
         queries=int(is_query.sum()),
         seed=seed,
         intervals=intervals,

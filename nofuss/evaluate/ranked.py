@@ -154,9 +154,7 @@ def gains_of(after: QueryScores, before: QueryScores, *, seed: int) -> dict[str,
     }
 
 
-def reranking_summary(
-    after: RankedScores, before: RankedScores, weighting: Weighting, *, seed: int
-) -> dict[str, Any]:
+def reranking_summary(after: RankedScores, before: RankedScores, *, seed: int) -> dict[str, Any]:
     """Return the scores of re-ranking for scores.json, with its gain over the plain order."""
     results = {f"recall@{k}": after.hits[:, i] for i, k in enumerate(KS)}
     results |= {"map@r": after.map_at_r, "r_precision": after.r_precision}
@@ -164,8 +162,7 @@ def reranking_summary(
     content: dict[str, Any] = {name: float(values.mean()) for name, values in results.items()}
     content |= {f"{name}_interval": list(interval) for name, interval in ends.items()}
     gains = gains_of(after.scores, before.scores, seed=seed)
-    content["gain"] = {name: list(gain) for name, gain in gains.items()}
-    return content | weighting._asdict()
+    return content | {"gain": {name: list(gain) for name, gain in gains.items()}}
 
 
 def _unit(vectors: Array) -> Tensor:

@@ -1,7 +1,7 @@
 """Whether a run re-ranks what it finds: decided on folds of training classes, kept with the run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import torch
@@ -40,11 +40,18 @@ class Reranking:
     """Recall@1 and MAP@R, "without" and "with", each fold by the candidate of the others."""
     gains: dict[str, list[float]]
     """Their mean differences with 95% intervals over classes."""
+    of_others: list[list[float]] = field(default_factory=list)
+    """For each fold, neighbours and power of the candidate that the others prefer."""
 
     @property
     def weighting(self) -> Weighting | None:
         """Return the weighting to search with; None if re-ranking is off."""
         return Weighting(self.neighbours, self.power) if self.on else None
+
+    @property
+    def by_fold(self) -> list[Weighting] | None:
+        """Return what to score each fold with, chosen on the others; None if it is off."""
+        return [Weighting(int(k), power) for k, power in self.of_others] if self.on else None
 
     def describe(self) -> str:
         """Return one line for the user."""
@@ -71,6 +78,7 @@ class Reranking:
             "on": type(made.on) is bool,
             "scores": _is_table(made.scores, ("without", "with"), 2),
             "gains": _is_table(made.gains, ("recall@1", "map@r"), 3),
+            "of_others": _are_weightings(made.of_others),
         }
         if wrong := [name for name, is_valid in valid.items() if not is_valid]:
             raise ValueError(f"reranking has an invalid {', '.join(wrong)}")
@@ -114,6 +122,7 @@ def _decided(folds: Sequence[Sequence[RankedScores]], seed: int) -> Reranking:
             for name, of in (("without", before), ("with", after))
         },
         gains={name: list(gain) for name, gain in gains.items()},
+        of_others=[list(CANDIDATES[i]) for i in best],
     )
 
 
@@ -138,6 +147,17 @@ def _best(folds: Sequence[Sequence[RankedScores]], seed: int) -> int:
 def _points(gain: Sequence[float]) -> str:
     mean, low, high = (100 * value for value in gain)
     return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"
+
+
+def _are_weightings(pairs: Any) -> bool:
+    return isinstance(pairs, list) and all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(type(value) in (int, float) for value in pair)
+        and 1 <= pair[0] <= SIZE
+        and 0 <= pair[1] <= 100
+        for pair in pairs
+    )
 
 
 def _is_table(table: Any, names: Sequence[str], width: int) -> bool:

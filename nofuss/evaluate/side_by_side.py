@@ -25,12 +25,6 @@ def scorable(labels: Any) -> bool:
     return len(sizes) > 1 and int(sizes.max()) > 1
 
 
-def score_all(embeddings: dict[str, Tensor], labels: Any, *, seed: int) -> dict[str, Scores]:
-    """Return the scores of each set of embeddings, on the same items."""
-    y = np.asarray(labels)
-    return {name: evaluate(x, y, ks=KS, seed=seed) for name, x in embeddings.items()}
-
-
 def gain_over(
     name: str, ours: Sequence[PerQuery], theirs: Sequence[PerQuery], *, seed: int
 ) -> dict[str, Any]:
@@ -47,13 +41,13 @@ def score_folds(
     labels: Sequence[Tensor],
     *,
     seed: int,
-    weighting: Weighting | None = None,
+    weightings: Sequence[Weighting] | None = None,
 ) -> dict[str, Any]:
     """Return scores of classes that were held out in turn, each searched within its fold.
 
     They are means over the folds, weighted by queries (NMI and AMI: by items), beside those of the
-    baselines, and those of re-ranking if a weighting is given; "by_class" has what `compare` needs
-    of ours.
+    baselines, and those of re-ranking if weightings are given, one a fold, chosen on the others;
+    "by_class" has what `compare` needs of ours.
     """
 
     def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
@@ -65,8 +59,8 @@ def score_folds(
     gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
     columns = {name: _mean_of_folds(scores, seed=seed) for name, scores in others.items()}
     means = _mean_of_folds(ours, seed=seed)
-    if weighting is not None:
-        means["reranked"] = _reranked(kept, labels, weighting, seed=seed)
+    if weightings is not None:
+        means["reranked"] = _reranked(kept, labels, weightings, seed=seed)
     return means | {
         "gain": gain,
         "baselines": columns,
@@ -76,11 +70,12 @@ def score_folds(
 
 
 def _reranked(
-    folds: Sequence[Tensor], labels: Sequence[Tensor], weighting: Weighting, *, seed: int
+    folds: Sequence[Tensor], labels: Sequence[Tensor], weightings: Sequence[Weighting], *, seed: int
 ) -> dict[str, Any]:
-    found = [ranked_scores(x, y, (None, weighting)) for x, y in zip(folds, labels, strict=True)]
+    each = zip(folds, labels, weightings, strict=True)
+    found = [ranked_scores(x, y, (None, weighting)) for x, y, weighting in each]
     plain, after = (of_folds(column) for column in zip(*found, strict=True))
-    return reranking_summary(after, plain, weighting, seed=seed)
+    return reranking_summary(after, plain, seed=seed)
 
 
 def class_sums(queries: QueryScores) -> dict[str, list[float]]:

@@ -12,7 +12,7 @@ that recognises hardly more strangers than a coin would, the answer is "can't te
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self
 
@@ -173,21 +173,17 @@ def calibrate(
     """
     y = torch.as_tensor(labels)
 
-    def among(some: Tensor | None) -> Strangers | None:
+    def among(some: Tensor | None, at_least: Sequence[float] | None = None) -> Strangers | None:
         sample = _measure(vectors, y, (chosen.rule,), among=some)
-        return _pooled([sample], chosen.rule) if sample and _suffice([sample]) else None
+        if sample is None or not _suffice([sample]):
+            return None
+        return _pooled([sample], chosen.rule, at_least=at_least)
 
     learned = torch.zeros(len(y), dtype=torch.bool) if seen is None else torch.as_tensor(seen)
     found = among(~learned)
     if found is not None or not learned.any():
         return found
-    found = among(None)
-    if found is None:
-        return None
-    known = [max(a, b) for a, b in zip(found.known, chosen.known, strict=True)]
-    moved = replace(found, known=known)
-    beyond = float(np.interp(moved.threshold, moved.strangers, _LEVELS))
-    return replace(moved, rejected=1 - beyond)
+    return among(None, at_least=chosen.known)
 
 
 def _measure(
@@ -232,8 +228,13 @@ def _suffice(samples: Sequence[_Sample]) -> bool:
     return items >= ENOUGH_ITEMS and classes >= ENOUGH_CLASSES
 
 
-def _pooled(samples: Sequence[_Sample], rule: str) -> Strangers:
-    """Return the figures of a rule over several samples, each of other classes."""
+def _pooled(
+    samples: Sequence[_Sample], rule: str, *, at_least: Sequence[float] | None = None
+) -> Strangers:
+    """Return the figures of a rule over several samples, each of other classes.
+
+    at_least: lower limits of the quantiles of the known, and so of the threshold.
+    """
     known = torch.cat([sample.known[rule] for sample in samples]).double()
     strangers = torch.cat([sample.strangers[rule] for sample in samples]).double()
     offsets = np.cumsum([0, *(int(sample.labels.max()) + 1 for sample in samples)])
@@ -241,6 +242,8 @@ def _pooled(samples: Sequence[_Sample], rule: str) -> Strangers:
     nearest = torch.cat([sample.nearest for sample in samples])
     levels = torch.from_numpy(_LEVELS)
     quantiles = known.quantile(levels, interpolation="higher").tolist()
+    if at_least is not None:
+        quantiles = [max(a, b) for a, b in zip(quantiles, at_least, strict=True)]
     threshold = quantiles[round((1 - DENIED) * (len(_LEVELS) - 1))]
     rejected, denied = (strangers > threshold).double(), (known > threshold).double()
     cosine = float(nearest.quantile(DENIED, interpolation="lower"))

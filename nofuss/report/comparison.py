@@ -22,6 +22,7 @@ from nofuss.evaluate.side_by_side import are_class_sums, from_class_sums, scorab
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import load
 from nofuss.report import read_optional_json
+from nofuss.report.evaluation import say_what_is_known
 from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import RunEmbeddings, load_embeddings
 from nofuss.terminal import console
@@ -95,7 +96,7 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
         return _by_folds(runs), "every class, by models that have not seen it"
     config = runs[0].config
     collection, _ = open_usable(
-        config.data,
+        runs[0].own_data,
         labelling=labelling_of(config),
         corrections=runs[0].corrections,
         say=lambda _: None,
@@ -138,7 +139,10 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
 
 def _on_data(paths: Sequence[Path], data: Path, device: str, *, quiet: bool) -> list[PerQuery]:
     say = console.aside if quiet else console.say
-    collection, _ = open_usable(data, say=say)
+    labellings = [labelling_of(open_run(path).config) for path in paths]
+    if any(labelling != labellings[0] for labelling in labellings):
+        raise RunError("the runs take classes from other parts of a path; compare those that agree")
+    collection, _ = open_usable(data, labelling=labellings[0], say=say)
     if collection.labels is None or not scorable(collection.labels):
         raise DataError(
             f"{collection.name} can't be scored: two classes are needed, one with two items"
@@ -148,6 +152,7 @@ def _on_data(paths: Sequence[Path], data: Path, device: str, *, quiet: bool) -> 
 
 def _queries_of(path: Path, collection: Collection, device: str, *, quiet: bool) -> PerQuery:
     encoder, label = load(path, device=device), f"embedding with {path.name}"
+    say_what_is_known(encoder, collection, console.aside if quiet else console.say)
     with console.progress(label, len(collection), quiet=quiet) as progress:
         vectors = encoder.embed_collection(collection, progress=progress)
     assert collection.labels is not None

@@ -18,7 +18,7 @@ from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
-from nofuss.evaluate.protocol import evaluate
+from nofuss.evaluate.protocol import Scores, evaluate
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.side_by_side import KS, scorable
@@ -61,7 +61,7 @@ def score_run(
     compared: Compared | None = None
     with processes.in_turn():
         own = run.corrections if data is None else None
-        data_path = data or run.config.data
+        data_path = data or run.own_data
         collection, _ = open_usable(data_path, labelling=labelling, corrections=own, say=say)
     processes.check_same("data", collection.fingerprint)
     if data is None:
@@ -101,6 +101,8 @@ def score_run(
         raise DataError(
             f"{collection.name} can't be scored: it needs two classes, one of them with two items"
         )
+    if data is not None:
+        say_what_is_known(encoder, collection, say)
     vectors = encoder.embed_collection(collection)
     others = None if compared is None else encoder.embed_collection(compared.collection)
     if searched is None or gallery is None or data is None:
@@ -121,12 +123,19 @@ def score_run(
     if weighting is not None:
         given = (options.get("gallery"), options.get("gallery_labels"), options.get("query_rows"))
         plain, after = ranked_scores(queries, labels, (None, weighting), *given)
-        content["reranked"] = reranking_summary(after, plain, weighting, seed=seed)
+        content["reranked"] = reranking_summary(after, plain, seed=seed)
     if compared is not None and others is not None:
         content |= extra_of(score_order(compared.collection, others, seed=seed).as_dict())
     _keep(run, collection.name, content, as_json=as_json, own=data is None)
     if data is None:
         _keep_vectors(run, whole, vectors, test, say)
+
+
+def say_what_is_known(encoder: Encoder, data: Collection, say: Callable[[str], None]) -> None:
+    """Say if a model has learned from classes of these names: they tell little of unseen ones."""
+    if known := len({*encoder.class_names} & {*data.class_names}):
+        which = f"{known:,} of {data.num_classes:,} classes"
+        say(f"note: {encoder.source} has learned from {which}; these are not scores on unseen ones")
 
 
 def _weighting(run: Run, encoder: Encoder) -> Weighting | None:
@@ -164,10 +173,14 @@ def _keep_vectors(
 def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
     """Return what earlier scores of the run say beyond its own: baselines, method and gain.
 
-    Baselines are of the same test items, whatever the model. The gain over one of them is left out
+    Baselines are of the same queries, whatever the model. The gain over one of them is left out
     where it is no longer the difference of the scores, as after the model was replaced.
     """
-    kept: dict[str, Any] = {n: before[n] for n in ("baselines", "method") if n in before}
+    same = all(before.get(name) == scores.get(name) for name in ("protocol", "queries"))
+    also = ("baselines",) if same else ()
+    kept: dict[str, Any] = {name: before[name] for name in ("method", *also) if name in before}
+    if "baselines" not in kept:
+        return kept
     try:
         gain = before["gain"]
         baseline = before["baselines"][gain["over"]]
@@ -224,6 +237,17 @@ def among_themselves(vectors: Tensor, collection: Collection) -> Queries:
     _check_shared(names[query_rows], names[gallery_rows])
     options: Options = {"gallery": vectors[gallery_rows], "gallery_labels": labels[gallery_rows]}
     return Queries(vectors[query_rows], labels[query_rows], options)
+
+
+def score_all(
+    embeddings: dict[str, Tensor], collection: Collection, *, seed: int
+) -> dict[str, Scores]:
+    """Return the scores of each set of embeddings of a collection, searched `among_themselves`."""
+    found = {}
+    for name, vectors in embeddings.items():
+        queries, labels, options = among_themselves(vectors, collection)
+        found[name] = evaluate(queries, labels, ks=KS, seed=seed, **options)
+    return found
 
 
 def within_gallery(

@@ -113,7 +113,11 @@ def _verdict(gain: dict[str, Any]) -> str:
     high = max(difference[2] for difference in differences)
     if low == high == 0:  # the untrained features were kept
         return "made no difference"
-    return "paid off" if low >= 0 else "made it worse" if high <= 0 else "made little difference"
+    if low >= 0 and any(difference[1] > 0 for difference in differences):
+        return "paid off"
+    if high <= 0 and any(difference[2] < 0 for difference in differences):
+        return "made it worse"
+    return "made little difference"
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:

@@ -76,6 +76,20 @@ class Run:
         return None if self.config.corrections is None else self.path / CORRECTIONS
 
     @property
+    def own_data(self) -> Path | None:
+        """The data it was trained on; RunError if they are no longer where they were."""
+        data = self.config.data
+        if data is None or data.exists() or is_named_data(data):
+            return data
+        if str(data).endswith(FROM_PYTHON):
+            raise RunError(f"the data of {self.path} were given from Python; give data that it has")
+        moved = shlex.join(["nofuss", "train", "NEW", "--out", str(self.path), "--resume"])
+        raise RunError(
+            f"the data of {self.path} were at {data} and are not there now; give other data, or if "
+            f"they have moved: {moved}"
+        )
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes the run; in Python where data or network came from there."""
         own = self.config.backbone == "own"
@@ -123,9 +137,7 @@ def create_run(
         raise RunError(f"{path} is a file, not a folder; give another --out") from None
     except OSError as error:
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
-    data = config.data
-    if data is not None and not is_named_data(data) and not str(data).endswith(FROM_PYTHON):
-        data = Path(os.path.abspath(os.path.expanduser(data)))
+    data = None if config.data is None else _absolute(config.data)
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     if run.corrections is not None and config.corrections is not None and first():
         write_file(run.corrections, read_regular(config.corrections))
@@ -192,8 +204,10 @@ def continue_run(
     if not config.force:
         cure = "give the same data, or --force to resume nevertheless"
         check_same_data(config.out, fingerprint, cure=cure)
-    run = Run(config.out, config)
-    if config.force or not (run.path / "environment.json").exists():  # killed before it was written
+    data = None if config.data is None else _absolute(config.data)
+    run = Run(config.out, dataclasses.replace(config, data=data))
+    described = (run.path / "environment.json").exists()  # else killed before it was written
+    if config.force or data != saved.data or not described:
         _describe(run, fingerprint)
     return run
 
@@ -206,6 +220,13 @@ def check_same_data(run: Path, fingerprint: str, *, cure: str) -> None:
             f"the data differ from what {run} was started on (fingerprint {fingerprint[:8]}, "
             f"was {str(saved)[:8]}); {cure}"
         )
+
+
+def _absolute(data: Path) -> Path:
+    """Return the path of data from the root; a name that is no path stays as it is."""
+    if is_named_data(data) or str(data).endswith(FROM_PYTHON):
+        return data
+    return Path(os.path.abspath(os.path.expanduser(data)))
 
 
 def environment(device: str = "auto") -> dict[str, Any]:

@@ -17,8 +17,9 @@ from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
+from nofuss.search.index import Index
 from nofuss.search.searchable import Pictures, open_searchable
-from nofuss.search.searcher import COPIED, Found, Rerank, Searcher
+from nofuss.search.searcher import COPIED, STRANGERS, Found, Rerank, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.where import Condition, FilterError, parse_filter
 from nofuss.terminal import console
@@ -48,34 +49,50 @@ def find_similar(
         results = [
             answer(name, each, searchable.index) for name, each in zip(names, found, strict=True)
         ]
+    filtered = condition is not None
     if as_json:
-        console.print_json(
-            {"run": str(run), "metric": METRIC} | about(searcher) | {"queries": results}
-        )
+        content = {"run": str(run), "metric": METRIC} | about(searcher, filtered=filtered)
+        console.print_json(content | {"queries": results})
     else:
         for result in results:
-            _print(result, types)
-        if searcher.strangers is None:
-            console.say(
-                "search can't say whether a class is in the index at all: that needs labels of "
-                f"more classes, and of a database at most {COPIED:,} items"
-            )
-        elif not searcher.strangers.useful:
-            console.say(searcher.strangers.describe())
+            _print(result, types, filtered=filtered)
+        if not filtered and (reason := why_no_verdict(searcher, encoder)):
+            console.say(reason)
     if show is not None:
         _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
         if not as_json:
             console.say(f"picture of the results: {show}")
 
 
-def about(searcher: Searcher) -> dict[str, Any]:
-    """Return how the index is searched, ready for JSON: re-ranking, and the rule for strangers."""
+def about(searcher: Searcher, *, filtered: bool = False) -> dict[str, Any]:
+    """Return how the index is searched, ready for JSON: re-ranking, and the rule for strangers.
+
+    Neither is used with a filter, so both are None then.
+    """
     weighting, strangers = searcher.weighting, searcher.strangers
+    if filtered:
+        weighting = strangers = None
     names = ("rule", "auroc", "rejected", "denied", "useful", "items", "classes")
     return {
         "rerank": weighting and weighting._asdict(),
         "strangers": strangers and {name: getattr(strangers, name) for name in names},
     }
+
+
+def why_no_verdict(searcher: Searcher, encoder: Encoder) -> str:
+    """Return why search can't say "nothing like this"; empty if it can."""
+    if searcher.strangers is not None:
+        return "" if searcher.strangers.useful else searcher.strangers.describe()
+    if encoder.extra.get(STRANGERS) is None:
+        reason = "training had too few held-out classes to find a rule; train on more classes"
+    elif isinstance(searcher.index, Index):
+        reason = "that needs labels of more classes in the index"
+    else:
+        reason = (
+            f"that needs labels of more classes in the index, and at most {COPIED:,} items in a "
+            "database"
+        )
+    return f"search can't say whether a class is in the index at all: {reason}"
 
 
 def answer(query: str, found: Found, index: Searched) -> dict[str, Any]:
@@ -118,9 +135,11 @@ def read_filter(text: str, types: Mapping[str, Type]) -> Condition:
         raise UsageError(f"--where: {error}") from None
 
 
-def _print(result: dict[str, Any], types: Mapping[str, Type]) -> None:
+def _print(result: dict[str, Any], types: Mapping[str, Type], *, filtered: bool) -> None:
     """Print a heading and a line a neighbour."""
     console.say(printable(result["query"]))
+    if filtered and not result["neighbours"]:
+        console.say("  nothing passes the filter")
     if result["found"] is not None:
         console.say(f"  {result['verdict']}")
     for neighbour in result["neighbours"]:

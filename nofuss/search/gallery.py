@@ -63,6 +63,8 @@ class Plan:
     unchanged: list[int] = field(default_factory=list)
     revised: list[int] = field(default_factory=list)
     """Those of the unchanged whose label, columns or time of change are others now."""
+    relabelled: int = 0
+    """How many of the revised have another label or other columns."""
     gone: list[str] = field(default_factory=list)
     """Names to remove from the index: their items no longer exist."""
     unreadable: list[str] = field(default_factory=list)
@@ -81,6 +83,8 @@ class Changes:
     added: int = 0
     changed: int = 0
     removed: int = 0
+    revised: int = 0
+    """Items that have another label or other columns, and were not embedded again."""
     unchanged: int = 0
     unreadable: list[str] = field(default_factory=list)
 
@@ -92,7 +96,8 @@ class Changes:
     def describe(self) -> str:
         """Return words like "12 new, 1 changed, 3 removed, 11,772 unchanged"."""
         counts = {"new": self.added, "changed": self.changed, "removed": self.removed}
-        counts |= {"unchanged": self.unchanged, "unreadable": len(self.unreadable)}
+        counts |= {"with new labels or columns": self.revised, "unchanged": self.unchanged}
+        counts |= {"unreadable": len(self.unreadable)}
         return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "nothing"
 
 
@@ -139,8 +144,9 @@ def plan(
         todo.unchanged.append(i)
         if todo.labels[i] is None and note.source != todo.source:
             continue  # indexed before with its class folder: keep that source and label
-        if todo.record(i).note != note:
+        if (now := todo.record(i).note) != note:
             todo.revised.append(i)
+            todo.relabelled += now.facts != note.facts
     return todo
 
 
@@ -167,7 +173,8 @@ def update(
     target.declare(todo.source, {name: column.type for name, column in todo.columns.items()})
     target.revise([todo.record(i) for i in todo.revised])
     target.discard(todo.gone)
-    changes = Changes(removed=len(todo.gone), unchanged=len(todo.unchanged))
+    changes = Changes(removed=len(todo.gone), revised=todo.relabelled)
+    changes.unchanged = len(todo.unchanged) - todo.relabelled
     changes.unreadable += todo.unreadable
     done = 0
     for start in range(0, len(todo.stale), CHUNK):

@@ -28,7 +28,7 @@ from nofuss.search.gallery import (
     update,
 )
 from nofuss.search.index import MANIFEST, Index, Kind
-from nofuss.search.items import open_items, source_of
+from nofuss.search.items import describe_items, open_items, source_of
 from nofuss.search.searcher import STRANGERS, calibrated
 from nofuss.search.stores import open_store
 from nofuss.search.stores.exactness import describe_recall
@@ -58,7 +58,7 @@ def index_run(
         index = _former(run, encoder, kind)
         target = Local(index, save=lambda: _save(index, folder))
         index.extra.pop(STRANGERS, None)  # until all is embedded
-        changes = change(target, run, encoder, data or run.config.data, remove=remove)
+        changes = change(target, run, encoder, _items(run, data, remove), remove=remove)
         found = _calibrate(index, encoder)
         _save(index, folder)
         console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
@@ -78,12 +78,17 @@ def index_into(
         lock.take(path)
         encoder = load(path, device=device)
         check_store(store, run, encoder, create=not remove)
-        changes = change(store, run, encoder, data or run.config.data, remove=remove)
+        changes = change(store, run, encoder, _items(run, data, remove), remove=remove)
         with console.busy(f"building the index of {store.shown}"):
             store.finish()
         console.say(f"{changes.describe()}: {len(store):,} items in {store.shown}")
         if changes.wrote and (recall := describe_recall(store)):
             console.say(recall)
+
+
+def _items(run: Run, data: Path | None, remove: bool) -> Path | None:
+    """Return what to index, or to remove, which need not be there: the run's own by default."""
+    return data or (run.config.data if remove else run.own_data)
 
 
 def check_store(store: Store, run: Run, encoder: Encoder, *, create: bool = False) -> None:
@@ -178,7 +183,7 @@ def change(
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
         collection = corrected(collection, run.corrections, say=console.say)
     check_fits(collection, encoder.embedder.backbone)
-    console.say(collection.describe())
+    console.say(describe_items(collection))
     for note in collection.notes:
         console.warn(note)
     count = len(collection)

@@ -25,6 +25,9 @@ UNLABELLED = ""
 def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open any data; pictures outside class folders belong to it too, without a label."""
     collection = open_any(path, labelling)
+    # A run decides on its classes in training: `nofuss index` has no --class-level.
+    notes = tuple(note.partition("; --class-level")[0] for note in collection.notes)
+    collection = replace(collection, notes=notes)
     if path is None or not (path := Path(os.path.expanduser(path))).is_dir() or layout_of(path):
         return collection
     path, known = path.absolute(), set(collection.paths)
@@ -43,6 +46,17 @@ def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collectio
         notes=(*skipped_notes(skipped), *(n for n in collection.notes if n not in before)),
         passed_over=skipped,
     )
+
+
+def describe_items(collection: Collection) -> str:
+    """Return the collection's line for the user; items without a label are not a class."""
+    names = tuple(name for name in collection.class_names if name != UNLABELLED)
+    if collection.labels is None or len(names) == collection.num_classes:
+        return collection.describe()
+    labels = np.zeros_like(collection.labels) if names else None  # only counted
+    unlabelled = item_labels(collection).count(None)
+    described = replace(collection, labels=labels, class_names=names).describe()
+    return f"{described}; {unlabelled:,} without a label"
 
 
 def item_names(collection: Collection, path: Path | None) -> list[str]:

@@ -118,8 +118,12 @@ function fail(error) {
 
 function verdict(answer) {
   $("verdict").hidden = false;
-  $("nothing").hidden = !answer.nothing;
-  $("nothing").textContent = answer.nothing ? `${answer.verdict} The closest are shown.` : "";
+  let words = answer.nothing ? `${answer.verdict} The closest are shown.` : "";
+  if (!answer.results.length && Object.keys(filters()).length) {
+    words = `Nothing ${answer.query.key ? "else " : ""}passes the filter.`;
+  }
+  $("nothing").hidden = !words;
+  $("nothing").textContent = words;
   const { likely } = answer;
   $("likely").hidden = !likely;
   if (likely) {
@@ -212,6 +216,7 @@ async function start(how = "push") { // some items to start from
     clear();
     $("results-title").textContent = "Start from one of these";
     show(found.results);
+    if (!found.results.length) $("status").textContent = "Nothing passes the filter.";
     plane.mark(null);
     plane.filter(found.classes);
     remember(null, how);

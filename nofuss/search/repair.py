@@ -8,6 +8,7 @@ applies; neither the data nor the index change here.
 import asyncio
 from collections import Counter
 from functools import cached_property
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -51,7 +52,7 @@ class Repair:
     async def suspects(self, request: Request) -> Response:
         """Return the doubtful labels, the clearest first; the first call may take seconds."""
         found = await run_in_threadpool(self._look)
-        judged = await run_in_threadpool(self._read)
+        judged = await run_in_threadpool(lambda: self._fresh(self._read()))
         return Json({"suspects": [s | self._judgement(s["item"], judged) for s in found]})
 
     async def judge(self, request: Request) -> Response:
@@ -64,7 +65,8 @@ class Repair:
             raise Refused(400, "this item has no label that could be wrong")
         async with self.writing:
             judged = await run_in_threadpool(self._write, row, label)
-        return Json(self._judgement(row, judged) | {"count": len(judged)})
+            fresh = await run_in_threadpool(self._fresh, judged)
+        return Json(self._judgement(row, fresh) | {"count": len(judged)})
 
     def _look(self) -> list[dict[str, Any]]:
         with self._looking:
@@ -102,13 +104,18 @@ class Repair:
         return {"judged": None if said is None else said.corrected}
 
     def _read(self) -> dict[str, Correction]:
-        """Return item → correction."""
-        if not self.file.exists():
-            return {}
-        try:
-            return {said.item: said for said in read_corrections(self.file)}
-        except DataError as error:
-            raise Refused(409, f"{error}; delete or restore the file in the run") from None
+        """Return item → correction, with those that the run was trained with: they add up."""
+        return self._learned() | _corrections(self.file)
+
+    def _learned(self) -> dict[str, Correction]:
+        """Return the corrections that the run was trained with."""
+        file = self.shelf.run.corrections
+        return {} if file is None else _corrections(file)
+
+    def _fresh(self, judged: dict[str, Correction]) -> dict[str, Correction]:
+        """Return what was said since training."""
+        learned = self._learned()
+        return {item: said for item, said in judged.items() if said != learned.get(item)}
 
     def _write(self, row: int, label: str | None) -> dict[str, Correction]:
         """Replace the file with one that has this judgement, or without it."""
@@ -117,14 +124,25 @@ class Repair:
         try:
             with RunLock() as lock:
                 lock.take(self.shelf.run.path)
-                judged = self._read()
-                if label is None:
-                    judged.pop(name, None)
+                judged, learned = self._read(), self._learned()
+                if label is not None:  # the data say what was corrected before training
+                    before = learned[name].label if name in learned else was
+                    judged[name] = Correction(name, before, label)
+                elif name in learned:
+                    judged[name] = learned[name]
                 else:
-                    judged[name] = Correction(name, was, label)
+                    judged.pop(name, None)
                 write_corrections(self.file, list(judged.values()))
         except RunError as error:
             raise Refused(409, str(error)) from None
         except OSError as error:
             raise Refused(507, f"can't write {FILE} ({error.strerror}); nothing changed") from None
         return judged
+
+
+def _corrections(file: Path) -> dict[str, Correction]:
+    """Return what a CSV says, item → correction; nothing where there is none."""
+    try:
+        return {said.item: said for said in read_corrections(file)} if file.exists() else {}
+    except DataError as error:
+        raise Refused(409, f"{error}; delete or restore the file in the run") from None

@@ -161,7 +161,7 @@ def embeddings_fit(run: Run) -> bool:
 def _test_items(
     run: Run, encoder: Encoder, rerank: Rerank, say: Callable[[str], None]
 ) -> Searchable:
-    kept, data = kept_embeddings(run, encoder), run.config.data
+    kept, data = kept_embeddings(run, encoder), run.own_data
     labelling = labelling_of(run.config)
     collection, _ = open_usable(data, labelling=labelling, corrections=run.corrections, say=say)
     rows, vectors = _test_vectors(run, encoder, kept, collection)
@@ -172,7 +172,9 @@ def _test_items(
     labels = None
     if collection.labels is not None:
         labels = [collection.class_names[label] for label in collection.labels[rows]]
-    index = Index.build(vectors, names=[all_names[row] for row in rows], labels=labels)
+    names = [all_names[row] for row in rows]
+    columns = {name: column.subset(rows) for name, column in collection.columns.items()}
+    index = Index.build(vectors, names=names, labels=labels, columns=columns)
     only_test = len(rows) < len(collection)
     title = f"{collection.name}, test classes" if only_test else collection.name
     searcher = open_searcher(index, encoder, rerank=rerank)

@@ -124,8 +124,8 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
         columns = {f"untrained features, {form.features.shape[1]}-d": form.held_out_features()}
         if results and choice.kept == TRAINED:
             columns["closed form"] = [result.embeddings[CLOSED] for result in results]
-        weighting = rerank.weighting if rerank else None
-        scores = score_held_out(found, columns, own, seed=config.seed, weighting=weighting)
+        weightings = rerank.by_fold if rerank else None  # chosen on the classes of other folds
+        scores = score_held_out(found, columns, own, seed=config.seed, weightings=weightings)
         by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
@@ -212,6 +212,8 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     can_harm = job.config.start != "random" or job.collection.by_links
     if watched and job.config.epochs and can_harm:
         _keep_the_better(job, before, look)
+    elif job.config.epochs and job.config.preset == "finetune":
+        console.say("no held-out classes say whether training helped; what it gave is kept")
 
 
 def _keep_the_better(

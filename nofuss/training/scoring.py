@@ -12,10 +12,11 @@ from nofuss.data.split import Rows
 from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
-from nofuss.evaluate.side_by_side import gain_over, scorable, score_all, score_folds
+from nofuss.evaluate.side_by_side import gain_over, scorable, score_folds
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
+from nofuss.report.evaluation import among_themselves, score_all
 from nofuss.report.order import score_orders
 from nofuss.run.choice import BEFORE, TRAINED
 from nofuss.terminal import console
@@ -40,15 +41,15 @@ def score_held_out(
     labels: Sequence[Tensor],
     *,
     seed: int,
-    weighting: Weighting | None,
+    weightings: Sequence[Weighting] | None,
 ) -> dict[str, Any]:
     """Return `score_folds`, after a line that says how long it takes."""
     sizes = [(len(of_fold), len(torch.unique(of_fold))) for of_fold in labels]
     expected = scoring_seconds(
-        sizes, kept[0].shape[1], columns=1 + len(baselines), reranked=weighting is not None
+        sizes, kept[0].shape[1], columns=1 + len(baselines), reranked=weightings is not None
     )
     with console.busy("scoring each class by a model that has not seen it", expected=expected):
-        return score_folds(kept, baselines, labels, seed=seed, weighting=weighting)
+        return score_folds(kept, baselines, labels, seed=seed, weightings=weightings)
 
 
 def score(job: Job, found: Tensor) -> dict[str, Any]:
@@ -72,20 +73,22 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
         columns=1 + len(baselines),
         reranked=weighting is not None,
     )
-    reranked = None
+    reranked, test = None, job.collection.subset(rows)
     with console.busy("scoring on unseen classes", expected=expected):
-        columns = score_all({"kept": found} | baselines, labels, seed=config.seed)
+        columns = score_all({"kept": found} | baselines, test, seed=config.seed)
         if weighting is not None:
-            reranked = ranked_scores(found, labels, (None, weighting))
+            queries, own, options = among_themselves(found, test)
+            given = options.get("gallery"), options.get("gallery_labels")
+            reranked = ranked_scores(queries, own, (None, weighting), *given)
     ours = columns.pop("kept")
     scores = ours.as_dict()
     for name, other in [*columns.items()][:1]:
-        queries = [ours.per_query], [other.per_query]
-        scores["gain"] = gain_over(name, *queries, seed=config.seed)
+        pair = [ours.per_query], [other.per_query]
+        scores["gain"] = gain_over(name, *pair, seed=config.seed)
     beside = {name: other.as_dict() for name, other in columns.items()}
     if weighting is not None and reranked is not None:
         plain, after = reranked
-        scores["reranked"] = reranking_summary(after, plain, weighting, seed=config.seed)
+        scores["reranked"] = reranking_summary(after, plain, seed=config.seed)
     if job.compared is not None:  # the labels' scores come first, then that of the triplets
         order = _order(job, job.compared)
         scores |= extra_of(order)

@@ -7,6 +7,7 @@ from torch import Tensor
 from nofuss.evaluate import map_at_r, recall_at_k
 from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import CANDIDATES, Reranking, choose_reranking
+from nofuss.evaluate.side_by_side import score_folds
 from nofuss.evaluate.smoothing import Weighting, reranked, reranked_by
 from nofuss.evaluate.vicinity import Gallery, leave_one_out, vicinity_of
 from nofuss.geometry import normalize
@@ -142,6 +143,23 @@ def test_on_where_items_of_a_class_lie_together() -> None:
     assert Reranking.from_dict(found.as_dict()) == found
 
 
+def test_a_fold_is_scored_by_what_the_others_prefer() -> None:
+    """What is chosen on a class is not reported on it: in scores.json as in the decision."""
+    noises = (1.0, 1.2, 1.6, 2.0)
+    folds = [clumps(8, 12, noise=noise, seed=seed) for seed, noise in enumerate(noises)]
+    embeddings, labels = [x for x, _ in folds], [y for _, y in folds]
+    decided = choose_reranking(embeddings, labels, seed=0)
+    assert decided is not None
+    assert decided.on
+    assert decided.by_fold is not None
+    assert len(set(decided.by_fold)) > 1, "folds that agree would show nothing"
+    kept = {"kept": embeddings}
+    scores = score_folds(embeddings, kept, labels, seed=0, weightings=decided.by_fold)
+    assert scores["reranked"]["map@r"] == pytest.approx(decided.scores["with"][1], abs=1e-6)
+    own = score_folds(embeddings, kept, labels, seed=0, weightings=[decided.weighting] * 4)
+    assert own["reranked"]["map@r"] != pytest.approx(decided.scores["with"][1], abs=1e-6)
+
+
 def test_off_where_classes_are_noise() -> None:
     folds = [(unit(96, 32, seed), torch.arange(96) % 8) for seed in range(4)]
     found = choose_reranking([x for x, _ in folds], [y for _, y in folds], seed=0)
@@ -165,7 +183,7 @@ def test_folds_with_the_same_numbers_have_different_classes() -> None:
 def test_the_summary_states_means_and_gain() -> None:
     x, labels = clumps(8, 12, noise=1.3, seed=0)
     plain, after = ranked_scores(x, labels, (None, Weighting(8, 1.0)))
-    content = reranking_summary(after, plain, Weighting(8, 1.0), seed=0)
+    content = reranking_summary(after, plain, seed=0)
     gap = float((after.map_at_r - plain.map_at_r).mean())
     assert content["gain"]["map@r"][0] == pytest.approx(gap)
     assert content["recall@1_interval"][0] <= content["recall@1"] <= content["recall@1_interval"][1]
@@ -182,6 +200,8 @@ def test_the_summary_states_means_and_gain() -> None:
         {"on": 1},
         {"scores": {}},
         {"gains": {"recall@1": [0, 0, 0], "map@r": [0, 0, float("inf")]}},
+        {"of_others": [[0, 1.0]]},
+        {"of_others": [["8", 1.0]]},
     ],
 )
 def test_foreign_values_are_refused(change: dict[str, object]) -> None:

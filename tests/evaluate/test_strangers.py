@@ -9,6 +9,8 @@ from torch import Tensor
 from nofuss.evaluate.strangeness import RULES, background, nearest_class
 from nofuss.evaluate.strangers import (
     Strangers,
+    _pooled,
+    _Sample,
     auroc,
     calibrate,
     choose_rule,
@@ -123,6 +125,34 @@ def test_items_that_were_learned_from_are_left_out_where_others_suffice() -> Non
     assert every is not None
     assert every.classes == 20
     assert every.threshold >= chosen.threshold - 1e-9
+
+
+def test_all_figures_are_of_the_threshold_in_use() -> None:
+    """Items that the model learned from: the threshold of held-out classes replaces their own."""
+    known, strangers = torch.arange(100) / 100, 0.605 + torch.arange(100) / 100
+    sample = _Sample({"r": known}, {"r": strangers}, 1 - known, torch.arange(100) % 10)
+    own = _pooled([sample], "r")
+    assert own.threshold == pytest.approx(0.95)
+    assert (own.rejected, own.denied, own.useful) == pytest.approx((0.65, 0.04, True))
+    moved = _pooled([sample], "r", at_least=[value + 0.2 for value in own.known])
+    assert moved.threshold == pytest.approx(1.15)
+    assert (moved.rejected, moved.denied) == pytest.approx((0.45, 0))
+    assert "right for roughly 45%" in moved.describe()
+    assert "wrong for 0%" in moved.describe()
+    beyond = _pooled([sample], "r", at_least=[value + 0.6 for value in own.known])
+    assert (beyond.rejected, beyond.denied, beyond.useful) == pytest.approx((0.05, 0, False))
+    assert _pooled([sample], "r", at_least=[value - 1 for value in own.known]) == own
+
+
+def test_what_was_learned_from_is_judged_by_the_threshold_of_held_out_classes() -> None:
+    x, labels = clumps(20, 12, noise=1.0)
+    chosen = choose_rule([x], [labels])
+    assert chosen is not None
+    far = Strangers(**(chosen.as_dict() | {"known": [value + 4 for value in chosen.known]}))
+    found = calibrate(x, labels, far, seen=torch.ones(len(x), dtype=torch.bool))
+    assert found is not None
+    assert found.threshold == far.threshold
+    assert (found.rejected, found.denied, found.useful) == (0, 0, False)
 
 
 def test_folds_of_three_small_classes_suffice_together() -> None:

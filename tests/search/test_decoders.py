@@ -1,6 +1,7 @@
 """The processes that decode for the page: answers, limits, and being given up."""
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -12,13 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError, decode_resized
 from nofuss.files.parts import Part, part_path
+from nofuss.model.encoder import load
 from nofuss.search import decoders
 from nofuss.search.decoders import Decoders, Seen
+from tests.tiny_run import draw
 from torture.attack_server import SLOW
 from torture.picture_files import png, saved
 
@@ -53,6 +57,41 @@ def test_the_same_pixels_as_in_this_process(tmp_path: Path) -> None:
         with pytest.raises(PictureError, match="too narrow"):
             await pool.decode(png(2_000, 1), side=224, fit=FIT)
         assert len(pool._all) == 1  # errors cost no process
+
+    use(work)
+
+
+@pytest.mark.parametrize("resize", [32, 110, 300])
+@pytest.mark.parametrize("size", [(1000, 700), (300, 260), (120, 2000)])
+def test_a_jpeg_is_embedded_at_the_same_scale_as_in_this_process(
+    tmp_path: Path, resize: int, size: tuple[int, int]
+) -> None:
+    """JPEGs are decoded at reduced scale; what the thumbnail needs must not change it."""
+    noise = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    (tmp_path / "a.jpg").write_bytes(saved(Image.fromarray(noise), "JPEG"))
+    fit = Preprocessing(size=resize, resize=resize)
+
+    async def work(pool: Decoders) -> None:
+        seen = await pool.decode((tmp_path / "a.jpg").read_bytes(), side=224, fit=fit)
+        assert seen.pixels is not None
+        np.testing.assert_array_equal(seen.pixels, decode_resized(tmp_path / "a.jpg", fit))
+        shown = await pool.decode(tmp_path / "a.jpg", side=224)
+        with Image.open(io.BytesIO(seen.content)) as a, Image.open(io.BytesIO(shown.content)) as b:
+            assert a.size == b.size  # the thumbnail is as large as without pixels
+
+    use(work)
+
+
+def test_the_page_embeds_a_large_jpeg_as_search_does(picture_run: Path, tmp_path: Path) -> None:
+    draw(1, 5, side=900).save(tmp_path / "a.jpg")
+    encoder = load(picture_run)
+    assert encoder.preprocessing is not None
+    assert encoder.preprocessing.resize < 224
+
+    async def work(pool: Decoders) -> None:
+        content = (tmp_path / "a.jpg").read_bytes()
+        seen = await pool.decode(content, side=224, fit=encoder.preprocessing)
+        assert torch.equal(encoder.embed([seen.pixels]), encoder.embed([tmp_path / "a.jpg"]))
 
     use(work)
 

@@ -121,7 +121,9 @@ def test_only_what_changed_is_embedded(
     draw(4, 99).save(tmp_path / "new" / "1.png")
     capsys.readouterr()
     assert main(words) == 0
-    assert "1 changed, 1 removed, 1 unchanged: 2 items in" in capsys.readouterr().out
+    assert (
+        "1 changed, 1 removed, 1 with new labels or columns: 2 items in" in capsys.readouterr().out
+    )
     with opened(url) as store:
         assert {(r.item.label, r.item.cells["price"]) for r in store.records()} == {
             ("a", 7.5),

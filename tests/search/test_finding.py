@@ -1,0 +1,174 @@
+"""What `nofuss index` and `nofuss search` say: changes, what a filter leaves, why no verdict."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from nofuss import Index
+from nofuss.cli import main
+from nofuss.config import TrainConfig
+from nofuss.evaluate.reranking import Reranking
+from nofuss.model.embedder import build_embedder
+from nofuss.model.encoder import Encoder
+from nofuss.model.saved import save_model
+from nofuss.run.directory import create_run
+from nofuss.search.finding import why_no_verdict
+from nofuss.search.items import describe_items, open_items
+from nofuss.search.searcher import Searcher
+from tests.search.verdicts import strangers
+from tests.tiny_run import draw
+
+Capture = pytest.CaptureFixture[str]
+NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Six classes of five pictures, each picture with a price."""
+    for label, name in enumerate(NAMES):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(5):
+            draw(label, number).save(tmp_path / "data" / name / f"{number}.png")
+    return write_table(tmp_path / "data")
+
+
+def write_table(data: Path, *, cheaper: int = 0, relabelled: int = 0) -> Path:
+    """The first `cheaper` pictures cost less, the last `relabelled` ones have another label."""
+    pictures = sorted(data.rglob("*.png"))
+    with (data / "list.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "label", "price"])
+        for i, picture in enumerate(pictures):
+            label = "ant" if i >= len(pictures) - relabelled else picture.parent.name
+            rows.writerow([picture.relative_to(data), label, i - 0.5 * (i < cheaper)])
+    return data / "list.csv"
+
+
+@pytest.fixture
+def run(tmp_path: Path, table: Path) -> Path:
+    """A run on the table whose network is untrained, but re-ranks and recognises strangers."""
+    made = create_run(TrainConfig(data=table, out=tmp_path / "run"), name="run", fingerprint="")
+    embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
+    rerank = Reranking(
+        2,
+        1.0,
+        on=True,
+        scores={"without": [0.5, 0.4], "with": [0.6, 0.5]},
+        gains={"recall@1": [0.1, 0.0, 0.2], "map@r": [0.1, 0.0, 0.2]},
+    )
+    extra = {"strangers": strangers().as_dict(), "rerank": rerank.as_dict()}
+    save_model(made.model, embedder, extra=extra)
+    return made.path
+
+
+def said(capsys: Capture, *words: object) -> str:
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 0
+    printed = capsys.readouterr()
+    assert not printed.err
+    return printed.out
+
+
+def test_new_labels_and_columns_are_not_called_unchanged(
+    run: Path, table: Path, capsys: Capture
+) -> None:
+    assert "30 new: 30 items" in said(capsys, "index", run)
+    assert "30 unchanged: 30 items" in said(capsys, "index", run)
+    os.utime(table.parent / "cat" / "0.png", (0, 0))  # touched: nothing that a user calls a change
+    write_table(table.parent, cheaper=3, relabelled=2)
+    assert "5 with new labels or columns, 25 unchanged: 30 items" in said(capsys, "index", run)
+    assert Index.load(run / "index").labels.count("ant") == 7
+    assert "30 unchanged: 30 items" in said(capsys, "index", run)
+
+
+def test_a_filter_turns_off_what_is_about_the_whole_index(
+    run: Path, table: Path, capsys: Capture
+) -> None:
+    said(capsys, "index", run)
+    query = table.parent / "cat" / "0.png"
+    content = json.loads(said(capsys, "search", run, query, "--json"))
+    assert content["rerank"] is not None
+    assert content["strangers"] is not None
+    assert content["queries"][0]["confidence"] is not None
+    content = json.loads(said(capsys, "search", run, query, "--where", "price<9", "--json"))
+    assert (content["rerank"], content["strangers"]) == (None, None)
+    [answer] = content["queries"]
+    assert (answer["confidence"], answer["verdict"]) == (None, "")
+    distances = [neighbour["distance"] for neighbour in answer["neighbours"]]
+    assert distances == sorted(distances)
+
+
+def test_a_filter_that_nothing_passes_says_so(run: Path, table: Path, capsys: Capture) -> None:
+    said(capsys, "index", run)
+    query = table.parent / "cat" / "0.png"
+    printed = said(capsys, "search", run, query, "--where", "price<0")
+    assert printed.splitlines() == [str(query), "  nothing passes the filter"]
+    assert "nothing passes" not in said(capsys, "search", run, query, "--where", "price<9")
+
+
+def test_columns_can_be_filtered_before_anything_is_indexed(
+    run: Path, table: Path, capsys: Capture
+) -> None:
+    query = table.parent / "cat" / "0.png"
+    words = ("search", run, query, "-k", 30, "--json")
+    everything = json.loads(said(capsys, *words))["queries"][0]["neighbours"]
+    prices = [neighbour["columns"]["price"] for neighbour in everything]
+    assert {n["path"]: n["columns"]["price"] for n in everything} == {
+        str(picture): float(price)
+        for price, picture in enumerate(sorted(table.parent.rglob("*.png")))
+        if price in prices
+    }
+    some = json.loads(said(capsys, *words, "--where", f"price<{sorted(prices)[4]}"))
+    found = [neighbour["columns"]["price"] for neighbour in some["queries"][0]["neighbours"]]
+    assert sorted(found) == sorted(prices)[:4]
+
+
+def test_why_there_is_no_verdict() -> None:
+    embedder = build_embedder("identity", dim=8, channels=8, weights=None)
+    with_rule = Encoder(embedder, extra={"strangers": strangers().as_dict()})
+    index = Index.build(torch.eye(8), names=[str(i) for i in range(8)])
+    assert why_no_verdict(Searcher(index, strangers=strangers()), with_rule) == ""
+    coin = why_no_verdict(Searcher(index, strangers=strangers(useful=False)), with_rule)
+    assert "can't recognise strangers" in coin
+    for extra in ({}, {"strangers": None}):
+        reason = why_no_verdict(Searcher(index), Encoder(embedder, extra=extra))
+        assert reason.endswith(
+            "training had too few held-out classes to find a rule; train on more classes"
+        )
+    reason = why_no_verdict(Searcher(index), with_rule)
+    assert reason.endswith("that needs labels of more classes in the index")
+
+    class Database:
+        """Anything but the run's own index."""
+
+    reason = why_no_verdict(Searcher(Database()), with_rule)  # type: ignore[arg-type]
+    assert reason.endswith("and at most 5,000 items in a database")
+
+
+def test_pictures_without_a_label_are_no_class(run: Path, table: Path, capsys: Capture) -> None:
+    data = table.parent
+    table.unlink()
+    assert describe_items(open_items(data)).startswith("6 classes, 30 images, ")
+    draw(0, 50).save(data / "loose.png")
+    printed = said(capsys, "index", run, data)
+    assert printed.startswith("6 classes, 31 images, ")
+    assert "; 1 without a label\n" in printed
+    index = Index.load(run / "index")
+    assert index.classes == list(NAMES)
+    assert index.labels[index.row(str(data / "loose.png"))] is None
+
+
+def test_no_option_is_suggested_that_index_lacks(run: Path, table: Path, capsys: Capture) -> None:
+    data = table.parent
+    for name in NAMES:
+        (data / "animals").mkdir(exist_ok=True)
+        (data / name).rename(data / "animals" / name)
+    table.unlink()
+    printed = said(capsys, "index", run, data)
+    assert "folders in folders, 2 deep: the innermost are the classes\n" in printed
+    assert "--class-level" not in printed
+    assert "6 classes" in printed
