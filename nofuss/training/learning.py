@@ -39,6 +39,7 @@ from nofuss.training.fold_results import (
 from nofuss.training.folds import query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
+from nofuss.training.last_head import place_criterion, solve_head, widen_head
 from nofuss.training.listeners import Heard
 from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
@@ -188,6 +189,12 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     sides = job.sides
     held_out = job.collection.subset(sides.held_out)
     watched = held_out.labels is not None and scorable(held_out.labels)
+    solved = job.choice is not None and bool(job.config.epochs)
+    if solved:
+        assert job.features is not None
+        place_criterion(job, job.features[sides.train])
+        before = copy.deepcopy((job.embedder, job.criterion))
+        widen_head(job)
     training, feed = prepare(
         job.config,
         job.collection.subset(sides.train),
@@ -196,7 +203,8 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         fixed_stages=job.fixed_stages,
     )
     job.criterion = training.criterion
-    before = copy.deepcopy((job.embedder, training.criterion))
+    if not solved:
+        before = copy.deepcopy((job.embedder, job.criterion))
     embed_held_out = embedding_of(held_out, job.embedder, job.fixed_stages)
 
     def look(embedder: Embedder) -> QueryScores:
@@ -208,6 +216,8 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
 
     _begin(job, training, feed)
     _run(job, training, feed, stop, validate=validate if watched else None)
+    if solved:
+        solve_head(job)
     # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
     can_harm = job.config.start != "random" or job.collection.by_links
     if watched and job.config.epochs and can_harm:
@@ -217,7 +227,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
 
 
 def _keep_the_better(
-    job: Job, before: tuple[Embedder, nn.Module], look: Callable[[Embedder], QueryScores]
+    job: Job, before: tuple[Embedder, nn.Module | None], look: Callable[[Embedder], QueryScores]
 ) -> None:
     """Restore embedder and proxies from before training if that scored higher on held-out ones."""
     old, new = look(before[0]), look(job.embedder)
@@ -231,9 +241,8 @@ def _keep_the_better(
     job.fell_back = gain.mean < 0
     job.run.write(CHOICE, read_optional_json(job.run.path / CHOICE) | {"fell_back": job.fell_back})
     if job.fell_back:
-        assert job.criterion is not None
         job.embedder.load_state_dict(before[0].state_dict())
-        job.criterion.load_state_dict(before[1].state_dict())
+        job.criterion = before[1]
         console.warn(
             "training lowered their mean, so the run keeps the network from before training"
         )

@@ -14,9 +14,13 @@ from nofuss.config import Preprocessing
 from nofuss.data.arrays import from_arrays
 from nofuss.data.loader import batches
 from nofuss.errors import UsageError
+from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
+from nofuss.model.features import backbone_features
 from nofuss.model.stages import Trunk
+from nofuss.model.start import class_scatter, signed_root, whitened_head
 from nofuss.model.trunk import activations_of, top_features
+from nofuss.run.embeddings import load_embeddings
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 
 
@@ -168,3 +172,25 @@ def test_mistakes_leave_no_run(tmp_path: Path, settings: dict[str, Any], message
     with pytest.raises(UsageError, match=message):
         nofuss.train(pictures(), out=tmp_path / "run", **SETTINGS | settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Path) -> None:
+    """Trained in as many dimensions as there are features, it ends with those that were asked."""
+    images, labels = pictures()
+    settings = SETTINGS | {"dim": 6, "start": "whitened", "shrinkage": 0.7, "folds": 0}
+    settings |= {"root": True, "center": True, "test_share": 0.0, "mirror": False}
+    run = nofuss.train((images, labels), out=tmp_path / "run", unfreeze="1", **settings)
+    encoder = nofuss.load(run)
+    assert encoder.dim == 6
+    state = load_file(next((run / "checkpoints").glob("step-*/tensors.safetensors")))
+    wide = [tensor.shape for name, tensor in state.items() if name.endswith("head.weight")]
+    assert wide[0] == (256, 256), "trained in as many dimensions as there are features"
+    collection = from_arrays({"images": images, "labels": labels}, name="arrays")
+    features = signed_root(backbone_features(encoder.embedder, collection))
+    scatter = class_scatter(features, torch.from_numpy(labels))
+    expected = whitened_head(scatter, shrinkage=0.7, dim=6)(features)
+    found = encoder.embedder.head(features).detach()
+    assert torch.allclose(normalize(found), normalize(expected), atol=1e-2)
+    proxies = load_embeddings(run).proxies
+    means = torch.stack([normalize(found)[labels == c].mean(0) for c in range(labels.max() + 1)])
+    assert torch.allclose(torch.from_numpy(proxies), normalize(means), atol=1e-2)
