@@ -28,7 +28,8 @@ def main(
     """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen.
 
     Triplets and pairs without labels are scored by the share in the right order.
-    Without DATA the run keeps the scores: scores.json, report.html and README.md are written again.
+    Without DATA the run keeps the scores of its test classes: scores.json, report.html and
+    README.md are written again. A run that was scored by folds shows the scores that it has.
 
     Args:
         run: A run directory of `nofuss train`.

@@ -34,7 +34,7 @@ from nofuss.losses.reduction import (
     reduce_losses,
 )
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets
-from nofuss.proxies.by_name import build_assignment, count_proxies, kind_of
+from nofuss.proxies.by_name import NAMES, build_assignment, count_proxies, kind_of
 
 
 def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:
@@ -270,7 +270,7 @@ class ProxyLoss(nn.Module, ABC):
         if kind.name not in cls.takes:
             raise ValueError(
                 f"{cls.__name__} does not take {kind.name} assignment; "
-                f"choose from {', '.join(cls.takes)}"
+                f"choose from {', '.join(name for name in NAMES if name in cls.takes)}"
             )
         if kind.num_classes not in (None, num_classes):
             raise ValueError(

@@ -131,7 +131,7 @@ def create_run(
         if not _is_empty(path):
             raise RunError(
                 f"{path} is not empty and is never overwritten; give another --out"
-                + (", or resume it: --resume" if is_run else "")
+                + (f", or resume it: {Run(path, config).resume_command}" if is_run else "")
             )
     except FileExistsError:
         raise RunError(f"{path} is a file, not a folder; give another --out") from None

@@ -3,7 +3,9 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from nofuss.cli import main
 from nofuss.files.atomic import read_json, write_json
@@ -64,3 +66,52 @@ def test_a_gain_stays_while_it_is_the_difference_of_the_scores() -> None:
     assert "gain" not in still_true(before, {"recall@1": 0.6, "map@r": 0.46})
     assert still_true({"gain": "forged"}, same) == {}
     assert still_true({}, same) == {}
+
+
+def test_queries_and_a_gallery_are_scored_alike_by_training_and_by_evaluate(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    random = np.random.default_rng(0)
+    rows = ["path,label,split"]
+    for label in range(8):
+        for i in range(6):
+            side = "train" if label < 4 else "query" if i < 2 else "gallery"
+            shade = np.clip(30 * label + random.integers(0, 40, (32, 32, 3)), 0, 255)
+            Image.fromarray(shade.astype(np.uint8)).save(tmp_path / f"{label}-{i}.png")
+            rows.append(f"{label}-{i}.png,class {label},{side}")
+    (tmp_path / "q.csv").write_text("\n".join(rows))
+    settings = ["--preset", "small", "--epochs", "1", "--dim", "8", "--holdout", "0"]
+    run = tmp_path / "run"
+    assert main(["train", str(tmp_path / "q.csv"), "--out", str(run), *settings]) == 0
+    before = scores_of(run)
+    assert (before["queries"], before["classes"]) == (8, 4)
+    assert main(["evaluate", str(run)]) == 0
+    after = scores_of(run)
+    assert after["recall@1"] == before["recall@1"]
+    assert after["baselines"] == before["baselines"]
+    capsys.readouterr()
+    assert main(["evaluate", str(run), str(tmp_path / "q.csv")]) == 0
+    assert (
+        "has learned from 4 of 8 classes; these are not scores on unseen" in capsys.readouterr().out
+    )
+
+
+def test_baselines_of_other_queries_are_dropped() -> None:
+    before = {"protocol": "a", "queries": 48, "baselines": {"raw": {}}, "method": "closed form"}
+    same = still_true(before, {"protocol": "a", "queries": 48})
+    assert same == {"method": "closed form", "baselines": {"raw": {}}}
+    assert still_true(before, {"protocol": "a", "queries": 8}) == {"method": "closed form"}
+
+
+def test_data_that_have_moved(tmp_path: Path, run: Path, capsys: Capture) -> None:
+    data = tmp_path / "data.npz"
+    (tmp_path / "elsewhere").mkdir()
+    moved = data.rename(tmp_path / "elsewhere" / "data.npz")
+    capsys.readouterr()
+    for command in (["evaluate", str(run)], ["index", str(run)]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"were at {data} and are not there now" in said
+        assert f"nofuss train NEW --out {run} --resume" in said
+    assert main(["train", str(moved), "--out", str(run), "--resume"]) == 0
+    assert main(["evaluate", str(run)]) == 0

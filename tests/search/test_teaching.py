@@ -8,17 +8,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import nofuss
 from nofuss.data.corrections import FILE as CORRECTIONS
-from nofuss.data.corrections import Correction, read_corrections
+from nofuss.data.corrections import Correction, read_corrections, write_corrections
 from nofuss.files.checksum import digest_of
 from nofuss.files.lock import RunLock
 from nofuss.run.marks import read_marks
 from nofuss.search.handlers import MAX_CONTENT
 from nofuss.search.server import build_app
 from nofuss.search.shelf import open_shelf
-from tests.search.serving import Answer, Server
+from tests.search.serving import Answer, Server, serving
 from tests.search.test_server import OTHER_HOSTS, encode
 from tests.tiny_run import draw
 
@@ -294,3 +296,31 @@ def test_files_that_can_not_be_used_are_one_line(server: Server, run: Path) -> N
     finally:
         file.unlink()
         file.write_bytes(kept)
+
+
+def test_corrections_add_up_to_those_that_the_run_was_trained_with(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 6)
+    vectors = random.normal(size=(6, 8))[labels] + 0.1 * random.normal(size=(36, 8))
+    np.savez(tmp_path / "x.npz", vectors=vectors.astype(np.float32), labels=labels)
+    learned = Correction(f"{tmp_path / 'x.npz'}#0", "0", "1")
+    write_corrections(tmp_path / "first.csv", [learned])
+    run = tmp_path / "run"
+    settings = {"test_share": 0.0, "folds": 0, "epochs": 0, "out": run}
+    nofuss.train(tmp_path / "x.npz", corrections=tmp_path / "first.csv", **settings)
+    with serving(run) as server:
+        some = search(server, "item=3&k=35")["results"]
+        (first,) = (item for item in some if item["name"].endswith("#0"))
+        (other,) = (item for item in some if item["name"].endswith("#7"))
+        assert first["label"] == "1", "as corrected"
+
+        def judge(item: dict[str, Any], label: str | None) -> list[Correction]:
+            tell(server, "/api/suspects", {"item": item["key"], "label": label})
+            return read_corrections(run / CORRECTIONS)
+
+        names = [said.item for said in judge(other, "4")]
+        assert [Path(name).name for name in names] == ["x.npz#0", "x.npz#7"]
+        said = judge(first, "2")[0]
+        assert (said.label, said.corrected) == ("0", "2"), "the data have the label from before"
+        assert judge(first, None)[0] == learned
+        assert [said.corrected for said in judge(other, None)] == ["1"]
