@@ -52,7 +52,7 @@ def show_ranking(title: str, vectors: Tensor, labels: np.ndarray, chosen: Rerank
     means = [*plain.hits[:, [0, 3]].mean(0).tolist(), float(plain.map_at_r.mean())]
     rows = [["by distance", *_percent(means), ""]]
     for weighting, scores in zip(CANDIDATES, others, strict=True):
-        found = reranking_summary(scores, plain, weighting, seed=0)
+        found = reranking_summary(scores, plain, seed=0)
         mark = "*" if weighting == chosen.weighting else ""
         gain = ", ".join(
             f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from nofuss.evaluate.checked import vectors_of
 from nofuss.evaluate.precision import precisions
 from nofuss.evaluate.recall import ranks_of_first_positive
+from nofuss.evaluate.task import Options
 from nofuss.geometry import Array
 
 
@@ -55,15 +56,15 @@ class PerQuery(NamedTuple):
         return QueryScores(self.recall1, self.map_at_r, torch.as_tensor(labels))
 
 
-def per_query(embeddings: Array, labels: Array, *, normalize: bool = True) -> PerQuery:
+def per_query(embeddings: Array, labels: Array, **options: Unpack[Options]) -> PerQuery:
     """Return Recall@1 and average precision at R of each query; their means are the overall scores.
 
-    The rows depend on the labels alone: two models' scores of the same items align, as
-    `paired_difference` needs them.
+    options: a gallery and whether to normalize, as for `evaluate`. The rows depend on the labels
+    alone: two models' scores of the same items align, as `paired_difference` needs them.
     """
     x = vectors_of(embeddings)
-    ranks = ranks_of_first_positive(x, labels, normalize=normalize)
-    return of_queries(ranks, precisions(x, labels, normalize=normalize).map_at_r, labels)
+    ranks = ranks_of_first_positive(x, labels, **options)
+    return of_queries(ranks, precisions(x, labels, **options).map_at_r, labels)
 
 
 def of_queries(ranks: Tensor, average: Tensor, labels: Array) -> PerQuery:

@@ -48,10 +48,10 @@ class InstanceLoss(nn.Module, ABC):
         indices_tuple: the result of a miner of pytorch-metric-learning: anchors, positives,
             anchors, negatives, or anchors, positives, negatives.
         ref_emb, ref_labels: (R, D) and (R,), from which positives and negatives are then taken. The
-            batch itself once more means pairs within it: no item is compared with itself.
+            batch itself once more, with its labels, means pairs within it: no item with itself.
         """
         check_embeddings(embeddings)
-        if ref_emb is embeddings and ref_labels is not None:
+        if ref_emb is embeddings and ref_labels is labels:
             ref_emb = ref_labels = None
         if labels is None and indices_tuple is None:
             raise ValueError("got no labels; pass them, or the pairs of a miner as indices_tuple")

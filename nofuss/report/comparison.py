@@ -22,7 +22,7 @@ from nofuss.evaluate.side_by_side import are_class_sums, from_class_sums, scorab
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import load
 from nofuss.report import read_optional_json
-from nofuss.report.evaluation import say_what_is_known
+from nofuss.report.evaluation import among_themselves, say_what_is_known
 from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import RunEmbeddings, load_embeddings
 from nofuss.terminal import console
@@ -108,8 +108,8 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
             f"{collection.name} has no labels, so its runs can't be compared by Recall@1; add "
             "--data DATA with labels, or see `nofuss evaluate` of each"
         )
-    labels = np.asarray(collection.labels)[kept[0].test_rows]
-    return [per_query(found.test, labels) for found in kept], "their test classes"
+    test = collection.subset(kept[0].test_rows)
+    return [_per_query(torch.from_numpy(of.test), test) for of in kept], "their test classes"
 
 
 def _kept(run: Run) -> RunEmbeddings:
@@ -140,7 +140,7 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
 def _on_data(paths: Sequence[Path], data: Path, device: str, *, quiet: bool) -> list[PerQuery]:
     say = console.aside if quiet else console.say
     labellings = [labelling_of(open_run(path).config) for path in paths]
-    if any(labelling != labellings[0] for labelling in labellings):
+    if data.is_dir() and any(labelling != labellings[0] for labelling in labellings):
         raise RunError("the runs take classes from other parts of a path; compare those that agree")
     collection, _ = open_usable(data, labelling=labellings[0], say=say)
     if collection.labels is None or not scorable(collection.labels):
@@ -155,8 +155,12 @@ def _queries_of(path: Path, collection: Collection, device: str, *, quiet: bool)
     say_what_is_known(encoder, collection, console.aside if quiet else console.say)
     with console.progress(label, len(collection), quiet=quiet) as progress:
         vectors = encoder.embed_collection(collection, progress=progress)
-    assert collection.labels is not None
-    return per_query(vectors, collection.labels)
+    return _per_query(vectors, collection)
+
+
+def _per_query(vectors: Tensor, collection: Collection) -> PerQuery:
+    queries, labels, options = among_themselves(vectors, collection)
+    return per_query(queries, labels, **options)
 
 
 def _same_but_for_the_seed(runs: Sequence[Run]) -> dict[str, list[int]]:

@@ -134,8 +134,8 @@ def score_run(
 def say_what_is_known(encoder: Encoder, data: Collection, say: Callable[[str], None]) -> None:
     """Say if a model has learned from classes of these names: they tell little of unseen ones."""
     if known := len({*encoder.class_names} & {*data.class_names}):
-        which = f"{known:,} of {data.num_classes:,} classes"
-        say(f"note: {encoder.source} has learned from {which}; these are not scores on unseen ones")
+        which = f"{known:,} of {data.num_classes:,} classes, by their names"
+        say(f"note: {encoder.source} has learned from {which}; these scores are not of unseen ones")
 
 
 def _weighting(run: Run, encoder: Encoder) -> Weighting | None:

@@ -206,9 +206,11 @@ def continue_run(
         check_same_data(config.out, fingerprint, cure=cure)
     data = None if config.data is None else _absolute(config.data)
     run = Run(config.out, dataclasses.replace(config, data=data))
-    described = (run.path / "environment.json").exists()  # else killed before it was written
-    if config.force or data != saved.data or not described:
+    if config.force or not (run.path / "environment.json").exists():  # killed before it was written
         _describe(run, fingerprint)
+    elif data != saved.data:  # the same, elsewhere
+        moved = dataclasses.replace(saved, data=data)
+        run.write("config.json", to_json(moved) | {"fingerprint": fingerprint})
     return run
 
 

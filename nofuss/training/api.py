@@ -47,6 +47,8 @@ def train(
     torch.Size([1, 512])
     """
     module = backbone if isinstance(backbone, nn.Module) else None
+    if backbone is not None and module is None and not isinstance(backbone, str):
+        raise UsageError(f"backbone is {backbone!r:.60}; expected a name or a module")
     if module is None and preprocessing is not None:
         raise UsageError("preprocessing is for a backbone that is a module; leave it out")
     try:
@@ -73,7 +75,9 @@ def _setting(name: str, value: Any) -> Any:
     if value is None or name not in (hints := get_type_hints(TrainConfig)):
         return value
     if Path in get_args(hints[name]):
-        return _path(value)
+        if (path := _path(value)) is None:
+            raise UsageError(f"--{name} is {value!r:.60}; expected a path")
+        return path
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, torch.device) or (name == "unfreeze" and type(value) is int):
@@ -104,8 +108,15 @@ def _collection(data: Any) -> Collection | None:
             f"data is a {type(data).__name__}; expected a path, (X, y), a torch Dataset or a "
             "Collection"
         )
+    try:
+        first = data[0][0]
+    except (KeyError, IndexError, TypeError):
+        raise DataError(
+            f"{type(data).__name__} does not give (input, label) pairs by number; expected a path, "
+            "(X, y), a torch Dataset or a Collection"
+        ) from None
     found = from_dataset(data)
-    if getattr(data[0][0], "ndim", 3) < 2:
+    if getattr(first, "ndim", 3) < 2:
         raise DataError(f"{type(data).__name__} gives vectors; give them and labels as (X, y)")
     return found
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.labelling import check_used, labelling_of
@@ -22,6 +24,7 @@ from nofuss.files.lock import RunLock
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.report import read_optional_json
+from nofuss.report.evaluation import among_themselves
 from nofuss.report.order import held_out_comparisons
 from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, resume_run
 from nofuss.run.events import Callback
@@ -35,7 +38,7 @@ from nofuss.training.job import (
 )
 from nofuss.training.listeners import Listeners
 from nofuss.training.prepare import class_count
-from nofuss.training.presets import head_dim
+from nofuss.training.presets import DIM, head_dim
 from nofuss.training.setup import check_loss
 from nofuss.training.unlabelled import learnable
 
@@ -61,6 +64,8 @@ def begin(
     config = settle(config, opened)
     fingerprint, sides = opened.fingerprint(), sides_of(opened, config)
     collection = learnable(opened, config)
+    if len(sides.test) and opened.labels is not None:  # refused here, not after training
+        among_themselves(torch.empty(len(sides.test), 0), opened.subset(sides.test))
     embedder = build_model(config, collection, backbone)
     config = check_stages(check_dim(config, embedder.backbone.features), embedder)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
@@ -117,6 +122,8 @@ def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, Sca
 
 def _check_loss(config: TrainConfig, data: Collection, embedder: Embedder) -> None:
     dim = head_dim(config, embedder.backbone.features)
+    if config.preset == "finetune" and config.start == "whitened":  # which is trained in more
+        dim = max(dim, min(DIM, embedder.backbone.features))
     check_loss(replace(config, dim=dim), max(2, class_count(data)))
 
 

@@ -50,7 +50,8 @@ def class_folds(labels: Tensor, count: int = FOLDS) -> list[Fold]:
 def sample_rows(labels: Tensor, rows: Tensor, most: int) -> Tensor:
     """At most about `most` of the rows, as many of each class as possible, in their order.
 
-    Of many classes the first ones with two items or more, so that they can be searched for.
+    Of many classes the first ones, those with two items or more before all others: they can be
+    searched for.
     """
     if len(rows) <= most:
         return rows
@@ -58,9 +59,9 @@ def sample_rows(labels: Tensor, rows: Tensor, most: int) -> Tensor:
     _, group, sizes = torch.unique(labels[rows][order], return_inverse=True, return_counts=True)
     turn = torch.arange(len(rows)) - (sizes.cumsum(0) - sizes)[group]  # first of its class is 0
     each = max(2, most // len(sizes))
-    classes = sizes > 1 if most // each < len(sizes) else torch.ones_like(sizes, dtype=torch.bool)
-    classes &= classes.cumsum(0) <= max(2, most // each)
-    return rows[order[(turn < each) & classes[group]].sort().values]
+    place = (sizes == 1).int().argsort(stable=True).argsort()  # those with several items first
+    chosen = (turn < each) & (place[group] < max(2, most // each))
+    return rows[order[chosen].sort().values]
 
 
 @torch.no_grad()

@@ -10,10 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nofuss.data.collection import Collection, compact_labels
+from nofuss.distributed import processes
 from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.features import backbone_features
 from nofuss.model.inference import through_head
 from nofuss.model.trunk import activations_of, top_features
@@ -38,20 +40,39 @@ def widen_head(job: Job) -> None:
 def solve_head(job: Job) -> None:
     """Replace head and proxies by the closed form of what the trained network gives."""
     assert job.choice is not None
-    data = job.collection.subset(job.sides.train)
-    with console.busy("the head again, in closed form"):
-        features = _features(job, data)
-        _solve(job, features, job.choice.dim)
-        place_criterion(job, features)
+    features = _features(job, job.collection.subset(job.sides.train))
+    trained = _embedded(job, features)
+    _solve(job, features, job.choice.dim)
+    _move_proxies(job, trained, _embedded(job, features))
 
 
 def place_criterion(job: Job, features: Tensor) -> None:
     """Give the job a loss whose proxies lie where the head puts the training classes."""
     data = job.collection.subset(job.sides.train)
     criterion = build_criterion(replace(job.config, dim=job.embedder.dim), class_count(data))
-    directions = normalize(through_head(job.embedder, job.embedder.to_head(features)))
+    directions = normalize(_embedded(job, features))
     place_proxies(criterion, directions, _labels(data), seed=job.config.seed)
     job.criterion = criterion
+
+
+def _move_proxies(job: Job, before: Tensor, after: Tensor) -> None:
+    """Put each proxy at the mean direction of the items that it stood for.
+
+    before, after: (N, D) embeddings of the training items, by the trained head and by the new one.
+    """
+    criterion = job.criterion
+    if not isinstance(criterion, ProxyLoss):
+        return
+    criterion.cpu()
+    own = criterion.assign(before, _labels(job.collection.subset(job.sides.train)))
+    directions = normalize(after)
+    # One that stands for no item is nowhere in particular: in the middle of all.
+    middle = directions.mean(0).expand(criterion.assignment.num_proxies, -1)
+    sums = torch.zeros_like(middle).index_add_(0, own, directions)
+    whole = normalize(torch.where(sums.any(1, keepdim=True), sums, middle))
+    criterion.dim = after.shape[1]
+    held = whole if criterion.shard is None else whole[criterion.shard.rows]
+    criterion.proxies = nn.Parameter(held.contiguous())
 
 
 def _solve(job: Job, features: Tensor, dim: int) -> None:
@@ -65,11 +86,21 @@ def _solve(job: Job, features: Tensor, dim: int) -> None:
 
 def _features(job: Job, data: Collection) -> Tensor:
     """Return the features (N, F) of the centre crops, as the network gives them now."""
+    rows = np.arange(len(data))
     if not job.fixed_stages:
-        rows = np.arange(len(data))
         return backbone_features(job.embedder, data, straight=rows, workers=job.config.workers)
-    kept = activations_of(job.embedder, job.fixed_stages, data, views=1, augmented=False)
-    return top_features(job.embedder, job.fixed_stages, kept)
+    own, count = processes.share(len(data)), job.fixed_stages
+    with console.busy("the head again, in closed form"):
+        part = data.subset(rows[own])
+        kept = activations_of(job.embedder, count, part, views=1, augmented=False)
+        features = torch.zeros(len(data), job.embedder.backbone.features)
+        features[own] = top_features(job.embedder, count, kept)
+        return processes.merge_rows(features, own)
+
+
+def _embedded(job: Job, features: Tensor) -> Tensor:
+    """Return what the head makes of features, (N, dim)."""
+    return through_head(job.embedder, job.embedder.to_head(features))
 
 
 def _labels(data: Collection) -> Tensor:

@@ -190,10 +190,13 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     held_out = job.collection.subset(sides.held_out)
     watched = held_out.labels is not None and scorable(held_out.labels)
     solved = job.choice is not None and bool(job.config.epochs)
+    # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
+    can_harm = job.config.start != "random" or job.collection.by_links
+    compared = watched and can_harm and bool(job.config.epochs)
     if solved:
         assert job.features is not None
         place_criterion(job, job.features[sides.train])
-        before = copy.deepcopy((job.embedder, job.criterion))
+        before = copy.deepcopy((job.embedder, job.criterion)) if compared else None
         widen_head(job)
     training, feed = prepare(
         job.config,
@@ -204,7 +207,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     )
     job.criterion = training.criterion
     if not solved:
-        before = copy.deepcopy((job.embedder, job.criterion))
+        before = copy.deepcopy((job.embedder, job.criterion)) if compared else None
     embed_held_out = embedding_of(held_out, job.embedder, job.fixed_stages)
 
     def look(embedder: Embedder) -> QueryScores:
@@ -218,11 +221,9 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     _run(job, training, feed, stop, validate=validate if watched else None)
     if solved:
         solve_head(job)
-    # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
-    can_harm = job.config.start != "random" or job.collection.by_links
-    if watched and job.config.epochs and can_harm:
+    if before is not None:
         _keep_the_better(job, before, look)
-    elif job.config.epochs and job.config.preset == "finetune":
+    elif not watched and job.config.epochs and job.config.preset == "finetune":
         console.say("no held-out classes say whether training helped; what it gave is kept")
 
 

@@ -92,8 +92,22 @@ def test_queries_and_a_gallery_are_scored_alike_by_training_and_by_evaluate(
     capsys.readouterr()
     assert main(["evaluate", str(run), str(tmp_path / "q.csv")]) == 0
     assert (
-        "has learned from 4 of 8 classes; these are not scores on unseen" in capsys.readouterr().out
+        "has learned from 4 of 8 classes, by their names; these scores" in capsys.readouterr().out
     )
+
+
+def test_a_gallery_without_queries_is_refused_before_training(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    rows = ["path,label,split"]
+    for label in range(6):
+        for i in range(3):
+            Image.new("RGB", (32, 32), (30 * label, 10 * i, 0)).save(tmp_path / f"{label}-{i}.png")
+            rows.append(f"{label}-{i}.png,{label},{'train' if label < 3 else 'gallery'}")
+    (tmp_path / "g.csv").write_text("\n".join(rows))
+    assert main(["train", str(tmp_path / "g.csv"), "--out", str(tmp_path / "run")]) == 2
+    assert "has rows of split gallery but none of split query" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_baselines_of_other_queries_are_dropped() -> None:
@@ -113,5 +127,8 @@ def test_data_that_have_moved(tmp_path: Path, run: Path, capsys: Capture) -> Non
         said = capsys.readouterr().err
         assert f"were at {data} and are not there now" in said
         assert f"nofuss train NEW --out {run} --resume" in said
+    made = (run / "environment.json").read_bytes()
     assert main(["train", str(moved), "--out", str(run), "--resume"]) == 0
+    assert (run / "environment.json").read_bytes() == made, "how the run was made is not forgotten"
+    assert not read_json(run / "config.json")["resume"]
     assert main(["evaluate", str(run)]) == 0

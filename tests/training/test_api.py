@@ -166,6 +166,10 @@ def test_settings_have_the_types_of_the_run_s_description(tmp_path: Path) -> Non
     for wrong in ("3", 2.0, True):
         with pytest.raises(UsageError, match=r"^epochs is .*; expected int$"):
             nofuss.train((x, y), epochs=wrong, out=tmp_path / "wrong")
+    with pytest.raises(UsageError, match=r"^weights is \{\}; expected a path$"):
+        nofuss.train((x, y), weights={}, out=tmp_path / "wrong")
+    with pytest.raises(UsageError, match=r"^backbone is <class .*>; expected a name or a module$"):
+        nofuss.train((x, y), backbone=Net, out=tmp_path / "wrong")
     with pytest.raises(UsageError, match=r"^shrinkage is 'much'; expected float$"):
         nofuss.train((x, y), shrinkage="much", out=tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
@@ -193,6 +197,8 @@ def test_data_in_whatever_form_they_come(tmp_path: Path) -> None:
     for i, data in enumerate(([x, y], (torch.from_numpy(x).requires_grad_(), y), (x, words))):
         run = nofuss.train(data, epochs=0, out=tmp_path / str(i))
         assert json.loads((run / "scores.json").read_text())["recall@1"] > 0.9
+    with pytest.raises(DataError, match=r"dict_values does not give \(input, label\) pairs"):
+        nofuss.train({}.values(), out=tmp_path / "wrong")
     for wrong in (x, (x, y, y), {"X": x, "y": y}):
         with pytest.raises(DataError, match=r"^data is a \w+; expected a path, \(X, y\)"):
             nofuss.train(wrong, out=tmp_path / "wrong")

@@ -194,3 +194,14 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     proxies = load_embeddings(run).proxies
     means = torch.stack([normalize(found)[labels == c].mean(0) for c in range(labels.max() + 1)])
     assert torch.allclose(torch.from_numpy(proxies), normalize(means), atol=1e-2)
+
+
+def test_several_proxies_follow_the_items_they_stood_for(tmp_path: Path) -> None:
+    settings = SETTINGS | {"start": "whitened", "folds": 0, "test_share": 0.0}
+    settings |= {"loss": "soft-triple", "proxies_per_class": 2.0}
+    run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings)
+    kept = load_embeddings(run)
+    proxies = torch.from_numpy(kept.proxies)
+    assert proxies.shape == (24, 16)
+    items = torch.from_numpy(kept.sample)
+    assert (proxies @ items.T).amax(1).min() < 1 - 1e-4, "means of items, not items"

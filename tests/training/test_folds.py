@@ -36,7 +36,7 @@ def test_classes_numbered_by_frequency_are_folded_all_the_same(flip: bool) -> No
     assert sorted(found) == [2, 2, 3, 3]
     assert sum(len(fold.held_out) for fold in folds) == len(labels)
     rows = sample_rows(labels, torch.arange(len(labels)), 20)
-    assert several[labels[rows]].all(), "what is scored can be searched for"
+    assert several[labels[rows]].all(), "those that can be searched for come first"
     assert len(query_scores(torch.randn(len(rows), 3), labels[rows]).recall) == len(rows)
 
 
@@ -59,3 +59,11 @@ def test_scores_are_of_each_query() -> None:
     both = pooled([found, found])
     assert len(both.objective) == 8
     assert both.objective.tolist() == [1] * 8
+
+
+def test_a_sample_is_filled_up_with_classes_of_one_item() -> None:
+    """They are what the others can be confused with."""
+    labels = torch.cat([torch.zeros(3, dtype=torch.long), torch.arange(1, 900)])
+    rows = sample_rows(labels, torch.arange(len(labels)), 800)
+    assert len(rows) > 390
+    assert int((labels[rows] == 0).sum()) == 2
