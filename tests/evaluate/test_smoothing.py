@@ -145,19 +145,21 @@ def test_on_where_items_of_a_class_lie_together() -> None:
 
 def test_a_fold_is_scored_by_what_the_others_prefer() -> None:
     """What is chosen on a class is not reported on it: in scores.json as in the decision."""
-    noises = (1.0, 1.2, 1.6, 2.0)
-    folds = [clumps(8, 12, noise=noise, seed=seed) for seed, noise in enumerate(noises)]
+    folds = [clumps(8, 12, noise=1.3, seed=seed) for seed in range(4)]
     embeddings, labels = [x for x, _ in folds], [y for _, y in folds]
     decided = choose_reranking(embeddings, labels, seed=0)
     assert decided is not None
-    assert decided.on
     assert decided.by_fold is not None
-    assert len(set(decided.by_fold)) > 1, "folds that agree would show nothing"
     kept = {"kept": embeddings}
-    scores = score_folds(embeddings, kept, labels, seed=0, weightings=decided.by_fold)
-    assert scores["reranked"]["map@r"] == pytest.approx(decided.scores["with"][1], abs=1e-6)
-    own = score_folds(embeddings, kept, labels, seed=0, weightings=[decided.weighting] * 4)
-    assert own["reranked"]["map@r"] != pytest.approx(decided.scores["with"][1], abs=1e-6)
+
+    def average(weightings: list[Weighting]) -> float:
+        scores = score_folds(embeddings, kept, labels, seed=0, weightings=weightings)
+        return float(scores["reranked"]["map@r"])
+
+    assert average(decided.by_fold) == pytest.approx(decided.scores["with"][1], abs=1e-6)
+    mixed = [CANDIDATES[0], CANDIDATES[-1], CANDIDATES[0], CANDIDATES[2]]
+    found = [ranked_scores(x, y, [w])[0] for (x, y), w in zip(folds, mixed, strict=True)]
+    assert average(mixed) == pytest.approx(float(of_folds(found).map_at_r.mean()), abs=1e-6)
 
 
 def test_off_where_classes_are_noise() -> None:

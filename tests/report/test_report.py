@@ -128,7 +128,8 @@ def test_a_bare_run_has_a_report_too(picture_run: Path, tmp_path: Path) -> None:
     ("recall", "map_r", "verdict"),
     [
         ((0.1, 0.0, 0.2), (0.1, 0.05, 0.2), "paid off"),
-        ((-0.1, -0.2, 0.0), (0.0, 0.0, 0.0), "made it worse"),
+        ((-0.1, -0.2, -0.01), (0.0, 0.0, 0.0), "made it worse"),
+        ((0.02, 0.0, 0.06), (0.0, 0.0, 0.1), "made little difference"),
         ((0.1, -0.1, 0.2), (0.1, 0.05, 0.2), "made little difference"),
         ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), "made no difference"),
     ],
