@@ -29,6 +29,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -79,15 +80,20 @@ class Run:
     def own_data(self) -> Path | None:
         """The data it was trained on; RunError if they are no longer where they were."""
         data = self.config.data
-        if data is None or data.exists() or is_named_data(data):
+        if data is None or is_named_data(data):
             return data
         if str(data).endswith(FROM_PYTHON):
             raise RunError(f"the data of {self.path} were given from Python; give data that it has")
-        moved = shlex.join(["nofuss", "train", "NEW", "--out", str(self.path), "--resume"])
-        raise RunError(
-            f"the data of {self.path} were at {data} and are not there now; give other data, or if "
-            f"they have moved: {moved}"
-        )
+        with suppress(PermissionError):  # what opens them says so
+            try:  # not exists(), which takes names that the locale can't say for missing ones
+                os.stat(data)
+            except (FileNotFoundError, NotADirectoryError):
+                moved = shlex.join(["nofuss", "train", "NEW", "--out", str(self.path), "--resume"])
+                raise RunError(
+                    f"the data of {self.path} were at {data} and are not there now; give other "
+                    f"data, or if they have moved: {moved}"
+                ) from None
+        return data
 
     @property
     def resume_command(self) -> str:
