@@ -1,5 +1,6 @@
 """Small runs for tests of what reads a run: pictures in folders, and vectors."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,15 @@ def draw(label: int, number: int, *, side: int = 40) -> Image.Image:
     x, y, size = random.integers(2, side // 2, 3)
     ImageDraw.Draw(picture).ellipse((x, y, x + size + 6, y + size + 6), fill=COLOURS[label])
     return picture
+
+
+def draw_folder(root: Path, names: Sequence[str], *, each: int) -> Path:
+    """A folder of class folders with so many shapes each."""
+    for label, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for number in range(each):
+            draw(label, number).save(root / name / f"{number}.png")
+    return root
 
 
 def scene(seed: int, size: int = 96) -> Image.Image:

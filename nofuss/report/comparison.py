@@ -22,7 +22,8 @@ from nofuss.evaluate.side_by_side import are_class_sums, from_class_sums, scorab
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import load
 from nofuss.report import read_optional_json
-from nofuss.report.evaluation import among_themselves, say_what_is_known
+from nofuss.report.evaluation import say_what_is_known
+from nofuss.report.queries import among_themselves
 from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import RunEmbeddings, load_embeddings
 from nofuss.terminal import console

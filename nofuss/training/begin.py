@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.labelling import check_used, labelling_of
@@ -24,8 +22,8 @@ from nofuss.files.lock import RunLock
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.report import read_optional_json
-from nofuss.report.evaluation import among_themselves
 from nofuss.report.order import held_out_comparisons
+from nofuss.report.queries import query_and_gallery
 from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, resume_run
 from nofuss.run.events import Callback
 from nofuss.terminal import console
@@ -65,7 +63,7 @@ def begin(
     fingerprint, sides = opened.fingerprint(), sides_of(opened, config)
     collection = learnable(opened, config)
     if len(sides.test) and opened.labels is not None:  # refused here, not after training
-        among_themselves(torch.empty(len(sides.test), 0), opened.subset(sides.test))
+        query_and_gallery(opened.subset(sides.test))
     embedder = build_model(config, collection, backbone)
     config = check_stages(check_dim(config, embedder.backbone.features), embedder)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)

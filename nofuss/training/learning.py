@@ -193,10 +193,12 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
     can_harm = job.config.start != "random" or job.collection.by_links
     compared = watched and can_harm and bool(job.config.epochs)
-    if solved:
+    before: tuple[Embedder, nn.Module | None] | None = None
+    if solved and compared:
         assert job.features is not None
         place_criterion(job, job.features[sides.train])
-        before = copy.deepcopy((job.embedder, job.criterion)) if compared else None
+        before = copy.deepcopy((job.embedder, job.criterion))
+    if solved:
         widen_head(job)
     training, feed = prepare(
         job.config,
@@ -206,8 +208,8 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         fixed_stages=job.fixed_stages,
     )
     job.criterion = training.criterion
-    if not solved:
-        before = copy.deepcopy((job.embedder, job.criterion)) if compared else None
+    if compared and before is None:
+        before = copy.deepcopy((job.embedder, job.criterion))
     embed_held_out = embedding_of(held_out, job.embedder, job.fixed_stages)
 
     def look(embedder: Embedder) -> QueryScores:

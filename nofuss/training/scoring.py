@@ -16,8 +16,8 @@ from nofuss.evaluate.side_by_side import gain_over, scorable, score_folds
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
-from nofuss.report.evaluation import among_themselves, score_all
 from nofuss.report.order import score_orders
+from nofuss.report.queries import among_themselves, score_all
 from nofuss.run.choice import BEFORE, TRAINED
 from nofuss.terminal import console
 from nofuss.terminal.scores import score_table, with_reranked

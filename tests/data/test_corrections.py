@@ -19,18 +19,14 @@ from nofuss.files.checksum import digest_of
 from nofuss.run.directory import open_run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.indexing import index_run
-from tests.tiny_run import draw
+from tests.tiny_run import draw_folder
 
 NAMES = ["red", "blue", "green", "sea/orange", "sea/purple", "sea/gray"]
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    for label, name in enumerate(NAMES):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(4):
-            draw(label, number).save(tmp_path / "data" / name / f"{number}.png")
-    return tmp_path / "data"
+    return draw_folder(tmp_path / "data", NAMES, each=4)
 
 
 def labels_of(collection: object) -> dict[str, str]:

@@ -20,7 +20,7 @@ from nofuss.search.finding import why_no_verdict
 from nofuss.search.items import describe_items, open_items
 from nofuss.search.searcher import Searcher
 from tests.search.verdicts import strangers
-from tests.tiny_run import draw
+from tests.tiny_run import draw, draw_folder
 
 Capture = pytest.CaptureFixture[str]
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
@@ -29,11 +29,7 @@ NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """Six classes of five pictures, each picture with a price."""
-    for label, name in enumerate(NAMES):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(5):
-            draw(label, number).save(tmp_path / "data" / name / f"{number}.png")
-    return write_table(tmp_path / "data")
+    return write_table(draw_folder(tmp_path / "data", NAMES, each=5))
 
 
 def write_table(data: Path, *, cheaper: int = 0, relabelled: int = 0) -> Path:
