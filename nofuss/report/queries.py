@@ -1,4 +1,4 @@
-"""Who searches where: items among each other, queries in a gallery of the same data or of others."""
+"""Who searches where: items among each other, or queries in a gallery, of their data or others."""
 
 from pathlib import Path
 from typing import NamedTuple
