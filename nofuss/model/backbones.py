@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import UsageError, unknown_name
 from nofuss.model.inception import InceptionBN, from_public_layout
+from nofuss.model.lite import EfficientNetLite
 from nofuss.model.modes import evaluating
 from nofuss.model.precision import casting
 from nofuss.model.tensors import fill, read_tensors
@@ -91,34 +92,6 @@ class ConvNet(nn.Sequential):
             layers += [nn.ReLU(inplace=True), nn.MaxPool2d(2)]
         layers[-1] = nn.AdaptiveAvgPool2d(1)
         super().__init__(*layers, nn.Flatten())
-
-
-class EfficientNetLite(nn.Module):
-    """EfficientNet-Lite up to its pooled features: no dropout, no classifier."""
-
-    features = 1280
-
-    def __init__(self, version: int) -> None:
-        super().__init__()
-        self.body = EfficientNet.from_name(f"efficientnet-lite{version}")
-        del self.body._fc, self.body._dropout
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return pooled features (B, 1280)."""
-        return self.run(inputs, 0, len(self.body._blocks))
-
-    def run(self, x: Tensor, first: int, last: int, *, drop: bool = True) -> Tensor:
-        """Run some of the blocks, with the stem if they start at 0, and pool if they end last.
-
-        drop: skip blocks of some pictures at random in training (Huang et al. 2016).
-        """
-        body = self.body
-        blocks, rate = body._blocks, body._global_params.drop_connect_rate if drop else 0.0
-        if not first:
-            x = body._swish(body._bn0(body._conv_stem(x)))
-        for i in range(first, last):  # later blocks are skipped more often in training
-            x = blocks[i](x, drop_connect_rate=rate * i / len(blocks))
-        return body._swish(body._bn1(body._conv_head(x))).mean((2, 3)) if last == len(blocks) else x
 
 
 def build_backbone(

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from nofuss.distributed.device import device_of
 from nofuss.errors import UsageError
-from nofuss.model.backbones import OWN, Backbone, ConvNet, EfficientNetLite
+from nofuss.model.backbones import OWN, Backbone, ConvNet
 from nofuss.model.embedder import Embedder
 from nofuss.model.inception import BLOCKS, InceptionBN
+from nofuss.model.lite import EfficientNetLite
 from nofuss.model.modes import evaluating
 from nofuss.model.timm_stages import timm_stages
 
