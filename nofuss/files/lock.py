@@ -51,6 +51,10 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
+class _LockedError(RunError):
+    """Another process has the lock."""
+
+
 class RunLock:
     """The lock of one run: `take` locks it until the end of the `with`."""
 
@@ -77,6 +81,18 @@ class RunLock:
             return ""
 
         processes.on_first(take)
+
+    def try_take(self, run: Path) -> bool:
+        """Lock the run and return True; return False if another process has it."""
+
+        def take() -> str:
+            try:
+                self._take(run)
+            except _LockedError:
+                return ""
+            return "taken"
+
+        return bool(processes.on_first(take))
 
     def close(self) -> None:
         """Release the lock, and leave the file."""
@@ -115,7 +131,7 @@ class RunLock:
             try:
                 is_free = _lock(descriptor)
                 if not is_free and time.monotonic() > until:
-                    raise RunError(_who(run, _read(descriptor)))
+                    raise _LockedError(_who(run, _read(descriptor)))
                 if is_free and os.fstat(descriptor).st_size and not _read(descriptor):
                     raise _foreign(run)  # it may be a hard link to anything: don't write
                 # Between opening and locking, the process that ended may have deleted the file.

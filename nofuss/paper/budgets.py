@@ -44,8 +44,10 @@ class Budget:
     """Method → its scale, once it is chosen; the loss's own for the others."""
     instance_batch: int | None = None
     """The batch of losses over instances, if it differs."""
+    curve_items: int = 6000
+    """Most test items of a curve, a point an epoch; the last epoch is scored on all."""
     long: bool = False
-    """Whether trainings take long enough to need checkpoints."""
+    """Whether a training takes minutes: it writes checkpoints, and sweeps have fewer points."""
 
     def batch_of(self, loss: str) -> int:
         """Return the batch of a method."""
@@ -116,10 +118,12 @@ PHOTOGRAPHS: dict[str, Budget] = {
             "random crops a picture, its head started at the PCA, proxies at class means; scored "
             "on the centre crop, as in the paper"
         ),
-        rates=(3e-5, 1e-4, 3e-4, 1e-3),
+        rates=(1e-5, 3e-5, 1e-4, 3e-4),
         seeds=3,
+        proxy_factor=100,
         folds=1,
-        try_epochs=3,
+        try_epochs=5,
+        curve_items=2000,
         long=True,
     ),
     "paper": Budget(

@@ -1,14 +1,20 @@
 """Run trials one after the other, and store the result of each in a file.
 
-A trial's file is named after its settings and data and is written as a whole, so that an
-interrupted command resumes after the last finished trial, and changed settings start anew. Under
-torchrun all processes run each trial together; the first one reads and writes the files.
+    work/KEY.json     the result of a trial; its name is a digest of the trial's settings and data
+    work/KEY/         while it runs: the lock of the command that does it, its checkpoints
+
+A result is written as a whole, so that an interrupted command resumes after the last finished
+trial, and changed settings start anew. Several commands may work in one folder, on one machine or
+on several that share a disk: each trial is done by the first command that locks it, and the others
+take the next one. Under torchrun all processes run each trial together; the first one reads and
+writes the files.
 """
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +31,8 @@ from nofuss.training.loop import Interrupted
 
 EVERY = 30.0
 """Seconds between lines of progress where the output is not a terminal."""
+PAUSE = 0.5
+"""Seconds between looks for the trials of other commands."""
 
 
 class Lab:
@@ -34,17 +42,15 @@ class Lab:
         self.folder, self.stop = folder, stop
         self.ahead: dict[str, tuple[Source, Trial]] = {}
         self._speeds: dict[str, list[float]] = {}  # seconds an item, by loss
-        self._line, self._lock = _Line(), RunLock()
+        self._line = _Line()
 
     def __enter__(self) -> "Lab":
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock.take(self.folder)
         self._line.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._line.bar.stop()
-        self._lock.__exit__()
 
     def plan(self, source: Source, trials: Sequence[Trial]) -> None:
         """Announce trials, for an estimate of the time left; finished ones do not count."""
@@ -56,13 +62,26 @@ class Lab:
     def run(self, source: Source, trials: Sequence[Trial]) -> Mapping[Trial, Result]:
         """Return the result of each trial, from its file if there is one."""
         results: dict[Trial, Result] = {}
-        for trial in dict.fromkeys(trials):
-            key = trial.key(source)
-            kept = self.find(key)
-            results[trial] = self._do(source, trial, key) if kept is None else kept
-            self.ahead.pop(key, None)
-            self._remember(source, trial, results[trial])
+        left = list(dict.fromkeys(trials))
+        while left:
+            for trial in left:
+                if (result := self._result(source, trial)) is not None:
+                    results[trial] = result
+                    self.ahead.pop(trial.key(source), None)
+                    self._remember(source, trial, result)
+            elsewhere = [trial for trial in left if trial not in results]
+            if len(elsewhere) == len(left):
+                self._wait(len(elsewhere))
+            left = elsewhere
         return results
+
+    @contextmanager
+    def alone_in(self, folder: Path) -> Iterator[None]:
+        """Hold the lock of a folder with files that all commands write, when it is free."""
+        with RunLock() as lock:
+            while not lock.try_take(folder):
+                self._wait(0)
+            yield
 
     def find(self, key: str) -> Result | None:
         """Return a stored result; None if there is none, or a damaged one."""
@@ -76,8 +95,27 @@ class Lab:
         content = json.dumps({"asked": asked, "result": result}, ensure_ascii=False)
         write_file(self.folder / f"{key}.json", content + "\n")
 
+    def _result(self, source: Source, trial: Trial) -> Result | None:
+        """Return the result of a trial; None if another command is working on it."""
+        key = trial.key(source)
+        if (kept := self.find(key)) is not None:
+            return kept
+        place = self.folder / key
+        with RunLock() as lock:
+            place.mkdir(exist_ok=True)
+            try:
+                if not lock.try_take(place):
+                    return None
+            except FileNotFoundError:  # another command has just finished it and cleaned up
+                return None
+            if (kept := self.find(key)) is None:
+                kept = self._do(source, trial, key)
+            if processes.first():
+                shutil.rmtree(place, ignore_errors=True)
+            return kept
+
     def _do(self, source: Source, trial: Trial, key: str) -> Result:
-        checkpoints = self.folder / f"{key}.checkpoints" if source.budget.long else None
+        checkpoints = self.folder / key / "checkpoints" if source.budget.long else None
         self._line.begin(f"{source.name}: {trial.describe()}", self._left, trial)
         began = time.monotonic()
         try:
@@ -88,9 +126,15 @@ class Lab:
             raise KeyboardInterrupt from None
         result["whole_seconds"] = time.monotonic() - began
         self.keep(key, trial.describe(), result)
-        if checkpoints is not None and processes.first():
-            shutil.rmtree(checkpoints, ignore_errors=True)
         return result
+
+    def _wait(self, count: int) -> None:
+        """Wait a moment for the other commands in this folder."""
+        if count:
+            self._line.wait(f"{count:,} trainings are left, which other commands are doing")
+        if processes.any_true(self.stop())[0]:
+            raise KeyboardInterrupt
+        time.sleep(PAUSE)
 
     def _read(self, key: str) -> Any:
         try:
@@ -141,6 +185,13 @@ class _Line:
         if not console.out.is_terminal and time.monotonic() - self.printed > EVERY:
             self.printed = time.monotonic()
             console.say(f"{words}; {note}")
+
+    def wait(self, words: str) -> None:
+        """Show that others do what is left."""
+        self.bar.update(self.task, description=words, completed=0, left="")
+        if not console.out.is_terminal and self.words != words:
+            console.say(words)
+        self.words = words
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
         """Move the bar."""

@@ -38,12 +38,14 @@ class ProxiesPerLabel:
     claim: str
     assignment: str
     ratios: tuple[float, ...]
+    long_ratios: tuple[float, ...]
+    """Those that are tried where a training takes minutes."""
     ways: dict[str, dict[str, Any]]
     """Curve → options of its trials."""
 
     def curves(self, source: Source, rates: Rates) -> Curves:
         """Return every way with every ratio."""
-        ratios = possible(source, self.ratios)
+        ratios = possible(source, self.long_ratios if source.budget.long else self.ratios)
         return {
             way: {
                 ratio: at_ratio(source, rates, ratio, self.assignment, **more) for ratio in ratios
@@ -104,6 +106,7 @@ FRACTIONAL = ProxiesPerLabel(
     claim="From 0.5 proxies a label on, Proxy-NCA beats the baselines (Section 6.5, Cars196).",
     assignment="static",
     ratios=(0.1, 0.25, 0.5, 0.75, 1.0, 2.0),
+    long_ratios=(0.25, 0.5, 1.0, 2.0),
     ways={"": {}},
 )
 DYNAMIC = ProxiesPerLabel(
@@ -112,6 +115,7 @@ DYNAMIC = ProxiesPerLabel(
     "little, until over-fitting (Section 6.6, Cars196).",
     assignment="dynamic",
     ratios=(0.25, 0.5, 1.0, 2.0),
+    long_ratios=(0.5, 1.0),
     ways={"from labels": {}, "from bare triplets": {"bare": True}},
 )
 

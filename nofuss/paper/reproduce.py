@@ -178,7 +178,8 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
         entry: Entry = experiment.entry(source, rates, results)
         used = {loss: rates[loss] for loss in experiment.LOSSES}
         about = _about(name, source, used, tried, results)
-        _write(out, dataclasses.asdict(entry) | about)
+        with lab.alone_in(out):  # other commands add to the same files
+            _write(out, dataclasses.asdict(entry) | about)
         for line in entry.verdict:
             console.say(f"  {line}")
     console.say(f"report: {out / 'report.html'}")

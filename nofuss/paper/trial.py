@@ -37,8 +37,6 @@ FORMAT = 1
 """Increased when the same settings would give other results."""
 GRID_FORMAT = 2
 """Of stored neighbours: data for a template; 1 was HTML."""
-CURVE_ITEMS = 6000
-"""Most test items of a curve; the last epoch is scored on all."""
 BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
 
 Record = Literal["curve", "scores", "bounds", "neighbours", "untrained"]
@@ -206,7 +204,7 @@ def _measure(
     """Return what measures the model after every epoch; None if the trial records no curve."""
     random = np.random.default_rng(0)
     if trial.record == "curve":
-        some = _whole_classes(source, test_rows, CURVE_ITEMS)
+        some = _whole_classes(source, test_rows, source.budget.curve_items)
 
         def recall() -> dict[str, Any]:
             ranks = ranks_of_first_positive(embed(some), source.labels(some))

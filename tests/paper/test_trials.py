@@ -1,5 +1,7 @@
 """Trials: what they may see, what they leave, and that they are the same twice."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from PIL import Image
 
 from nofuss.data.collection import Collection
 from nofuss.data.detect import open_data
+from nofuss.files.lock import RunLock
 from nofuss.paper import tables
 from nofuss.paper.budgets import PHOTOGRAPHS
 from nofuss.paper.further import FURTHER, NAMES, loss_of
@@ -37,6 +40,48 @@ def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: P
     )
     with Lab(tmp_path / "b") as lab:
         assert choose_rates(other, LOSSES, lab.run) == (rates, tried)
+
+
+def test_commands_share_the_trials_of_a_folder(source: Source, tmp_path: Path) -> None:
+    """What another process is doing is waited for, not done twice; the others are done here."""
+    trials = [Trial(source.budget.config("proxy-nca", rate)) for rate in (1e-4, 1e-3, 1e-2)]
+    key = trials[0].key(source)
+    elsewhere = tmp_path / key
+    elsewhere.mkdir()
+    words = f"""
+import sys, time
+from pathlib import Path
+from nofuss.files.lock import RunLock
+with RunLock() as lock:
+    assert lock.try_take(Path({str(elsewhere)!r}))
+    print("locked", flush=True)
+    done = {[trial.key(source) for trial in trials[1:]]!r}
+    while not all(Path({str(tmp_path)!r}, name + ".json").exists() for name in done):
+        time.sleep(0.05)
+    Path({str(tmp_path / key)!r} + ".json").write_text('{{"result": {{"recall@1": 0.125}}}}')
+"""
+    with subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        with Lab(tmp_path) as lab:
+            found = lab.run(source, trials)
+    assert other.returncode == 0
+    assert found[trials[0]] == {"recall@1": 0.125}
+    assert all("steps" in found[trial] for trial in trials[1:])
+
+
+def test_a_trial_that_another_command_does_is_waited_for_until_a_stop(
+    source: Source, tmp_path: Path
+) -> None:
+    trial = Trial(source.budget.config("proxy-nca", 1e-3))
+    place = tmp_path / trial.key(source)
+    place.mkdir()
+    with RunLock() as lock:
+        assert lock.try_take(place)
+        with Lab(tmp_path, stop=lambda: True) as lab, pytest.raises(KeyboardInterrupt):
+            lab.run(source, [trial])
+    with Lab(tmp_path) as lab:
+        assert "steps" in lab.run(source, [trial])[trial]
 
 
 def test_every_method_has_as_many_tries(source: Source) -> None:
@@ -225,7 +270,7 @@ def test_networks_are_trained(
     pictures = [row["query"]["src"] for group in found["grid"] for row in group["rows"]]
     assert pictures
     assert all(src.startswith("data:image/") for src in pictures)
-    assert not list((tmp_path / "work").glob("*.checkpoints"))
+    assert [path.suffix for path in (tmp_path / "work").iterdir()] == [".json"]
     kept = list((tmp_path / "cache").glob("activations-*.bin"))
     assert len(kept) == (2 if name == "hours" else 0), "of training views, and of test pictures"
 
