@@ -36,7 +36,7 @@ from nofuss.training.job import (
 )
 from nofuss.training.listeners import Listeners
 from nofuss.training.prepare import class_count
-from nofuss.training.presets import DIM, head_dim
+from nofuss.training.presets import head_dim
 from nofuss.training.setup import check_loss
 from nofuss.training.unlabelled import learnable
 
@@ -120,8 +120,6 @@ def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, Sca
 
 def _check_loss(config: TrainConfig, data: Collection, embedder: Embedder) -> None:
     dim = head_dim(config, embedder.backbone.features)
-    if config.preset == "finetune" and config.start == "whitened":  # which is trained in more
-        dim = max(dim, min(DIM, embedder.backbone.features))
     check_loss(replace(config, dim=dim), max(2, class_count(data)))
 
 

@@ -1,12 +1,9 @@
 """The head of a fine-tuned network: its closed form again, on the features that it gives now.
 
 Training moves the head together with the last stages, and leaves it where it fits the training
-classes best. The closed form of the features that have come out of it fits new classes better, in
-few dimensions much better (LOG.md). So a head is trained in `DIM` dimensions, however few are asked
-for, and solved again at the end in as many as are asked for.
+classes best. The closed form of the features that have come out of it fits new classes better
+(LOG.md), so it replaces the trained head at the end, in as many dimensions.
 """
-
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,36 +20,14 @@ from nofuss.terminal import console
 from nofuss.training.choice import start_of
 from nofuss.training.closed_form import ClosedForm
 from nofuss.training.job import Job
-from nofuss.training.prepare import class_count
-from nofuss.training.presets import DIM
-from nofuss.training.setup import build_criterion, place_proxies
-
-
-def widen_head(job: Job) -> None:
-    """Give the embedder the same start in the dimensions that it is trained in."""
-    assert job.choice is not None
-    assert job.features is not None
-    width = min(DIM, job.embedder.backbone.features)
-    if job.choice.dim < width:
-        _solve(job, job.features[job.sides.train], width)
 
 
 def solve_head(job: Job) -> None:
     """Replace head and proxies by the closed form of what the trained network gives."""
-    assert job.choice is not None
     features = _features(job, job.collection.subset(job.sides.train))
     trained = _embedded(job, features)
-    _solve(job, features, job.choice.dim)
+    _solve(job, features)
     _move_proxies(job, trained, _embedded(job, features))
-
-
-def place_criterion(job: Job, features: Tensor) -> None:
-    """Give the job a loss whose proxies lie where the head puts the training classes."""
-    data = job.collection.subset(job.sides.train)
-    criterion = build_criterion(replace(job.config, dim=job.embedder.dim), class_count(data))
-    directions = normalize(_embedded(job, features))
-    place_proxies(criterion, directions, _labels(data), seed=job.config.seed)
-    job.criterion = criterion
 
 
 def _move_proxies(job: Job, before: Tensor, after: Tensor) -> None:
@@ -70,18 +45,17 @@ def _move_proxies(job: Job, before: Tensor, after: Tensor) -> None:
     middle = directions.mean(0).expand(criterion.assignment.num_proxies, -1)
     sums = torch.zeros_like(middle).index_add_(0, own, directions)
     whole = normalize(torch.where(sums.any(1, keepdim=True), sums, middle))
-    criterion.dim = after.shape[1]
     held = whole if criterion.shard is None else whole[criterion.shard.rows]
     criterion.proxies = nn.Parameter(held.contiguous())
 
 
-def _solve(job: Job, features: Tensor, dim: int) -> None:
+def _solve(job: Job, features: Tensor) -> None:
     """Set the head to the closed form of features (N, F), by the recipe that folds have chosen."""
     assert job.choice is not None
     labels, root = _labels(job.collection.subset(job.sides.train)), job.choice.recipe.root
-    form = ClosedForm(features, labels, (), dim=dim)
+    form = ClosedForm(features, labels, (), dim=job.choice.dim)
     length = float(form.inputs(root).norm(dim=1).mean())  # as at the start: see `learning`
-    job.embedder.set_head(start_of(form, replace(job.choice, dim=dim)).times(length), root=root)
+    job.embedder.set_head(start_of(form, job.choice).times(length), root=root)
 
 
 def _features(job: Job, data: Collection) -> Tensor:

@@ -39,7 +39,7 @@ from nofuss.training.fold_results import (
 from nofuss.training.folds import query_scores
 from nofuss.training.head import composed, head_schedule, prepare_head
 from nofuss.training.job import Job
-from nofuss.training.last_head import place_criterion, solve_head, widen_head
+from nofuss.training.last_head import solve_head
 from nofuss.training.listeners import Heard
 from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
@@ -193,13 +193,6 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
     can_harm = job.config.start != "random" or job.collection.by_links
     compared = watched and can_harm and bool(job.config.epochs)
-    before: tuple[Embedder, nn.Module | None] | None = None
-    if solved and compared:
-        assert job.features is not None
-        place_criterion(job, job.features[sides.train])
-        before = copy.deepcopy((job.embedder, job.criterion))
-    if solved:
-        widen_head(job)
     training, feed = prepare(
         job.config,
         job.collection.subset(sides.train),
@@ -208,8 +201,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         fixed_stages=job.fixed_stages,
     )
     job.criterion = training.criterion
-    if compared and before is None:
-        before = copy.deepcopy((job.embedder, job.criterion))
+    before = copy.deepcopy((job.embedder, job.criterion)) if compared else None
     embed_held_out = embedding_of(held_out, job.embedder, job.fixed_stages)
 
     def look(embedder: Embedder) -> QueryScores:
