@@ -61,8 +61,8 @@ def _activated(conv: Any, norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def _normed(conv: Any, norm: nn.Module, x: Tensor) -> Tensor:
-    """Return norm(conv(x)); in one step if the norm is frozen and a gradient is wanted."""
-    if not isinstance(norm, nn.BatchNorm2d) or norm.training or not torch.is_grad_enabled():
+    """Return norm(conv(x)), in one step if the norm is frozen."""
+    if not isinstance(norm, nn.BatchNorm2d) or norm.training:
         result: Tensor = norm(conv(x))
         return result
     assert norm.running_mean is not None
