@@ -57,6 +57,8 @@ def begin(
     if config.resume:
         assert config.out is not None
         lock.take(config.out)
+        if not config.force:
+            _check_taught(config.out)
     listeners = Listeners(config, callback)
     opened, scan = _open(config, data)
     config = settle(config, opened)
@@ -130,6 +132,16 @@ def _open_run(config: TrainConfig, collection: Collection, fingerprint: str, loc
     new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
     path = processes.on_first(lambda: str(new(config).path))
     return Run(Path(path), replace(config, out=Path(path)))
+
+
+def _check_taught(run: Path) -> None:
+    """Refuse to resume a run whose model has learned from marks since: it would be replaced."""
+    extra = read_optional_json(run / "model" / "model.json").get("extra")
+    if isinstance(extra, dict) and "taught" in extra:
+        raise RunError(
+            f"the model of {run} has learned from marks on the page, which resuming would undo; "
+            "take the lessons back there, train into another --out, or add --force"
+        )
 
 
 def _check_module(run: Run, backbone: Backbone) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from nofuss.config import TrainConfig
 from nofuss.data.detect import open_data
 from nofuss.errors import RunError
 from nofuss.files.checksum import digest_of
@@ -26,6 +27,7 @@ from nofuss.search.refusals import Refused
 from nofuss.search.searchable import kept_embeddings
 from nofuss.search.shelf import open_shelf
 from nofuss.search.teaching import plan_lesson
+from nofuss.training.pipeline import run_training
 from tests.tiny_run import train_vectors
 
 CLOSE = {"atol": 2e-5, "rtol": 0}
@@ -191,3 +193,16 @@ def test_marks_become_a_map(run: Path) -> None:
         shelf.mapped(a_map(), shelf.encoder), Marks({names[0]: {names[far]: True}}), a_map()
     )
     torch.testing.assert_close(taught.matrix, lesson.matrix, atol=1e-4, rtol=0)
+
+
+def test_training_does_not_undo_lessons_unless_it_is_told_to(run: Path) -> None:
+    lessons.apply_lesson(open_run(run), a_map(), extra={"taught": {"marks": 3}})
+    taught = bits(run / "model")
+    with pytest.raises(RunError, match="has learned from marks on the page"):
+        run_training(TrainConfig(out=run, resume=True), given={"out", "resume"})
+    assert bits(run / "model") == taught
+    lessons.undo(open_run(run))
+    run_training(TrainConfig(out=run, resume=True), given={"out", "resume"})
+    lessons.apply_lesson(open_run(run), a_map(), extra={"taught": {"marks": 3}})
+    run_training(TrainConfig(out=run, resume=True, force=True), given={"out", "resume", "force"})
+    assert bits(run / "model") != taught
