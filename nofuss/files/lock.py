@@ -1,4 +1,4 @@
-"""The lock of a run: one command writes into it at a time, and a second one ends with an error.
+"""The lock of a run: one command writes into it at a time; a second one ends, or waits.
 
 RUN/.nofuss.lock exists while a process writes, and contains its number, machine, start time and
 command. What counts is the system's lock on the file (flock), which ends with the process however
@@ -82,17 +82,26 @@ class RunLock:
 
         processes.on_first(take)
 
-    def try_take(self, run: Path) -> bool:
-        """Lock the run and return True; return False if another process has it."""
+    def try_take(self, folder: Path, *, make: bool = False) -> str:
+        """Lock a folder and return ""; if another process has it, return a sentence that names it.
+
+        make: make the folder, which the other process deletes when it ends.
+        """
 
         def take() -> str:
             try:
-                self._take(run)
-            except _LockedError:
-                return ""
-            return "taken"
+                if make:
+                    folder.mkdir(exist_ok=True)
+                self._take(folder, patience=0)
+            except _LockedError as error:
+                return str(error)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                return f"{folder} is being deleted by another process"
+            return ""
 
-        return bool(processes.on_first(take))
+        return processes.on_first(take)
 
     def close(self) -> None:
         """Release the lock, and leave the file."""
@@ -109,13 +118,13 @@ class RunLock:
         except OSError:
             return True
 
-    def _take(self, run: Path) -> None:
+    def _take(self, run: Path, patience: float = PATIENCE) -> None:
         assert self._run is None, "one lock, one run"
         for name in FOLDERS:
             refuse_link(run / name)
         self._folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._file = self._acquire(run)
+            self._file = self._acquire(run, patience)
         except BaseException:
             os.close(self._folder)
             raise
@@ -124,13 +133,13 @@ class RunLock:
         for folder in (run, *(run / name for name in FOLDERS)):
             clear_remains(folder)
 
-    def _acquire(self, run: Path) -> int:
-        until = time.monotonic() + PATIENCE
+    def _acquire(self, run: Path, patience: float) -> int:
+        until = time.monotonic() + patience
         while True:  # until the file at the path is the one that is locked
             descriptor = self._open(run)
             try:
                 is_free = _lock(descriptor)
-                if not is_free and time.monotonic() > until:
+                if not is_free and time.monotonic() >= until:
                     raise _LockedError(_who(run, _read(descriptor)))
                 if is_free and os.fstat(descriptor).st_size and not _read(descriptor):
                     raise _foreign(run)  # it may be a hard link to anything: don't write

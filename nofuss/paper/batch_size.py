@@ -24,10 +24,15 @@ SIZES = (16, 32, 64, 128, 256)
 LONG_LOSSES, LONG_SIZES = ("proxy-nca",), (64, 128, 256)
 
 
+def losses(source: Source) -> tuple[str, ...]:
+    """Return the methods that are tried."""
+    return LONG_LOSSES if source.budget.long else LOSSES
+
+
 def sizes_of(source: Source, loss: str) -> list[int]:
     """Return the batches that a method is tried with; N-pairs needs a class for every two items."""
     if source.budget.long:
-        return list(LONG_SIZES)
+        return sorted({source.budget.batch_of(loss), *LONG_SIZES})
     most = {"clustering": 64, "n-pairs": 2 * len(np.unique(source.labels(source.train_rows)))}
     return [size for size in SIZES if size <= most.get(loss, SIZES[-1])]
 
@@ -46,7 +51,7 @@ def curves(source: Source, rates: Rates) -> Curves:
     """Return every method with every size."""
     return {
         loss: {size: at_size(source, rates, loss, size) for size in sizes_of(source, loss)}
-        for loss in (LONG_LOSSES if source.budget.long else LOSSES)
+        for loss in losses(source)
     }
 
 

@@ -120,7 +120,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
         ),
         rates=(1e-5, 3e-5, 1e-4, 3e-4),
         seeds=3,
-        proxy_factor=100,
+        proxy_factor=100,  # as in the README's loop; 10 to 200 differ by noise (LOG.md)
         folds=1,
         try_epochs=5,
         curve_items=2000,

@@ -3,6 +3,7 @@
 The trainings are those of the tables. Time includes steps and loading, not the scoring.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import mean
 
@@ -17,8 +18,17 @@ from nofuss.paper.trial import Result, Trial
 
 LOSSES = tuple(METHODS)
 Curve = list[tuple[float, float]]
+NOT_TIMED = (
+    "Some of these trainings ran beside other commands or on other machines: their seconds can't "
+    "be compared."
+)
 MOST = 0.9
 """Share of the best baseline's gain: the rest may be noise that no other method repeats."""
+
+
+def losses(source: Source) -> tuple[str, ...]:
+    """Return the methods whose rates it uses."""
+    return LOSSES
 
 
 def trials(source: Source, rates: Rates) -> list[Trial]:
@@ -41,6 +51,9 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
         return first_reached(curves["proxy-nca"], height), first_reached(curves[best], height)
 
     in_steps, in_time = reached(by_step, target), reached(by_time, target)
+    timed = comparable_times([result for some in results_of.values() for result in some])
+    if not timed:
+        in_time = None, None
     rows = [
         [
             METHODS[m],
@@ -63,6 +76,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             "equal ones."
             if source.budget.instance_batch is None
             else "As in the paper, a step is 32 items for Proxy-NCA and 128 for the baselines.",
+            *([] if timed else [NOT_TIMED]),
         ],
         tables=[
             Table(
@@ -93,6 +107,12 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             "paper_ratio": FASTER,
         },
     )
+
+
+def comparable_times(results: Sequence[Result]) -> bool:
+    """Return whether all trainings ran on one machine, none beside another command's."""
+    hosts = {result.get("host") for result in results}
+    return len(hosts) == 1 and all(result.get("alone", True) for result in results)
 
 
 def first_reached(curve: Curve, target: float) -> float | None:

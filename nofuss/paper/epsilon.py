@@ -23,6 +23,11 @@ BOUNDS = {
 EPSILONS = {"epsilon": "largest (ε)", "epsilon_95": "95th percentile", "epsilon_mean": "mean"}
 
 
+def losses(source: Source) -> tuple[str, ...]:
+    """Return the methods whose rates it uses."""
+    return LOSSES
+
+
 def trials(source: Source, rates: Rates) -> list[Trial]:
     """Return Proxy-NCA, a seed each, with its bounds measured after every epoch."""
     b = source.budget

@@ -12,9 +12,10 @@ writes the files.
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from nofuss.distributed import processes
 from nofuss.files.atomic import write_file
-from nofuss.files.lock import RunLock
+from nofuss.files.lock import LOCK, RunLock
 from nofuss.paper.sources import Source
 from nofuss.paper.trial import Result, Trial, run_trial
 from nofuss.terminal import console
@@ -42,7 +43,7 @@ class Lab:
         self.folder, self.stop = folder, stop
         self.ahead: dict[str, tuple[Source, Trial]] = {}
         self._speeds: dict[str, list[float]] = {}  # seconds an item, by loss
-        self._line = _Line()
+        self._line, self._who = _Line(), ""
 
     def __enter__(self) -> "Lab":
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ class Lab:
                     self._remember(source, trial, result)
             elsewhere = [trial for trial in left if trial not in results]
             if len(elsewhere) == len(left):
-                self._wait(len(elsewhere))
+                self._wait(f"{len(left):,} left, which other commands are training; {self._who}")
             left = elsewhere
         return results
 
@@ -79,8 +80,8 @@ class Lab:
     def alone_in(self, folder: Path) -> Iterator[None]:
         """Hold the lock of a folder with files that all commands write, when it is free."""
         with RunLock() as lock:
-            while not lock.try_take(folder):
-                self._wait(0)
+            while who := lock.try_take(folder):
+                self._wait(who)
             yield
 
     def find(self, key: str) -> Result | None:
@@ -102,22 +103,24 @@ class Lab:
             return kept
         place = self.folder / key
         with RunLock() as lock:
-            place.mkdir(exist_ok=True)
-            try:
-                if not lock.try_take(place):
-                    return None
-            except FileNotFoundError:  # another command has just finished it and cleaned up
+            if who := lock.try_take(place, make=True):
+                self._who = who
                 return None
             if (kept := self.find(key)) is None:
                 kept = self._do(source, trial, key)
             if processes.first():
+                for remains in self.folder.glob(f".{key}.json.*.new"):  # of a kill while it wrote
+                    remains.unlink(missing_ok=True)
                 shutil.rmtree(place, ignore_errors=True)
-            return kept
+        if processes.first():
+            with suppress(OSError):  # where a file that is open is not deleted before it is closed
+                place.rmdir()
+        return kept
 
     def _do(self, source: Source, trial: Trial, key: str) -> Result:
         checkpoints = self.folder / key / "checkpoints" if source.budget.long else None
         self._line.begin(f"{source.name}: {trial.describe()}", self._left, trial)
-        began = time.monotonic()
+        began, alone = time.monotonic(), self._is_alone(key)
         try:
             result = run_trial(
                 source, trial, watch=self._line, stop=self.stop, checkpoints=checkpoints
@@ -125,13 +128,17 @@ class Lab:
         except Interrupted:
             raise KeyboardInterrupt from None
         result["whole_seconds"] = time.monotonic() - began
+        result |= {"alone": alone and self._is_alone(key), "host": socket.gethostname()}
         self.keep(key, trial.describe(), result)
         return result
 
-    def _wait(self, count: int) -> None:
+    def _is_alone(self, key: str) -> bool:
+        """Return whether no other command has locked a trial: its seconds count for something."""
+        return all(lock.parent.name == key for lock in self.folder.glob(f"*/{LOCK}"))
+
+    def _wait(self, words: str) -> None:
         """Wait a moment for the other commands in this folder."""
-        if count:
-            self._line.wait(f"{count:,} trainings are left, which other commands are doing")
+        self._line.wait(words)
         if processes.any_true(self.stop())[0]:
             raise KeyboardInterrupt
         time.sleep(PAUSE)

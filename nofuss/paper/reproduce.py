@@ -34,8 +34,8 @@ class Experiment(Protocol):
     """A table or figure of the paper: a module of this package, or an object in one."""
 
     @property
-    def LOSSES(self) -> tuple[str, ...]:
-        """The methods whose rates it uses."""
+    def losses(self) -> Callable[[Source], tuple[str, ...]]:
+        """Return the methods whose rates it uses."""
 
     @property
     def trials(self) -> Callable[[Source, Rates], list[Trial]]:
@@ -149,7 +149,7 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
     losses: dict[Source, list[str]] = {}
     for _, experiment, source in tasks:
         needed = losses.setdefault(source, [])
-        needed += [loss for loss in experiment.LOSSES if loss not in needed]
+        needed += [loss for loss in experiment.losses(source) if loss not in needed]
     for source, needed in losses.items():
         lab.plan(source, tries(source, needed))
         guess = dict.fromkeys(needed, source.budget.rates[0])
@@ -176,7 +176,7 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
         console.say(f"{name} on {source.title}")
         results = lab.run(source, experiment.trials(source, rates))
         entry: Entry = experiment.entry(source, rates, results)
-        used = {loss: rates[loss] for loss in experiment.LOSSES}
+        used = {loss: rates[loss] for loss in experiment.losses(source)}
         about = _about(name, source, used, tried, results)
         with lab.alone_in(out):  # other commands add to the same files
             _write(out, dataclasses.asdict(entry) | about)

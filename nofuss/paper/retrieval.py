@@ -8,6 +8,11 @@ from nofuss.paper.trial import Trial
 LOSSES = ("proxy-nca",)
 
 
+def losses(source: Source) -> tuple[str, ...]:
+    """Return the methods whose rates it uses."""
+    return LOSSES
+
+
 def trials(source: Source, rates: Rates) -> list[Trial]:
     """Return one training with Proxy-NCA."""
     return [Trial(source.budget.config("proxy-nca", rates["proxy-nca"]), record="neighbours")]

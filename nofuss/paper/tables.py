@@ -50,6 +50,11 @@ def untrained_of(source: Source) -> Trial:
     return Trial(b.config("proxy-nca", b.rates[0], epochs=0), record="untrained")
 
 
+def losses(source: Source) -> tuple[str, ...]:
+    """Return the methods whose rates it uses."""
+    return LOSSES
+
+
 def trials(source: Source, rates: Rates) -> list[Trial]:
     """Return every method with every seed."""
     each = [seeds_of(source, rates, loss) for loss in LOSSES]

@@ -63,6 +63,8 @@ class Trial:
         settings |= {"fold": self.fold, "record": self.record, "bare": self.bare}
         if self.fold is not None and source.budget.try_classes is not None:
             settings["try_classes"] = source.budget.try_classes
+        if self.record == "curve":
+            settings["curve_items"] = source.budget.curve_items
         if self.record == "neighbours":
             settings["grid"] = GRID_FORMAT
         text = json.dumps(settings, sort_keys=True)
@@ -124,7 +126,9 @@ def run_trial(
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
     clock.stop("prepare")
     start = measure() if measure else {}
-    if checkpoints is not None and (saved := load_checkpoint(checkpoints, say=watch.say)):
+    if checkpoints is not None and (
+        saved := load_checkpoint(checkpoints, say=watch.say, cut=training.cut)
+    ):
         training.restore(saved)
     try:
         run_loop(

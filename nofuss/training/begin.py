@@ -140,7 +140,7 @@ def _check_taught(run: Path) -> None:
     if isinstance(extra, dict) and "taught" in extra:
         raise RunError(
             f"the model of {run} has learned from marks on the page, which resuming would undo; "
-            "take the lessons back there, train into another --out, or add --force"
+            "undo the lessons on the page, train into another --out, or add --force"
         )
 
 

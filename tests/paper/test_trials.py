@@ -16,6 +16,7 @@ from nofuss.data.detect import open_data
 from nofuss.files.lock import RunLock
 from nofuss.paper import tables
 from nofuss.paper.budgets import PHOTOGRAPHS
+from nofuss.paper.convergence import NOT_TIMED
 from nofuss.paper.further import FURTHER, NAMES, loss_of
 from nofuss.paper.lab import Lab
 from nofuss.paper.rates import choose_rates, choose_scales, scale_tries, tries
@@ -53,10 +54,12 @@ import sys, time
 from pathlib import Path
 from nofuss.files.lock import RunLock
 with RunLock() as lock:
-    assert lock.try_take(Path({str(elsewhere)!r}))
+    assert not lock.try_take(Path({str(elsewhere)!r}))
     print("locked", flush=True)
     done = {[trial.key(source) for trial in trials[1:]]!r}
+    until = time.monotonic() + 60
     while not all(Path({str(tmp_path)!r}, name + ".json").exists() for name in done):
+        assert time.monotonic() < until
         time.sleep(0.05)
     Path({str(tmp_path / key)!r} + ".json").write_text('{{"result": {{"recall@1": 0.125}}}}')
 """
@@ -77,7 +80,7 @@ def test_a_trial_that_another_command_does_is_waited_for_until_a_stop(
     place = tmp_path / trial.key(source)
     place.mkdir()
     with RunLock() as lock:
-        assert lock.try_take(place)
+        assert not lock.try_take(place)
         with Lab(tmp_path, stop=lambda: True) as lab, pytest.raises(KeyboardInterrupt):
             lab.run(source, [trial])
     with Lab(tmp_path) as lab:
@@ -208,13 +211,51 @@ def test_batches_keep_items_and_move_rates(source: Source) -> None:
 @pytest.mark.parametrize("name", [n for n in FIGURES if n != "retrieval"])
 def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: Path) -> None:
     experiment: Any = FIGURES[name]
-    rates = dict.fromkeys(experiment.LOSSES, 1e-3)
+    rates = dict.fromkeys(experiment.losses(source), 1e-3)
     with Lab(tmp_path) as lab:
         entry = experiment.entry(source, rates, lab.run(source, experiment.trials(source, rates)))
     assert entry.verdict
     assert entry.tables
     assert all(len(row) == len(entry.tables[0].head) for row in entry.tables[0].rows)
     assert all(s.points for figure in entry.figures for s in figure.series)
+
+
+@pytest.mark.parametrize("name", ["batch-size", "fractional", "dynamic"])
+@pytest.mark.parametrize("budget", ["hours", "paper"])
+def test_long_budgets_compare_with_what_they_train(name: str, budget: str, source: Source) -> None:
+    """Sweeps with fewer points have those that the others are compared with."""
+    experiment: Any = FIGURES[name]
+    long = replace(source, budget=PHOTOGRAPHS[budget])
+    rates = dict.fromkeys(experiment.losses(long), 1e-4)
+    trials = experiment.trials(long, rates)
+    assert {loss_of(m) for m in experiment.losses(long)} == {t.config.loss for t in trials}
+    made_up = {"recall@1": 0.5, "hits": [1, 2], "queries": [2, 4], "proxies_in_use": 1.0}
+    entry = experiment.entry(long, rates, dict.fromkeys(trials, made_up))
+    assert len(entry.tables[0].rows[0]) == len(entry.tables[0].head)
+
+
+def test_seconds_are_compared_only_of_trainings_that_ran_alone(
+    source: Source, tmp_path: Path
+) -> None:
+    experiment, rates = FIGURES["convergence"], dict.fromkeys(LOSSES, 1e-3)
+    trials = experiment.trials(source, rates)
+    other = tmp_path / "other"
+    other.mkdir()
+    with Lab(tmp_path) as lab, RunLock() as lock:
+        alone = lab.run(source, trials)
+        assert NOT_TIMED not in experiment.entry(source, rates, alone).verdict
+        assert not lock.try_take(other)
+        (tmp_path / f"{trials[0].key(source)}.json").unlink()
+        beside = lab.run(source, trials)
+    assert NOT_TIMED in experiment.entry(source, rates, beside).verdict
+
+
+def test_what_a_kill_left_of_a_result_is_cleared(source: Source, tmp_path: Path) -> None:
+    trial = Trial(source.budget.config("proxy-nca", 1e-3))
+    (tmp_path / f".{trial.key(source)}.json.0123456789abcdef.new").write_text("{")
+    with Lab(tmp_path) as lab:
+        lab.run(source, [trial])
+    assert [path.name for path in tmp_path.iterdir()] == [f"{trial.key(source)}.json"]
 
 
 def test_corrected_bounds_hold_while_learning(source: Source) -> None:
