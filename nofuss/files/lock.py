@@ -52,7 +52,11 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class _LockedError(RunError):
-    """Another process has the lock."""
+    """Another process has the lock: `who` says which."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(f"{who}; wait until it ends, or stop it, and try again")
+        self.who = who
 
 
 class RunLock:
@@ -83,7 +87,7 @@ class RunLock:
         processes.on_first(take)
 
     def try_take(self, folder: Path, *, make: bool = False) -> str:
-        """Lock a folder and return ""; if another process has it, return a sentence that names it.
+        """Lock a folder and return ""; if another process has it, return which.
 
         make: make the folder, which the other process deletes when it ends.
         """
@@ -94,7 +98,7 @@ class RunLock:
                     folder.mkdir(exist_ok=True)
                 self._take(folder, patience=0)
             except _LockedError as error:
-                return str(error)
+                return error.who
             except FileNotFoundError:
                 if not make:
                     raise
@@ -235,4 +239,4 @@ def _who(run: Path, owner: dict[str, Any]) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["since"]))
         where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']!r}"
         who = f"process {owner['process']}{where} ({owner['command']!r}, since {since})"
-    return f"{run} is being written by {who}; wait until it ends, or stop it, and try again"
+    return f"{run} is being written by {who}"
