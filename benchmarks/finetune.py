@@ -6,10 +6,10 @@
 Every row is one `nofuss train` as a user starts it, with an empty cache, in its own process: its
 minutes are those of the processor from its start to its scores, features and kept activations
 included, which hardly depend on what else the machine does; two idle cores take little more than
-half of them. Rows that are in FOLDER already are not run again. The whole network gets as many
-epochs as `--epochs-all` says, because each takes minutes. Settings are the defaults, and stages
-learn from all training classes (`--holdout 0`), as the head does: nothing is chosen on the classes
-that are scored.
+half of them. Rows that are in FOLDER already are not run again. The whole network has a row for
+each number of `--epochs-all`, the first epoch of its head alone. Settings are the defaults, and
+stages learn from all training classes (`--holdout 0`), as the head does: nothing is chosen on the
+classes that are scored.
 """
 
 import argparse
@@ -75,13 +75,22 @@ def draw(rows: dict[str, dict[str, Any]], path: Path, title: str) -> None:
     """Draw Recall@1 against minutes of one core, a point a row."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    level = 100 * next(iter(rows.values()))["untrained"]
     for name, row in rows.items():
         x, y = row["cpu minutes"], 100 * row["recall@1"]
         axes.plot(x, y, "o", color="black")
-        axes.annotate(name, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=9)
-    axes.axhline(100 * next(iter(rows.values()))["untrained"], color="0.6", linestyle="--")
-    axes.annotate("untrained", (0, 100 * next(iter(rows.values()))["untrained"]), fontsize=9)
-    axes.set_xlim(left=0)
+        beside = (6, 4 if y > level else -12)
+        axes.annotate(name, (x, y), xytext=beside, textcoords="offset points", fontsize=9)
+    axes.axhline(level, color="0.6", linestyle="--")
+    axes.annotate(
+        "untrained, 1280-d",
+        (0.99, level),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=9,
+    )
+    axes.set_xlim(0, 1.15 * max(row["cpu minutes"] for row in rows.values()))
     axes.set_xlabel("minutes of one core")
     axes.set_ylabel("Recall@1 on unseen classes, %")
     axes.set_title(title, loc="left", fontsize=11)
@@ -97,11 +106,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=ROWS, default=list(ROWS))
     parser.add_argument("--dim", type=int)
-    parser.add_argument("--epochs-all", type=int, default=2)
+    parser.add_argument("--epochs-all", type=int, nargs="+", default=[2])
     asked = parser.parse_args()
+    wanted = {name: list(ROWS[name]) for name in asked.only if name != "all"}
+    for epochs in asked.epochs_all if "all" in asked.only else ():
+        wanted[f"all, {epochs} epochs"] = [*ROWS["all"], "--epochs", str(epochs)]
     rows = {}
-    for name in asked.only:
-        words = [*ROWS[name], *(("--epochs", str(asked.epochs_all)) if name == "all" else ())]
+    for name, words in wanted.items():
         words += ["--dim", str(asked.dim)] if asked.dim else []
         label = name if asked.dim is None else f"{name} {asked.dim}-d"
         rows[name] = measure(label, asked.data, asked.out, words)
