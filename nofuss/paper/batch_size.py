@@ -77,7 +77,7 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             "Items seen are the same for all sizes, so larger batches take fewer steps; the rate "
             "grows with the root of the batch."
             + (
-                ""
+                " A training takes minutes here, so only Proxy-NCA is tried, with few sizes."
                 if source.budget.long
                 else " Structured clustering was not tried beyond 64; N-pairs, two items a class, "
                 "ends at twice the classes."
