@@ -137,8 +137,8 @@ def _depth_note(labelled: list[tuple[Path, str, str]], labelling: Labelling) -> 
     if depth == 1 or len(outermost) == len(classes):
         return []
     return [
-        f"folders in folders, {depth} deep: the innermost are the classes; --class-level 1 makes "
-        f"the {len(outermost):,} outermost the classes"
+        f"folders in folders, {depth} deep: the innermost are the classes; `nofuss train "
+        f"--class-level 1` makes the {len(outermost):,} outermost the classes"
     ]
 
 

@@ -25,9 +25,6 @@ UNLABELLED = ""
 def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open any data; pictures outside class folders belong to it too, without a label."""
     collection = open_any(path, labelling)
-    # A run decides on its classes in training: `nofuss index` has no --class-level.
-    notes = tuple(note.partition("; --class-level")[0] for note in collection.notes)
-    collection = replace(collection, notes=notes)
     if path is None or not (path := Path(os.path.expanduser(path))).is_dir() or layout_of(path):
         return collection
     path, known = path.absolute(), set(collection.paths)

@@ -122,8 +122,8 @@ def test_folders_in_folders(draw, tmp_path: Path) -> None:
     assert data.class_names == ("birds/tit", "birds/wren/a", "birds/wren/b", "fish")
     (note,) = data.notes
     assert note == (
-        "folders in folders, 3 deep: the innermost are the classes; --class-level 1 makes the "
-        "2 outermost the classes"
+        "folders in folders, 3 deep: the innermost are the classes; `nofuss train "
+        "--class-level 1` makes the 2 outermost the classes"
     )
     outer = open_data(tmp_path / "d", labelling=Labelling(class_level=1))
     assert outer.class_names == ("birds", "fish")
