@@ -186,7 +186,8 @@ def _fit_dim(source: Source, width: int) -> Source:
 
 def raw_features(source: Source) -> Tensor | None:
     """Return the backbone's features unchanged, for the untrained baseline."""
-    if source.budget.settings["preset"] == "vectors" and source.pictures.kind == "pictures":
+    preset = source.budget.settings["preset"]
+    if preset in ("vectors", "finetune") and source.pictures.kind == "pictures":
         return _lite0_features(source.pictures, source.budget)[0]
     return source.features
 
@@ -210,11 +211,10 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     embedder = build_model(config, pictures)
     preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
-    features = backbone_features(embedder, pictures) if config.start == "pca" else None
     count = len(pictures)
     with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
         decoded = decode_ahead(pictures, preprocessing, progress=progress)
-    return decoded, features
+    return decoded, None
 
 
 def _lite0_features(pictures: Collection, budget: Budget) -> tuple[Tensor, Any]:
