@@ -24,7 +24,7 @@ from nofuss.evaluate.precision import precisions
 from nofuss.evaluate.queries import PerQuery, of_queries
 from nofuss.evaluate.recall import checked_ks, hits, ranks_of_first_positive, reciprocal
 from nofuss.evaluate.task import Options
-from nofuss.geometry import Array
+from nofuss.geometry import Array, as_tensor
 
 QUERIES = {
     False: "every item queries all others, itself left out by index; classes with one item stay in "
@@ -32,12 +32,16 @@ QUERIES = {
     True: "queries search a gallery of their own, those that are in it left out by index; queries "
     "whose class has no other item there are none",
 }
+DISTANCES = {
+    True: "Euclidean distance on the unit sphere",
+    False: "Euclidean distance between the vectors as they are",
+}
 SCORES = (
-    "Euclidean distance on the unit sphere, ties count as wrong; "
+    "ties count as wrong; "
     "NMI and AMI of k-means (k-means++ seeds with swaps, Lloyd, Hartigan's exchanges) with as many "
     "clusters as classes; 95% intervals by resampling classes"
 )
-PROTOCOL = f"{QUERIES[False]}; {SCORES}"
+PROTOCOL = f"{QUERIES[False]}; {DISTANCES[True]}, {SCORES}"
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def evaluate(
     interval). The same seed gives the same scores; `bootstrap=0` leaves the intervals out.
     """
     x, ks = vectors_of(embeddings), checked_ks(ks)
+    on_sphere = bool(options.get("normalize", True))
     classes = classes_of(labels, len(x))
     ranks = ranks_of_first_positive(x, labels, **options)
     precision = precisions(x, labels, ks=ks if extended else (), all_ranks=extended, **options)
@@ -128,7 +133,7 @@ def evaluate(
         queries=int(is_query.sum()),
         seed=seed,
         intervals=intervals,
-        protocol=f"{QUERIES[has_gallery]}; {SCORES}",
+        protocol=f"{QUERIES[has_gallery]}; {DISTANCES[on_sphere]}, {SCORES}",
         per_query=of_queries(ranks, precision.map_at_r, labels),
         extended=more,
     )
@@ -144,5 +149,5 @@ def _all_items(x: Tensor, labels: Array, **options: Unpack[Options]) -> tuple[Te
     rows = options.get("query_rows")
     alone = torch.ones(len(x), dtype=torch.bool)
     if rows is not None:
-        alone = torch.as_tensor(rows).cpu() < 0
+        alone = as_tensor(rows).cpu() < 0
     return torch.cat([x[alone], y]), torch.cat([own[alone], others])

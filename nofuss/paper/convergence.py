@@ -137,6 +137,11 @@ def verdict(
     ratio, clock = _ratio(in_steps), _ratio(in_time)
     if in_steps[0] is None and final.verdict == "below":
         return f"Proxy-NCA never reaches {level}: the paper's claim does not hold here."
+    if in_steps[0] is None and final.verdict == "above":
+        return (
+            f"Proxy-NCA never reaches {level} on the items of the curve, though it is above it on "
+            f"all test items ({certainty([final])}): no speed can be read from that."
+        )
     if in_steps[0] is None:
         return (
             f"Proxy-NCA never reaches {level} exactly, though their final scores are "

@@ -28,7 +28,11 @@ def difference(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -
     classes = np.repeat(tested, queries[tested])
     means = hits[classes] / queries[classes]
     ends = class_intervals(
-        {"gap": torch.from_numpy(means)}, torch.from_numpy(classes), seed=0, resamples=RESAMPLES
+        {"gap": torch.from_numpy(means)},
+        torch.from_numpy(classes),
+        seed=0,
+        resamples=RESAMPLES,
+        within=(-1.0, 1.0),
     )
     return SeededDifference(mean(gaps), t_interval(gaps), ends["gap"])
 

@@ -217,15 +217,15 @@ def _compare(methods: Sequence[Method], *, seed: int) -> list[dict[str, Any]]:
 
 
 def _difference(method: Method, first: Method, score: str, seed: int) -> dict[str, Any]:
-    ours, theirs = method.scores(score), first.scores(score)
-    labels = method.queries[0].labels
-    gap = paired_difference(torch.stack(ours).mean(0), torch.stack(theirs).mean(0), labels, seed)
-    by_seed = [
-        {number: float(x.mean()) for number, x in zip(m.seeds, scores, strict=True)}
-        for m, scores in ((method, ours), (first, theirs))
-    ]
-    common = sorted(by_seed[0].keys() & by_seed[1].keys())
-    over_seeds = t_interval([by_seed[0][number] - by_seed[1][number] for number in common])
+    """Compare the trainings of common seeds, if there are two or more; else all."""
+    ours, theirs = (dict(zip(m.seeds, m.scores(score), strict=True)) for m in (method, first))
+    common = sorted(ours.keys() & theirs.keys())
+    over_seeds = t_interval([float((ours[s] - theirs[s]).mean()) for s in common])
+    a, b = (
+        torch.stack([scores[s] for s in (common if over_seeds else scores)]).mean(0)
+        for scores in (ours, theirs)
+    )
+    gap = paired_difference(a, b, method.queries[0].labels, seed)
     found = SeededDifference(gap.mean, over_seeds, (gap.low, gap.high))
     return asdict(found) | {"paired_seeds": common, "verdict": found.verdict}
 
@@ -281,8 +281,8 @@ def _drawn(found: Sequence[dict[str, Any]]) -> bytes:
             if not known:
                 continue
             means = np.array([100 * gaps[i]["mean"] for i in known])
-            ends = 100 * np.array([gaps[i][over] for i in known]).T  # (2, methods)
-            widths = np.abs(ends - means)
+            low, high = 100 * np.array([gaps[i][over] for i in known]).T
+            widths = np.stack([means - low, high - means]).clip(0)
             at = places[known] + shift
             words = over.replace("_", " ")
             axes.errorbar(means, at, xerr=widths, fmt="o", capsize=3, color=colour, label=words)

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nofuss import train
 from nofuss.cli import main
 from nofuss.config import TrainConfig
 from nofuss.evaluate import paired_difference, per_query
-from nofuss.report.comparison import _same_but_for_the_seed
+from nofuss.evaluate.queries import PerQuery
+from nofuss.report.comparison import Method, _compare, _same_but_for_the_seed
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 
@@ -180,3 +182,20 @@ def test_scores_of_folds_are_not_computed_again(
 ) -> None:
     assert main(["evaluate", str(home / "other"), *words]) == 2
     assert "need DATA that it has not seen" in capsys.readouterr().err
+
+
+def test_seeds_that_only_one_method_has_are_not_in_the_difference() -> None:
+    """One training of the first went wrong, with a seed that the other was not trained with."""
+    labels = np.repeat(np.arange(30), 10)
+
+    def scores(hits: int) -> PerQuery:
+        found = (torch.arange(300) * 7 % 300 < hits).double()
+        return PerQuery(torch.arange(300), labels, found, found.clone())
+
+    first = Method("a", ["a0", "a1", "a7"], [0, 1, 7], [scores(180), scores(180), scores(60)])
+    second = Method("b", ["b0", "b1"], [0, 1], [scores(174), scores(175)])
+    _, row = _compare([first, second], seed=0)
+    found = row["recall@1"]["difference"]
+    assert found["mean"] == pytest.approx((174.5 - 180) / 300)
+    for low, high in (found["over_seeds"], found["over_classes"]):
+        assert low < found["mean"] < high

@@ -22,7 +22,8 @@ def test_triplets_against_a_loop() -> None:
     right = [np.linalg.norm(u[a] - u[p]) < np.linalg.norm(u[a] - u[n]) for a, p, n in rows]
     scores = order_of_triplets(x, rows)
     assert scores.ordered == pytest.approx(np.mean(right))
-    assert scores.values.tolist() == [float(each) for each in right]
+    (part,) = scores.parts
+    assert part.values.tolist() == [float(each) for each in right]
     low, high = scores.interval
     assert low < scores.ordered < high
     assert scores.as_dict()["triplets"] == 60
@@ -42,6 +43,22 @@ def test_equal_distances_count_as_wrong() -> None:
     x = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
     assert order_of_triplets(x, np.array([[0, 1, 2]])).ordered == 0
     assert order_of_pairs(x, np.array([[0, 1, 1], [0, 2, 0]])).ordered == 0
+
+
+@pytest.mark.parametrize(("alike", "different"), [(500, 20), (100, 100), (50, 500)])
+def test_the_interval_of_pairs_accounts_for_both_kinds(alike: int, different: int) -> None:
+    """Angles of alike pairs from N(1, 0.3), of others from N(1.3, 0.3): an area of Φ(1/√2)."""
+    random, covered, truth = np.random.default_rng(0), 0, 0.76025
+    for _ in range(60):
+        angles = np.r_[random.normal(1, 0.3, alike), random.normal(1.3, 0.3, different)]
+        ends = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        x = np.stack([np.tile([1.0, 0.0], (len(ends), 1)), ends], axis=1).reshape(-1, 2)
+        first = np.arange(0, len(x), 2)
+        low, high = order_of_pairs(
+            x, np.c_[first, first + 1, np.arange(len(first)) < alike]
+        ).interval
+        covered += low <= truth <= high
+    assert covered >= 51  # of 57 on average; with alike pairs alone 17, 47 and 57
 
 
 def test_groups_are_resampled_whole() -> None:
@@ -68,3 +85,6 @@ def test_nothing_to_compare_is_one_line() -> None:
         order_of_pairs(points(), np.array([[0, 1, 1]]))
     with pytest.raises(ValueError, match=r"comparisons are \(0, 3\); expected \(T, 3\)"):
         order_of_triplets(points(), np.empty((0, 3), dtype=np.int64))
+    for wrong in ([[0, 1, -1]], [[0, 1, 40]], [[0, 1, 1.7]]):
+        with pytest.raises(ValueError, match="expected whole numbers, rows of the 40 embeddings"):
+            order_of_triplets(points(), np.array(wrong))

@@ -2,11 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from nofuss.evaluate import ami, evaluate, map_at_r, nmi, r_precision, recall_at_k
-from nofuss.evaluate.intervals import class_intervals
+from nofuss.evaluate.intervals import class_intervals, paired_difference
 
 
 def test_the_parts_are_the_functions_alone(scene):
@@ -62,10 +63,31 @@ def test_intervals_cover_the_share_of_the_classes_they_are_drawn_from():
     assert 51 <= covered <= 60  # 95% of 60 is 57; items resampled one by one would give about 45
 
 
-def test_one_class_has_an_interval_of_no_width():
+@pytest.mark.parametrize("count", [2, 3, 5, 15])
+def test_few_classes_do_not_decide_too_often(count):
+    """No difference between two models: an interval leaves out zero in one of twenty cases."""
+    generator, wrong = np.random.default_rng(0), 0
+    labels = np.repeat(np.arange(count), 20)
+    for trial in range(300):
+        gap = generator.normal(0, 0.05, count)[labels] + generator.normal(0, 0.02, len(labels))
+        found = paired_difference(gap, 0 * gap, labels, trial, resamples=300)
+        wrong += not found.low <= 0 <= found.high
+    assert 2 <= wrong <= 33  # 15 on average; percentiles alone give 140, 78, 48 and 24
+
+
+def test_one_class_says_nothing_of_others():
     hits = {"hit": torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)}
-    low, high = class_intervals(hits, torch.tensor([5, 5, 5]), seed=0, resamples=10)["hit"]
-    assert low == high == pytest.approx(2 / 3)
+    one = torch.tensor([5, 5, 5])
+    assert class_intervals(hits, one, seed=0, resamples=10)["hit"] == (0, 1)
+    gap = paired_difference(hits["hit"], 1 - hits["hit"], one)
+    assert gap == (pytest.approx(1 / 3), -1, 1)
+
+
+def test_the_protocol_names_the_distance(scene):
+    x, labels = scene(20, 3)
+    assert "on the unit sphere" in evaluate(x, labels).protocol
+    plain = evaluate(x, labels, normalize=False).protocol
+    assert "between the vectors as they are, ties" in plain
 
 
 def test_misuse_is_one_line(scene):

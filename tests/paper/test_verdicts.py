@@ -112,6 +112,7 @@ def test_convergence_beside_the_papers_three() -> None:
     assert "less than the paper says" in words(200, 300)
     assert "no faster" in words(400, 300)
     assert "does not hold here" in words(None, 300, -0.1)
+    assert "above it on all test items (95%" in words(None, 300, 0.1)
     assert "indistinguishable (95%" in words(None, 300, -0.1, sure=False)
     assert "no speed to compare" in words(0, 300)
     assert "2.0 times as fast" in convergence.most_of_the_way("N-pairs", 0.4, (150, 300))
@@ -161,10 +162,12 @@ def test_batches_that_matter_or_not() -> None:
         gaps = {"proxy-nca": {16: nca}, "lifted": {16: lifted}}
         return batch_size.verdict(gaps, {"proxy-nca": 64})
 
-    same, moved = gap(0.01, sure=False), gap(-0.02)
+    same, moved = SeededDifference(0.01, (-0.01, 0.015), (0.001, 0.019)), gap(-0.03)
     assert "Proxy-NCA is stable, as the paper says" in words(same, moved)
-    assert "Proxy-NCA at none; Lifted structure −2.00 at 16" in words(same, moved)
+    assert "Proxy-NCA at none; Lifted structure −3.00 at 16" in words(same, moved)
     assert "not stable here, against the paper" in words(moved, same)
+    unknown = SeededDifference(-0.08, (-0.17, 0.01), (-0.12, -0.04))
+    assert "Whether Proxy-NCA is stable, as the paper says, is open" in words(unknown, same)
 
 
 def test_one_seed_is_said_to_be_one() -> None:
