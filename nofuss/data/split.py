@@ -15,6 +15,8 @@ from nofuss.data.comparisons import as_groups, split_comparisons
 from nofuss.errors import DataError, UsageError
 
 Rows = NDArray[np.int64]
+LEAST_CLASSES = 8
+"""Training classes from which on some are held out."""
 FEWEST_CLASSES = 4
 """With fewer, two folds can't have two classes each."""
 
@@ -82,10 +84,10 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
 def _with_held_out(labels: Rows, train_rows: Rows, test: Rows, config: TrainConfig) -> Sides:
     """Hold out the configured share of the training classes, two at least: one can't be scored.
 
-    None where there are fewer than eight.
+    None where there are fewer than LEAST_CLASSES.
     """
     share, classes = float(config.holdout or 0), len(np.unique(labels[train_rows]))
-    if not share or classes < 8:
+    if not share or classes < LEAST_CLASSES:
         return Sides(train_rows, np.empty(0, dtype=np.int64), test)
     inner = hold_out(labels[train_rows], max(share, 2 / classes), config.seed)
     return Sides(train_rows[inner.train], train_rows[inner.test], test)

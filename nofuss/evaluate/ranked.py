@@ -13,7 +13,7 @@ from torch import Tensor
 from nofuss.evaluate.checked import classes_of, shared_classes
 from nofuss.evaluate.intervals import Difference, class_intervals, paired_difference
 from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.smoothing import Weighting, reranked_by
+from nofuss.evaluate.smoothing import Weighting, fitting, reranked_by
 from nofuss.evaluate.vicinity import SIZE, Gallery, query_blocks
 from nofuss.geometry import Array, as_tensor, normalize
 
@@ -59,10 +59,11 @@ def ranked_scores(
     """Score each candidate; None is the order by distance. In single precision, ties as wrong.
 
     The gallery is as in `recall_at_k`; queries without a relative in it are left out, and more
-    than `most` are thinned out evenly.
+    than `most` are thinned out evenly. Candidates are fitted to the gallery, as search does.
     """
     task = _lay_out(queries, labels, gallery, gallery_labels, query_rows)
     sizes = torch.bincount(task.item_codes, minlength=int(task.codes.max()) + 1)
+    candidates = [fitting(candidate, sizes) for candidate in candidates]
     relatives = sizes[task.codes] - (task.itself >= 0).long()
     chosen = (relatives > 0).nonzero()[:, 0]
     if most is not None and len(chosen) > most:
@@ -90,7 +91,7 @@ def _lay_out(
         return _Task(x, codes, x, codes, torch.arange(len(x)))
     items = _unit(gallery)
     own, others = shared_classes(labels, len(x), gallery_labels, len(items))
-    itself = torch.full((len(x),), -1) if query_rows is None else torch.as_tensor(query_rows)
+    itself = torch.full((len(x),), -1) if query_rows is None else as_tensor(query_rows)
     return _Task(x, own, items, others, itself.long())
 
 

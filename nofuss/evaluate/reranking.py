@@ -23,6 +23,9 @@ CANDIDATES = tuple(
 """From little smoothing to much, which raises MAP@R but may lower Recall@1."""
 CAREFUL = 3
 """The first of them, which weigh near items more."""
+ENOUGH_CLASSES = 4
+"""Classes of each fold that it takes: among fewer, nearly all neighbours are relatives, which an
+index of all classes does not have."""
 MARGIN = 0.01
 """What Recall@1 may lose at most, with 95% confidence: the first result is the one that counts, and
 a fold has fewer classes to be confused with than an index."""
@@ -60,7 +63,7 @@ class Reranking:
         if not self.on:
             return f"search ranks by distance alone: re-ranking would change {change}"
         return (
-            f"search re-ranks the {SIZE} nearest by their {self.neighbours} neighbours each, which "
+            f"search re-ranks the {SIZE} nearest by up to {self.neighbours} neighbours each, which "
             f"on held-out training classes changes {change}"
         )
 
@@ -96,6 +99,8 @@ def choose_reranking(
     if len(embeddings) == 1:
         embeddings, labels = _halved(embeddings[0], labels[0])
     if len(embeddings) < 2 or not all(scorable(y) for y in labels):
+        return None
+    if min(len(torch.unique(y)) for y in labels) < ENOUGH_CLASSES:
         return None
     folds = [
         ranked_scores(x, y, (None, *CANDIDATES), most=QUERIES_OF_FOLD)

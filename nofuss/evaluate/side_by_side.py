@@ -14,9 +14,9 @@ from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.smoothing import Weighting
 
 KS = (1, 2, 4, 8)
+"""The K of Recall@K that a run keeps, as the paper has them."""
 CLASS_SUMS = ("queries", "recall@1", "map@r")
 MOST_QUERIES = 10**7
-"""The K of Recall@K that a run keeps, as the paper has them."""
 
 
 def scorable(labels: Any) -> bool:
@@ -67,6 +67,15 @@ def score_folds(
         "folds": len(labels),
         "by_class": class_sums(pooled([s.per_query.scores for s in ours])),
     }
+
+
+def within_folds(scores: Mapping[str, Any]) -> str:
+    """Say how many items each query of `score_folds` was searched among."""
+    items, classes = (round(scores[name] / scores["folds"]) for name in ("items", "classes"))
+    return (
+        f"each query was searched among the {items:,} items of {classes:,} classes in its fold; "
+        f"among all {scores['items']:,} it is harder"
+    )
 
 
 def _reranked(
@@ -131,7 +140,7 @@ def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
     for name in ("items", "classes", "queries"):
         means[name] = sum(getattr(part, name) for part in parts)
     protocol = (
-        f"{len(parts)} folds of classes, each embedded by a model that learned from the others and "
-        f"searched within itself; {PROTOCOL}"
+        f"{len(parts)} folds of classes, each embedded by a model that learned from the others; "
+        f"searched within a fold: {PROTOCOL}"
     )
     return means | {"seed": seed, "protocol": protocol}

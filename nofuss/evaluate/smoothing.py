@@ -11,10 +11,12 @@ Labels are not used: what lies together with what is near is ranked higher.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nofuss.evaluate.vicinity import Vicinity
+from nofuss.geometry import Array
 
 
 class Weighting(NamedTuple):
@@ -22,6 +24,20 @@ class Weighting(NamedTuple):
 
     neighbours: int
     power: float
+
+
+def fitting(weighting: Weighting | None, sizes: Array) -> Weighting | None:
+    """Return the weighting with no more neighbours than a typical item has relatives.
+
+    sizes: (C,) items of each class in the gallery. More neighbours would average what has nothing
+    in common; with one item a class, ranking is by distance.
+    """
+    items = np.asarray(sizes)
+    if weighting is None or not len(items):
+        return weighting
+    relatives = int(np.median(np.repeat(items, items))) - 1
+    neighbours = min(weighting.neighbours, relatives)
+    return weighting._replace(neighbours=neighbours) if neighbours > 0 else None
 
 
 class _Neighbours(NamedTuple):

@@ -20,7 +20,7 @@ from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import Reranking
-from nofuss.evaluate.side_by_side import KS, scorable
+from nofuss.evaluate.side_by_side import KS, scorable, within_folds
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder, load
 from nofuss.report import read_optional_json, write_report
@@ -201,7 +201,7 @@ def _show_fold_scores(path: Path, *, as_json: bool) -> None:
     """Print the scores of a run that was trained on all of its classes: those of its folds."""
     scores = read_optional_json(path / "scores.json")
     if "recall@1" not in scores:
-        raise DataError(f"{path} has no scores; train it again, or give DATA to score it on")
+        raise DataError(f"{path} has no scores: its classes were too few; give DATA to score it on")
     if as_json:
         if processes.first():
             console.print_json(scores)
@@ -209,3 +209,4 @@ def _show_fold_scores(path: Path, *, as_json: bool) -> None:
     console.say("the run was trained on all classes; each fold was scored by a model without it")
     columns = with_reranked(scores.get("method", "this run"), scores) | scores["baselines"]
     score_table(str(path), columns)
+    console.say(within_folds(scores))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nofuss.errors import RunError
 from nofuss.evaluate.reranking import Reranking
-from nofuss.evaluate.smoothing import Weighting, reranked
+from nofuss.evaluate.smoothing import Weighting, fitting, reranked
 from nofuss.evaluate.strangeness import RULES
 from nofuss.evaluate.strangers import Confidence, Strangers, calibrate
 from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity_of
@@ -146,7 +146,7 @@ def open_searcher(index: Searched, encoder: Encoder, *, rerank: Rerank = "auto")
         return Searcher(index)
     weighting = None
     if rerank == "auto" and (decision := kept_reranking(encoder)) is not None:
-        weighting = _fitting(decision.weighting, _codes(local.labels)[1])
+        weighting = fitting(decision.weighting, _codes(local.labels)[1])
     strangers = _read(Strangers, local.extra.get(STRANGERS), "the index")
     if STRANGERS not in local.extra:
         strangers = calibrated(local, encoder)
@@ -182,18 +182,6 @@ def _codes(labels: Sequence[Label]) -> tuple[np.ndarray, np.ndarray]:
     place = {name: i for i, name in enumerate(sorted({c for c in labels if c is not None}))}
     codes = np.array([-1 if label is None else place[label] for label in labels], np.int64)
     return codes, np.bincount(codes[codes >= 0], minlength=len(place))
-
-
-def _fitting(weighting: Weighting | None, sizes: np.ndarray) -> Weighting | None:
-    """Return the weighting with no more neighbours than a typical item has relatives.
-
-    More would average what has nothing in common; with one item a class, ranking is by distance.
-    """
-    if weighting is None or not len(sizes):
-        return weighting
-    relatives = int(np.median(np.repeat(sizes, sizes))) - 1
-    neighbours = min(weighting.neighbours, relatives)
-    return weighting._replace(neighbours=neighbours) if neighbours > 0 else None
 
 
 def _read(kind: type[_Kept], stored: object, where: str) -> _Kept | None:

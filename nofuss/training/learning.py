@@ -61,10 +61,13 @@ def compute_features(job: Job) -> None:
         if job.embedder.backbone.mirror:
             which = "pictures" if is_scored else "pictures that are scored"
             console.say(f"{which} are averaged with their mirror images; --no-mirror is faster")
+        straight = None if is_scored else job.sides.train
+        if straight is not None and job.compared is not None:  # a triplet may hold training items
+            straight = np.setdiff1d(straight, job.compared.rows)
         job.features = backbone_features(
             job.embedder,
             job.collection,
-            straight=None if is_scored else job.sides.train,
+            straight=straight,
             workers=job.config.workers,
         )
     if not job.fixed and job.collection.kind == "pictures":
@@ -98,6 +101,8 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
     job.fold_scores = found["scores"]
     for line in choice.describe():
         console.say(line)
+    if job.fixed and choice.kept == CLOSED and not choice.folds and config.epochs != 0:
+        console.say("not trained: too few classes to say whether that helps; --folds 0 trains")
     start = start_of(form, choice)
     # A network's rates are meant for embeddings as long as its features.
     length = 1.0 if job.fixed else float(form.inputs(choice.recipe.root).norm(dim=1).mean())

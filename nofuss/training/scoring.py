@@ -12,7 +12,7 @@ from nofuss.data.split import Rows
 from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
-from nofuss.evaluate.side_by_side import gain_over, scorable, score_folds
+from nofuss.evaluate.side_by_side import gain_over, scorable, score_folds, within_folds
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
@@ -57,7 +57,9 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
     config, rows = job.config, job.sides.test
     if job.fold_scores is not None:
         title = "every class, scored by a model that has not seen it"
-        return _report_scores(job, title, job.fold_scores)
+        scores = _report_scores(job, title, job.fold_scores)
+        console.say(within_folds(scores))
+        return scores
     if job.collection.labels is None or job.collection.by_links or not len(rows):
         return _score_order(job)
     labels = np.asarray(job.collection.labels)[rows]

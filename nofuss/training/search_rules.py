@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nofuss.config import TrainConfig
-from nofuss.data.split import classes_in
+from nofuss.data.split import LEAST_CLASSES, classes_in
 from nofuss.evaluate.reranking import Reranking, choose_reranking
 from nofuss.evaluate.strangers import (
     ENOUGH_CLASSES,
@@ -68,5 +68,5 @@ def settle_search(job: Job) -> None:
             f'search will not say "nothing like this": that needs {ENOUGH_ITEMS} items of '
             f"{ENOUGH_CLASSES} held-out classes, {ENOUGH_IN_FOLD} in a fold; of {classes} classes "
             f"with {len(rows)} items too few could be compared"
-            + ("" if job.fixed else "; raise --holdout")
+            + ("" if job.fixed else f"; raise --holdout, which needs {LEAST_CLASSES} classes")
         )

@@ -7,8 +7,8 @@ from torch import Tensor
 from nofuss.evaluate import map_at_r, recall_at_k
 from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import CANDIDATES, Reranking, choose_reranking
-from nofuss.evaluate.side_by_side import score_folds
-from nofuss.evaluate.smoothing import Weighting, reranked, reranked_by
+from nofuss.evaluate.side_by_side import score_folds, within_folds
+from nofuss.evaluate.smoothing import Weighting, fitting, reranked, reranked_by
 from nofuss.evaluate.vicinity import Gallery, leave_one_out, vicinity_of
 from nofuss.geometry import normalize
 from tests.evaluate.conftest import Scene
@@ -156,6 +156,8 @@ def test_a_fold_is_scored_by_what_the_others_prefer() -> None:
         scores = score_folds(embeddings, kept, labels, seed=0, weightings=weightings)
         return float(scores["reranked"]["map@r"])
 
+    said = within_folds(score_folds(embeddings, kept, labels, seed=0))
+    assert said.startswith("each query was searched among the 96 items of 8 classes in its fold")
     assert average(decided.by_fold) == pytest.approx(decided.scores["with"][1], abs=1e-6)
     mixed = [CANDIDATES[0], CANDIDATES[-1], CANDIDATES[0], CANDIDATES[2]]
     found = [ranked_scores(x, y, [w])[0] for (x, y), w in zip(folds, mixed, strict=True)]
@@ -174,7 +176,15 @@ def test_off_where_classes_are_noise() -> None:
 def test_one_held_out_set_is_halved_by_class() -> None:
     x, labels = clumps(8, 12, noise=1.3, seed=0)
     assert choose_reranking([x], [labels], seed=0) is not None
-    assert choose_reranking([x[:24]], [labels[:24]], seed=0) is None  # two classes: too few
+    assert choose_reranking([x[:72]], [labels[:72]], seed=0) is None  # three in a half: too few
+
+
+def test_scores_are_of_as_many_neighbours_as_search_takes() -> None:
+    x, labels = clumps(8, 10, noise=1.3, seed=0)
+    many, fitted = ranked_scores(x, labels, [Weighting(16, 2.0), Weighting(9, 2.0)])
+    assert torch.equal(many.map_at_r, fitted.map_at_r)
+    assert fitting(Weighting(16, 2.0), [10] * 8) == Weighting(9, 2.0)
+    assert fitting(Weighting(16, 2.0), [1, 1, 1]) is None
 
 
 def test_folds_with_the_same_numbers_have_different_classes() -> None:
