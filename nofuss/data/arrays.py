@@ -53,6 +53,8 @@ def open_arrays(path: Path, *, check_values: bool = True) -> Collection:
         raise DataError(f"{name} does not fit into memory") from error
     except Exception as error:  # zip, zlib, numpy and safetensors raise many types
         reason = printable(" ".join(str(error).split())) or type(error).__name__
+        if "allow_pickle" in reason:
+            reason = "it holds Python objects; save labels as text: labels.astype(str)"
         raise DataError(f"{name} can't be read: {reason}") from error
     layout = f"arrays in {name}"
     return from_arrays(arrays, name=path.stem, layout=layout, check_values=check_values)

@@ -50,6 +50,12 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
             labelled.append((picture, label, SPLIT_WORDS[top] if top else ""))
     if not labelled:
         raise _no_classes(folder, loose, sides, labelling)
+    deepest = max(len(Path(label).parts) for _, label, _ in labelled)
+    if labelling.label_pattern is None and deepest < (labelling.class_level or 0):
+        raise DataError(
+            f"--class-level is {labelling.class_level}, but the folders in {printable(folder)} "
+            f"are {deepest} deep; lower it, or leave it out"
+        )
     if loose and labelling.label_pattern is not None:
         passed_over.add("pictures that --label-pattern does not match", *loose)
     elif loose:

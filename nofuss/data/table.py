@@ -25,6 +25,7 @@ from nofuss.data.collection import (
     to_bytes,
 )
 from nofuss.data.columns import clean, read_column
+from nofuss.data.labelling import few
 from nofuss.errors import DataError
 from nofuss.files.atomic import check_regular, open_regular
 
@@ -42,6 +43,8 @@ def open_manifest(path: Path) -> Collection:
     split: list[str] = []
     further: dict[str, list[str]] = {}
     complaints: list[str] = []
+    repeated: list[str] = []
+    seen: dict[tuple[str, str], str] = {}
     rows = read_rows(path, required=("path", "label"), optional=("split",), further=True)
     for number, row in rows:
         try:
@@ -50,9 +53,17 @@ def open_manifest(path: Path) -> Collection:
                 raise ValueError(f"no {'label' if picture else 'path'}")
             if "split" in row and row["split"].strip().lower() not in SPLITS:
                 raise ValueError(f"split {row['split']!r} is none of train, test, query, gallery")
-            paths.append(existing(path.parent, picture))
+            file = existing(path.parent, picture)
+            side = SPLITS[row["split"].strip().lower()] if "split" in row else ""
+            before = seen.setdefault((os.path.normpath(file), side), label)
+            if before != label:
+                raise ValueError(f"{printable(picture)} again, with another label")
+            if len(seen) == len(paths):
+                repeated.append(f"row {number}")
+                continue
+            paths.append(file)
             labels.append(label)
-            split.append(SPLITS[row["split"].strip().lower()] if "split" in row else "")
+            split.append(side)
             for name in row.keys() - {"path", "label", "split"}:
                 further.setdefault(name, []).append(row[name])
         except ValueError as error:
@@ -72,6 +83,7 @@ def open_manifest(path: Path) -> Collection:
         labels=order,
         class_names=tuple(printable(n) for n in names),
         split=np.array(split) if all(split) else None,
+        notes=(f"{len(repeated):,} rows repeat a picture: {few(repeated)}",) if repeated else (),
         columns={
             clean(column): values
             for column, cells in sorted(further.items())
@@ -114,9 +126,16 @@ def read_rows(
                     f"{name} has the columns {printable(', '.join(columns))}; "
                     f"{' and '.join(missing)} missing, expected {wanted}"
                 )
+            if twice := [c for c in columns if c and columns.count(c) > 1]:
+                raise DataError(f"{name} has the column {printable(twice[0])} twice; rename one")
             wanted_columns = {*required, *optional, *(filter(None, columns) if further else ())}
             where = {c: columns.index(c) for c in columns if c in wanted_columns}
             for number, record in enumerate(reader, start=2):
+                if any(cell.strip() for cell in record[len(columns) :]):
+                    raise DataError(
+                        f"{name} has {len(record)} cells in row {number} and {len(columns)} "
+                        f"columns; quote cells that hold a {delimiter!r}"
+                    )
                 if any(cell.strip() for cell in record):
                     yield Row(
                         number, {c: record[i] if i < len(record) else "" for c, i in where.items()}
@@ -167,8 +186,13 @@ def existing(folder: Path, name: str) -> Path:
 
 
 def by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Return compact labels, sorted by number if all are numbers: "10" comes after "9"."""
-    if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels):
+    """Return compact labels, sorted by number if all are numbers: "10" comes after "9".
+
+    With leading zeros they are names: "007" is not "7".
+    """
+    if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels) and all(
+        label == "0" or label[0] != "0" for label in labels
+    ):
         compact, values = compact_labels([int(label) for label in labels])
         return compact, [str(v) for v in values]
     longest = max(labels, key=len, default="")

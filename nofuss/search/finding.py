@@ -83,7 +83,9 @@ def why_no_verdict(searcher: Searcher, encoder: Encoder) -> str:
     """Return why search can't say "nothing like this"; empty if it can."""
     if searcher.strangers is not None:
         return "" if searcher.strangers.useful else searcher.strangers.describe()
-    if encoder.extra.get(STRANGERS) is None:
+    if encoder.extra.get(STRANGERS) is None and not encoder.class_names:
+        reason = "that needs labels, and the run was trained without"
+    elif encoder.extra.get(STRANGERS) is None:
         reason = "training had too few held-out classes to find a rule; train on more classes"
     elif isinstance(searcher.index, Index):
         reason = "that needs labels of more classes in the index"

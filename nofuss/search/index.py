@@ -105,9 +105,11 @@ class Index:
         labels: Sequence[Label] | None = None,
         columns: Mapping[str, Column | Sequence[Any]] | None = None,
     ) -> None:
-        """Append items, of known or new classes."""
+        """Append items, of known or new classes; names and labels are kept as text."""
         x = _unit(vectors)
-        labels = [None] * len(names) if labels is None else labels
+        names = [str(name) for name in names]
+        given = [None] * len(names) if labels is None else labels
+        labels = [None if label is None else str(label) for label in given]
         if not len(x) == len(names) == len(labels):
             got = f"{len(x)} vectors, {len(names)} names and {len(labels)} labels"
             raise ValueError(f"got {got}; expected as many of each")

@@ -28,7 +28,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 async def refuse_picture(request: Request, error: Exception) -> Response:
     """Say what is wrong with an uploaded picture."""
     assert isinstance(error, PictureError)
-    formats = "JPEG, PNG, WebP, BMP, GIF or TIFF"
+    formats = "JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF"
     words = {
         "not a picture": f"this is not a picture of a known format; send {formats}",
         "oversized": f"the picture has too many pixels ({error.detail}); send a smaller one",

@@ -176,7 +176,8 @@ def _test_items(
     columns = {name: column.subset(rows) for name, column in collection.columns.items()}
     index = Index.build(vectors, names=names, labels=labels, columns=columns)
     only_test = len(rows) < len(collection)
-    title = f"{collection.name}, test classes" if only_test else collection.name
+    side = "test items" if labels is None else "test classes"
+    title = f"{collection.name}, {side}" if only_test else collection.name
     searcher = open_searcher(index, encoder, rerank=rerank)
     return Searchable(title, index, [source_of(data)], searcher)
 

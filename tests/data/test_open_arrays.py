@@ -225,3 +225,12 @@ def test_pairs_are_rows_and_whether_they_are_alike() -> None:
     ):
         with pytest.raises(DataError, match=words):
             from_arrays({"vectors": vectors, "pairs": np.array(wrong)}, name="x")
+
+
+def test_python_objects_have_a_cure(tmp_path: Path) -> None:
+    labels = np.array(["a", "b", None], dtype=object)
+    np.savez(tmp_path / "x.npz", vectors=np.eye(3), labels=labels)
+    with pytest.raises(
+        DataError, match=r"holds Python objects; save labels as text: labels\.astype"
+    ):
+        open_data(tmp_path / "x.npz")

@@ -125,6 +125,8 @@ def test_folders_in_folders(draw, tmp_path: Path) -> None:
         "folders in folders, 3 deep: the innermost are the classes; `nofuss train "
         "--class-level 1` makes the 2 outermost the classes"
     )
+    with pytest.raises(DataError, match=r"--class-level is 4, but the folders in .* are 3 deep"):
+        open_data(tmp_path / "d", labelling=Labelling(class_level=4))
     outer = open_data(tmp_path / "d", labelling=Labelling(class_level=1))
     assert outer.class_names == ("birds", "fish")
     assert outer.describe().endswith("classes by folders at level 1")

@@ -173,3 +173,29 @@ def test_a_first_line_without_an_end_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("item,label" + "x" * 2**20)
     with pytest.raises(DataError, match="line 1"):
         list(read_rows(tmp_path / "x.csv", required=("item",), optional=()))
+
+
+def test_labels_with_leading_zeros_are_names(photos: Path) -> None:
+    rows = "path,label\nrobin/0.png,007\ntit/0.png,7\nwren/1.png,10\n"
+    data = open_data(table(photos, rows))
+    assert data.class_names == ("007", "10", "7")
+    assert data.labels.tolist() == [0, 2, 1]
+
+
+def test_repeated_rows_are_one_item_and_contradictions_are_named(photos: Path) -> None:
+    rows = "path,label,shop\nrobin/0.png,a,x\ntit/0.png,b,y\ntit/../robin/0.png,a,z\n"
+    data = open_data(table(photos, rows))
+    assert len(data) == 2
+    assert data.notes == ("1 rows repeat a picture: row 4",)
+    assert data.columns["shop"].values == ["x", "y"]
+    with pytest.raises(DataError, match=r"row 4: robin/0\.png again, with another label"):
+        open_data(table(photos, "path,label\nrobin/0.png,a\ntit/0.png,b\nrobin/0.png,c\n"))
+    both = "path,label,split\nrobin/0.png,a,query\nrobin/0.png,a,gallery\nrobin/1.png,a,gallery\n"
+    assert len(open_data(table(photos, both))) == 3  # a query may be in the gallery too
+
+
+def test_more_cells_than_columns_are_named(photos: Path) -> None:
+    with pytest.raises(DataError, match="3 cells in row 3 and 2 columns; quote cells that hold"):
+        open_data(table(photos, "path,label\nrobin/0.png,a,\ntit/0.png,tit, blue\n"))
+    with pytest.raises(DataError, match="has the column label twice; rename one"):
+        open_data(table(photos, "path,label,label\nrobin/0.png,a,b\n"))

@@ -131,7 +131,10 @@ def test_why_there_is_no_verdict() -> None:
     coin = why_no_verdict(Searcher(index, strangers=strangers(useful=False)), with_rule)
     assert "can't recognise strangers" in coin
     for extra in ({}, {"strangers": None}):
-        reason = why_no_verdict(Searcher(index), Encoder(embedder, extra=extra))
+        without = why_no_verdict(Searcher(index), Encoder(embedder, extra=extra))
+        assert without.endswith("that needs labels, and the run was trained without")
+        trained = Encoder(embedder, class_names=["a", "b"], extra=extra)
+        reason = why_no_verdict(Searcher(index), trained)
         assert reason.endswith(
             "training had too few held-out classes to find a rule; train on more classes"
         )

@@ -388,3 +388,11 @@ def test_a_reader_always_finds_a_whole_index(tmp_path: Path) -> None:
         assert len(Index.load(tmp_path)) in (20, 30)
     writer.join()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_labels_and_names_may_be_numbers(tmp_path: Path) -> None:
+    index = Index.build(np.eye(3), names=np.arange(3), labels=np.array([7, 7, 8]))
+    index.save(tmp_path / "index")
+    again = Index.load(tmp_path / "index")
+    assert again.names == ["0", "1", "2"]
+    assert again.labels == ["7", "7", "8"]
