@@ -35,6 +35,7 @@ OPEN = {
     "unfreeze",
     "views",
     "zoom",
+    "train_size",
 }
 
 

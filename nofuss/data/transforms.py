@@ -41,6 +41,7 @@ def train_views(
     pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing, drawn: NDArray[np.float64]
 ) -> Tensor:
     """Return random crops with random mirroring and affine changes, (B, C, size, size)."""
+    preprocessing = preprocessing.in_training()
     mirrored = preprocessing.flip & (drawn[:, FLIP] < 0.5)
     if preprocessing.zoom < 1 or preprocessing.light:
         pictures = [_zoomed(p, preprocessing, d) for p, d in zip(pictures, drawn, strict=True)]

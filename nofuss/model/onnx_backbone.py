@@ -43,23 +43,36 @@ class OnnxNetwork(nn.Module):
     """A network run by onnxruntime; torch's network remains for exports and other devices.
 
     Each thread runs separate pieces of the batch, so that no layer waits for the slowest thread.
+    Neither threads nor session survive a copy or a fork, which therefore get their own.
     """
 
     def __init__(self, network: nn.Module, graph: bytes) -> None:
         super().__init__()
-        self.network = network
+        self.network, self._graph = network, graph
+        self._open()
+
+    def _open(self) -> None:
+        """Start a session and threads for this process."""
         options = import_module("onnxruntime").SessionOptions()
         options.intra_op_num_threads = 1
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), "nofuss-onnx")
         self._session: Any = import_module("onnxruntime").InferenceSession(
-            graph, options, providers=["CPUExecutionProvider"]
+            self._graph, options, providers=["CPUExecutionProvider"]
         )
+        self._process: int | None = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of."""
+        state = {k: v for k, v in vars(self).items() if k not in ("_threads", "_session")}
+        return state | {"_process": None}
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return features (B, F)."""
         if inputs.device.type != "cpu" or torch.compiler.is_exporting():
             features: Tensor = self.network(inputs)
             return features
+        if self._process != os.getpid():
+            self._open()
         pieces = torch.split(inputs.contiguous(), PIECE)
         return torch.cat(list(self._threads.map(self._run, pieces)))
 

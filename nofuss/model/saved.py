@@ -30,7 +30,7 @@ from nofuss.files.folders import read_folder, write_folder
 from nofuss.files.lock import check_in_place
 from nofuss.model.backbones import OWN, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
+from nofuss.model.tensors import check_shapes, fill, for_file, read_shapes, read_tensors
 
 FORMAT = 2
 LARGEST_SIDE = 4096
@@ -58,11 +58,10 @@ def save_model(
         "class_names": list(class_names),
         "extra": dict(extra or {}),
     }
-    tensors = {name: t.detach().cpu().contiguous() for name, t in embedder.state_dict().items()}
     check_in_place(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with write_folder(folder) as new:
-        save_file(tensors, new / "weights.safetensors")
+        save_file(for_file(embedder.state_dict()), new / "weights.safetensors")
         text = json.dumps(description, indent=2) + "\n"
         (new / "model.json").write_text(text, encoding="utf-8")
         seal(new)
@@ -183,6 +182,10 @@ def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preproc
         "affine": 0 <= preprocessing.affine <= 1,
         "zoom": 0 < preprocessing.zoom <= 1,
         "light": 0 <= preprocessing.light <= 1,
+        "train_size": preprocessing.train_size is None
+        or (
+            type(preprocessing.train_size) is int and 1 <= preprocessing.train_size <= LARGEST_SIDE
+        ),
         "numbers": all(type(x) in (int, float) and math.isfinite(x) for x in numbers),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:

@@ -1,4 +1,4 @@
-"""Read tensors from files without running code, and copy them into a module if they fit."""
+"""Tensors and files: read them without running code, copy them into a module if they fit."""
 
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +11,21 @@ from torch import Tensor, nn
 
 from nofuss.errors import RunError, UsageError
 from nofuss.files.atomic import check_regular, memory
+
+
+def for_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as safetensors takes them: on the CPU, contiguous, none in another's memory.
+
+    Layers of a module may share their weights; a file holds them once for each.
+    """
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        ready = tensor.detach().cpu().contiguous()
+        place = ready.untyped_storage().data_ptr()
+        found[name] = ready.clone() if place in taken else ready
+        taken.add(place)
+    return found
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
@@ -27,7 +28,9 @@ from nofuss.terminal import console
 Embed = Callable[[Embedder], Tensor]
 
 
-def fixed_stages(embedder: Embedder, count: int, *, pictures: int) -> Backbone:
+def fixed_stages(
+    embedder: Embedder, count: int, preprocessing: Preprocessing, *, pictures: int
+) -> Backbone:
     """Return a copy of the first `count` stages for inference, as a backbone of its own.
 
     pictures: how often it will run, which decides on the runtime.
@@ -38,7 +41,7 @@ def fixed_stages(embedder: Embedder, count: int, *, pictures: int) -> Backbone:
         Trunk(ready, count),
         features=0,
         channels=ready.channels,
-        preprocessing=ready.preprocessing,
+        preprocessing=preprocessing,
     ).eval()
     trunk.precision = ready.precision
     accelerate_for(trunk, pictures)
@@ -61,7 +64,9 @@ def activations_of(
     """
     preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
-    trunk = fixed_stages(embedder, count, pictures=views * len(collection))
+    if augmented:
+        preprocessing = preprocessing.in_training()
+    trunk = fixed_stages(embedder, count, preprocessing, pictures=views * len(collection))
     device = device_of(trunk)
     example = torch.zeros(1, trunk.channels, preprocessing.size, preprocessing.size)
     shape = tuple(trunk.in_precision(trunk.network, example.to(device)).shape[1:])

@@ -26,6 +26,7 @@ from nofuss.errors import RunError
 from nofuss.files.atomic import DESCRIPTION_LIMIT, parse_json, read_regular, sha256
 from nofuss.files.folders import own_folder, remove
 from nofuss.files.lock import check_in_place
+from nofuss.model.tensors import for_file
 from nofuss.training.shards import WHOLE, Cut, folder_of_all, read_cut, write_shards
 
 FORMAT = 1
@@ -63,8 +64,8 @@ def save_checkpoint(
         own = cut.parts(tensors) if cut else {}
         sums = write_shards(new, own, cut.shard) if cut else {}
         if first():
-            common = {k: t.detach().cpu().contiguous() for k, t in tensors.items() if k not in own}
-            save_file(common, new / WHOLE)
+            common = {name: tensor for name, tensor in tensors.items() if name not in own}
+            save_file(for_file(common), new / WHOLE)
             (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
             sums |= {name: sha256(new / name) for name in (WHOLE, "state.json")}
             (new / "manifest.json").write_text(json.dumps(sums))

@@ -137,13 +137,13 @@ def build_model(
         resize = round(config.size * preprocessing.resize / preprocessing.size)
         preprocessing = replace(preprocessing, size=config.size, resize=resize)
     if config.size:
-        _check_size(embedder.backbone, config.size)
+        _check_size(embedder.backbone, config.size, "--size")
     embedder.backbone.preprocessing = preprocessing
     return embedder
 
 
 @torch.no_grad()
-def _check_size(backbone: Backbone, size: int) -> None:
+def _check_size(backbone: Backbone, size: int, flag: str) -> None:
     """Raise UsageError if the network can't take pictures of that size.
 
     Large ones are not computed; small ones are, since torch 2.6 only then notices that a kernel is
@@ -158,7 +158,7 @@ def _check_size(backbone: Backbone, size: int) -> None:
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another --size"
+            f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another {flag}"
         ) from None
 
 
@@ -203,7 +203,14 @@ def check_stages(config: TrainConfig, embedder: Embedder) -> TrainConfig:
         config = replace(config, zoom=ZOOM)
     if config.zoom is not None and config.zoom < 1:
         preprocessing = replace(preprocessing, zoom=config.zoom, light=LIGHT)
-        embedder.backbone.preprocessing = preprocessing
+    if config.train_size is not None:
+        if config.train_size > preprocessing.size:
+            raise UsageError(
+                f"--train-size is {config.train_size}, but the network searches pictures of "
+                f"{preprocessing.size} pixels; give a smaller one, or raise --size"
+            )
+        _check_size(embedder.backbone, config.train_size, "--train-size")
+    embedder.backbone.preprocessing = replace(preprocessing, train_size=config.train_size)
     return config
 
 

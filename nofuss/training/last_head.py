@@ -5,6 +5,8 @@ classes best. The closed form of the features that have come out of it fits new 
 (LOG.md), so it replaces the trained head at the end, in as many dimensions.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,15 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.features import backbone_features
 from nofuss.model.inference import through_head
 from nofuss.model.trunk import activations_of, top_features
+from nofuss.run.choice import Recipe
 from nofuss.terminal import console
 from nofuss.training.choice import start_of
 from nofuss.training.closed_form import ClosedForm
 from nofuss.training.job import Job
+
+TRAINED_SHRINKAGE = 0.85
+"""Least shrinkage after training: the stages have narrowed the training classes, so what is left of
+their scatter says less of how new classes vary than it did at the start."""
 
 
 def solve_head(job: Job) -> None:
@@ -28,6 +35,11 @@ def solve_head(job: Job) -> None:
     trained = _embedded(job, features)
     _solve(job, features)
     _move_proxies(job, trained, _embedded(job, features))
+
+
+def after_training(recipe: Recipe) -> Recipe:
+    """Return the recipe for the features of the trained network."""
+    return replace(recipe, shrinkage=max(recipe.shrinkage, TRAINED_SHRINKAGE))
 
 
 def _move_proxies(job: Job, before: Tensor, after: Tensor) -> None:
@@ -52,10 +64,13 @@ def _move_proxies(job: Job, before: Tensor, after: Tensor) -> None:
 def _solve(job: Job, features: Tensor) -> None:
     """Set the head to the closed form of features (N, F), by the recipe that folds have chosen."""
     assert job.choice is not None
-    labels, root = _labels(job.collection.subset(job.sides.train)), job.choice.recipe.root
-    form = ClosedForm(features, labels, (), dim=job.choice.dim)
+    choice = job.choice
+    if job.config.shrinkage is None:
+        choice = replace(choice, recipe=after_training(choice.recipe))
+    labels, root = _labels(job.collection.subset(job.sides.train)), choice.recipe.root
+    form = ClosedForm(features, labels, (), dim=choice.dim)
     length = float(form.inputs(root).norm(dim=1).mean())  # as at the start: see `learning`
-    job.embedder.set_head(start_of(form, job.choice).times(length), root=root)
+    job.embedder.set_head(start_of(form, choice).times(length), root=root)
 
 
 def _features(job: Job, data: Collection) -> Tensor:
@@ -67,7 +82,7 @@ def _features(job: Job, data: Collection) -> Tensor:
     with console.busy("the head again, in closed form"):
         part = data.subset(rows[own])
         kept = activations_of(job.embedder, count, part, views=1, augmented=False)
-        features = torch.zeros(len(data), job.embedder.backbone.features)
+        features = torch.zeros(len(data), job.embedder.backbone.features, dtype=torch.float32)
         features[own] = top_features(job.embedder, count, kept)
         return processes.merge_rows(features, own)
 

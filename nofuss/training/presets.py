@@ -35,7 +35,7 @@ _HEAD: Preset = _COMMON | {
 _OTHER_START: Preset = {"epochs": 20, "head_rate": 1e-4, "proxy_rate": 1e-3, "folds": 0}
 # The whole network instead of its last stages: smaller steps, after an epoch of the head alone.
 _WHOLE: Preset = {
-    "epochs": 12,
+    "epochs": 4,
     "batch": 32,
     "rate": 1e-4,
     "head_rate": 1e-4,
@@ -47,6 +47,8 @@ FINETUNE_SIZE = 288
 training them does (LOG.md), and kept activations make it affordable."""
 LORA_RATE = 1e-3
 """Rate of low-rank adapters, which start at zero and need more epochs."""
+MORE_EPOCHS = 12
+"""Of adapters, and of a module from Python, whose weights may be random."""
 PRESETS: dict[str, Preset] = {
     "frozen": _HEAD | {"backbone": "efficientnet-lite0", "mirror": True},
     "vectors": _HEAD | {"backbone": "identity"},
@@ -146,10 +148,11 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
     backbone = config.backbone or settings["backbone"]
     if preset == "finetune" and (config.unfreeze == "all" or backbone == "own"):
         settings = {k: v for k, v in (settings | _WHOLE).items() if k not in ("scale", "views")}
+        settings |= {"epochs": MORE_EPOCHS} if backbone == "own" else {}
     elif preset == "finetune" and backbone.startswith("efficientnet-lite"):
         settings = settings | {"size": FINETUNE_SIZE}
     if config.lora is not None:
-        settings = settings | {"rate": LORA_RATE, "epochs": 12}
+        settings = settings | {"rate": LORA_RATE, "epochs": MORE_EPOCHS}
     filled = {name: value for name, value in settings.items() if getattr(config, name) is None}
     if config.proxies_per_class is None:
         filled["proxies_per_class"] = 10.0 if config.loss == "soft-triple" else 1.0
@@ -183,7 +186,8 @@ def _check_untrained(config: TrainConfig) -> None:
 
 def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
     """Refuse settings that would do nothing."""
-    for name in ("rate", "warmup", "freeze_batch_norm", "holdout", "zoom") if fixed else ():
+    trained = ("rate", "warmup", "freeze_batch_norm", "holdout", "zoom", "train_size")
+    for name in trained if fixed else ():
         if getattr(config, name):
             flag = name.replace("_", "-")
             cure = "drop it" if kind == "vectors" else "drop it, or add --preset finetune"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +129,17 @@ def test_zoomed_views_show_a_share_of_the_picture() -> None:
     assert 0.4 < mirrored.float().mean() < 0.6
 
 
+@pytest.mark.parametrize("zoom", [1.0, 0.25])
+def test_training_can_see_smaller_crops_than_search(zoom: float) -> None:
+    smaller = replace(PLAIN, train_size=PLAIN.size - 4, zoom=zoom)
+    drawn = draws(0, 0, [0])
+    views = train_views([PICTURE], smaller, drawn)
+    expected = train_views([PICTURE], replace(PLAIN, size=PLAIN.size - 4, zoom=zoom), drawn)
+    assert torch.equal(views, expected)
+    same = transforms.test_views([PICTURE], smaller)
+    assert torch.equal(same, transforms.test_views([PICTURE], PLAIN))
+
+
 def test_light_changes_brightness_and_contrast() -> None:
     lit = Preprocessing(size=16, resize=20, flip=False, light=0.25)
     even = np.full((20, 20, 3), 100, dtype=np.uint8)
@@ -142,6 +155,5 @@ def test_light_changes_brightness_and_contrast() -> None:
 
 def test_features_of_centre_crops_do_not_depend_on_what_training_does() -> None:
     """Their keys in the cache contain the preprocessing as text."""
-    assert repr(Preprocessing(size=16, resize=20, zoom=0.3, light=0.2)) == repr(
-        Preprocessing(size=16, resize=20)
-    )
+    changed = Preprocessing(size=16, resize=20, zoom=0.3, light=0.2, train_size=12)
+    assert repr(changed) == repr(Preprocessing(size=16, resize=20))

@@ -1,5 +1,7 @@
 """A backbone in onnxruntime: torch's features, and torch where it can't."""
 
+import copy
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from nofuss.model.stages import Trunk
 from nofuss.model.trunk import fixed_stages
 from nofuss.training.job import build_model
 from nofuss.training.presets import resolve
+from tests.training.together import fork_together
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
@@ -51,6 +54,21 @@ def test_features_are_torchs(folder: Path, mirror: bool) -> None:
         for count in (1, 3):
             x = torch.randn(count, 3, 224, 224, generator=g).to(memory_format=torch.channels_last)
             torch.testing.assert_close(fast(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_copies_and_forked_processes_run_sessions_of_their_own(folder: Path) -> None:
+    fast = lite0()
+    assert accelerate(fast, folder, write)
+    x = torch.randn(6, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    expected = fast(x)
+    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(other(x), expected)
+
+    def work() -> None:
+        assert torch.equal(fast(x), expected)
+
+    fork_together(2, work)
 
 
 @pytest.mark.slow
@@ -96,7 +114,7 @@ def test_fixed_stages_at_another_size(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path))
     embedder = build_embedder("efficientnet-lite0", dim=4).eval()
     embedder.backbone.preprocessing = Preprocessing(size=128, resize=146)
-    fast = fixed_stages(embedder, 5, pictures=1000)
+    fast = fixed_stages(embedder, 5, embedder.backbone.preprocessing, pictures=1000)
     assert isinstance(fast.network, OnnxNetwork)
     x = torch.randn(5, 3, 128, 128, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

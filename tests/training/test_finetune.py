@@ -20,8 +20,10 @@ from nofuss.model.features import backbone_features
 from nofuss.model.stages import Trunk
 from nofuss.model.start import class_scatter, signed_root, whitened_head
 from nofuss.model.trunk import activations_of, top_features
+from nofuss.run.choice import Recipe
 from nofuss.run.embeddings import load_embeddings
 from nofuss.training.feed import ActivationFeed, CollectionFeed
+from nofuss.training.last_head import TRAINED_SHRINKAGE, after_training
 
 
 def pictures() -> tuple[np.ndarray, np.ndarray]:
@@ -111,11 +113,14 @@ def test_a_cache_that_can_not_be_written_is_one_line(
     assert "NOFUSS_CACHE" in said
 
 
-def test_batches_are_those_of_the_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train_size", [None, 20])
+def test_batches_are_those_of_the_pictures(train_size: int | None) -> None:
     """The plain way beside it: load the same batch, run the first stages."""
     x, y = pictures()
     data = from_arrays({"images": x, "labels": y}, name="x")
-    preprocessing = Preprocessing(size=28, resize=32, mean=(127,) * 3, std=(64,) * 3, zoom=0.5)
+    preprocessing = Preprocessing(
+        size=28, resize=32, mean=(127,) * 3, std=(64,) * 3, zoom=0.5, train_size=train_size
+    )
     embedder = build_embedder("convnet", channels=3, dim=4, weights=None).eval()
     embedder.backbone.preprocessing = preprocessing
     kept = activations_of(embedder, 2, data, views=2, augmented=True, seed=5)
@@ -127,6 +132,7 @@ def test_batches_are_those_of_the_pictures(tmp_path: Path) -> None:
         for batch in feed(epoch, 1):
             rows = batch.indices.numpy()
             [views] = batches(data, preprocessing, [rows], train=True, seed=5, epoch=epoch % 2)
+            assert views.inputs.shape[-2:] == (train_size or 28,) * 2
             with torch.no_grad():
                 expected = trunk(views.inputs)
             torch.testing.assert_close(batch.inputs, expected, rtol=2e-3, atol=2e-3)
@@ -165,6 +171,11 @@ def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> 
         ({"unfreeze": "none"}, "expected all or a number of stages"),
         ({"zoom": 1.5}, "zoom is 1.5; expected"),
         ({"lora": 4}, "has no attention layers"),
+        (
+            {"size": 28, "train_size": 32},
+            "train_size is 32, but the network searches pictures of 28",
+        ),
+        ({"preset": "frozen", "holdout": None, "train_size": 20}, "needs a trainable backbone"),
         ({"backbone": "efficientnet-lite0", "size": 16}, "can't take pictures of 16 pixels"),
     ],
 )
@@ -196,6 +207,26 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     assert torch.allclose(torch.from_numpy(proxies), normalize(means), atol=1e-2)
 
 
+@pytest.mark.parametrize("unfreeze", ["2", "all"])
+def test_training_on_smaller_crops_is_searched_at_full_size(tmp_path: Path, unfreeze: str) -> None:
+    settings = SETTINGS | {"views": None if unfreeze == "all" else 2, "unfreeze": unfreeze}
+    found = {}
+    for size in (None, 20):
+        run = nofuss.train(pictures(), out=tmp_path / f"{size}", train_size=size, **settings)
+        encoder = nofuss.load(run)
+        assert encoder.preprocessing is not None
+        assert encoder.preprocessing.train_size == size
+        found[size] = encoder.preprocessing.size, weights(run)
+    assert found[None][0] == found[20][0]
+    moved = [k for k, t in found[None][1].items() if not torch.equal(t, found[20][1][k])]
+    assert any(name.startswith("backbone.") for name in moved)
+
+
+def test_after_training_the_closed_form_shrinks_more() -> None:
+    assert after_training(Recipe(shrinkage=0.3)) == Recipe(shrinkage=TRAINED_SHRINKAGE)
+    assert after_training(Recipe(root=False, shrinkage=0.97)) == Recipe(root=False, shrinkage=0.97)
+
+
 def test_several_proxies_follow_the_items_they_stood_for(tmp_path: Path) -> None:
     settings = SETTINGS | {"start": "whitened", "folds": 0, "test_share": 0.0}
     settings |= {"loss": "soft-triple", "proxies_per_class": 2.0}
@@ -205,3 +236,25 @@ def test_several_proxies_follow_the_items_they_stood_for(tmp_path: Path) -> None
     assert proxies.shape == (24, 16)
     items = torch.from_numpy(kept.sample)
     assert (proxies @ items.T).amax(1).min() < 1 - 1e-4, "means of items, not items"
+
+
+class Tied(torch.nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.first(x.mean((2, 3))), self.second(x.amax((2, 3)))], 1)
+
+
+def test_layers_may_share_their_weights(tmp_path: Path) -> None:
+    run = nofuss.train(
+        pictures(), out=tmp_path / "run", backbone=Tied(), preset="finetune", epochs=1, dim=4
+    )
+    found = weights(run)
+    first, second = (found[f"backbone.network.{name}.weight"] for name in ("first", "second"))
+    assert torch.equal(first, second)
+    assert nofuss.load(run, backbone=Tied()).embed(list(pictures()[0][:2])).shape == (2, 4)
