@@ -30,7 +30,8 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     and why); `transform(X)` gives unit vectors; `score(X, y)` is Recall@1, each item searched among
     the others. Meant for embeddings of other models (CLIP, DINO, text): a better metric in seconds.
 
-    dim: size of the embedding; None takes 512, or the number of features where they are fewer.
+    dim: size of the embedding. None takes at most 512, or fewer where the folds prefer that; the
+        features are kept in all their dimensions where they are better as they are.
     loss: a name that `nofuss train --loss` takes.
     folds: folds of the classes on which the start is chosen and training has to prove itself;
         0 chooses nothing and always trains.

@@ -41,13 +41,13 @@ def _ordinary_range(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Return directions x / |x| of rows of any length; a zero row stays zero."""
+    """Return directions x / |x| of rows of any length; a zero row (or a subnormal one) stays."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     if not is_traced() and (x.numel() == 0 or are_ordinary(norm)):
         return x / norm
     # A direction does not depend on the row's scale, so autograd may treat the scale as a constant.
     x = x / largest_entries(x.detach())
-    zero = (x == 0).all(-1, keepdim=True)
+    zero = (x.abs() < torch.finfo(x.dtype).tiny).all(-1, keepdim=True)
     # The norm has no second derivative at zero: compute it at ones there, then replace it by 1.
     norm = torch.linalg.vector_norm(x.masked_fill(zero, 1.0), dim=-1, keepdim=True)
     return x / norm.masked_fill(zero, 1.0)

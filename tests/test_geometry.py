@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from nofuss import ProxyNCA
 from nofuss.geometry import (
     are_ordinary,
     distances,
@@ -18,6 +19,12 @@ def test_directions_have_unit_length_and_zero_stays_zero():
     assert torch.equal(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
     unit.sum().backward()
     assert x.grad.abs().max() < 2
+
+
+def test_subnormal_rows_are_as_good_as_zero():
+    x = torch.full((1, 4), 1e-40)
+    assert normalize(x).abs().max() < 1e-30
+    assert ProxyNCA(3, 4)(x, torch.tensor([0])).item() == pytest.approx(math.log(2), abs=1e-5)
 
 
 def test_normalize_passes_gradcheck():

@@ -65,12 +65,12 @@ def first_proxies(
     multiple of the 16 numbers that torch draws at once, so chunks equal one large draw.
     """
     if shard is None:
-        return normalize(torch.randn(total, dim, generator=generator))
-    own = torch.empty(shard.stop - shard.start, dim)
+        return normalize(torch.randn(total, dim, generator=generator, dtype=torch.float32))
+    own = torch.empty(shard.stop - shard.start, dim, dtype=torch.float32)
     for start in range(0, total, CHUNK):
         # torch draws fewer than 16 numbers in another way: the last chunk takes the remainder too.
         stop = total if total - start < 2 * CHUNK else start + CHUNK
-        drawn = torch.randn(stop - start, dim, generator=generator)
+        drawn = torch.randn(stop - start, dim, generator=generator, dtype=torch.float32)
         low, high = max(start, shard.start), min(stop, shard.stop)
         if low < high:
             own[low - shard.start : high - shard.start] = drawn[low - start : high - start]

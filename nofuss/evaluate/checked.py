@@ -77,6 +77,8 @@ def shared_classes(
     """Return class numbers of queries and gallery, numbered together."""
     query = _column(labels, items, "labels")
     gallery = _column(gallery_labels, gallery_items, "gallery_labels")
+    if {query.dtype.kind, gallery.dtype.kind} == {"i", "u"}:  # numpy would round them to floats
+        query, gallery = query.astype(object), gallery.astype(object)
     numbers = _numbered(np.concatenate([query, gallery]))
     return numbers[:items], numbers[items:]
 

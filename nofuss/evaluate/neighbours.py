@@ -47,9 +47,9 @@ def nearest(queries: Tensor, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _best_of_tiles(q: Tensor, vectors: Tensor, tiles: int) -> Tensor:
     """Return the largest q·x of each tile, (B, tiles)."""
-    best = torch.empty(len(q), tiles)
+    best = q.new_empty(len(q), tiles)
     width = max(1024, _PRODUCT // len(q)) // TILE * TILE
-    product = torch.empty(len(q) * min(width, len(vectors)))
+    product = q.new_empty(len(q) * min(width, len(vectors)))
     for start in range(0, len(vectors), width):
         block = vectors[start : start + width]
         s = product[: len(q) * len(block)].view(len(q), len(block))

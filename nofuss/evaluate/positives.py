@@ -90,7 +90,7 @@ class _Strip:
         # Negated, similarities rise as distances do, as searchsorted needs them.
         self.low, self.high = ((-t).masked_fill_(~real, torch.inf) for t in (low, high))
         b, width = squared.shape
-        self.counts = torch.zeros(b, width + 1, device=squared.device)  # of items from r − 1 to r
+        self.counts = squared.new_zeros(b, width + 1, dtype=torch.float32)  # from r − 1 to r
         r = torch.arange(1, width + 1, device=squared.device)
         # Rank r + m(r) ≤ limit: the largest m(r) with which r matters. −1 past a query's last.
         self.most = None if limit is None else (limit[:, None] - r).masked_fill_(~real, -1)
@@ -116,8 +116,10 @@ class _Strip:
         if len(k):
             squared = self.task.pairs(some + self.rows.start, cols, k, at[k, c])
             place[k, c] = self._first_reaching(some[k], squared, place[k, c])
-        added = torch.zeros(len(some), self.counts.shape[1], device=s.device)
-        self.counts[some] += added.scatter_add_(1, place, torch.ones_like(near))
+        added = self.counts.new_zeros(len(some), self.counts.shape[1])
+        self.counts[some] += added.scatter_add_(
+            1, place, torch.ones_like(near, dtype=torch.float32)
+        )
         if self.most is not None:  # m(r) + r rises with r, so those that matter are the first
             alive = (self.closer(some) <= self.most[some]).sum(1)
             self.floor[some] = self._floor(alive, some)

@@ -215,7 +215,7 @@ def _thin(winners: Tensor, nearest: Tensor, generator: torch.Generator) -> Tenso
     """
     between = squared_distances(winners, winners).tolist()
     before = nearest.tolist()
-    chance = torch.rand(len(before), generator=generator).tolist()
+    chance = torch.rand(len(before), generator=generator, dtype=torch.float32).tolist()
     kept: list[int] = []
     for i, then in enumerate(before):
         now = min([then] + [between[i][j] for j in kept])

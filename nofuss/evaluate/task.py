@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nofuss.evaluate.checked import classes_of, lengths_of, shared_classes, vectors_of
-from nofuss.geometry import Array, exact_squared_distances
+from nofuss.geometry import Array, as_tensor, exact_squared_distances
 
 BLOCK = 512  # a product, 1 MB, stays in a core's cache
 CONE = 0.7  # unit vectors with a longer mean than this are compared by −d²/2 around it
@@ -203,7 +203,7 @@ def _rows_of_queries(rows: Array | None, classes: Tensor, gallery_classes: Tenso
     """Check and return `query_rows`; all −1 if not given."""
     if rows is None:
         return torch.full_like(classes, -1)
-    itself = torch.as_tensor(rows).cpu()
+    itself = as_tensor(rows).cpu()
     if itself.shape != classes.shape or itself.is_floating_point():
         shape = tuple(itself.shape)
         raise ValueError(f"query_rows have shape {shape}; expected whole numbers, one a query")

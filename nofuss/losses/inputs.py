@@ -69,6 +69,8 @@ def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Te
 def check_weights(weights: Array, x: Tensor) -> Tensor:
     """Return weights (B,), numbers from 0 up and not all 0, on the device of x."""
     weights = as_tensor(weights).to(x.device)
+    if weights.dtype in HALVES:  # whose sum may be rounded, or overflow
+        weights = weights.float()
     if weights.shape != x.shape[:1] or weights.dtype == torch.bool or weights.is_complex():
         raise ValueError(
             f"weights are {tuple(weights.shape)} {weights.dtype}; expected ({len(x)},) numbers"

@@ -68,6 +68,7 @@ class InstanceLoss(nn.Module, ABC):
                     "miner and ref_emb (Triplet, SemiHardTriplet and NCA take them)"
                 )
             ref = x if ref_emb is None else _references(x, ref_emb)
+            x = full_precision(x, ref)
             if indices_tuple is not None:
                 loss = self._loss_of_mined(x, ref, indices_tuple)
             elif labels is None or ref_emb is None or ref_labels is None:
@@ -94,7 +95,7 @@ class InstanceLoss(nn.Module, ABC):
 
 
 def _references(x: Tensor, ref_emb: Tensor) -> Tensor:
-    """Return references (R, D) in the precision of x (B, D)."""
+    """Return references (R, D), in the precision of x (B, D) or their own if it is wider."""
     check_embeddings(ref_emb, name="ref_emb")
     if ref_emb.shape[1] != x.shape[1]:
         raise ValueError(

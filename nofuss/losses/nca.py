@@ -28,15 +28,16 @@ def nca_of_pairs(
 ) -> Tensor:
     """Return the same loss for pairs (x, y) and Z among the references."""
     positive, negative = pairs
-    anchor, y = (positive & negative.any(1, keepdim=True)).nonzero(as_tuple=True)  # (T,)
-    if len(anchor) == 0:
+    rows = (positive.any(1) & negative.any(1)).nonzero()[:, 0]  # (A,) the anchors
+    at, y = positive[rows].nonzero(as_tuple=True)  # (T,) each
+    if len(rows) == 0:
         return zero_with_graph(embeddings)
     if scale is None:
         logits = -squared_distances(embeddings, references)  # (B, R)
     else:
         logits = scale * (normalize(embeddings) @ normalize(references).T)
-    to_negatives = logits[anchor].masked_fill(~negative[anchor], -math.inf).logsumexp(1)
-    return (to_negatives - logits[anchor, y]).mean()
+    to_negatives = logits[rows].masked_fill(~negative[rows], -math.inf).logsumexp(1)  # (A,)
+    return (to_negatives[at] - logits[rows[at], y]).mean()
 
 
 class NCA(InstanceLoss):

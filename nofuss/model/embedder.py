@@ -24,7 +24,7 @@ class Embedder(nn.Module):
         if dim < 1:
             raise ValueError(f"dim is {dim}, expected 1 or more")
         self.backbone = backbone
-        self.head = nn.Linear(backbone.features, dim)
+        self.head = nn.Linear(backbone.features, dim, dtype=torch.float32)
         self.root = root
         self._backbone_frozen = False
         self._batch_norm_frozen = False
@@ -52,7 +52,8 @@ class Embedder(nn.Module):
     def set_head(self, start: Affine, *, root: bool) -> None:
         """Replace the head: its weights, its dimension, and whether it takes roots of features."""
         # On the meta device no random weights are drawn, so torch's own generator stays as it is.
-        head = nn.Linear(start.weight.shape[1], start.weight.shape[0], device="meta")
+        dim, width = start.weight.shape
+        head = nn.Linear(width, dim, device="meta", dtype=torch.float32)
         self.head, self.root = head.to_empty(device=self.head.weight.device), root
         self.head.weight.copy_(start.weight)
         self.head.bias.copy_(start.bias)

@@ -17,7 +17,7 @@ from nofuss.data.decode import decode_resized, in_mode, resized
 from nofuss.data.transforms import test_views
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, RunError, command
-from nofuss.geometry import normalize
+from nofuss.geometry import as_tensor, normalize
 from nofuss.hub.address import is_address, parse_address
 from nofuss.hub.download import fetch
 from nofuss.model.backbones import Backbone
@@ -218,7 +218,8 @@ def _from_array(pixels: np.ndarray[Any, Any]) -> Image.Image:
 
 
 def _vectors(items: Any, width: int) -> Tensor:
-    x = torch.as_tensor(items, dtype=torch.float32)
+    x = as_tensor(items) if isinstance(items, np.ndarray) else torch.as_tensor(items)
+    x = x.to(torch.float32)
     if x.ndim != 2 or x.shape[1] != width:
         raise ValueError(f"got vectors of shape {tuple(x.shape)}; expected (N, {width})")
     return x

@@ -56,7 +56,7 @@ def extract(
     threads: how many batches run at once; 0 runs them one after the other in this thread.
     """
     width = model.dim if isinstance(model, Embedder) else model.features
-    out = torch.empty(count, width)
+    out = torch.empty(count, width, dtype=torch.float32)
     device = device_of(model)
     done = 0
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 LEAST = 1e-5
-"""What is added to the diagonal where S has no inverse without: few items and no shrinkage."""
+"""What is added to the diagonal where S has no inverse without (few items, no shrinkage): this, or
+ten times as much until it has one."""
 BLOCK = 8192
 """Rows whose products are summed in single precision before they are added in double."""
 
@@ -58,8 +59,11 @@ class ClassScatter:
 
 
 def signed_root(x: Tensor) -> Tensor:
-    """Return sign(x)·√|x|, so that a few large features don't dominate (Perronnin et al. 2010)."""
-    return x.sign() * (x.abs() + 1e-6).sqrt()  # 1e-6 keeps the gradient finite at 0
+    """Return sign(x)·√|x|, so that a few large features don't dominate (Perronnin et al. 2010).
+
+    1e-6 is added under the root to keep the gradient finite at 0: for features far above that.
+    """
+    return x.sign() * (x.abs() + 1e-6).sqrt()
 
 
 def class_scatter(features: Tensor, labels: Tensor) -> ClassScatter:
@@ -137,14 +141,15 @@ def whitened(
 def pca_head(features: Tensor, dim: int, *, center: bool = True) -> Affine:
     """Return the PCA of the features; `center=False` leaves their mean where it is."""
     mean, components = principal_components(features, dim)
-    return Affine(components, -components @ mean if center else torch.zeros(dim))
+    return Affine(components, -components @ mean if center else torch.zeros_like(mean[:dim]))
 
 
 def untrained_head(features: Tensor, dim: int) -> Affine:
     """Return the features as they are, or in fewer dimensions their PCA."""
     width = features.shape[1]
     if dim == width:
-        return Affine(torch.eye(width), torch.zeros(width))
+        eye = torch.eye(width, dtype=features.dtype)
+        return Affine(eye, torch.zeros_like(eye[0]))
     return pca_head(features, dim)
 
 
@@ -178,8 +183,10 @@ def _triangle(s: Tensor) -> Tensor:
     """Return the lower triangular L with L·Lᵀ = S, of a mean diagonal of 1; or nearly S."""
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(s)
-    if failed:
-        factor = torch.linalg.cholesky(s + LEAST * torch.eye(len(s), dtype=s.dtype))
+    ridge = LEAST
+    while failed:
+        factor, failed = torch.linalg.cholesky_ex(s + ridge * torch.eye(len(s), dtype=s.dtype))
+        ridge *= 10
     return factor
 
 

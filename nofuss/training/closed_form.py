@@ -59,6 +59,11 @@ class Pinned:
         return [Recipe(root, center, alpha) for alpha, root, center in found]
 
 
+def _rank(recipe: Recipe) -> int:
+    """Return the place of a recipe's shrinkage among the candidates; one that is asked for, 0."""
+    return SHRINKAGES.index(recipe.shrinkage) if recipe.shrinkage in SHRINKAGES else 0
+
+
 class ClosedForm:
     """Fits recipes to features (N, F) with labels (N,), on all items or without one fold's.
 
@@ -136,7 +141,7 @@ class ClosedForm:
             values = [s for k, s in enumerate(self._scores[recipe]) if k != without]
             return sum(values) / len(values)
 
-        return max(among or self._scores, key=score)
+        return max(sorted(among or self._scores, key=_rank), key=score)  # the first of equal ones
 
     def best_dim(self, *, without: int | None = None) -> int:
         """The dimension with the highest mean score over the folds, or over all but one."""

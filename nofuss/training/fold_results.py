@@ -1,7 +1,9 @@
 """What the folds say of untrained features, closed form and training, and which of them wins.
 
-Every fold gets the recipe that the *other* folds chose, a closed form of the classes outside it,
-and a training from there; each is scored on the fold's own classes, which none of it has seen.
+Every fold gets the recipe that scored best on the *other* folds, a closed form of the classes
+outside it, and a training from there; each is scored on the fold's own classes, which neither of
+them has seen. (The recipe has, a little: on the other folds it was fitted to these classes too.
+What that adds to scores is within noise, LOG.md.)
 """
 
 from collections.abc import Callable, Sequence

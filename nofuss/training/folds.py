@@ -76,7 +76,7 @@ def query_scores(embeddings: Tensor, labels: Tensor) -> QueryScores:
     relatives = (sizes - 1)[group]  # R of each item
     most = int(relatives.max())
     rank = torch.arange(1, most + 1)
-    recall, map_at_r = torch.zeros(len(x)), torch.zeros(len(x))
+    recall, map_at_r = x.new_zeros(len(x)), x.new_zeros(len(x))
     for rows in torch.split(torch.arange(len(x)), BLOCK):
         s = x[rows] @ x.T
         s[torch.arange(len(rows)), rows] = -torch.inf

@@ -55,7 +55,8 @@ def prepare_head(
     classes = int(labels.max()) + 1
     config = replace(config, dim=inputs.shape[1])
     config = head_schedule(config, len(inputs), classes)
-    turn = nn.Linear(inputs.shape[1], inputs.shape[1], device="meta").to_empty(device=device)
+    dim = inputs.shape[1]
+    turn = nn.Linear(dim, dim, device="meta", dtype=inputs.dtype).to_empty(device=device)
     with torch.no_grad():
         turn.weight.copy_(torch.eye(inputs.shape[1]))
         turn.bias.zero_()

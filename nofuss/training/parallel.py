@@ -57,10 +57,20 @@ class _WholeBatch(TorchFunctionMode):
             size = args[0] if isinstance(args[0], list | tuple) else args
             if size[0] == own:
                 return func(self.count, *size[1:], **kwargs)[self.own]
+        if func is F.dropout and kwargs["training"] and len(args[0]) == own:
+            return _dropout(args[0], self.count, self.own, p=kwargs["p"])
         if func is Tensor.bernoulli_ and len(args[0]) == own:
             whole = args[0].new_empty(self.count, *args[0].shape[1:])
             return args[0].copy_(whole.bernoulli_(*args[1:], **kwargs)[self.own])
         return func(*args, **kwargs)
+
+
+def _dropout(x: Tensor, count: int, own: slice, *, p: float) -> Tensor:
+    """F.dropout in training mode, with the mask that these rows have in the whole batch."""
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    whole = torch.empty((count, *x.shape[1:]), dtype=x.dtype, device=x.device, memory_format=layout)
+    return x * whole.bernoulli_(1 - p)[own].div_(max(1 - p, torch.finfo(x.dtype).tiny))
 
 
 def _batch_norm(

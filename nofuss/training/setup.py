@@ -201,7 +201,7 @@ def _settle_all(
         assignment.proxy_of_label.copy_(rows)
         return
     around = directions - directions.mean(0)
-    sums = torch.zeros(criterion.num_classes, directions.shape[1]).index_add_(0, labels, around)
+    sums = around.new_zeros(criterion.num_classes, around.shape[1]).index_add_(0, labels, around)
     centers = torch.as_tensor(kmeans(normalize(sums), len(rows), seed=seed)[0]).to(directions)
     rows = rows if assignment.shard is None else rows[assignment.shard.rows]
     assignment.settle(directions, labels, centers[rows])

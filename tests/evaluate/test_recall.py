@@ -172,3 +172,21 @@ def test_misuse_is_one_line(scene, call, message):
     with pytest.raises(ValueError, match=message) as error:
         call(*scene(20, 4))
     assert "\n" not in str(error.value)
+
+
+def test_signed_and_unsigned_labels_are_compared_as_whole_numbers() -> None:
+    """Numpy would merge both to floats, in which neighbouring large numbers are equal."""
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    labels = np.arange(60) // 3 + 2**53
+    rows = np.arange(60)
+    expected = recall_at_k(x, labels)
+    for gallery_labels in (labels, labels.astype(np.uint64)):
+        options = {"gallery": x, "gallery_labels": gallery_labels, "query_rows": rows}
+        assert recall_at_k(x, labels, **options) == expected
+
+
+def test_reversed_rows_are_rows() -> None:
+    x, labels = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) // 3
+    options = {"gallery": x[::-1], "gallery_labels": labels[::-1]}
+    found = recall_at_k(x, labels, query_rows=np.arange(60)[::-1], **options)
+    assert found == recall_at_k(x, labels)

@@ -3,6 +3,7 @@ import torch
 from pytorch_metric_learning.losses import NCALoss
 from torch import Tensor
 
+from nofuss import NCA, SemiHardTriplet, Triplet
 from nofuss.losses.nca import nca
 
 
@@ -49,3 +50,24 @@ def test_it_goes_below_zero() -> None:
     assert nca(x, torch.tensor([0, 0, 1])).item() == pytest.approx(-36)
     # The other way round: 36 for the first, 0 for the last, whose two are equally far.
     assert nca(x, torch.tensor([0, 1, 0])).item() == pytest.approx(18)
+
+
+def test_anchors_without_negatives_leave_finite_gradients() -> None:
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    reference, others = x.detach()[:4] + 0.1, torch.tensor([0, 0, 0, 0])
+    loss = NCA()(x, torch.tensor([0, 0, 1, 1, 2, 2]), None, reference, others)
+    loss.backward()
+    assert loss == 0  # no positive has a negative beside it
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("criterion", [NCA(), Triplet(), SemiHardTriplet()])
+def test_references_may_be_more_precise(criterion: torch.nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, references = torch.randn(6, 3, generator=generator), torch.randn(8, 3, generator=generator)
+    labels, others = torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(8) % 3
+    expected = criterion(x, labels, None, references, others)
+    found = criterion(x, labels, None, references.double(), others)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), expected)

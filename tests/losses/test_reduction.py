@@ -164,3 +164,12 @@ def test_weights_do_not_change_the_precision(batch: tuple[Tensor, Tensor], name:
     found = criterion(x, labels, weights=weights)
     assert found.dtype is torch.float32
     torch.testing.assert_close(found, criterion(x.float(), labels, weights=weights.float()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_summed_in_single(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, labels = torch.randn(64, 8, generator=generator), torch.arange(64) % 9
+    weights = (1000 + 3000 * torch.rand(64, generator=generator)).to(dtype)  # 65,504 is the largest
+    expected = ProxyNCA(9, 8, seed=0)(x, labels, weights=weights.float())
+    assert ProxyNCA(9, 8, seed=0)(x, labels, weights=weights) == expected

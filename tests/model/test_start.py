@@ -149,3 +149,10 @@ def test_more_dimensions_than_items() -> None:
 def test_signed_root() -> None:
     x = torch.tensor([-4.0, 0.0, 9.0], requires_grad=True)
     torch.testing.assert_close(signed_root(x), torch.tensor([-2.0, 0.0, 3.0]), rtol=0, atol=1e-5)
+
+
+def test_without_shrinkage_features_of_rank_one_have_a_head() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(300, 1)) @ random.normal(size=(1, 400)) + 3
+    scatter = class_scatter(torch.from_numpy(x).float(), torch.arange(300) % 20)
+    assert whitened_head(scatter, shrinkage=0.0, dim=4).weight.isfinite().all()

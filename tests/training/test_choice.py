@@ -9,7 +9,7 @@ import torch
 from nofuss.config import TrainConfig
 from nofuss.evaluate.queries import QueryScores
 from nofuss.geometry import normalize
-from nofuss.run.choice import UNTRAINED, Choice, Recipe
+from nofuss.run.choice import SHRINKAGES, UNTRAINED, Choice, Recipe
 from nofuss.training.choice import _mean_curve, choice_of, fit_head
 from nofuss.training.closed_form import ClosedForm, Pinned
 from nofuss.training.fold_results import (
@@ -81,6 +81,17 @@ def test_the_recipe_that_fits_is_found() -> None:
     pinned = ClosedForm(x, labels, class_folds(labels), dim=16)
     pinned.compare(Pinned(root=True, center=False, shrinkage=0.95))
     assert pinned.best() == Recipe(root=True, center=False, shrinkage=0.95)
+
+
+def test_of_equal_recipes_the_strongest_candidate_wins() -> None:
+    x, labels = vectors(noise=0.0)
+    x = torch.cat([x[:, :8], x[:, :8]], 1)  # classes are points: every shrinkage finds all
+    form = ClosedForm(x, labels, class_folds(labels), dim=16)
+    form.compare(Pinned(root=False, center=True))
+    assert len({tuple(scores) for scores in form._scores.values()}) == 1
+    assert form.best().shrinkage == SHRINKAGES[0]
+    weaker = [r for s in (0.03, 0.5, 0.3) for r in form._scores if r.shrinkage == s]
+    assert form.best(among=weaker).shrinkage == 0.5
 
 
 def test_a_closed_form_of_folds_does_not_know_the_held_out_classes() -> None:

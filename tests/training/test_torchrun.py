@@ -18,7 +18,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.together import HERE, end, environment, start, torchrun, wait_for, workers
+from nofuss.distributed import processes
+from nofuss.training.parallel import whole_batch
+from tests.training.together import (
+    HERE,
+    end,
+    environment,
+    fork_together,
+    start,
+    torchrun,
+    wait_for,
+    workers,
+)
 
 PROGRAM = str(HERE / "sharded_cli.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
@@ -264,6 +275,24 @@ def _alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_dropout_of_two_processes_is_that_of_one(layout: torch.memory_format) -> None:
+    x = torch.ones(7, 3, 4, 5).to(memory_format=layout)
+    torch.manual_seed(3)
+    expected = torch.nn.functional.dropout(x, 0.4, training=True)
+
+    def work() -> None:
+        torch.manual_seed(3)
+        own = processes.share(7)
+        layer = torch.nn.Dropout(0.4)
+        with whole_batch(7):
+            assert torch.equal(layer(x[own]), expected[own])
+            layer.eval()
+            assert torch.equal(layer(x[own]), x[own])
+
+    fork_together(2, work)
 
 
 def test_half_precision_and_batch_norm_of_all_rows(tmp_path: Path) -> None:
