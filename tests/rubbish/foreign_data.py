@@ -254,6 +254,6 @@ CATALOGUE |= {
     "arrays that need unpickling": (
         lambda here: arrays(here, vectors=np.array([{}, {}], dtype=object), labels=[0, 1]),
         2,
-        "Object arrays cannot be loaded when allow_pickle=False",
+        "it holds Python objects; save labels as text: labels.astype(str)",
     ),
 }
