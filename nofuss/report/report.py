@@ -102,7 +102,7 @@ def _lead(scores: dict[str, Any]) -> dict[str, Any] | None:
         "interval": scores.get("recall@1_interval"),
         "queries": scores["queries"],
         "classes": scores["classes"],
-        "folds": bool(scores.get("folds")),
+        "folds": folds if type(folds := scores.get("folds")) is int else 0,
     }
 
 
