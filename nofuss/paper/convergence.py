@@ -3,7 +3,6 @@
 The trainings are those of the tables. Time includes steps and loading, not the scoring.
 """
 
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import mean
 
@@ -12,16 +11,12 @@ from nofuss.paper.entry import Entry, Figure, Results, Series, Table, point
 from nofuss.paper.published import BASELINES, FASTER, METHODS
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
-from nofuss.paper.statistics import difference
+from nofuss.paper.statistics import NOT_TIMED, comparable_times, difference
 from nofuss.paper.tables import certainty, seeds_of
 from nofuss.paper.trial import Result, Trial
 
 LOSSES = tuple(METHODS)
 Curve = list[tuple[float, float]]
-NOT_TIMED = (
-    "Some of these trainings ran beside other commands or on other machines: their seconds can't "
-    "be compared."
-)
 MOST = 0.9
 """Share of the best baseline's gain: the rest may be noise that no other method repeats."""
 
@@ -107,12 +102,6 @@ def entry(source: Source, rates: Rates, results: Results) -> Entry:
             "paper_ratio": FASTER,
         },
     )
-
-
-def comparable_times(results: Sequence[Result]) -> bool:
-    """Return whether all trainings ran on one machine, none beside another command's."""
-    hosts = {result.get("host") for result in results}
-    return len(hosts) == 1 and all(result.get("alone", True) for result in results)
 
 
 def first_reached(curve: Curve, target: float) -> float | None:

@@ -10,6 +10,10 @@ import torch
 from nofuss.evaluate.intervals import Interval, SeededDifference, class_intervals, t_interval
 
 RESAMPLES = 2000
+NOT_TIMED = (
+    "Some of these trainings ran beside other commands or on other machines: their seconds can't "
+    "be compared."
+)
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -48,3 +52,9 @@ def span(ends: Interval | Sequence[float] | None, *, sign: bool = False) -> str:
         return "–"
     form = "+.2f" if sign else ".2f"
     return f"{100 * ends[0]:{form}} to {100 * ends[1]:{form}}".replace("-", "−")
+
+
+def comparable_times(results: Sequence[dict[str, Any]]) -> bool:
+    """Return whether all trainings ran on one machine, none beside another command's."""
+    hosts = {result.get("host") for result in results}
+    return len(hosts) == 1 and all(result.get("alone", True) for result in results)

@@ -14,7 +14,14 @@ from nofuss.paper.further import FURTHER, NAMES
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
 from nofuss.paper.rates import Rates
 from nofuss.paper.sources import Source
-from nofuss.paper.statistics import difference, list_words, span, summary
+from nofuss.paper.statistics import (
+    NOT_TIMED,
+    comparable_times,
+    difference,
+    list_words,
+    span,
+    summary,
+)
 from nofuss.paper.stopwatch import STAGES
 from nofuss.paper.trial import Result, Trial
 
@@ -249,8 +256,10 @@ def _stages_table(results_of: dict[str, list[Result]]) -> Table:
         cells = [f"{mean(s[stage] for s in stages):.1f}" if stages else "–" for stage in STAGES]
         memory = [r["peak_bytes"] / 2**30 for r in results if "peak_bytes" in r]
         rows.append([NAMES[m], *cells, f"{max(memory):.2f}" if memory else "–"])
+    timed = comparable_times([r for results in results_of.values() for r in results])
+    title = "Seconds of each stage, mean over seeds; memory is the peak of the process until then"
     return Table(
-        "Seconds of each stage, mean over seeds; memory is the peak of the process until then",
+        title if timed else f"{title}. {NOT_TIMED}",
         ["", *STAGES.values(), "memory, GB"],
         rows,
     )
