@@ -1,12 +1,15 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Everything else builds on the same .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# One process of tests a core, each with one torch thread: two that share the cores wait for each other.
+TESTS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup demo test check fix bench docs torture wheel test-wheel clean help
+.PHONY: setup demo test quick check fix bench docs torture wheel test-wheel clean help
 
 help:
 	@echo "make demo   train on the built-in characters, evaluate on unseen ones"
 	@echo "make test   run the tests"
+	@echo "make quick  run those that take a second or less"
 	@echo "make check  lint, types, tests (reads only)"
 	@echo "make fix    format and fix what ruff can"
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
@@ -27,13 +30,16 @@ demo: setup
 	$(BIN)/nofuss demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(TESTS)
+
+quick: setup
+	$(TESTS) -m "not slow"
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(TESTS)
 
 fix: setup
 	$(BIN)/ruff check --fix .

@@ -64,8 +64,9 @@ def test_paths_pictures_arrays_and_collections_agree(pictures: Encoder, folder: 
     for name, items in given.items():
         assert torch.equal(pictures.embed(items), expected), name
     collection = open_data(folder)
-    assert torch.equal(pictures.embed_collection(collection), expected)
-    assert torch.equal(pictures.embed_collection(collection, workers=2), expected)
+    together = pictures.embed_collection(collection)  # in other batches: other kernels round
+    assert torch.allclose(together, expected, atol=1e-6)
+    assert torch.equal(pictures.embed_collection(collection, workers=2), together)
 
 
 def test_one_at_a_time_is_the_same_but_for_rounding(pictures: Encoder, folder: Path) -> None:
