@@ -95,11 +95,11 @@ def data_of(
     """Return what a form learns from, its settings and its rows."""
     if not form.bare:
         return source.collection, config, rows
-    batch = max(1, int(config.batch or 1) // 3)
-    steps = int(config.epochs or 0) * (len(rows) // int(config.batch or 1))
+    batch = max(1, int(config.batch_size or 1) // 3)
+    steps = int(config.epochs or 0) * (len(rows) // int(config.batch_size or 1))
     data = bare_triplets(source, rows, batch * steps, seed=config.seed)
     if form.assignment != "balanced":
-        return data, replace(config, batch=batch, epochs=1, per_class=0), rows
+        return data, replace(config, batch_size=batch, epochs=1, per_class=0), rows
     linked = links_of(data).groups
     assert linked is not None
     rows = rows[linked[rows] >= 0]
@@ -217,7 +217,7 @@ def main() -> None:
         default=[0, 1],
         help="halves of the training classes that rates are chosen on",
     )
-    parser.add_argument("--rate", type=float, help="of all forms, instead of choosing")
+    parser.add_argument("--lr", type=float, help="learning rate of all forms, instead of choosing")
     parser.add_argument("--only", nargs="*", choices=[*FORMS], default=[*FORMS])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/dynamic.json"))
     parser.add_argument("--figure", type=Path, default=Path("docs/dynamic.png"))
@@ -234,7 +234,7 @@ def main() -> None:
             options.only,
             seeds=options.seeds,
             halves=options.halves,
-            rate=options.rate,
+            rate=options.lr,
         )
         results[name] = results.get(name, {}) | found
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ minutes are those of the processor from its start to its scores, features and ke
 included, which hardly depend on what else the machine does; two idle cores take little more than
 half of them. Rows that are in FOLDER already are not run again. The whole network has a row for
 each number of `--epochs-all`, the first epoch of its head alone. Settings are the defaults, and
-stages learn from all training classes (`--holdout 0`), as the head does: nothing is chosen on the
-classes that are scored.
+stages learn from all training classes (`--val-fraction 0`), as the head does: nothing is chosen on
+the classes that are scored.
 """
 
 import argparse
@@ -28,10 +28,10 @@ from matplotlib.figure import Figure
 ROWS: dict[str, tuple[str, ...]] = {
     "head": ("--preset", "frozen"),
     "head, 288 px": ("--preset", "frozen", "--size", "288"),
-    "1 stage": ("--preset", "finetune", "--holdout", "0", "--unfreeze", "1"),
-    "2 stages": ("--preset", "finetune", "--holdout", "0"),
-    "3 stages": ("--preset", "finetune", "--holdout", "0", "--unfreeze", "3"),
-    "all": ("--preset", "finetune", "--holdout", "0", "--unfreeze", "all"),
+    "1 stage": ("--preset", "finetune", "--val-fraction", "0", "--unfreeze", "1"),
+    "2 stages": ("--preset", "finetune", "--val-fraction", "0"),
+    "3 stages": ("--preset", "finetune", "--val-fraction", "0", "--unfreeze", "3"),
+    "all": ("--preset", "finetune", "--val-fraction", "0", "--unfreeze", "all"),
 }
 
 

@@ -132,7 +132,7 @@ def _train(folder: Path) -> None:
 
     data, out = folder / "vectors.npz", folder / "run"
     # No scores, which are a stage of their own.
-    run_training(TrainConfig(data=data, out=out, folds=0, test_share=0.0))
+    run_training(TrainConfig(data=data, out=out, folds=0, test_fraction=0.0))
 
 
 def _evaluate(folder: Path) -> None:

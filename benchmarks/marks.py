@@ -1,8 +1,9 @@
 """What marks on the page are worth, by a simulated user: `python -m benchmarks.marks RUN`.
 
-RUN: of pictures, with classes kept out of training (`nofuss train DATA --test-share 0.5`). The user
-marks the first results of one query in each of some unseen classes by their true classes, one in
-ten wrongly if asked for. Scored are items of these classes without a mark, and all other classes.
+RUN: of pictures, with classes kept out of training (`nofuss train DATA --test-fraction 0.5`). The
+user marks the first results of one query in each of some unseen classes by their true classes,
+one in ten wrongly if asked for. Scored are items of these classes without a mark, and all other
+classes.
 """
 
 import sys
@@ -51,7 +52,7 @@ def main(run: Path, slack: float = SLACK) -> None:
     kept, data = load_embeddings(run), open_data(open_run(run).config.data)
     assert kept is not None
     assert data.labels is not None
-    assert not kept.seen, "the run has no unseen classes; train with --test-share 0.5"
+    assert not kept.seen, "the run has no unseen classes; train with --test-fraction 0.5"
     x, labels = torch.from_numpy(kept.test), torch.from_numpy(data.labels[kept.test_rows])
     near, far = usual_distances(x)
     before = per_query(x, labels)

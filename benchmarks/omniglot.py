@@ -48,7 +48,7 @@ def fit(
     """Train for `seconds` of CPU time, loading included; return the model and its steps."""
     batch, per_class = METHODS[method]
     asked = TrainConfig(
-        preset="small", loss=method, rate=rate, head_rate=rate, proxy_rate=10 * rate, seed=seed
+        preset="small", loss=method, lr=rate, head_lr=rate, proxy_lr=10 * rate, seed=seed
     )
     config = resolve(asked, kind="pictures", small=True)
     embedder = build_model(config, data)

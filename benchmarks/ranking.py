@@ -1,6 +1,6 @@
 """Re-ranking and the recognition of strangers on the test classes of runs, and what a query costs.
 
-    nofuss train FOLDER --test-share 0.5 --seed S --out RUN
+    nofuss train FOLDER --test-fraction 0.5 --seed S --out RUN
     python -m benchmarks.ranking RUN …
 
 What a run does was decided on folds of its training classes (marked *); here it is scored once on

@@ -62,7 +62,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
     data = collection.subset(sides_of(collection, config).train)
     criterion: nn.Module = build_criterion(config, data.num_classes)
     training: Training = build_training(config, embedder, criterion)
-    feed = First(CollectionFeed(data, preprocessing, int(config.batch or 32)), steps)
+    feed = First(CollectionFeed(data, preprocessing, int(config.batch_size or 32)), steps)
     held = list(feed(0, 0))
     embedder.train()
 
@@ -86,7 +86,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
         "last stages": last_stages,
     }
     seconds = interleaved(timed, repeats=3)
-    case = f"CUB, EfficientNet-Lite0, batch {config.batch}, {preprocessing.size} px"
+    case = f"CUB, EfficientNet-Lite0, batch {config.batch_size}, {preprocessing.size} px"
     limit = seconds["bare"]
     yield Row("training", case, "limit: the bare step on batches in memory", limit, limit, nan)
     yield Row(
@@ -107,7 +107,7 @@ def kept_steps(
     criterion = build_criterion(config, data.num_classes)
     training = build_training(config, Top(embedder, fixed), criterion)
     kept = activations_of(embedder, fixed, data, views=1, augmented=True)
-    batches = CollectionFeed(data, preprocessing, int(config.batch or 32))
+    batches = CollectionFeed(data, preprocessing, int(config.batch_size or 32))
     feed = First(ActivationFeed(batches, kept), steps)
     for _ in feed(0, 0):  # computed and written here
         pass

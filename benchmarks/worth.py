@@ -175,9 +175,9 @@ def train_peer(t: Try, inputs: Tensor, labels: Tensor, *, seed: int = 0) -> nn.L
             head.weight.copy_(torch.eye(dim))
             head.bias.zero_()
             _at_class_means(criterion, normalize(inputs), labels)
-    parameters = [{"params": head.parameters(), "lr": rate, "base_rate": rate}]
+    parameters = [{"params": head.parameters(), "lr": rate, "base_lr": rate}]
     if own := list(criterion.parameters()):
-        parameters.append({"params": own, "lr": 10 * rate, "base_rate": 10 * rate})
+        parameters.append({"params": own, "lr": 10 * rate, "base_lr": 10 * rate})
     optimizer = torch.optim.Adam(parameters, fused=True)
     generator = torch.Generator().manual_seed(seed)
     each = steps // EPOCHS

@@ -43,13 +43,13 @@ NEEDED_BYTES = 1200 * 2**20
 IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index", "reproduce"}
 
 OTHER_NAMES = {
-    **dict.fromkeys(("--lr", "--learning-rate", "--backbone-lr"), "--rate"),
-    **dict.fromkeys(("--head-lr", "--lr-head"), "--head-rate"),
-    **dict.fromkeys(("--proxy-lr", "--lr-proxies"), "--proxy-rate"),
-    **dict.fromkeys(("--bs", "--batch-size"), "--batch"),
+    **dict.fromkeys(("--rate", "--learning-rate", "--backbone-lr"), "--lr"),
+    **dict.fromkeys(("--head-rate", "--lr-head"), "--head-lr"),
+    **dict.fromkeys(("--proxy-rate", "--lr-proxies"), "--proxy-lr"),
+    **dict.fromkeys(("--bs", "--batch"), "--batch-size"),
     **dict.fromkeys(("--embedding-size", "--embedding-dim", "--dimension"), "--dim"),
     **dict.fromkeys(("--output", "--output-dir", "--out-dir", "-o"), "--out"),
-    **dict.fromkeys(("--num-workers", "--jobs", "-j"), "--workers"),
+    **dict.fromkeys(("--workers", "--jobs", "-j"), "--num-workers"),
     **dict.fromkeys(("--num-epochs", "--max-epochs"), "--epochs"),
     **dict.fromkeys(("--image-size", "--img-size"), "--size"),
     **dict.fromkeys(("--model", "--arch"), "--backbone"),
@@ -269,7 +269,7 @@ def _more_memory() -> str:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         return f"this shell allows {limit / 1e6:,.0f} MB: ulimit -v unlimited"
-    return "try smaller --batch, --size, --dim or data, or a machine with more"
+    return "try smaller --batch-size, --size, --dim or data, or a machine with more"
 
 
 def _fail(message: str, code: int) -> int:

@@ -187,7 +187,7 @@ class TrainConfig:
 
     epochs: _Count = None
     """Passes over the training set; 0 keeps the head at its start."""
-    batch: _Count = None
+    batch_size: _Count = None
     """Items per step."""
     per_class: Annotated[int | None, _by_loss] = None
     """Items of a class in a batch, for losses over pairs; 0 shuffles."""
@@ -195,11 +195,11 @@ class TrainConfig:
         Literal["adam", "adamw", "rmsprop"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
     ] = None
     """The optimizer of all parameters."""
-    rate: _Number = None
+    lr: _Number = None
     """Learning rate of the backbone."""
-    head_rate: _Number = None
+    head_lr: _Number = None
     """Learning rate of the head."""
-    proxy_rate: _Number = None
+    proxy_lr: _Number = None
     """Learning rate of the proxies."""
     weight_decay: _Number = None
     """Weight decay of backbone and head; proxies have none."""
@@ -212,29 +212,29 @@ class TrainConfig:
 
     seed: int = 0
     """Seed for the split, the order, the augmentation and the initial weights."""
-    test_share: Annotated[
+    test_fraction: Annotated[
         float | None,
         tyro.conf.arg(
             metavar="X",
             help_behavior_hint="(default: the data's own split, else folds or 0.5)",
         ),
     ] = None
-    """Share of the classes kept out of training, for the scores at the end; 0 trains on all. On
+    """Fraction of the classes kept out of training, for the scores at the end; 0 trains on all. On
     fixed features the default trains on all classes and scores by folds."""
     allow_shared: bool = False
     """Accept data whose own split has classes on both sides."""
     rerank: Literal["auto", "none"] = "auto"
     """auto: search re-ranks what it finds by the neighbours of its neighbours, if held-out classes
     gain by it. none: search by distance alone."""
-    holdout: _Number = None
-    """Trainable backbones: share of the training classes held out to monitor training; 0: none."""
+    val_fraction: _Number = None
+    """Trainable backbones: fraction of the training classes held out to watch training; 0: none."""
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
     """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
     precision: Precision = "fp32"
     """What the network computes in; bf16 and fp16 are for GPUs. Weights and losses stay in fp32."""
     compile: bool = False
     """Compile the network that is trained: torch.compile, which needs a C++ compiler."""
-    workers: int = 0
+    num_workers: int = 0
     """Threads that prepare batches in advance."""
     checkpoint_seconds: float = 60.0
     """Time between checkpoints; one is also written after every epoch."""
@@ -277,13 +277,13 @@ def fits(value: Any, hint: Any) -> bool:
 
 # Name → (least, below): what makes sense whatever the data are.
 _LIMITS: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("dim", "batch", "views"), (1, 2**31)),
+    **dict.fromkeys(("dim", "batch_size", "views"), (1, 2**31)),
     "lora": (1, 1025),
     **dict.fromkeys(("epochs", "warmup", "per_class", "seed"), (0, 2**31)),
-    "workers": (0, 1025),
-    **dict.fromkeys(("rate", "head_rate", "proxy_rate", "weight_decay"), (0, float("inf"))),
+    "num_workers": (0, 1025),
+    **dict.fromkeys(("lr", "head_lr", "proxy_lr", "weight_decay"), (0, float("inf"))),
     "checkpoint_seconds": (0, float("inf")),
-    **dict.fromkeys(("test_share", "holdout"), (0, 1)),
+    **dict.fromkeys(("test_fraction", "val_fraction"), (0, 1)),
     "shrinkage": (0, 1.0000001),
     "zoom": (0.01, 1.0000001),
     "folds": (0, 65),

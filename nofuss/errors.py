@@ -70,7 +70,7 @@ def visible(text: str) -> str:
 
 
 def in_python(message: str) -> str:
-    """Return the message with Python's names for the settings: `--head-rate` is `head_rate`."""
+    """Return the message with Python's names for the settings: `--head-lr` is `head_lr`."""
     return re.sub(r"(?<![\w/.-])--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), message)
 
 

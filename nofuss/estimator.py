@@ -35,7 +35,7 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     loss: a name that `nofuss train --loss` takes.
     folds: folds of the classes on which the start is chosen and training has to prove itself;
         0 chooses nothing and always trains.
-    epochs: passes over X; 0 keeps the closed form. None, as for batch, head_rate, proxy_rate and
+    epochs: passes over X; 0 keeps the closed form. None, as for batch_size, head_lr, proxy_lr and
         scale, follows from the data as in `nofuss train`.
     random_state: seed of the order of items.
     """
@@ -47,9 +47,9 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         loss: str = "proxy-nca",
         folds: int = 4,
         epochs: int | None = None,
-        batch: int | None = None,
-        head_rate: float | None = None,
-        proxy_rate: float | None = None,
+        batch_size: int | None = None,
+        head_lr: float | None = None,
+        proxy_lr: float | None = None,
         scale: float | None = None,
         random_state: Any = 0,
     ) -> None:
@@ -57,9 +57,9 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.loss = loss
         self.folds = folds
         self.epochs = epochs
-        self.batch = batch
-        self.head_rate = head_rate
-        self.proxy_rate = proxy_rate
+        self.batch_size = batch_size
+        self.head_lr = head_lr
+        self.proxy_lr = proxy_lr
         self.scale = scale
         self.random_state = random_state
 
@@ -84,9 +84,9 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             loss=self.loss,
             folds=self.folds,
             epochs=self.epochs,
-            batch=self.batch,
-            head_rate=self.head_rate,
-            proxy_rate=self.proxy_rate,
+            batch_size=self.batch_size,
+            head_lr=self.head_lr,
+            proxy_lr=self.proxy_lr,
             scale=self.scale,
             seed=int(check_random_state(self.random_state).randint(2**31)),
         )

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from nofuss.cli import main, parse
 from tests.running import command, started
 
-SLOW_ENOUGH = ("--epochs", "12", "--batch", "16", "--checkpoint-seconds", "0", "--dim", "8")
+SLOW_ENOUGH = ("--epochs", "12", "--batch-size", "16", "--checkpoint-seconds", "0", "--dim", "8")
 """About sixty steps, each with a checkpoint: time to be killed in."""
 
 
@@ -162,7 +162,7 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/photos --backbone timm:resnet5", "timm"),
         ("train {home}/none", "does not exist"),
         ("train {home}/vectors.npz --epochs -1", "--epochs is -1"),
-        ("train {home}/vectors.npz --test-share 1", "--test-share is 1"),
+        ("train {home}/vectors.npz --test-fraction 1", "--test-fraction is 1"),
         ("train {home}/vectors.npz --preset small", "does not fit vectors"),
         ("train {home}/vectors.npz --backbone convnet", "--backbone"),
         ("train {home}/photos --backbone identity", "--backbone"),
@@ -174,7 +174,7 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/vectors.npz --resume", "--out"),
         ("train {home}/vectors.npz --force", "add --resume"),
         ("train {home}/vectors.npz --size 32", "for pictures"),
-        ("train --test-share 0.3", "has a split already"),
+        ("train --test-fraction 0.3", "has a split already"),
         ("train --resume --out {home}", "not a run directory"),
         ("evaluate {home}", "not a run directory"),
         ("evaluate {home}/none", "not a run directory"),
@@ -189,12 +189,12 @@ def test_refusals(words: str, said: str, nofuss: Call, home: Path, tmp_path: Pat
     assert not list(tmp_path.iterdir())  # nothing was begun
 
 
-@pytest.mark.parametrize("flag", ["--los", "--epoch", "--bacth"])
+@pytest.mark.parametrize("flag", ["--los", "--epoch", "--bacth-size"])
 def test_unknown_flags_suggest_the_nearest(flag: str, nofuss: Call) -> None:
     outcome = nofuss("train", flag, "3")
     assert outcome.code == 2
     assert "Perhaps you meant" in outcome.err + outcome.out
-    near = {"--los": "--loss", "--epoch": "--epochs", "--bacth": "--batch"}[flag]
+    near = {"--los": "--loss", "--epoch": "--epochs", "--bacth-size": "--batch-size"}[flag]
     assert near in outcome.err + outcome.out
 
 
@@ -231,7 +231,7 @@ def test_a_run_is_scored_from_anywhere_with_any_k(
 ) -> None:
     monkeypatch.chdir(home)
     run = tmp_path / "run"
-    words = ("--epochs", 1, "--dim", 4, "--test-share", 0.5)
+    words = ("--epochs", 1, "--dim", 4, "--test-fraction", 0.5)
     assert nofuss("train", "vectors.npz", "--out", run, *words).code == 0
     monkeypatch.chdir(tmp_path)  # from where vectors.npz is not to be seen
     assert nofuss("evaluate", run, "--k", 3).code == 0
@@ -256,7 +256,7 @@ def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> N
 
 def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -> None:
     """With the scores that stand beside every trained run."""
-    words = ("train", home / "vectors.npz", "--test-share", 0.5, "--out")
+    words = ("train", home / "vectors.npz", "--test-fraction", 0.5, "--out")
     assert nofuss(*words, "whole", "--untrained").code == 0
     scores = json.loads(Path("whole/scores.json").read_text())
     beside = scores["baselines"]["untrained features, 20-d"]
@@ -471,12 +471,12 @@ def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
     "flags",
     [
         "--epochs 0",
-        "--batch 1000",
-        "--batch 1",
+        "--batch-size 1000",
+        "--batch-size 1",
         "--dim 500",
-        "--test-share 0",
+        "--test-fraction 0",
         "--folds 0",
-        "--test-share 0.01",
+        "--test-fraction 0.01",
         "--start random",
         "--loss n-pairs --per-class 3",
         "--loss proxy-anchor --optimizer adamw --schedule constant",
@@ -591,8 +591,8 @@ def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> Non
     x[7] = 1e15  # as large as is taken; the square of what free norms make of it is not finite
     np.savez("x.npz", vectors=x, labels=np.repeat(np.arange(6), 10))
     outcome = nofuss(
-        "train", "x.npz", "--out", "run", "--test-share", 0, "--free-norms", "--start", "random",
-        "--batch", 10, "--head-rate", 1e15,
+        "train", "x.npz", "--out", "run", "--test-fraction", 0, "--free-norms", "--start", "random",
+        "--batch-size", 10, "--head-lr", 1e15,
     )  # fmt: skip
     line = one_line(outcome, 1)
     assert "non_finite_batch.txt" in line
@@ -622,10 +622,10 @@ def test_odd_names(nofuss: Call, home: Path, tmp_path: Path) -> None:
     [
         ([3], "", 2, "class"),
         ([3, 3], "", 2, "one class to train on"),
-        ([3, 3], "--test-share 0", 0, "nothing is held out"),
+        ([3, 3], "--test-fraction 0", 0, "nothing is held out"),
         ([1, 1, 1, 1], "", 0, "too few to score"),
         ([1, 5, 1, 5], "", 0, "run directory"),
-        ([2, 2, 2], "--test-share 0.3", 0, "too few to score"),
+        ([2, 2, 2], "--test-fraction 0.3", 0, "too few to score"),
         ([2, 2, 2, 2], "--loss semi-hard", 0, "Recall@1"),
     ],
 )
@@ -680,7 +680,7 @@ def test_labels_and_triplets_give_both_scores(nofuss: Call, home: Path) -> None:
         start = 6 * np.repeat(np.arange(12), 5)
         triplets = np.stack([start, start + 1 + np.arange(60) % 5, (start + 6) % 72], axis=1)
         np.savez("both.npz", triplets=triplets, **arrays)
-    options = ("--test-share", 0.5, "--epochs", 1, "--dim", 8)
+    options = ("--test-fraction", 0.5, "--epochs", 1, "--dim", 8)
     outcome = nofuss("train", "both.npz", "--out", "run", *options)
     assert outcome.code == 0, outcome.err
     scores = json.loads(Path("run/scores.json").read_text())

@@ -16,7 +16,7 @@ from nofuss.training.presets import PRESETS, check_limits, resolve
 
 WHERE = Path("run/config.json")
 # What folds, the features or the number of items decide where the head has a closed form.
-CHOSEN = {"dim", "root", "center", "shrinkage", "epochs", "head_rate", "proxy_rate", "holdout"}
+CHOSEN = {"dim", "root", "center", "shrinkage", "epochs", "head_lr", "proxy_lr", "val_fraction"}
 # What a loss, a data set or nobody in particular decides, not the preset.
 OPEN = {
     "class_level",
@@ -29,7 +29,7 @@ OPEN = {
     "scale",
     "size",
     "per_class",
-    "test_share",
+    "test_fraction",
     "tensorboard",
     "lora",
     "unfreeze",
@@ -46,7 +46,7 @@ def through_json(config: TrainConfig) -> TrainConfig:
 @given(
     data=st.none() | st.text("aé /.", min_size=1).map(Path),
     seed=st.integers(0, 2**31 - 1),
-    rate=st.none() | st.floats(0, 1),
+    lr=st.none() | st.floats(0, 1),
     scale=st.none() | st.integers(1, 64),
     loss=st.text(),
     freeze=st.booleans(),
@@ -80,11 +80,11 @@ def test_presets_name_fields_only() -> None:
 
 def test_what_the_user_says_stays() -> None:
     config = resolve(
-        TrainConfig(epochs=0, rate=0.0, freeze_batch_norm=False, preset="finetune"),
+        TrainConfig(epochs=0, lr=0.0, freeze_batch_norm=False, preset="finetune"),
         kind="pictures",
         small=False,
     )
-    assert (config.epochs, config.rate, config.freeze_batch_norm) == (0, 0.0, False)
+    assert (config.epochs, config.lr, config.freeze_batch_norm) == (0, 0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -129,16 +129,16 @@ def test_freeze_is_the_frozen_preset() -> None:
         ({"free_norms": True, "scale": 3.0}, "pictures", "--free-norms has no scale"),
         ({"preset": "papr"}, "pictures", "did you mean 'paper'"),
         ({"epochs": -1}, "pictures", "--epochs is -1; expected a number from 0 up"),
-        ({"batch": 0}, "pictures", "--batch is 0"),
+        ({"batch_size": 0}, "pictures", "--batch-size is 0"),
         ({"dim": 0}, "pictures", "--dim is 0"),
         ({"size": 3}, "pictures", "--size is 3"),
-        ({"rate": math.nan}, "pictures", "--rate is nan"),
-        ({"head_rate": -1.0}, "pictures", "--head-rate is -1.0"),
-        ({"proxy_rate": math.inf}, "pictures", "--proxy-rate is inf"),
-        ({"test_share": 1.0}, "pictures", "--test-share is 1.0; .* below 1"),
-        ({"holdout": 1.5}, "pictures", "--holdout is 1.5"),
+        ({"lr": math.nan}, "pictures", "--lr is nan"),
+        ({"head_lr": -1.0}, "pictures", "--head-lr is -1.0"),
+        ({"proxy_lr": math.inf}, "pictures", "--proxy-lr is inf"),
+        ({"test_fraction": 1.0}, "pictures", "--test-fraction is 1.0; .* below 1"),
+        ({"val_fraction": 1.5}, "pictures", "--val-fraction is 1.5"),
         ({"seed": -1}, "pictures", "--seed is -1"),
-        ({"workers": -1}, "pictures", "--workers is -1"),
+        ({"num_workers": -1}, "pictures", "--num-workers is -1"),
         ({"schedule": "foo"}, "pictures", "unknown schedule 'foo'"),
         ({"start": "PCA"}, "pictures", "unknown start 'PCA'"),
         ({"rerank": "off"}, "vectors", "unknown rerank 'off'"),
@@ -171,7 +171,7 @@ def test_refused(options: dict[str, Any], kind: str, message: str) -> None:
         {"optimizer": "sgd"},
         {"data": 5},
         {"weights": ["a", "b"]},
-        {"rate": [1]},
+        {"lr": [1]},
     ],
     ids=str,
 )

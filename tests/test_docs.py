@@ -87,7 +87,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "triplets.csv").write_text("\n".join(["anchor,positive,negative", *rows]))
     alike = [f"{a},{p},1\n{a},{n},0" for a, p, n in (row.split(",") for row in rows)]
     (folder / "pairs.csv").write_text("\n".join(["a,b,same", *alike]))
-    run = nofuss.train(folder / "DATA", out=folder / "RUN", test_share=0.5)
+    run = nofuss.train(folder / "DATA", out=folder / "RUN", test_fraction=0.5)
     (run / "corrections.csv").write_text("item,label,corrected\nclass 0/0.png,class 0,class 1\n")
     for name in ("photos", "a", "b", "demo"):
         shutil.copytree(run, folder / "runs" / name)

@@ -61,7 +61,13 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def small_training(folder: Path, callback: Any) -> Path:
     data = write_pictures(folder / "data")
-    settings: dict[str, Any] = {"preset": "small", "dim": 8, "size": 24, "batch": 8, "epochs": 1}
+    settings: dict[str, Any] = {
+        "preset": "small",
+        "dim": 8,
+        "size": 24,
+        "batch_size": 8,
+        "epochs": 1,
+    }
     return nofuss.train(data, out=folder / "run", callback=callback, **settings)
 
 

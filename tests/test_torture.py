@@ -144,8 +144,8 @@ def test_a_picture_that_vanishes_from_under_a_worker(place: Place, tmp_path: Pat
     """Workers are threads: what one of them meets ends the training, with the file's name."""
     data = tmp_path / "data"
     shutil.copytree(place.data, data)
-    words = ["train", str(data), "--out", str(tmp_path / "run"), "--workers", "2"]
-    words += ["--preset", "small", "--epochs", "2000", "--test-share", "0"]
+    words = ["train", str(data), "--out", str(tmp_path / "run"), "--num-workers", "2"]
+    words += ["--preset", "small", "--epochs", "2000", "--test-fraction", "0"]
     # A cache that can't be made: pictures are decoded as they are needed.
     running = started(
         command(*words),

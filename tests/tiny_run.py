@@ -51,7 +51,7 @@ def write_pictures(folder: Path, *, per_class: int = 5) -> Path:
 def train_pictures(folder: Path, **options: object) -> Path:
     """A run on those pictures: half of the classes are for training."""
     data = write_pictures(folder / "data")
-    defaults = {"preset": "small", "epochs": 1, "dim": 8, "size": 24, "batch": 8}
+    defaults = {"preset": "small", "epochs": 1, "dim": 8, "size": 24, "batch_size": 8}
     return run_training(TrainConfig(data=data, out=folder / "run", **(defaults | options)))  # type: ignore[arg-type]
 
 
@@ -62,5 +62,5 @@ def train_vectors(folder: Path) -> Path:
     labels = np.repeat(np.arange(12), 6)
     vectors = (centres[labels] + 0.3 * random.normal(size=(72, 16))).astype(np.float32)
     np.savez(folder / "data.npz", vectors=vectors, labels=labels)
-    trained = {"epochs": 2, "dim": 8, "folds": 0, "test_share": 0.5}
+    trained = {"epochs": 2, "dim": 8, "folds": 0, "test_fraction": 0.5}
     return run_training(TrainConfig(data=folder / "data.npz", out=folder / "run", **trained))  # type: ignore[arg-type]

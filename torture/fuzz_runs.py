@@ -35,7 +35,7 @@ def _trained(home: Path) -> Path:
     vectors = random.normal(size=(12, 16))[labels] + 0.3 * random.normal(size=(72, 16))
     np.savez(home / "data.npz", vectors=vectors.astype(np.float32), labels=labels)
     config = TrainConfig(
-        data=home / "data.npz", out=home / "run", epochs=2, dim=DIM, folds=0, test_share=0.5
+        data=home / "data.npz", out=home / "run", epochs=2, dim=DIM, folds=0, test_fraction=0.5
     )
     run = run_training(config)
     index_run(run, None)

@@ -166,7 +166,7 @@ class _Attempt:
     def __init__(self, place: Place, start: Start, run: Path, workers: int) -> None:
         self.run, self.log, self.remains = run, run.with_suffix(".log"), _half_written(run)
         self.log.touch()
-        words = (*place.again(run), *EVERY_STEP, "--workers", str(workers))
+        words = (*place.again(run), *EVERY_STEP, "--num-workers", str(workers))
         self.process = start(words, self.log)
 
     def wait_for_words(self) -> None:

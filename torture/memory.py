@@ -47,10 +47,12 @@ def every_command(home: Path) -> Iterator[Peak]:
     yield Peak("export", peak(home, "export", "run", "--onnx", "x.onnx"))
     small = ("train", photos, "--epochs", "1", "--out")
     yield Peak("train --preset frozen", peak(home, *small, "f", "--preset", "frozen"))
-    fine = ("--preset", "finetune", "--batch", "8")
-    yield Peak("train --preset finetune --batch 8", peak(home, *small, "t", *fine))
+    fine = ("--preset", "finetune", "--batch-size", "8")
+    yield Peak("train --preset finetune --batch-size 8", peak(home, *small, "t", *fine))
     whole = (*fine, "--unfreeze", "all")
-    yield Peak("train --preset finetune --unfreeze all --batch 8", peak(home, *small, "w", *whole))
+    yield Peak(
+        "train --preset finetune --unfreeze all --batch-size 8", peak(home, *small, "w", *whole)
+    )
 
 
 def over_epochs(home: Path, *epochs: int) -> Iterator[Peak]:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 STEPS_PER_EPOCH = 2
-_SIZES = ("--size", "16", "--batch", "8", "--dim", "4", "--holdout", "0")
+_SIZES = ("--size", "16", "--batch-size", "8", "--dim", "4", "--val-fraction", "0")
 FLAGS = ("--preset", "small", *_SIZES)
 LAST_STAGES = (
     *("--preset", "finetune", "--backbone", "convnet", "--start", "pca", "--warmup", "0"),

@@ -8,12 +8,12 @@ from nofuss.config import TrainConfig
 
 GROUPS = {
     "Common options": (
-        *("out", "epochs", "preset", "dim", "test_share", "seed", "device", "resume"),
+        *("out", "epochs", "preset", "dim", "test_fraction", "seed", "device", "resume"),
         *("class_level", "label_pattern"),
     ),
     "Further options": (),
     "Options of the paper and its experiments": (
-        *("loss", "assignment", "proxies_per_class", "scale", "free_norms", "proxy_rate"),
+        *("loss", "assignment", "proxies_per_class", "scale", "free_norms", "proxy_lr"),
         *("per_class", "start", "shrinkage", "center", "root", "optimizer", "schedule", "warmup"),
         *("freeze_batch_norm", "untrained"),
     ),

@@ -14,7 +14,7 @@ import numpy as np
 from nofuss.data.collection import Collection
 from nofuss.data.links import NO_GROUP, Linked, Rows, linked_groups
 
-TEST_SHARE = 0.2
+TEST_FRACTION = 0.2
 """Default share of the groups, and so about of the triplets, that is held out for the scores."""
 TOLERATED = 0.05
 """Share of contradictions up to which groups are believed."""

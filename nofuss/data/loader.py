@@ -1,7 +1,7 @@
 """Batches of inputs and labels, in the order a sampler gives.
 
 Pictures come from the memory map of decoded ones if there is one (`pictures.py`), which
-needs no workers; otherwise `workers` threads decode them, a few batches ahead (Pillow's
+needs no workers; otherwise `num_workers` threads decode them, a few batches ahead (Pillow's
 decoders release Python's lock). Arrays are transformed a batch at a time; vectors are rows.
 """
 
@@ -47,7 +47,7 @@ def batches(
     train: bool,
     seed: int = 0,
     epoch: int = 0,
-    workers: int = 0,
+    num_workers: int = 0,
     pin: bool = False,
 ) -> Iterator[Batch]:
     """Return the batches that a sampler chose; `train` takes random views, else centre crops.
@@ -69,7 +69,7 @@ def batches(
         inputs = inputs.pin_memory() if pin else inputs
         return Batch(inputs, torch.from_numpy(labels[chosen]), torch.from_numpy(chosen))
 
-    return ahead(load, index_batches, workers, waiting=max(AHEAD, workers))
+    return ahead(load, index_batches, num_workers, waiting=max(AHEAD, num_workers))
 
 
 Item = TypeVar("Item")
@@ -77,13 +77,13 @@ Made = TypeVar("Made")
 
 
 def ahead(
-    make: Callable[[Item], Made], items: Iterable[Item], workers: int, *, waiting: int
+    make: Callable[[Item], Made], items: Iterable[Item], num_workers: int, *, waiting: int
 ) -> Iterator[Made]:
     """Yield what `make` gives for each item, in order; threads have made up to `waiting` before."""
-    if not workers:
+    if not num_workers:
         yield from map(make, items)
         return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="nofuss-ahead")
+    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="nofuss-ahead")
     begun: deque[Future[Made]] = deque()
     try:
         for item in items:

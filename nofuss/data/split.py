@@ -45,7 +45,7 @@ def by_folds(config: TrainConfig, collection: Collection) -> bool:
     user reserve classes for testing.
     """
     return bool(
-        config.test_share is None
+        config.test_fraction is None
         and collection.split is None
         and collection.num_classes >= FEWEST_CLASSES
         and config.preset in ("frozen", "vectors")
@@ -60,23 +60,23 @@ def sides_of(collection: Collection, config: TrainConfig) -> Sides:
     if collection.labels is None or collection.by_links:
         return _sides_by_comparisons(collection, config)
     train_rows, test = everything, nothing
-    if collection.split is not None and config.test_share:
+    if collection.split is not None and config.test_fraction:
         raise UsageError(
-            f"{collection.name} has a split already, so --test-share {config.test_share:g} can't "
-            "apply; leave it out (0 trains on all)"
+            f"{collection.name} has a split already, so --test-fraction {config.test_fraction:g} "
+            "can't apply; leave it out (0 trains on all)"
         )
-    if config.test_share != 0 and not by_folds(config, collection):
-        share = 0.5 if config.test_share is None else config.test_share
+    if config.test_fraction != 0 and not by_folds(config, collection):
+        share = 0.5 if config.test_fraction is None else config.test_fraction
         train_rows, test = split_collection(
             collection,
             seed=config.seed,
-            test_share=share,
+            test_fraction=share,
             allow_shared=config.allow_shared,
         )
     if len(classes_in(collection, train_rows)) < 2:
         raise DataError(
             f"{collection.name} has one class to train on; training needs two or more: add classes"
-            + ("" if collection.split is not None else ", or lower --test-share")
+            + ("" if collection.split is not None else ", or lower --test-fraction")
         )
     return _with_held_out(collection.labels, train_rows, test, config)
 
@@ -86,7 +86,7 @@ def _with_held_out(labels: Rows, train_rows: Rows, test: Rows, config: TrainConf
 
     None where there are fewer than LEAST_CLASSES.
     """
-    share, classes = float(config.holdout or 0), len(np.unique(labels[train_rows]))
+    share, classes = float(config.val_fraction or 0), len(np.unique(labels[train_rows]))
     if not share or classes < LEAST_CLASSES:
         return Sides(train_rows, np.empty(0, dtype=np.int64), test)
     inner = hold_out(labels[train_rows], max(share, 2 / classes), config.seed)
@@ -98,7 +98,7 @@ def _sides_by_comparisons(collection: Collection, config: TrainConfig) -> Sides:
     nothing = np.empty(0, dtype=np.int64)
     if collection.triplets is None and collection.pairs is None:
         return Sides(np.arange(len(collection)), nothing, nothing)
-    balanced, share = config.assignment == "balanced", float(config.test_share or 0)
+    balanced, share = config.assignment == "balanced", float(config.test_fraction or 0)
     train, test = split_comparisons(collection, share, config.seed, linked_only=balanced)
     labels = as_groups(collection).labels
     assert labels is not None
@@ -113,9 +113,9 @@ def classes_in(collection: Collection, rows: Rows) -> Rows:
 
 
 def split_collection(
-    collection: Collection, *, seed: int = 0, test_share: float = 0.5, allow_shared: bool = False
+    collection: Collection, *, seed: int = 0, test_fraction: float = 0.5, allow_shared: bool = False
 ) -> Split:
-    """Return the collection's own split if it has one, else draw `test_share` of the classes.
+    """Return the collection's own split if it has one, else draw `test_fraction` of the classes.
 
     A class on both sides is refused unless `allow_shared`. Without labels all items are for
     training.
@@ -123,7 +123,7 @@ def split_collection(
     if collection.split is None:
         if collection.labels is None:
             return Split(np.arange(len(collection)), np.empty(0, dtype=np.int64))
-        return split_classes(collection.labels, share=test_share, seed=seed)
+        return split_classes(collection.labels, share=test_fraction, seed=seed)
     sides = Split(
         np.flatnonzero(collection.split == TRAIN), np.flatnonzero(collection.split != TRAIN)
     )

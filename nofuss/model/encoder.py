@@ -85,7 +85,7 @@ class Encoder:
         self,
         collection: Collection,
         *,
-        workers: int = 0,
+        num_workers: int = 0,
         progress: Callable[[int], None] | None = None,
         unit: bool = True,
     ) -> Tensor:
@@ -96,13 +96,15 @@ class Encoder:
                 self.embedder.backbone,
                 collection,
                 store=self._store,
-                workers=workers,
+                num_workers=num_workers,
                 progress=progress,
             )
             embeddings = through_head(self.embedder, self.embedder.to_head(features))
         else:
             accelerate_for(self.embedder.backbone, len(collection))
-            embeddings = run_over(self.embedder, collection, workers=workers, progress=progress)
+            embeddings = run_over(
+                self.embedder, collection, num_workers=num_workers, progress=progress
+            )
         check_finite(embeddings)
         return normalize(embeddings) if unit else embeddings
 

@@ -37,27 +37,29 @@ def backbone_features(
     collection: Collection,
     *,
     straight: Indices | None = None,
-    workers: int = 0,
+    num_workers: int = 0,
 ) -> Tensor:
     """Return features (N, F) of the centre crops; those that are kept are not computed again.
 
     straight: rows without their mirror images, where the backbone averages both.
     """
     if straight is None or not embedder.backbone.mirror:
-        return _show_features(embedder, collection, len(collection), workers)
+        return _show_features(embedder, collection, len(collection), num_workers)
     features = torch.empty(len(collection), embedder.backbone.features)
     others = np.setdiff1d(np.arange(len(collection)), straight)
     try:
         for rows, mirror in ((straight, False), (others, True)):
             embedder.backbone.mirror = mirror
             part = collection.subset(rows)
-            features[rows] = _show_features(embedder, part, len(collection), workers)
+            features[rows] = _show_features(embedder, part, len(collection), num_workers)
     finally:
         embedder.backbone.mirror = True
     return features
 
 
-def _show_features(embedder: Embedder, collection: Collection, count: int, workers: int) -> Tensor:
+def _show_features(
+    embedder: Embedder, collection: Collection, count: int, num_workers: int
+) -> Tensor:
     """Return features with a progress bar; the whole command computes `count` of them."""
     store = feature_store(embedder.backbone)
     kept = kept_features(store, collection, embedder.backbone.features)
@@ -67,7 +69,7 @@ def _show_features(embedder: Embedder, collection: Collection, count: int, worke
     label = "computing features once" + (", with mirror images" if backbone.mirror else "")
     with console.progress(label, len(kept.missing)) as progress:
         accelerate_for(backbone, count, missing=len(kept.missing))
-        return completed(kept, backbone, collection, workers=workers, progress=progress)
+        return completed(kept, backbone, collection, num_workers=num_workers, progress=progress)
 
 
 def feature_store(backbone: Backbone) -> FeatureStore | None:
@@ -121,7 +123,7 @@ def features_of(
     collection: Collection,
     *,
     store: FeatureStore | None,
-    workers: int = 0,
+    num_workers: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Return features (N, F) of all items: what `store` has, else computed and put there."""
@@ -135,7 +137,7 @@ def features_of(
     tell(0)
     if len(kept.missing):
         accelerate_for(backbone, len(collection), missing=len(kept.missing))
-    return completed(kept, backbone, collection, workers=workers, progress=tell)
+    return completed(kept, backbone, collection, num_workers=num_workers, progress=tell)
 
 
 def completed(
@@ -143,7 +145,7 @@ def completed(
     backbone: Backbone,
     collection: Collection,
     *,
-    workers: int = 0,
+    num_workers: int = 0,
     progress: Callable[[int], None],
 ) -> Tensor:
     """Compute what is missing, and return all.
@@ -155,7 +157,7 @@ def completed(
         part = run_over(
             backbone,
             collection.subset(rows),
-            workers=workers,
+            num_workers=num_workers,
             progress=partial(_advance, progress, start),
         )
         kept.values[rows] = part
@@ -172,7 +174,7 @@ def run_over(
     model: Embedder | Backbone,
     collection: Collection,
     *,
-    workers: int = 0,
+    num_workers: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Return the features (of a Backbone) or raw embeddings (of an Embedder) of all items."""
@@ -181,14 +183,16 @@ def run_over(
     in_onnx = isinstance(backbone.network, OnnxNetwork)
     device = device_of(backbone)
     if in_onnx or device.type != "cpu":  # pictures are decoded while the last ones are computed
-        workers = max(1, workers)
+        num_workers = max(1, num_workers)
     batch = ONNX_BATCH if in_onnx else TORCH_BATCH if device.type == "cpu" else GPU_BATCH
     if preprocessing is None:
         batch = VECTOR_BATCH
 
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
         pin = can_pin(device)
-        loaded = batches(collection, preprocessing, chosen, train=False, workers=workers, pin=pin)
+        loaded = batches(
+            collection, preprocessing, chosen, train=False, num_workers=num_workers, pin=pin
+        )
         inputs = (batch.inputs for batch in on_device(loaded, device))
         return map(_by_planes, inputs) if in_onnx else inputs
 

@@ -44,7 +44,7 @@ def at_size(source: Source, rates: Rates, loss: str, size: int) -> list[Trial]:
     b = source.budget
     record: Record = "curve" if size == b.batch_of(loss) else "scores"
     return [
-        Trial(b.config(loss, rates[loss], seed=seed, batch=size), record=record)
+        Trial(b.config(loss, rates[loss], seed=seed, batch_size=size), record=record)
         for seed in range(b.seeds)
     ]
 

@@ -52,7 +52,7 @@ class Budget:
     def batch_of(self, loss: str) -> int:
         """Return the batch of a method."""
         special = self.instance_batch if loss in INSTANCE_LOSSES else None
-        return special or int(self.settings["batch"])
+        return special or int(self.settings["batch_size"])
 
     def config(self, method: str, rate: float, *, seed: int = 0, **more: Any) -> TrainConfig:
         """Return the resolved configuration of one training.
@@ -64,13 +64,13 @@ class Budget:
         base = self.batch_of(loss)
         if method in self.scales:
             more.setdefault("scale", self.scales[method])
-        rate *= math.sqrt(more.setdefault("batch", base) / base)
+        rate *= math.sqrt(more.setdefault("batch_size", base) / base)
         vectors = self.settings["preset"] == "vectors"
         asked = TrainConfig(
             loss=loss,
-            rate=0.0 if vectors else rate,
-            head_rate=rate,
-            proxy_rate=self.proxy_factor * rate,
+            lr=0.0 if vectors else rate,
+            head_lr=rate,
+            proxy_lr=self.proxy_factor * rate,
             seed=seed,
             **{**self.settings, **more},
         )
@@ -86,7 +86,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
             "start": "pca",
             "dim": 64,
             "epochs": 12,
-            "batch": 64,
+            "batch_size": 64,
             "center": False,
         },
         words=(
@@ -106,9 +106,9 @@ PHOTOGRAPHS: dict[str, Budget] = {
             "start": "random",  # from the PCA most methods have more to forget than to learn
             "dim": 64,
             "epochs": 10,
-            "batch": 64,
+            "batch_size": 64,
             "size": 224,
-            "holdout": 0.0,
+            "val_fraction": 0.0,
             "mirror": False,
         },
         words=(
@@ -127,7 +127,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
     ),
     "paper": Budget(
         name="paper",
-        settings={"preset": "paper", "batch": 32, "holdout": 0.0},
+        settings={"preset": "paper", "batch_size": 32, "val_fraction": 0.0},
         words=(
             "Inception with batch norm, RMSprop, as the paper has it; rates times 0.94 an epoch "
             "(the paper decays “the margin multiplier constant γ”), norms equal, crops mirrored"
@@ -142,7 +142,13 @@ PHOTOGRAPHS: dict[str, Budget] = {
 CHARACTERS: dict[str, Budget] = {
     "minutes": Budget(
         name="minutes",
-        settings={"preset": "small", "epochs": 6, "batch": 64, "size": 16, "holdout": 0.0},
+        settings={
+            "preset": "small",
+            "epochs": 6,
+            "batch_size": 64,
+            "size": 16,
+            "val_fraction": 0.0,
+        },
         words="The small convnet from random weights on 16 × 16 pixels, 160 characters a side",
         rates=(3e-4, 1e-3, 3e-3, 1e-2),
         seeds=3,
@@ -150,7 +156,7 @@ CHARACTERS: dict[str, Budget] = {
     ),
     "hours": Budget(
         name="hours",
-        settings={"preset": "small", "epochs": 10, "batch": 64, "holdout": 0.0},
+        settings={"preset": "small", "epochs": 10, "batch_size": 64, "val_fraction": 0.0},
         words="The small convnet from random weights on 28 × 28 pixels, all characters",
         rates=(3e-4, 1e-3, 3e-3, 1e-2),
         seeds=3,
@@ -162,7 +168,13 @@ CHARACTERS: dict[str, Budget] = {
 HAN: dict[str, Budget] = {
     "minutes": Budget(
         name="minutes",
-        settings={"preset": "small", "epochs": 10, "batch": 64, "size": 16, "holdout": 0.0},
+        settings={
+            "preset": "small",
+            "epochs": 10,
+            "batch_size": 64,
+            "size": 16,
+            "val_fraction": 0.0,
+        },
         words="The small convnet from random weights on 16 × 16 pixels, all characters",
         rates=(3e-4, 1e-3, 3e-3),
         seeds=1,
@@ -172,7 +184,7 @@ HAN: dict[str, Budget] = {
     ),
     "hours": Budget(
         name="hours",
-        settings={"preset": "small", "epochs": 10, "batch": 64, "holdout": 0.0},
+        settings={"preset": "small", "epochs": 10, "batch_size": 64, "val_fraction": 0.0},
         words="The small convnet from random weights on 28 × 28 pixels, all characters",
         rates=(3e-4, 1e-3, 3e-3),
         seeds=3,

@@ -93,7 +93,7 @@ def how(source: Source, rates: Rates) -> list[str]:
     grid = ", ".join(f"{rate:g}" for rate in b.rates)
     chosen = ", ".join(f"{NAMES[loss]} {rate:g}" for loss, rate in rates.items())
     config = b.config("proxy-nca", b.rates[0])
-    batch = f"batch {config.batch}"
+    batch = f"batch {config.batch_size}"
     if b.instance_batch:
         batch += f" ({b.instance_batch} for losses over instances)"
     lines = [

@@ -79,9 +79,9 @@ class Trial:
         c = self.config
         if self.record == "untrained":
             return "what needs no training"
-        words = [c.loss, f"rate {c.head_rate:.2g}"]
+        words = [c.loss, f"lr {c.head_lr:.2g}"]
         words += [f"scale {c.scale:g}"] if c.scale else []
-        words += [f"batch {c.batch}"]
+        words += [f"batch {c.batch_size}"]
         if c.proxies_per_class != 1 or c.assignment == "dynamic":
             words.append(f"{c.proxies_per_class:g} proxies a label, {c.assignment}")
         words += ["triplets"] if self.bare else []
@@ -263,10 +263,10 @@ def _whole_classes(source: Source, rows: Rows, most: int) -> Rows:
 def _without_labels(source: Source, trial: Trial, rows: Rows) -> tuple[Any, TrainConfig]:
     """Return triplets that hold as many items as the labelled training sees, and their settings."""
     config = trial.config
-    batch = max(1, int(config.batch or 1) // 3)
-    steps = (config.epochs or 0) * (len(rows) // int(config.batch or 1))
+    batch = max(1, int(config.batch_size or 1) // 3)
+    steps = (config.epochs or 0) * (len(rows) // int(config.batch_size or 1))
     data = bare_triplets(source, rows, max(1, batch * steps), seed=config.seed)
-    return data, replace(config, batch=batch, epochs=1, per_class=0)
+    return data, replace(config, batch_size=batch, epochs=1, per_class=0)
 
 
 def _grid(source: Source, vectors: Tensor, rows: Rows) -> list[GridGroup]:

@@ -91,7 +91,7 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
         if not same or not np.array_equal(found.test_rows, kept[0].test_rows):
             raise RunError(
                 f"{run.path} was tested on other items than {runs[0].path}; train with the same "
-                "data and --test-share, or add --data DATA"
+                "data and --test-fraction, or add --data DATA"
             )
     if kept[0].seen:
         return _by_folds(runs), "every class, by models that have not seen it"
@@ -197,7 +197,7 @@ def _path(runs: Sequence[Run], rows: Sequence[int]) -> str:
 def _settings(config: TrainConfig) -> dict[str, Any]:
     """Return what makes a method: all settings but the seed, and where and how it ran."""
     usual = TrainConfig()
-    aside = ("seed", "out", "resume", "force", "device", "workers", "checkpoint_seconds")
+    aside = ("seed", "out", "resume", "force", "device", "num_workers", "checkpoint_seconds")
     same = {name: getattr(usual, name) for name in (*aside, "keep_memory", "tensorboard")}
     return to_json(replace(config, **same))
 

@@ -196,7 +196,7 @@ def suggest(collection: Collection, data: Path, labelling: Labelling) -> str:
     if int((np.bincount(collection.labels) > 1).sum()) < 2:
         return "add pictures: training needs at least two classes with two items each"
     if collection.split is None and collection.num_classes < 4:
-        return f"{train} --test-share 0"  # too few classes to reserve some for testing
+        return f"{train} --test-fraction 0"  # too few classes to reserve some for testing
     return train
 
 

@@ -18,7 +18,7 @@ def held_out_comparisons(
     """Return the triplets or pairs that test items are scored by; None where there are none."""
     if collection.triplets is None and collection.pairs is None:
         return None
-    compared = to_score(collection, float(config.test_share or 0), config.seed, test)
+    compared = to_score(collection, float(config.test_fraction or 0), config.seed, test)
     return compared if can_compare(compared.collection) else None
 
 

@@ -51,7 +51,7 @@ FROM_PYTHON = " (given from Python)"
 """How the name ends that stands for the path of data which have none."""
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
 _FREE = {"out", "resume", "force", "data", "freeze"}
-_FREE |= {"device", "workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
+_FREE |= {"device", "num_workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,8 @@ def _show_differences(rows: list[list[str]]) -> None:
 
 
 def _say_kept_out(config: TrainConfig, collection: Collection, sides: Sides) -> None:
-    if collection.split is None and config.test_share is None and len(sides.test):
+    if collection.split is None and config.test_fraction is None and len(sides.test):
         out = len(classes_in(collection, sides.test))
-        console.say(f"{out:,} classes are kept out for the scores; --test-share 0 learns from all")
+        console.say(
+            f"{out:,} classes are kept out for the scores; --test-fraction 0 learns from all"
+        )

@@ -22,10 +22,10 @@ class CollectionFeed:
 
     collection: Collection
     preprocessing: Preprocessing | None
-    batch: int
+    batch_size: int
     per_class: int = 0
     seed: int = 0
-    workers: int = 0
+    num_workers: int = 0
     pin: bool = False
     """Put the inputs into pinned memory, from which a GPU copies asynchronously."""
 
@@ -33,7 +33,7 @@ class CollectionFeed:
         if (fewest := min(map(len, self.indices(0)), default=0)) < world():
             raise UsageError(
                 f"a batch of {fewest} leaves some of {world()} processes without an item; start "
-                "fewer, or raise --batch"
+                "fewer, or raise --batch-size"
             )
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class CollectionFeed:
             train=True,
             seed=self.seed,
             epoch=epoch,
-            workers=self.workers,
+            num_workers=self.num_workers,
             pin=self.pin,
         )
         for batch, indices in zip(own, chosen, strict=True):
@@ -61,10 +61,12 @@ class CollectionFeed:
         c = self.collection
         if c.labels is None:
             assert c.triplets is not None
-            return triplet_batches(c.triplets, self.batch, seed=self.seed, epoch=epoch)
+            return triplet_batches(c.triplets, self.batch_size, seed=self.seed, epoch=epoch)
         if self.per_class:
-            return m_per_class(c.labels, self.batch, self.per_class, seed=self.seed, epoch=epoch)
-        return shuffled(len(c), self.batch, seed=self.seed, epoch=epoch, drop_last=True)
+            return m_per_class(
+                c.labels, self.batch_size, self.per_class, seed=self.seed, epoch=epoch
+            )
+        return shuffled(len(c), self.batch_size, seed=self.seed, epoch=epoch, drop_last=True)
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,12 @@ def head_schedule(config: TrainConfig, items: int, classes: int) -> TrainConfig:
     if epochs is None:
         wanted = min(max(EPOCHS * steps, FEWEST_STEPS), MOST_STEPS)
         epochs = min(max(1, round(wanted / steps)), MOST_EPOCHS)
-    rate = config.head_rate
-    if rate is None:
+    lr = config.head_lr
+    if lr is None:
         assert config.dim is not None
-        rate = MOVE / (max(1, epochs) * steps * config.dim**0.5)
-    proxy_rate = PROXY_FACTOR * rate if config.proxy_rate is None else config.proxy_rate
-    return replace(config, epochs=epochs, head_rate=rate, proxy_rate=proxy_rate)
+        lr = MOVE / (max(1, epochs) * steps * config.dim**0.5)
+    proxy_lr = PROXY_FACTOR * lr if config.proxy_lr is None else config.proxy_lr
+    return replace(config, epochs=epochs, head_lr=lr, proxy_lr=proxy_lr)
 
 
 def prepare_head(

@@ -77,7 +77,9 @@ def _features(job: Job, data: Collection) -> Tensor:
     """Return the features (N, F) of the centre crops, as the network gives them now."""
     rows = np.arange(len(data))
     if not job.fixed_stages:
-        return backbone_features(job.embedder, data, straight=rows, workers=job.config.workers)
+        return backbone_features(
+            job.embedder, data, straight=rows, num_workers=job.config.num_workers
+        )
     own, count = processes.share(len(data)), job.fixed_stages
     with console.busy("the head again, in closed form"):
         part = data.subset(rows[own])

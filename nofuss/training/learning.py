@@ -68,7 +68,7 @@ def compute_features(job: Job) -> None:
             job.embedder,
             job.collection,
             straight=straight,
-            workers=job.config.workers,
+            num_workers=job.config.num_workers,
         )
     if not job.fixed and job.collection.kind == "pictures":
         count = len(job.collection)

@@ -71,9 +71,9 @@ class Heard:
         self._optimizer = optimizer
 
     def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        """Tell the loss, and the rate of each group of parameters."""
+        """Tell the loss, and the learning rate of each group of parameters."""
         self._watch.step(epoch, step, steps, loss, items)
-        rates = {f"rate/{group['name']}": group["lr"] for group in self._optimizer.param_groups}
+        rates = {f"lr/{group['name']}": group["lr"] for group in self._optimizer.param_groups}
         self._listeners.step(self._run, epoch * steps + step, {"loss": loss} | rates)
 
     def epoch(self, history: list[dict[str, Any]]) -> None:

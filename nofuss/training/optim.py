@@ -36,18 +36,18 @@ def build_optimizer(
     backbone: Iterable[nn.Parameter],
     head: Iterable[nn.Parameter],
     proxies: Iterable[nn.Parameter],
-    rate: float,
-    head_rate: float,
-    proxy_rate: float,
+    lr: float,
+    head_lr: float,
+    proxy_lr: float,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """Build an optimizer of three groups, each with its `base_rate`; proxies do not decay."""
+    """Build an optimizer of three groups, each with its `base_lr`; proxies do not decay."""
     groups = [
-        {"params": list(params), "lr": lr, "base_rate": lr, "name": group, "weight_decay": decay}
+        {"params": list(params), "lr": lr, "base_lr": lr, "name": group, "weight_decay": decay}
         for group, params, lr, decay in (
-            ("backbone", backbone, rate, weight_decay),
-            ("head", head, head_rate, weight_decay),
-            ("proxies", proxies, proxy_rate, 0.0),
+            ("backbone", backbone, lr, weight_decay),
+            ("head", head, head_lr, weight_decay),
+            ("proxies", proxies, proxy_lr, 0.0),
         )
     ]
     groups = [group for group in groups if group["params"]]
@@ -64,4 +64,4 @@ def set_rates(optimizer: Optimizer, schedule: str, epoch: float, epochs: int) ->
     """Set the rates, a pure function of the epoch: a resumed run needs no scheduler state."""
     factor = SCHEDULES[schedule](epoch, epochs)
     for group in optimizer.param_groups:
-        group["lr"] = group["base_rate"] * factor
+        group["lr"] = group["base_lr"] * factor

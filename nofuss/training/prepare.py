@@ -93,7 +93,7 @@ def wire(
         batch_of(config, len(data), classes),
         per_class=int(config.per_class or 0),
         seed=config.seed,
-        workers=config.workers,
+        num_workers=config.num_workers,
         pin=can_pin(device_of(model)),
     )
     return build_training(config, model, criterion), feed

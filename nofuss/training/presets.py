@@ -24,28 +24,28 @@ _COMMON: Preset = {
 # number of items, see training/head.py.
 _HEAD: Preset = _COMMON | {
     "start": "whitened",
-    "batch": 128,
-    "rate": 0.0,
+    "batch_size": 128,
+    "lr": 0.0,
     "schedule": "cosine",
     "scale": 16.0,
     "folds": 4,
 }
 # The same from another start, with epochs and rates that were found for the PCA on CUB: started at
 # random it over-fits the training classes and ends below the features it came from.
-_OTHER_START: Preset = {"epochs": 20, "head_rate": 1e-4, "proxy_rate": 1e-3, "folds": 0}
+_OTHER_START: Preset = {"epochs": 20, "head_lr": 1e-4, "proxy_lr": 1e-3, "folds": 0}
 # The whole network instead of its last stages: smaller steps, after an epoch of the head alone.
 _WHOLE: Preset = {
     "epochs": 4,
-    "batch": 32,
-    "rate": 1e-4,
-    "head_rate": 1e-4,
+    "batch_size": 32,
+    "lr": 1e-4,
+    "head_lr": 1e-4,
     "schedule": "cosine",
     "warmup": 1,
 }
 FINETUNE_SIZE = 288
 """Side of the pictures that EfficientNet-Lite's last stages are trained on: that gains as much as
 training them does (LOG.md), and kept activations make it affordable."""
-LORA_RATE = 1e-3
+LORA_LR = 1e-3
 """Rate of low-rank adapters, which start at zero and need more epochs."""
 MORE_EPOCHS = 12
 """Of adapters, and of a module from Python, whose weights may be random."""
@@ -57,12 +57,12 @@ PRESETS: dict[str, Preset] = {
         "backbone": "efficientnet-lite0",
         "start": "whitened",
         "folds": 4,
-        "holdout": 0.1,
+        "val_fraction": 0.1,
         "epochs": 4,  # more fit the training classes and lose new ones (LOG.md)
-        "batch": 64,
-        "rate": 2e-4,
-        "head_rate": 2e-4,
-        "proxy_rate": 1e-2,
+        "batch_size": 64,
+        "lr": 2e-4,
+        "head_lr": 2e-4,
+        "proxy_lr": 1e-2,
         "scale": 16.0,
         "schedule": "ramp",
         "freeze_batch_norm": True,
@@ -74,12 +74,12 @@ PRESETS: dict[str, Preset] = {
         "backbone": "convnet",
         "start": "random",
         "dim": 64,
-        "holdout": 0.1,
+        "val_fraction": 0.1,
         "epochs": 15,
-        "batch": 32,
-        "rate": 1e-3,
-        "head_rate": 1e-3,
-        "proxy_rate": 1e-2,
+        "batch_size": 32,
+        "lr": 1e-3,
+        "head_lr": 1e-3,
+        "proxy_lr": 1e-2,
         "schedule": "cosine",
     },
     # Section 5: RMSprop, batch 32, 64-d, "the margin multiplier constant γ decayed at a rate of
@@ -91,13 +91,13 @@ PRESETS: dict[str, Preset] = {
         "backbone": "inception-bn",
         "start": "random",
         "dim": 64,
-        "holdout": 0.1,
+        "val_fraction": 0.1,
         "epochs": 40,
-        "batch": 32,
+        "batch_size": 32,
         "optimizer": "rmsprop",
-        "rate": 1e-4,
-        "head_rate": 1e-4,
-        "proxy_rate": 1e-2,
+        "lr": 1e-4,
+        "head_lr": 1e-4,
+        "proxy_lr": 1e-2,
         "schedule": "exponential",
     },
 }
@@ -152,7 +152,7 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
     elif preset == "finetune" and backbone.startswith("efficientnet-lite"):
         settings = settings | {"size": FINETUNE_SIZE}
     if config.lora is not None:
-        settings = settings | {"rate": LORA_RATE, "epochs": MORE_EPOCHS}
+        settings = settings | {"lr": LORA_LR, "epochs": MORE_EPOCHS}
     filled = {name: value for name, value in settings.items() if getattr(config, name) is None}
     if config.proxies_per_class is None:
         filled["proxies_per_class"] = 10.0 if config.loss == "soft-triple" else 1.0
@@ -175,7 +175,7 @@ def head_dim(config: TrainConfig, width: int) -> int:
 
 def _check_untrained(config: TrainConfig) -> None:
     """Refuse settings of a training together with --untrained."""
-    names = ("epochs", "start", "shrinkage", "root", "center", "folds", "head_rate", "proxy_rate")
+    names = ("epochs", "start", "shrinkage", "root", "center", "folds", "head_lr", "proxy_lr")
     given = [name for name in names if getattr(config, name)]
     if config.loss != TrainConfig.loss:
         given.append("loss")
@@ -186,7 +186,7 @@ def _check_untrained(config: TrainConfig) -> None:
 
 def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
     """Refuse settings that would do nothing."""
-    trained = ("rate", "warmup", "freeze_batch_norm", "holdout", "zoom", "train_size")
+    trained = ("lr", "warmup", "freeze_batch_norm", "val_fraction", "zoom", "train_size")
     for name in trained if fixed else ():
         if getattr(config, name):
             flag = name.replace("_", "-")

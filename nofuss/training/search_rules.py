@@ -68,5 +68,5 @@ def settle_search(job: Job) -> None:
             f'search will not say "nothing like this": that needs {ENOUGH_ITEMS} items of '
             f"{ENOUGH_CLASSES} held-out classes, {ENOUGH_IN_FOLD} in a fold; of {classes} classes "
             f"with {len(rows)} items too few could be compared"
-            + ("" if job.fixed else f"; raise --holdout, which needs {LEAST_CLASSES} classes")
+            + ("" if job.fixed else f"; raise --val-fraction, which needs {LEAST_CLASSES} classes")
         )

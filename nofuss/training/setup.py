@@ -97,7 +97,7 @@ def items_per_class(config: TrainConfig) -> int:
 
 def batch_of(config: TrainConfig, items: int, classes: int) -> int:
     """Return the batch size: as configured, at most the number of items, in whole classes."""
-    batch, each = min(int(config.batch or 1), items), int(config.per_class or 0)
+    batch, each = min(int(config.batch_size or 1), items), int(config.per_class or 0)
     return each * max(2, min(batch // each, classes)) if each else batch
 
 
@@ -140,9 +140,9 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
             backbone=backbone,
             head=head.parameters(),
             proxies=criterion.parameters(),
-            rate=float(config.rate or 0),
-            head_rate=float(config.head_rate or 0),
-            proxy_rate=float(config.proxy_rate or 0),
+            lr=float(config.lr or 0),
+            head_lr=float(config.head_lr or 0),
+            proxy_lr=float(config.proxy_lr or 0),
             weight_decay=float(config.weight_decay or 0),
         ),
         schedule=config.schedule,

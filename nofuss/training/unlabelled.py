@@ -5,7 +5,7 @@ from dataclasses import replace
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.comparisons import (
-    TEST_SHARE,
+    TEST_FRACTION,
     as_groups,
     contradicted,
     links_of,
@@ -24,11 +24,11 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
             f"--loss {config.loss} needs labels, and {collection.name} has {kind} only; use a "
             "loss over proxies: proxy-nca, proxy-triplet"
         )
-    if config.test_share is None:
-        config = replace(config, test_share=TEST_SHARE)
+    if config.test_fraction is None:
+        config = replace(config, test_fraction=TEST_FRACTION)
         console.say(
-            f"{TEST_SHARE:.0%} of the {kind} are held out for the scores; --test-share 0 learns "
-            "from all"
+            f"{TEST_FRACTION:.0%} of the {kind} are held out for the scores; --test-fraction 0 "
+            "learns from all"
         )
     as_they_are = config.assignment == "dynamic"
     if config.preset == "paper" and config.assignment == "static":
@@ -67,4 +67,4 @@ def learnable(collection: Collection, config: TrainConfig) -> Collection:
         return collection
     if config.assignment == "balanced":
         return as_groups(collection)
-    return to_learn(collection, float(config.test_share or 0), config.seed)
+    return to_learn(collection, float(config.test_fraction or 0), config.seed)

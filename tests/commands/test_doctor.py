@@ -67,7 +67,7 @@ def test_what_was_planted_is_found(sick: Path) -> None:
     assert found.per_class == {"min": 4, "median": 6, "max": 7}
     assert found.histogram == [("4–7", 3)]
     assert found.doubtful_labels is None
-    assert found.suggestion == f"nofuss train {sick} --test-share 0"
+    assert found.suggestion == f"nofuss train {sick} --test-fraction 0"
 
 
 def test_the_data_stay_untouched(sick: Path, capsys: Capture) -> None:

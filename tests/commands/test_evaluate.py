@@ -80,7 +80,7 @@ def test_queries_and_a_gallery_are_scored_alike_by_training_and_by_evaluate(
             Image.fromarray(shade.astype(np.uint8)).save(tmp_path / f"{label}-{i}.png")
             rows.append(f"{label}-{i}.png,class {label},{side}")
     (tmp_path / "q.csv").write_text("\n".join(rows))
-    settings = ["--preset", "small", "--epochs", "1", "--dim", "8", "--holdout", "0"]
+    settings = ["--preset", "small", "--epochs", "1", "--dim", "8", "--val-fraction", "0"]
     run = tmp_path / "run"
     assert main(["train", str(tmp_path / "q.csv"), "--out", str(run), *settings]) == 0
     before = scores_of(run)

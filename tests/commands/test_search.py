@@ -314,7 +314,7 @@ def test_the_grid_shows_pictures_of_arrays(tmp_path: Path, run: Path) -> None:
     """Queries and neighbours that are rows of arrays are drawn from them, test items too."""
     images = np.stack([np.asarray(draw(label, 3)) for label in range(4)])
     np.savez(tmp_path / "images.npz", images=images, labels=np.arange(4))
-    config = TrainConfig(data=tmp_path / "images.npz", out=tmp_path / "arrays", test_share=0.0)
+    config = TrainConfig(data=tmp_path / "images.npz", out=tmp_path / "arrays", test_fraction=0.0)
     made = create_run(config, name="run", fingerprint="")
     shutil.copytree(run / "model", made.model)
     out, query = tmp_path / "grid.png", str(tmp_path / "images.npz")

@@ -113,7 +113,18 @@ def test_train_applies_them_and_all_later_commands_too(data: Path, tmp_path: Pat
     file, run = tmp_path / "file.csv", tmp_path / "run"
     write_corrections(file, [Correction("red/0.png", "red", "blue")])
     bytes_before = {p: digest_of([p.read_bytes()]) for p in data.rglob("*.png")}
-    flags = ["--preset", "small", "--epochs", "1", "--dim", "8", "--size", "24", "--batch", "8"]
+    flags = [
+        "--preset",
+        "small",
+        "--epochs",
+        "1",
+        "--dim",
+        "8",
+        "--size",
+        "24",
+        "--batch-size",
+        "8",
+    ]
     wanted = ["train", str(data), "--out", str(run), "--corrections", str(file)]
     assert main([*wanted, *flags]) == 0
     file.unlink()

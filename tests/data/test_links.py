@@ -23,7 +23,7 @@ from nofuss.data.comparisons import (
 from nofuss.data.links import _is_confirmed
 from nofuss.data.split import sides_of
 
-BALANCED = TrainConfig(assignment="balanced", test_share=0.25)
+BALANCED = TrainConfig(assignment="balanced", test_fraction=0.25)
 
 
 def by_hand(links: list[tuple[int, int]], count: int) -> list[int]:
@@ -137,9 +137,9 @@ def test_whole_groups_are_held_out(data: Collection) -> None:
         rows = names[scored.collection.pairs[:, :2]]
         assert np.isin(rows[alike], sides.test).all()
         assert np.isin(rows[~alike], sides.test).any(axis=1).all()
-    everything = sides_of(data, replace(BALANCED, test_share=0.0))
+    everything = sides_of(data, replace(BALANCED, test_fraction=0.0))
     assert len(everything.test) == 0
-    held_out = sides_of(data, replace(BALANCED, holdout=0.25))
+    held_out = sides_of(data, replace(BALANCED, val_fraction=0.25))
     assert len(np.unique(groups[held_out.held_out])) == 2
 
 

@@ -51,9 +51,9 @@ def test_neither_workers_nor_decoding_ahead_change_a_bit(photos: Path, workers: 
     assert ahead.decoded is not None
     for train in (True, False):
         plain = load(data, train=train)
-        assert same(plain, load(data, train=train, workers=workers))
+        assert same(plain, load(data, train=train, num_workers=workers))
         assert same(plain, load(ahead, train=train))
-        assert same(plain, load(ahead, train=train, workers=workers))
+        assert same(plain, load(ahead, train=train, num_workers=workers))
     assert not same(load(data), load(data, epoch=3))
 
 
@@ -82,12 +82,12 @@ def test_a_bad_picture_is_named_also_from_a_worker(photos: Path) -> None:
     (photos / "tit" / "1.png").write_bytes(b"not a picture")
     for workers in (0, 2):
         with pytest.raises(PictureError, match=r"tit/1\.png: not a picture"):
-            load(data, workers=workers)
+            load(data, num_workers=workers)
 
 
 def test_leaving_early_stops_the_workers(photos: Path) -> None:
     data = open_data(photos)
-    loading = batches(data, SMALL, in_order(9, 1), train=False, workers=2)
+    loading = batches(data, SMALL, in_order(9, 1), train=False, num_workers=2)
     next(loading)
     loading.close()
     assert list(loading) == []

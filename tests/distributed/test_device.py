@@ -81,7 +81,7 @@ def _vectors(folder: Path) -> Path:
 def test_a_run_there_is_a_run_here(lazy: torch.device, tmp_path: Path, assignment: str) -> None:
     """The same scores and weights; a checkpoint from there is resumed here."""
     config = TrainConfig(
-        data=_vectors(tmp_path), dim=4, epochs=2, batch=36, folds=0, assignment=assignment
+        data=_vectors(tmp_path), dim=4, epochs=2, batch_size=36, folds=0, assignment=assignment
     )
     config = replace(config, optimizer="rmsprop")  # torch has no fused Adam for this device
     here = run_training(replace(config, out=tmp_path / "here", device="cpu"))

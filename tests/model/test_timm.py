@@ -198,10 +198,10 @@ def test_a_transformer_is_fine_tuned(timm: Any, tmp_path: Path, options: dict[st
         weights=tmp_path / "vit.safetensors",
         size=96,
         epochs=2,
-        batch=8,
+        batch_size=8,
         warmup=0,
         views=1,
-        holdout=0.0,
+        val_fraction=0.0,
         out=tmp_path / "run",
         **options,
     )

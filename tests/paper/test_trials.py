@@ -166,7 +166,7 @@ def test_keys_follow_settings_and_data(source: Source) -> None:
         replace(trial, fold=0),
         replace(trial, record="curve"),
         replace(trial, config=replace(trial.config, seed=1)),
-        replace(trial, config=replace(trial.config, head_rate=2e-3)),
+        replace(trial, config=replace(trial.config, head_lr=2e-3)),
     ]
     keys = {t.key(source) for t in [trial, *others]}
     keys.add(trial.key(make_source("cub", vectors(seed=1), tiny_budget())))
@@ -202,10 +202,10 @@ def test_bare_triplets_say_what_the_labels_say(source: Source) -> None:
 
 
 def test_batches_keep_items_and_move_rates(source: Source) -> None:
-    small, large = (source.budget.config("lifted", 1e-3, batch=b) for b in (16, 64))
+    small, large = (source.budget.config("lifted", 1e-3, batch_size=b) for b in (16, 64))
     assert small.epochs == large.epochs
-    assert large.head_rate == pytest.approx(2 * (small.head_rate or 0))
-    assert large.proxy_rate == pytest.approx(10 * (large.head_rate or 0))
+    assert large.head_lr == pytest.approx(2 * (small.head_lr or 0))
+    assert large.proxy_lr == pytest.approx(10 * (large.head_lr or 0))
 
 
 @pytest.mark.parametrize("name", [n for n in FIGURES if n != "retrieval"])
@@ -298,7 +298,7 @@ def test_networks_are_trained(
 ) -> None:
     """The larger budgets, one small epoch of each; that of hours on kept activations."""
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
-    small = {"epochs": 1, "size": 64, "batch": 4}
+    small = {"epochs": 1, "size": 64, "batch_size": 4}
     budget = PHOTOGRAPHS[name]
     budget = replace(budget, settings={**budget.settings, **small})
     source = make_source("cub", photos, budget)

@@ -105,9 +105,9 @@ class Trap:
 
 CATALOGUE |= {
     "a rate for a backbone that stays": (
-        lambda here: [*arrays(here, vectors=np.eye(4), labels=[0, 1, 2, 3]), "--rate", "0.1"],
+        lambda here: [*arrays(here, vectors=np.eye(4), labels=[0, 1, 2, 3]), "--lr", "0.1"],
         2,
-        "--rate needs a trainable backbone, and this one is fixed; drop it",
+        "--lr needs a trainable backbone, and this one is fixed; drop it",
     ),
     "a scale for a loss without one": (
         lambda here: [

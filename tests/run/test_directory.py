@@ -138,8 +138,8 @@ def test_force_goes_on_with_other_settings_and_says_so(tmp_path: Path) -> None:
 
 def test_what_is_no_setting_may_differ(tmp_path: Path) -> None:
     path = create(tmp_path / "run")
-    config = resume(path, workers=3, checkpoint_seconds=1.0, keep_memory=False)
-    assert (config.workers, config.checkpoint_seconds, config.keep_memory) == (3, 1.0, False)
+    config = resume(path, num_workers=3, checkpoint_seconds=1.0, keep_memory=False)
+    assert (config.num_workers, config.checkpoint_seconds, config.keep_memory) == (3, 1.0, False)
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("seed", -1), ("seed", 2**40), ("test_share", float("nan")), ("dim", 0), ("size", 10**9)],
+    [("seed", -1), ("seed", 2**40), ("test_fraction", float("nan")), ("dim", 0), ("size", 10**9)],
 )
 def test_settings_that_no_training_has_are_refused(name: str, value: float, tmp_path: Path) -> None:
     path, flag = create(tmp_path / "run"), name.replace("_", "-")

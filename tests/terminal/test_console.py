@@ -121,7 +121,18 @@ def test_no_command_lets_them_through(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
     run = tmp_path / f"run{NAME}"
-    small = ("--preset", "small", "--size", "16", "--batch", "4", "--dim", "4", "--epochs", "1")
+    small = (
+        "--preset",
+        "small",
+        "--size",
+        "16",
+        "--batch-size",
+        "4",
+        "--dim",
+        "4",
+        "--epochs",
+        "1",
+    )
     picture = next(data.rglob("*0.png"))
     for words, code in (
         (("doctor", data), 0),

@@ -71,7 +71,7 @@ def test_groups_name_settings_and_come_in_order() -> None:
     text = page(train.main, prog="nofuss train", groups=train.GROUPS)
     places = [text.index(f"\n{heading}:") for heading in train.GROUPS]
     assert places == sorted(places)
-    assert text.index("--out RUN") < places[1] < text.index("--batch N") < places[2]
+    assert text.index("--out RUN") < places[1] < text.index("--batch-size N") < places[2]
     assert places[2] < text.index("--scale X")
 
 
@@ -92,7 +92,7 @@ def test_a_switch_is_on_off_or_not_given() -> None:
 
 @pytest.mark.parametrize(
     ("words", "ours"),
-    [("--lr 0.1", "--rate"), ("--batch-size=8", "--batch"), ("-o x", "--out")],
+    [("--rate 0.1", "--lr"), ("--batch=8", "--batch-size"), ("-o x", "--out")],
 )
 def test_names_from_elsewhere_hint_at_ours(words: str, ours: str, capsys: Capture) -> None:
     assert main(["train", "photos", *words.split()]) == 2
@@ -103,5 +103,5 @@ def test_names_from_elsewhere_hint_at_ours(words: str, ours: str, capsys: Captur
 
 def test_a_command_without_our_name_gives_no_hint(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["doctor", "photos", "--lr", "0.1"])
-    assert "--rate" not in capsys.readouterr().err
+        main(["doctor", "photos", "--rate", "0.1"])
+    assert "--lr" not in capsys.readouterr().err

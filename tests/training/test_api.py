@@ -81,7 +81,7 @@ def test_a_path_gives_what_the_command_gives(tmp_path: Path) -> None:
 def test_a_module_of_one_s_own(tmp_path: Path, preset: str) -> None:
     net = Net()
     before = net.conv.weight.detach().clone()
-    settings = {"epochs": 2, "holdout": 0.0} if preset == "finetune" else {"epochs": 2}
+    settings = {"epochs": 2, "val_fraction": 0.0} if preset == "finetune" else {"epochs": 2}
     run = nofuss.train(
         pictures(), backbone=net, preprocessing=SMALL, preset=preset, out=tmp_path, **settings
     )
@@ -100,11 +100,11 @@ def test_a_dataset_of_tensors(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_told_in_python_s_words(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^batch is 0; expected") as caught:
-        nofuss.train(vectors(), batch=0, out=tmp_path / "a")
+    with pytest.raises(UsageError, match=r"^batch_size is 0; expected") as caught:
+        nofuss.train(vectors(), batch_size=0, out=tmp_path / "a")
     assert "--" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"^head_rate is -1"):
-        nofuss.ProxyEmbedding(head_rate=-1).fit(*vectors())
+    with pytest.raises(ValueError, match=r"^head_lr is -1"):
+        nofuss.ProxyEmbedding(head_lr=-1).fit(*vectors())
     with pytest.raises(TypeError, match="epoch"):
         nofuss.train(vectors(), epoch=3, out=tmp_path / "b")
     with pytest.raises(UsageError, match=r"expected \(2, F\)"):
@@ -129,7 +129,7 @@ def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_
     net[1].eval()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     settings = {"preprocessing": SMALL, "epochs": 2}
-    for preset, more in (("frozen", {}), ("finetune", {"holdout": 0.0, "warmup": 0})):
+    for preset, more in (("frozen", {}), ("finetune", {"val_fraction": 0.0, "warmup": 0})):
         out = tmp_path / preset
         nofuss.train(pictures(), backbone=net, preset=preset, out=out, **settings, **more)
         changed = {k for k, value in net.state_dict().items() if not torch.equal(value, before[k])}
@@ -142,7 +142,7 @@ def test_a_half_trained_module_can_not_resume(tmp_path: Path) -> None:
     """What training is compared with would be half trained, too."""
     net, fresh = Net(), Net()
     fresh.load_state_dict(net.state_dict())
-    settings = {"preprocessing": SMALL, "preset": "finetune", "holdout": 0.0, "warmup": 0}
+    settings = {"preprocessing": SMALL, "preset": "finetune", "val_fraction": 0.0, "warmup": 0}
     settings |= {"out": tmp_path / "r"}
 
     def stop(event: Event) -> None:

@@ -34,7 +34,7 @@ def pictures(n: int = 23, classes: int = 4) -> Collection:
 FEEDS = {
     "vectors": CollectionFeed(vectors(), None, 5),
     "pictures": CollectionFeed(pictures(), LOOK, 5, seed=3),
-    "workers": CollectionFeed(pictures(), LOOK, 5, seed=3, workers=2),
+    "workers": CollectionFeed(pictures(), LOOK, 5, seed=3, num_workers=2),
     "per class": CollectionFeed(vectors(), None, 8, per_class=2, seed=3),
     "triplets": CollectionFeed(
         replace(
@@ -89,7 +89,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
 
 def test_a_view_does_not_depend_on_its_neighbours() -> None:
     """Augmentation is of (seed, epoch, item): another batch size shows the same views."""
-    small, large = FEEDS["pictures"], replace(FEEDS["pictures"], batch=20)
+    small, large = FEEDS["pictures"], replace(FEEDS["pictures"], batch_size=20)
     views = {}
     for feed in (small, large):
         for batch in feed(4, 0):

@@ -40,11 +40,11 @@ SETTINGS: dict[str, Any] = {
     "backbone": "convnet",
     "size": 32,
     "epochs": 3,
-    "batch": 8,
+    "batch_size": 8,
     "views": 2,
     "dim": 16,
-    "test_share": 0.25,
-    "holdout": 0.0,
+    "test_fraction": 0.25,
+    "val_fraction": 0.0,
     "start": "pca",
 }
 
@@ -78,7 +78,7 @@ def test_what_held_out_classes_lose_is_not_kept(
 ) -> None:
     """On so few pictures training does harm: the run ends with the network from before it."""
     start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
-    settings = SETTINGS | {"holdout": 0.25}
+    settings = SETTINGS | {"val_fraction": 0.25}
     run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings)
     found = weights(run)
     assert json.loads((run / "scores.json").read_text())["method"] == "before training"
@@ -166,7 +166,10 @@ def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preset": "frozen", "holdout": None, "unfreeze": "2"}, "unfreeze is for preset finetune"),
+        (
+            {"preset": "frozen", "val_fraction": None, "unfreeze": "2"},
+            "unfreeze is for preset finetune",
+        ),
         ({"unfreeze": "9"}, "has 4 stages"),
         ({"unfreeze": "none"}, "expected all or a number of stages"),
         ({"zoom": 1.5}, "zoom is 1.5; expected"),
@@ -175,7 +178,10 @@ def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> 
             {"size": 28, "train_size": 32},
             "train_size is 32, but the network searches pictures of 28",
         ),
-        ({"preset": "frozen", "holdout": None, "train_size": 20}, "needs a trainable backbone"),
+        (
+            {"preset": "frozen", "val_fraction": None, "train_size": 20},
+            "needs a trainable backbone",
+        ),
         ({"backbone": "efficientnet-lite0", "size": 16}, "can't take pictures of 16 pixels"),
     ],
 )
@@ -188,7 +194,7 @@ def test_mistakes_leave_no_run(tmp_path: Path, settings: dict[str, Any], message
 def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Path) -> None:
     images, labels = pictures()
     settings = SETTINGS | {"dim": 6, "start": "whitened", "shrinkage": 0.7, "folds": 0}
-    settings |= {"root": True, "center": True, "test_share": 0.0, "mirror": False}
+    settings |= {"root": True, "center": True, "test_fraction": 0.0, "mirror": False}
     run = nofuss.train((images, labels), out=tmp_path / "run", unfreeze="1", **settings)
     encoder = nofuss.load(run)
     assert encoder.dim == 6
@@ -228,7 +234,7 @@ def test_after_training_the_closed_form_shrinks_more() -> None:
 
 
 def test_several_proxies_follow_the_items_they_stood_for(tmp_path: Path) -> None:
-    settings = SETTINGS | {"start": "whitened", "folds": 0, "test_share": 0.0}
+    settings = SETTINGS | {"start": "whitened", "folds": 0, "test_fraction": 0.0}
     settings |= {"loss": "soft-triple", "proxies_per_class": 2.0}
     run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings)
     kept = load_embeddings(run)

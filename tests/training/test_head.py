@@ -19,17 +19,17 @@ def config(**options: object) -> TrainConfig:
 def test_rate_times_steps_is_the_same_for_any_number_of_items(items: int) -> None:
     found = head_schedule(config(), items, 50)
     assert found.epochs is not None
-    assert found.head_rate is not None
-    assert found.proxy_rate == PROXY_FACTOR * found.head_rate
+    assert found.head_lr is not None
+    assert found.proxy_lr == PROXY_FACTOR * found.head_lr
     steps = found.epochs * max(1, items // min(128, items))
-    assert found.head_rate * steps * 64**0.5 == pytest.approx(MOVE)
+    assert found.head_lr * steps * 64**0.5 == pytest.approx(MOVE)
     assert found.epochs >= 1
     assert steps <= 3500 or found.epochs == 1
 
 
 def test_what_the_user_says_stays() -> None:
-    found = head_schedule(config(epochs=3, head_rate=0.5, proxy_rate=0.25), 1000, 10)
-    assert (found.epochs, found.head_rate, found.proxy_rate) == (3, 0.5, 0.25)
+    found = head_schedule(config(epochs=3, head_lr=0.5, proxy_lr=0.25), 1000, 10)
+    assert (found.epochs, found.head_lr, found.proxy_lr) == (3, 0.5, 0.25)
 
 
 def test_training_starts_at_the_closed_form_and_composes_with_it() -> None:

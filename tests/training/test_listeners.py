@@ -11,7 +11,7 @@ import nofuss
 from nofuss.run.events import Event, flat_numbers
 from tests.tiny_run import CLASSES, write_pictures
 
-SMALL = {"preset": "small", "dim": 8, "size": 24, "batch": 8}
+SMALL = {"preset": "small", "dim": 8, "size": 24, "batch_size": 8}
 tensorboard = pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
 
 
@@ -30,7 +30,7 @@ def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
     scores = json.loads((run / "scores.json").read_text())
     assert events[-1].values["recall@1"] == scores["recall@1"]
     assert {e.run for e in events} == {run}
-    assert {"rate/head", "rate/proxies"} <= events[1].values.keys()
+    assert {"lr/head", "lr/proxies"} <= events[1].values.keys()
 
 
 def test_a_callback_that_fails_ends_training_which_resumes_to_the_same_model(

@@ -239,7 +239,7 @@ def test_collapse_is_said(feed: Pictures) -> None:
         head.weight.mul_(1e-4)
         head.bias.fill_(1)
     for group in t.optimizer.param_groups:
-        group["base_rate"] = 0.0
+        group["base_lr"] = 0.0
     run_loop(t, feed, watch=watch)
     assert watch.rows[0]["spread"] < 0.01
     assert len(watch.said) == 1

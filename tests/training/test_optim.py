@@ -16,9 +16,9 @@ def build(name: str = "adam", backbone: int = 1, decay: float = 0.1) -> torch.op
         backbone=[nn.Parameter(torch.ones(2)) for _ in range(backbone)],
         head=[nn.Parameter(torch.ones(3))],
         proxies=[nn.Parameter(torch.ones(4))],
-        rate=1e-4,
-        head_rate=1e-3,
-        proxy_rate=1e-2,
+        lr=1e-4,
+        head_lr=1e-3,
+        proxy_lr=1e-2,
         weight_decay=decay,
     )
 

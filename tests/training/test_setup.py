@@ -167,9 +167,9 @@ def test_batches_of_whole_classes() -> None:
     assert [items_per_class(config(loss=name)) for name in ("proxy-nca", "lifted")] == [0, 4]
     assert items_per_class(config(loss="n-pairs")) == 2
     assert items_per_class(config(assignment="dynamic")) == 4
-    assert batch_of(config(batch=10), 100, 30) == 10
-    assert batch_of(config(batch=10, per_class=4), 100, 30) == 8
-    assert batch_of(config(batch=64, per_class=4), 100, 5) == 20
+    assert batch_of(config(batch_size=10), 100, 30) == 10
+    assert batch_of(config(batch_size=10, per_class=4), 100, 30) == 8
+    assert batch_of(config(batch_size=64, per_class=4), 100, 5) == 20
 
 
 def test_fixed_features_train_the_head_alone() -> None:

@@ -34,7 +34,7 @@ from tests.training.together import (
 PROGRAM = str(HERE / "sharded_cli.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 long = pytest.mark.skipif("NOFUSS_LONG" not in os.environ, reason="a minute; set NOFUSS_LONG=1")
-QUICK_STEPS = ("--epochs", "30", "--batch", "8", "--dim", "8", "--folds", "0")
+QUICK_STEPS = ("--epochs", "30", "--batch-size", "8", "--dim", "8", "--folds", "0")
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +302,6 @@ def test_half_precision_and_batch_norm_of_all_rows(tmp_path: Path) -> None:
     images = random.integers(0, 256, (len(labels), 16, 16), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     command = ["train", "images.npz", "--preset", "small", "--precision", "bf16", "--device", "cpu"]
-    command += ["--epochs", "1", "--dim", "8", "--batch", "8", "--out", "run"]
+    command += ["--epochs", "1", "--dim", "8", "--batch-size", "8", "--out", "run"]
     run_to_the_end(torchrun(2, "-m", "nofuss", *command), tmp_path)
     assert (tmp_path / "run" / "scores.json").is_file()
