@@ -20,7 +20,7 @@ from torch.optim import Adam
 
 from benchmarks.timing import Growth, Row, resident_mb
 from nofuss.distributed import processes
-from nofuss.distributed.collectives import gather
+from nofuss.distributed.shard import gather
 from nofuss.losses.proxy_nca import ProxyNCA
 
 BATCH, DIM, MILLION = 512, 64, 1_000_000

@@ -160,10 +160,10 @@ def run(name: str, call: Call) -> None:
     warnings.showwarning = lambda message, *_, **__: tell(str(message))
     if processes.under_torchrun() and name not in IN_SEVERAL_PROCESSES:
         raise UsageError(f"nofuss {name} works in one process; leave torchrun out")
-    with ending_in_time(), processes.joined() as how_they_met:
+    with ending_in_time(), processes.joined():
         console.speak(processes.first())
-        if how_they_met:
-            console.aside(how_they_met)
+        if processes.world() > 1:
+            console.aside(f"{processes.world()} processes")
         call()
 
 

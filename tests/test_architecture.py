@@ -20,9 +20,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "terminal": {"errors"},
     "distributed": {"errors", "geometry"},
     "files": {"errors", "distributed"},
-    "proxies": {"geometry", "distributed"},
+    "proxies": {"geometry"},
     "losses": {"geometry", "distributed", "proxies"},
-    "evaluate": {"geometry", "distributed"},
+    "evaluate": {"geometry"},
     "data": BASE,
     "hub": BASE,
     "model": BASE | {"data", "hub"},  # the encoder and the kept features read collections

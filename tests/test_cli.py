@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from nofuss.cli import main, parse
 from tests.running import command, started
@@ -118,10 +118,10 @@ def one_line(outcome: Outcome, code: int) -> str:
 
 def final(run: Path) -> dict[str, bytes]:
     """Weights, and proxies and optimizer state at the end."""
-    newest = max((run / "checkpoints").iterdir(), key=lambda p: int(p.name[5:]))
+    newest = max((run / "checkpoints").iterdir(), key=lambda p: int(p.stem[5:]))
     return {
         "model": (run / "model" / "weights.safetensors").read_bytes(),
-        newest.name: (newest / "tensors.safetensors").read_bytes(),
+        newest.name: save(load_file(newest)),
     }
 
 
@@ -541,13 +541,13 @@ def test_killed_and_resumed(home: Path, uninterrupted: dict[str, bytes]) -> None
         running.communicate()
         assert running.returncode == -signal.SIGKILL
         assert not Path("run/model").exists()
-    checkpoints = sorted(Path("run/checkpoints").glob("step-*"), key=lambda p: int(p.name[5:]))
-    damaged = bytearray((checkpoints[-1] / "tensors.safetensors").read_bytes())
+    checkpoints = sorted(Path("run/checkpoints").glob("step-*"), key=lambda p: int(p.stem[5:]))
+    damaged = bytearray(checkpoints[-1].read_bytes())
     damaged[-5] ^= 1
-    (checkpoints[-1] / "tensors.safetensors").write_bytes(damaged)
+    checkpoints[-1].write_bytes(damaged)
     done = process("train", "--out", "run", "--resume")
     assert done.code == 0, done.err
-    assert f"{checkpoints[-1].name}/tensors.safetensors is damaged" in done.out
+    assert f"{checkpoints[-1].name} is damaged" in done.out
     assert final(Path("run")) == uninterrupted
 
 

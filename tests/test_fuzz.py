@@ -108,27 +108,19 @@ FILES = (
     "index/manifest.json",
     "index/items",
     "index/vectors",
-    "checkpoints/tensors.safetensors",
-    "checkpoints/state.json",
-    "checkpoints/manifest.json",
+    "checkpoints/step",
 )
 
 
 def find(run: Path, name: str) -> Path:
     """The file, where its full name depends on content or step."""
     folder, _, part = name.rpartition("/")
-    if folder == "checkpoints":
-        return max((run / folder).iterdir(), key=lambda p: int(p.name[5:])) / part
-    return next((run / folder).glob(f"{part}*"))
+    return max((run / folder).glob(f"{part}*"))
 
 
 def vouch(file: Path) -> None:
     """Mend the checksums, so that what reads the file sees it."""
-    if file.parent.parent.name == "checkpoints" and file.name != "manifest.json":
-        names = ("tensors.safetensors", "state.json")
-        sums = {name: sha256(file.parent / name) for name in names}
-        (file.parent / "manifest.json").write_text(json.dumps(sums))
-    elif file.parent.name == "model" and file.name != "manifest.json":
+    if file.parent.name == "model" and file.name != "manifest.json":
         (file.parent / "manifest.json").unlink()
         seal(file.parent)
     elif file.parent.name == "index" and file.name != "manifest.json":

@@ -37,7 +37,6 @@ from nofuss.search.lessons import MAP, Step
 from nofuss.search.searchable import Pictures
 from nofuss.search.where import Compare, Some
 from nofuss.training.begin import _settings
-from nofuss.training.shards import read_cut
 from tests.tiny_run import draw, train_vectors
 
 HALF = "\ud800"
@@ -259,13 +258,6 @@ def test_a_choice_that_training_did_not_make(forged: dict[str, object]) -> None:
     assert Choice.from_dict(CHOICE).dim == 8
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         Choice.from_dict(CHOICE | forged)
-
-
-def test_a_shard_says_how_many_rows_there_are(tmp_path: Path) -> None:
-    file = tmp_path / "shard-0.safetensors"
-    save_file({"criterion.proxies": torch.ones(1, 8)}, file, {"start": "0", "total": "50000000"})
-    with pytest.raises(ValueError, match="all files together have 1"):
-        read_cut(tmp_path, [file.name], None)
 
 
 def test_weights_of_a_lesson_without_a_head(tmp_path: Path) -> None:

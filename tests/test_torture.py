@@ -112,13 +112,13 @@ def test_damage(run_command: Commands, place: Place) -> None:
         place,
         flips=1,
         seed=time.time_ns(),
-        only=("checkpoints/step-4/tensors.safetensors", "model/model.json", "config.json"),
+        only=("checkpoints/step-4.safetensors", "model/model.json", "config.json"),
         how=("a bit flipped", "gone"),
     )
     found = {(case.file, case.damage): case for case in cases}
     assert len(found) == 6
     assert [case.complaints for case in found.values()] == [[]] * 6
-    assert found["checkpoints/step-4/tensors.safetensors", "a bit flipped"].noticed
+    assert found["checkpoints/step-4.safetensors", "a bit flipped"].noticed
     assert found["model/model.json", "a bit flipped"].noticed
 
 

@@ -109,7 +109,7 @@ def folder_link(name: str) -> Forge:
 def checkpoint_link(run: Path, disk: Path) -> None:
     """Replace checkpoints, which are removed when there are newer ones, by another run's."""
     for step in (run / "checkpoints").iterdir():
-        shutil.rmtree(step)
+        step.unlink()
         step.symlink_to(disk / "other run" / "checkpoints" / step.name)
 
 
@@ -191,8 +191,7 @@ READ = {
     "embeddings.safetensors": ("evaluate",),
     "scores.json": ("evaluate",),
     "metrics.jsonl": ("evaluate",),
-    "checkpoints/step-4/state.json": ("train",),
-    "checkpoints/step-4/tensors.safetensors": ("train",),
+    "checkpoints/step-4.safetensors": ("train",),
 }
 NO_FILES = [
     Attack(f"{name} is {what}", no_file(name, make), commands)

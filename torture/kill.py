@@ -1,7 +1,7 @@
 """Kill `nofuss train` (SIGKILL) at random moments, and within its saves.
 
 A run is started, killed and resumed until it finishes; then the next one. A kill was within a save
-if it left a half-written folder. After every kill the run must open, its newest checkpoint must be
+if it left a half-written file. After every kill the run must open, its newest checkpoint must be
 whole and no older than any before, and the next process must resume from it. Every step is saved,
 so at most one step can be lost.
 """
@@ -157,7 +157,7 @@ def _inspect(run: Path, seen: int, tally: Tally) -> int:
 
 
 def _newest(run: Path) -> int:
-    return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
+    return max((int(path.stem[5:]) for path in (run / "checkpoints").glob("step-*")), default=0)
 
 
 class _Attempt:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+from safetensors.torch import load_file, save
 
 STEPS_PER_EPOCH = 2
 _SIZES = ("--size", "16", "--batch-size", "8", "--dim", "4", "--val-fraction", "0")
@@ -84,16 +85,16 @@ def prepare(home: Path, *, epochs: int, flags: tuple[str, ...] = FLAGS) -> Place
 
 def bits(run: Path) -> dict[str, bytes]:
     """Return what must be equal in all finished runs: everything but times and paths."""
-    last = max((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name[5:]))
+    last = max((run / "checkpoints").glob("step-*"), key=lambda path: int(path.stem[5:]))
     files = [
         run / "model" / "weights.safetensors",
         run / "model" / "model.json",
-        last / "tensors.safetensors",  # weights, proxies, optimizer state
         run / "embeddings.safetensors",
         run / "scores.json",
         run / "data.json",
     ]
     found = {str(file.relative_to(run)): file.read_bytes() for file in files}
+    found["checkpoint"] = save(load_file(last))  # weights, proxies, optimizer state
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found["losses"] = json.dumps([row["loss"] for row in rows]).encode()
     return found

@@ -36,8 +36,7 @@ def main(
     )
     path = run_training(TrainConfig(out=out, epochs=epochs, seed=seed))
     if processes.first():
-        with processes.alone():
-            _show_what_it_learned(path, seed=seed)
+        _show_what_it_learned(path, seed=seed)
 
 
 def _show_what_it_learned(path: Path, *, seed: int) -> None:

@@ -1,1 +1,1 @@
-"""Several processes that work as one: rendezvous, devices, collectives, shards of the proxies."""
+"""Several processes that work as one: ranks and collectives, devices, shards of the proxies."""

@@ -60,13 +60,8 @@ def device_of(module: nn.Module) -> torch.device:
     return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
-def can_pin(device: torch.device) -> bool:
-    """Return whether copies to a device are asynchronous from pinned memory."""
-    return device.type == "cuda"
-
-
 @contextmanager
-def own_random_numbers(device: torch.device) -> Iterator[Callable[[int], None]]:
+def seeded(device: torch.device) -> Iterator[Callable[[int], None]]:
     """Yield a function that seeds the CPU's and the device's generators, then restore them."""
     generators = [torch.default_generator]
     if on_device := getattr(getattr(torch, device.type, None), "default_generators", None):

@@ -1,14 +1,24 @@
 """Proxies distributed over processes: each holds neighbouring rows, their gradients and moments.
 
 A positive is its row among *all* proxies; the columns of a logit matrix are this process's rows.
+Each process also holds some rows of the batch. All have the whole batch of embeddings x and compute
+the same loss L, each its part:
+
+                 forward                    backward
+    gather       own rows → whole batch     the own rows of ∂L/∂x
+    to_shards    whole batch → itself       the sum of all processes' parts of ∂L/∂x
+
+There is one L, not one a process: adding the gradients of N equal losses would make those of the
+proxies N times too large.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from nofuss.distributed.processes import all_min, all_sum, share
+from nofuss.distributed.processes import all_sum, first, gather_rows, share, share_of, world
 from nofuss.geometry import normalize
 
 CHUNK = 2**14  # rows drawn at once: bounds the memory for rows of other processes
@@ -30,19 +40,22 @@ class Shard(NamedTuple):
         """Return which of the given rows this process holds."""
         return (row >= self.start) & (row < self.stop)
 
-    def nearest(self, distances: Tensor) -> Tensor:
-        """Return the row among all of the least distance, from (N, own rows); ties: the lowest.
-
-        With NaN it is the last row: a valid index, and the loss becomes NaN.
-        """
-        least, column = distances.min(1)
-        is_least = least == all_min(least.clone())
-        return all_min(torch.where(is_least, column + self.start, self.total - 1))
-
     def take(self, proxies: Tensor, rows: Tensor) -> Tensor:
         """Return the given rows of all proxies, from the processes that hold them."""
         held = self.holds(rows)
         return all_sum(proxies[(rows - self.start) * held] * held[:, None])
+
+    def collect(self, own: Tensor) -> Tensor | None:
+        """Return all rows in the first process, from all processes' own; None in the others."""
+        own = own.detach().cpu().contiguous()
+        if not first():
+            dist.send(own, 0)
+            return None
+        whole = own.new_empty(self.total, *own.shape[1:])
+        whole[self.rows] = own
+        for number in range(1, world()):
+            dist.recv(whole[share_of(number, self.total)], number)
+        return whole
 
 
 def own_shard(total: int) -> Shard:
@@ -91,3 +104,59 @@ def copy_proxies(proxies: Tensor, total: int, dim: int, shard: Shard | None) -> 
     own = proxies.detach() if shard is None else proxies.detach()[shard.rows]
     # On the default device, beside the buffers of the assignment, wherever they came from.
     return torch.empty(own.shape, dtype=torch.float32).copy_(own)
+
+
+def gather(own: Tensor, count: int | None = None) -> Tensor:
+    """Return the whole batch (count, …) from all processes' rows, `share(count)` of it each.
+
+    Its gradient is N times that of the own rows: DistributedDataParallel then takes the mean over
+    N processes, where the sum is needed.
+    """
+    if world() == 1:
+        return own
+    if count is None:
+        count = int(all_sum(torch.tensor(len(own))))
+    part = share(count)
+    if len(own) != part.stop - part.start:
+        raise ValueError(
+            f"got {len(own)} of {count} rows; processes.share({count}) is rows {part.start} to "
+            f"{part.stop}"
+        )
+    whole: Tensor = _Gather.apply(own, count)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def to_shards(x: Tensor) -> Tensor:
+    """Return x itself, for each process's part of a loss."""
+    same: Tensor = _ToShards.apply(x)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, count: int) -> Tensor:
+        return gather_rows(own, count)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _refuse_second_derivatives()
+        return grad[share(len(grad))] * world(), None
+
+
+class _ToShards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _refuse_second_derivatives()
+        return all_sum(grad.clone(memory_format=torch.contiguous_format))
+
+
+def _refuse_second_derivatives() -> None:
+    """Raise if autograd is on in a backward: its result is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a loss over several processes can't be differentiated twice; compute it in one process"
+        )

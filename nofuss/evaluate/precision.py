@@ -10,13 +10,11 @@ so only the m(r) are counted, strip by strip of queries (`ranks_of_positives`).
 """
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
-from nofuss.distributed.processes import all_sum, rank, world
 from nofuss.evaluate.averages import Average, average_of
 from nofuss.evaluate.positives import ranks_of_positives
 from nofuss.evaluate.recall import checked_ks
@@ -94,7 +92,7 @@ def precisions(
     n, total = len(task.left), task.positives
     scores = torch.zeros((3 + len(ks), n), dtype=torch.float64, device=total.device)
     size = max(1, min(block, STRIP // max(1, int(total.max()))))
-    for rows in islice(blocks(0, n, size), rank(), None, world()):
+    for rows in blocks(0, n, size):
         limit = total[rows].clamp_min(max(ks, default=0))
         ranks = ranks_of_positives(task, rows, None if all_ranks else limit, block)  # (b, R)
         r = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
@@ -106,7 +104,6 @@ def precisions(
         for i, k in enumerate(ks, start=3):
             # Times R, since all rows of `scores` are divided by R below.
             scores[i, rows] = (ranks <= k).sum(1).double() * total[rows] / k
-    all_sum(scores)
     at_r, r_precisions, average, *at_k = map(task.back, scores / total)  # 0 / 0 is NaN: no query
     return Precisions(
         at_r, r_precisions, dict(zip(ks, at_k, strict=True)), average if all_ranks else None

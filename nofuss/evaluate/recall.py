@@ -8,13 +8,11 @@ count as wrong. Several processes take the strips of blocks in turns and add the
 """
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from nofuss.distributed.processes import all_min, all_sum, rank, world
 from nofuss.evaluate.averages import Average, average_of
 from nofuss.evaluate.task import BLOCK, FARTHEST, Options, Retrieval, blocks, retrieval
 from nofuss.geometry import Array
@@ -89,7 +87,7 @@ def ranks_of_first_positive(
 def _nearest_positives(task: Retrieval, block: int) -> Tensor:
     """Return squared distances to the nearest other item of the query's class; inf if none."""
     nearest = task.queries.scale.new_full((len(task.left),), torch.inf)
-    for rows in islice(blocks(0, len(task.left), block), rank(), None, world()):
+    for rows in blocks(0, len(task.left), block):
         span = task.gallery_span(rows)
         best = task.left.new_full((rows.stop - rows.start,), -torch.inf)
         for cols in blocks(span.start, span.stop, block):
@@ -101,7 +99,7 @@ def _nearest_positives(task: Retrieval, block: int) -> Tensor:
             i, j = _reaching(s, (best - 1.1 * (high - low)).clamp_min_(FARTHEST))
             squared = task.pairs(rows, cols, i, j)
             nearest[rows] = nearest[rows].scatter_reduce_(0, i, squared, "amin")
-    return all_min(nearest)
+    return nearest
 
 
 def _reaching(s: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +185,7 @@ def _count_within(task: Retrieval, nearest: Tensor, block: int) -> Tensor:
     # Views made once: at this block size slicing again would cost a tenth of the product.
     strips = [(i, task.left[i], counter.low[i]) for i in blocks(0, len(task.left), block)]
     gallery = [(j, task.right[j].T) for j in blocks(0, len(task.right), block)]
-    for i, (rows, x, low) in islice(enumerate(strips), rank(), None, world()):
+    for i, (rows, x, low) in enumerate(strips):
         span = task.gallery_span(rows)
         for j in range(i if task.symmetric else 0, len(gallery)):
             cols, y = gallery[j]
@@ -199,4 +197,4 @@ def _count_within(task: Retrieval, nearest: Tensor, block: int) -> Tensor:
             if task.symmetric and i != j:  # the block's mirror image, whose queries are the columns
                 counter.add(cols, strips[j][2], rows, s.T)
     counter.flush()
-    return all_sum(counter.count)
+    return counter.count

@@ -9,12 +9,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nofuss.distributed.processes import merge_rows, share
 from nofuss.evaluate.task import blocks
 
 BLOCK = 384  # rows and columns of one product, which then stays in a core's cache
 FEW = BLOCK  # columns up to which all of them are in one product
-SPREAD = 2**24  # entries from which on several processes share the work
 
 
 def row_maxima(
@@ -36,11 +34,8 @@ def best_columns(left: Tensor, right: Tensor, before: Tensor | None = None) -> T
     n, k = len(left), len(right)
     size = max(BLOCK, BLOCK * BLOCK // k)
     found = torch.empty(n, dtype=torch.int64, device=left.device) if before is None else before
-    found, strips = found.clone(), list(blocks(0, n, size))
-    buffer = left.new_empty(size * k)
-    spread = n * k >= SPREAD
-    own = share(len(strips)) if spread else slice(len(strips))
-    for rows in strips[own]:
+    found, buffer = found.clone(), left.new_empty(size * k)
+    for rows in blocks(0, n, size):
         x, at = left[rows], found[rows]
         s = torch.mm(x, right.T, out=buffer[: len(x) * k].view(len(x), k))
         if before is None:
@@ -49,8 +44,6 @@ def best_columns(left: Tensor, right: Tensor, before: Tensor | None = None) -> T
         # The index costs more than the maximum: look for it only where it changes.
         lower = (s.gather(1, at[:, None])[:, 0] < s.amax(1)).nonzero()[:, 0]
         at[lower] = s[lower].argmax(1)
-    if spread:
-        merge_rows(found, slice(own.start * size, own.stop * size))
     return found
 
 
@@ -91,11 +84,7 @@ def _improve(
     right = right[columns]
     buffer = left.new_empty(BLOCK * BLOCK)
     parts = [right[j].T for j in blocks(0, len(right), BLOCK)]
-    strips = list(blocks(0, len(left), BLOCK))
-    # Several processes score a part of the rows each, unless the work is not worth a message.
-    spread = len(left) * len(right) >= SPREAD
-    own = share(len(strips)) if spread else slice(len(strips))
-    for rows in strips[own]:
+    for rows in blocks(0, len(left), BLOCK):
         x, top, at = left[rows], score[rows], index[rows]
         hidden = None if exclude is None else _cells(exclude[rows], len(right))
         for j, y in enumerate(parts):
@@ -108,10 +97,6 @@ def _improve(
             better = (highest > top).nonzero()[:, 0]
             top[better] = highest[better]
             at[better] = columns[s[better].argmax(1) + j * BLOCK]
-    if spread:
-        rows = slice(own.start * BLOCK, own.stop * BLOCK)
-        merge_rows(score, rows)
-        merge_rows(index, rows)
 
 
 def _cells(column: Tensor, width: int) -> list[Tensor]:

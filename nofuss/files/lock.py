@@ -84,7 +84,7 @@ class RunLock:
             self._take(run)
             return ""
 
-        processes.on_first(take)
+        processes.from_first(take)
 
     def try_take(self, folder: Path, *, make: bool = False) -> str:
         """Lock a folder and return ""; if another process has it, return which.
@@ -105,7 +105,7 @@ class RunLock:
                 return f"{folder} is being deleted by another process"
             return ""
 
-        return processes.on_first(take)
+        return processes.from_first(take)
 
     def close(self) -> None:
         """Release the lock, and leave the file."""

@@ -1,8 +1,7 @@
 """The formulas of the losses over proxies, from logits (T, P): a row a triplet (x, p(y), p(Z)).
 
 Plain torch operations that autograd differentiates any number of times. The fused forms compute
-the same in less time and memory, and use these for second derivatives; `sharded.py` has the
-formulas for processes that each hold some of the columns.
+the same in less time and memory, and use these for second derivatives.
 """
 
 import math
@@ -10,8 +9,6 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.distributed.shard import Shard
-from nofuss.losses.sharded import log1p_sum_exp, sharded_anchor, sharded_nca, sharded_triplet
 from nofuss.proxies.assignment import ProxyTriplets
 
 
@@ -21,15 +18,12 @@ def nca_of_logits(
     *,
     include_positive: bool = False,
     label_smoothing: float = 0.0,
-    shard: Shard | None = None,
 ) -> Tensor:
     """Return log Σ_{z∈Z} exp(logit_z) − logit_y for each row, (T,).
 
     label_smoothing: takes that share of the target from y and spreads it evenly over Z and y,
         as `torch.nn.functional.cross_entropy` does.
     """
-    if shard is not None:
-        return sharded_nca(logits, triplets, shard, include_positive=include_positive)
     own = triplets.positive[:, None]  # (T, 1)
     own_logit = logits.gather(1, own).squeeze(1)
     counted = None
@@ -47,12 +41,8 @@ def nca_of_logits(
     return losses + label_smoothing * (own_logit - mean)
 
 
-def triplet_of_logits(
-    logits: Tensor, triplets: ProxyTriplets, *, margin: float, shard: Shard | None = None
-) -> Tensor:
+def triplet_of_logits(logits: Tensor, triplets: ProxyTriplets, *, margin: float) -> Tensor:
     """Return the mean over z∈Z of [logit_z + M − logit_y]₊ for each row, (T,); logits are −d."""
-    if shard is not None:
-        return sharded_triplet(logits, triplets, shard, margin=margin)
     own = triplets.positive[:, None]  # (T, 1)
     hinge = (logits + margin - logits.gather(1, own)).clamp_min(0)  # (T, P)
     if triplets.negative is None:
@@ -61,19 +51,18 @@ def triplet_of_logits(
 
 
 def anchor_of_cosines(
-    cosines: Tensor,
-    triplets: ProxyTriplets,
-    *,
-    scale: float,
-    margin: float,
-    shard: Shard | None = None,
+    cosines: Tensor, triplets: ProxyTriplets, *, scale: float, margin: float
 ) -> Tensor:
     """Return Proxy-Anchor of cosines (B, P), a scalar; P⁺ are the proxies with a positive."""
-    if shard is not None:
-        return sharded_anchor(cosines, triplets, shard, scale=scale, margin=margin)
     columns = torch.arange(cosines.shape[1], device=cosines.device)
     positive = triplets.positive[:, None] == columns  # (B, P)
     negative = ~positive if triplets.negative is None else triplets.negative
     pull = log1p_sum_exp(-scale * (cosines - margin), positive)  # (P,)
     push = log1p_sum_exp(scale * (cosines + margin), negative)
     return pull.sum() / positive.any(0).sum() + push.mean()
+
+
+def log1p_sum_exp(logits: Tensor, counted: Tensor) -> Tensor:
+    """Return log(1 + Σ exp) of each column over the counted rows; log 1 = 0 without any."""
+    one = torch.zeros_like(logits[:1])
+    return torch.cat([one, logits.masked_fill(~counted, -math.inf)]).logsumexp(0)

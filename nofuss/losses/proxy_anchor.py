@@ -84,9 +84,7 @@ class ProxyAnchor(ProxyLoss):
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         scale = self.scale
         assert scale is not None
-        return anchor_of_cosines(
-            x @ p.T, triplets, scale=scale, margin=self.margin, shard=self.shard
-        )
+        return anchor_of_cosines(x @ p.T, triplets, scale=scale, margin=self.margin)
 
     def _fused_loss(
         self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None

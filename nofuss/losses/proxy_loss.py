@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nofuss.distributed.collectives import to_shards
-from nofuss.distributed.shard import Shard, copy_proxies, first_proxies, own_shard
+from nofuss.distributed.shard import Shard, copy_proxies, first_proxies, own_shard, to_shards
 from nofuss.geometry import Array, is_traced, normalize, squared_distances
 from nofuss.losses.fast.fused import pays
 from nofuss.losses.inputs import (
@@ -60,8 +59,6 @@ class ProxyLoss(nn.Module, ABC):
     """Whether the fused form is faster for few proxies too."""
     needs_scale: ClassVar[bool] = True
     """False if another scale is the same as another margin."""
-    can_shard: ClassVar[bool] = True
-    """Whether its proxies can be distributed over processes."""
     free_norms: ClassVar[bool] = True
     """Whether `scale=None` leaves the norms free; False if the loss is made of cosines."""
     needs_whole: ClassVar[bool] = False
@@ -109,10 +106,13 @@ class ProxyLoss(nn.Module, ABC):
                 f"reduction={reduction!r} has no fused form; leave fused out"
             )
         self.fused = fused if can_fuse else False
-        if sharded and not self.can_shard:
-            raise ValueError(f"{type(self).__name__} can't be sharded; leave sharded out")
+        if sharded and not (self.fused is not False and self.shards(assignment.name, scale)):
+            raise ValueError(
+                f"{type(self).__name__} with {assignment.name} assignment, scale={scale}, "
+                f"reduction={reduction!r} and fused={fused} can't be sharded; leave sharded out: "
+                "every process then holds all proxies"
+            )
         self.shard: Shard | None = own_shard(assignment.num_proxies) if sharded else None
-        assignment.shard = self.shard
         if proxies is None:
             first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
         else:
@@ -200,9 +200,18 @@ class ProxyLoss(nn.Module, ABC):
 
     def _fuses(self, x: Tensor, proxies: Tensor, weights: Tensor | None) -> bool:
         """Return whether this batch takes the fused form, which has no gradient by the weights."""
-        if self.fused is False or (weights is not None and weights.requires_grad):
+        if weights is not None and weights.requires_grad:
+            if self.shard is not None:
+                raise ValueError("a sharded loss has no gradient by its weights; detach them")
             return False
-        return bool(self.fused) or self.fuses_few or pays(len(x), *proxies.shape)
+        if self.fused is False:
+            return False
+        return (
+            bool(self.fused)
+            or self.shard is not None
+            or self.fuses_few
+            or pays(len(x), *proxies.shape)
+        )
 
     def _reduced(
         self,
@@ -230,6 +239,11 @@ class ProxyLoss(nn.Module, ABC):
     def _logits(self, x: Tensor, p: Tensor) -> Tensor:
         """Return `proxy_logits` of placed embeddings and proxies."""
         return -squared_distances(x, p) if self.scale is None else self.scale * (x @ p.T)
+
+    @classmethod
+    def shards(cls, assignment: str, scale: float | None) -> bool:
+        """Return whether proxies can be distributed: p(x) by label, equal norms, a fused form."""
+        return cls.fusible and assignment in ("static", "fractional") and scale is not None
 
     @classmethod
     def check_options(

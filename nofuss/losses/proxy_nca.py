@@ -70,14 +70,14 @@ class ProxyNCA(ProxyLoss):
         Row c is the proxy of label c; several proxies of a label are neighbouring rows.
     sharded: distribute the proxies over processes (`nofuss.distributed.processes.joined`): the
         parameter then holds the rows of this process only. Every process passes the same, whole
-        batch (see `distributed/collectives.py`), and all initial proxies if any; it gets the loss
-        that one process with all proxies would get.
+        batch (see `distributed/shard.py`), and all initial proxies if any; it gets the loss
+        that one process with all proxies would get. For one proxy a label or fewer, and a scale.
     """
 
     fuses_few: ClassVar[bool] = True
 
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        return nca_of_logits(self._logits(x, p), triplets, shard=self.shard)
+        return nca_of_logits(self._logits(x, p), triplets)
 
     def _fused_loss(
         self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
@@ -160,7 +160,6 @@ class ProxyNCAPlusPlus(ProxyLoss):
             triplets,
             include_positive=True,
             label_smoothing=self.label_smoothing,
-            shard=self.shard,
         )
 
     def _fused_loss(

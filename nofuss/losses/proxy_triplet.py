@@ -81,8 +81,7 @@ class ProxyTriplet(ProxyLoss):
         self.margin = margin
 
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        logits = self._logits(x, p)
-        return triplet_of_logits(logits, triplets, margin=self.margin, shard=self.shard)
+        return triplet_of_logits(self._logits(x, p), triplets, margin=self.margin)
 
     def _fused_loss(
         self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None

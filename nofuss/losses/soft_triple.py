@@ -80,7 +80,6 @@ class SoftTriple(ProxyLoss):
     free_norms: ClassVar[bool] = False
     needs_whole: ClassVar[bool] = True
     fusible: ClassVar[bool] = False
-    can_shard: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from nofuss.distributed.device import own_random_numbers
+from nofuss.distributed.device import seeded
 from nofuss.model.backbones import PRETRAINED, Backbone, Weights, build_backbone
 from nofuss.model.start import Affine, signed_root
 
@@ -125,7 +125,7 @@ def build_embedder(
     size: of the pictures, where the network depends on it. Random parts are drawn from `seed`;
     torch's own generators are left as they are.
     """
-    with own_random_numbers(torch.device("cpu")) as set_seed:
+    with seeded(torch.device("cpu")) as set_seed:
         set_seed(seed)
         network = backbone
         if isinstance(network, str):

@@ -14,7 +14,7 @@ from nofuss.data.cache import cache_directory, make_room, try_write
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches, on_device
 from nofuss.data.sampling import Indices, in_order
-from nofuss.distributed.device import can_pin, device_of
+from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import all_sum, first, world
 from nofuss.files.checksum import Bytes, digest_of, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
@@ -189,7 +189,7 @@ def run_over(
         batch = VECTOR_BATCH
 
     def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
-        pin = can_pin(device)
+        pin = device.type == "cuda"
         loaded = batches(
             collection, preprocessing, chosen, train=False, num_workers=num_workers, pin=pin
         )

@@ -86,7 +86,7 @@ class Lab:
 
     def find(self, key: str) -> Result | None:
         """Return a stored result; None if there is none, or a damaged one."""
-        result = json.loads(processes.on_first(lambda: json.dumps(self._read(key))))
+        result = json.loads(processes.from_first(lambda: json.dumps(self._read(key))))
         return result if isinstance(result, dict) else None
 
     def keep(self, key: str, asked: Any, result: Result) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nofuss.config import TrainConfig, to_json
 from nofuss.data.split import Rows
+from nofuss.distributed import processes
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
 from nofuss.files.checksum import digest_of
@@ -127,7 +128,7 @@ def run_trial(
     clock.stop("prepare")
     start = measure() if measure else {}
     if checkpoints is not None and (
-        saved := load_checkpoint(checkpoints, say=watch.say, cut=training.cut)
+        saved := load_checkpoint(checkpoints, say=watch.say, sharded=training.sharded)
     ):
         training.restore(saved)
     try:
@@ -156,7 +157,8 @@ def run_trial(
     clock.start()
     vectors = embed(test_rows)
     clock.stop("embed")
-    result |= scores_of(vectors, source.labels(test_rows), source, trial, clock=clock)
+    labels = source.labels(test_rows)
+    result |= _from_first(lambda: scores_of(vectors, labels, source, trial, clock=clock))
     result["stages"] = clock.seconds | {"train": seconds}
     result["peak_bytes"] = peak_memory()
     if trial.record == "neighbours":
@@ -194,7 +196,15 @@ def _untrained_scores(source: Source, dim: int) -> dict[str, Result]:
         source.pictures, raw_features(source), fit=source.train_rows, rows=source.test_rows, dim=dim
     )
     labels = source.labels(source.test_rows)
-    return {name: scores_of(vectors, labels, source) for name, vectors in found.items()}
+    return _from_first(
+        lambda: {name: scores_of(vectors, labels, source) for name, vectors in found.items()}
+    )
+
+
+def _from_first(score: Callable[[], Result]) -> Result:
+    """Return scores that the first of several processes computes."""
+    result: Result = json.loads(processes.from_first(lambda: json.dumps(score())))
+    return result
 
 
 def _measure(

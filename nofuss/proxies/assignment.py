@@ -20,8 +20,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nofuss.distributed.processes import all_max
-from nofuss.distributed.shard import Shard
 from nofuss.geometry import is_traced, squared_distances
 
 
@@ -31,7 +29,7 @@ class ProxyTriplets(NamedTuple):
     positive: Tensor
     """(T,) row of p(y) among the proxies."""
     negative: Tensor | None = None
-    """(T, P) True where a proxy (of this process's rows) is in p(Z). None: every one but p(y)."""
+    """(T, P) True where a proxy is in p(Z). None: every one but p(y)."""
     anchor: Tensor | None = None
     """(T,) row of x in the batch. None: triplet t belongs to row t."""
     counted: Tensor | None = None
@@ -47,8 +45,6 @@ class Assignment(nn.Module, ABC):
     num_proxies: int
     num_classes: int | None = None
     """Labels are below it; None where proxies belong to no label."""
-    shard: Shard | None = None
-    """Which rows the given `proxies` are, where other processes hold the rest."""
 
     @abstractmethod
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
@@ -71,18 +67,6 @@ class Assignment(nn.Module, ABC):
 
     def settle(self, x: Tensor, labels: Tensor, proxies: Tensor) -> None:
         """Let labels that are not settled choose their proxies, before a training batch."""
-
-    def _nearest(self, distances: Tensor) -> Tensor:
-        """Return the row of the least distance, (N, P) → (N,)."""
-        return distances.argmin(1) if self.shard is None else self.shard.nearest(distances)
-
-    @property
-    def _rows(self) -> slice:
-        return slice(0, self.num_proxies) if self.shard is None else self.shard.rows
-
-    def _is(self, row: Tensor) -> Tensor:
-        """Return a one-hot mask of the row among this process's rows, (…) → (…, own rows)."""
-        return row[..., None] == torch.arange(self._rows.start, self._rows.stop).to(row)
 
 
 class Static(Assignment):
@@ -143,15 +127,15 @@ class Several(Assignment):
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return the closest proxy of the label."""
         labels = required(labels, self.name)
-        is_own = labels[:, None] == self.label_of_proxy[self._rows]  # (N, P)
+        is_own = labels[:, None] == self.label_of_proxy  # (N, P)
         with torch.no_grad():
-            return self._nearest(squared_distances(x, proxies).masked_fill(~is_own, math.inf))
+            return squared_distances(x, proxies).masked_fill(~is_own, math.inf).argmin(1)
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return (x, the closest of the label's proxies, all proxies of other labels)."""
         return ProxyTriplets(
             positive=self.of(x, labels, proxies),
-            negative=labels[:, None] != self.label_of_proxy[self._rows],
+            negative=labels[:, None] != self.label_of_proxy,
         )
 
 
@@ -183,7 +167,7 @@ class Dynamic(Assignment):
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return the closest proxy, Eq. 5."""
         with torch.no_grad():
-            return self._nearest(squared_distances(x, proxies))
+            return squared_distances(x, proxies).argmin(1)
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return (x, p(y), p(Z)) for every positive pair (x, y) of the batch."""
@@ -198,7 +182,7 @@ class Dynamic(Assignment):
             counted = pairs.flatten()
         else:
             anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
-        holds = self._is(chosen).to(x.dtype)  # (B, P)
+        holds = self._one_hot(chosen).to(x.dtype)  # (B, P)
         # (B, P), the proxies of x's negatives: a product, where a mask would be (B, B, P).
         of_others = ((~same).to(x.dtype) @ holds) > 0
         return self._without_empty(chosen[other], of_others[anchor], anchor, counted)
@@ -209,22 +193,24 @@ class Dynamic(Assignment):
         chosen = self.of(z.flatten(0, 1), None, proxies).view(z.shape[:2])  # (B, K)
         self._count(torch.cat([positive, chosen.flatten()]))
         negative = torch.zeros(len(y), self.num_proxies, dtype=torch.bool, device=y.device)
-        negative = negative.scatter(1, chosen, True)[:, self._rows]
+        negative = negative.scatter(1, chosen, True)
         return self._without_empty(positive, negative, torch.arange(len(y), device=y.device))
 
     def _without_empty(
         self, positive: Tensor, negative: Tensor, anchor: Tensor, counted: Tensor | None = None
     ) -> ProxyTriplets:
         """Remove p(y) from p(Z), then triplets with no negative left."""
-        negative = negative & ~self._is(positive)
+        negative = negative & ~self._one_hot(positive)
         is_useful = negative.any(1)
         if is_traced():
             counted = is_useful if counted is None else counted & is_useful
             # Where a triplet does not count, every proxy is a negative: any that keep it finite.
             return ProxyTriplets(positive, negative | ~counted[:, None], anchor, counted)
-        if self.shard is not None:  # a negative may be among another process's rows
-            is_useful = all_max(is_useful.byte()).bool()
         return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])
+
+    def _one_hot(self, row: Tensor) -> Tensor:
+        """Return a mask of the row among the proxies, (…) → (…, P)."""
+        return row[..., None] == torch.arange(self.num_proxies).to(row)
 
     def share_in_use(self, window: int = 100) -> float:
         """Return the share of proxies that were chosen in the last `window` training batches."""

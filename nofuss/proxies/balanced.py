@@ -71,12 +71,11 @@ class Balanced(Assignment):
         sums = x.new_zeros(len(present), x.shape[1]).index_add_(0, group, x - x.mean(0))
         is_new = self.proxy_of_label[present] == FREE
         new, means = present[is_new], normalize(sums[is_new])
-        distances = squared_distances(means, normalize(proxies))  # (new, own rows)
+        distances = squared_distances(means, normalize(proxies))  # (new, P)
         chosen = self.proxy_of_label[self.proxy_of_label != FREE]
         uses = torch.bincount(chosen, minlength=self.num_proxies)
         for label, row in zip(new.tolist(), distances, strict=True):
-            is_taken = (uses > uses.min())[self._rows]
-            proxy = self._nearest(row.masked_fill(is_taken, math.inf)[None])
+            proxy = row.masked_fill(uses > uses.min(), math.inf).argmin()
             self.proxy_of_label[label] = proxy
             uses[proxy] += 1
 

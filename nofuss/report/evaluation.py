@@ -73,8 +73,9 @@ def score_run(
                     f"{path} was trained on all of its classes, and its scores are those of the "
                     "folds; --k, --extended, --rerank and --seed need DATA that it has not seen"
                 )
-            with foreign(path):
-                _show_fold_scores(path, as_json=as_json)
+            if processes.leave():
+                with foreign(path):
+                    _show_fold_scores(path, as_json=as_json)
             return
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
@@ -88,7 +89,7 @@ def score_run(
             compared = Compared(np.arange(len(collection)), collection)
         if compared is not None:
             vectors = encoder.embed_collection(compared.collection)
-            if not processes.first():
+            if not processes.leave():
                 return
             content = score_order(compared.collection, vectors, seed=seed).as_dict()
             _keep(run, collection.name, content, as_json=as_json, own=data is None)
@@ -109,6 +110,8 @@ def score_run(
     else:
         same = data.resolve() == gallery.resolve()
         queries, labels, options = within_gallery(vectors, collection, searched, encoder, same=same)
+    if not processes.leave():  # scores need one process; the others are done
+        return
     weighting = _weighting(run, encoder) if rerank == "auto" else None
     sizes = [(len(vectors), len(np.unique(labels)))]
     expected = scoring_seconds(sizes, encoder.dim, reranked=weighting is not None)
@@ -116,8 +119,6 @@ def score_run(
         pairs = f"scoring compares all pairs of {len(vectors):,} items"
         say(f"{pairs}, which takes about {console.duration(expected)}")
     scores = evaluate(queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
-    if not processes.first():
-        return
     content = scores.as_dict()
     if weighting is not None:
         given = (options.get("gallery"), options.get("gallery_labels"), options.get("query_rows"))
@@ -165,8 +166,7 @@ def _keep_vectors(
     kept = load_embeddings(run.path) or without_sample(whole.fingerprint(), vectors.shape[1])
     kept = replace(kept, test=vectors.numpy(), test_rows=test)
     kept.save(run.path)
-    with processes.alone():
-        say(f"report: {write_report(run.path, whole, kept)}")
+    say(f"report: {write_report(run.path, whole, kept)}")
 
 
 def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
@@ -203,8 +203,7 @@ def _show_fold_scores(path: Path, *, as_json: bool) -> None:
     if "recall@1" not in scores:
         raise DataError(f"{path} has no scores: its classes were too few; give DATA to score it on")
     if as_json:
-        if processes.first():
-            console.print_json(scores)
+        console.print_json(scores)
         return
     console.say("the run was trained on all classes; each fold was scored by a model without it")
     columns = with_reranked(scores.get("method", "this run"), scores) | scores["baselines"]

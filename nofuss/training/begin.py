@@ -130,7 +130,7 @@ def _open_run(config: TrainConfig, collection: Collection, fingerprint: str, loc
     if config.resume:
         return continue_run(config, fingerprint=fingerprint, show=_show_differences)
     new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
-    path = processes.on_first(lambda: str(new(config).path))
+    path = processes.from_first(lambda: str(new(config).path))
     return Run(Path(path), replace(config, out=Path(path)))
 
 

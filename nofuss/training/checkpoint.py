@@ -1,35 +1,34 @@
-"""Checkpoints: safetensors + JSON + checksums in a folder that appears as a whole or not at all.
+"""Checkpoints: one file each, which appears as a whole or not at all.
 
-    checkpoints/step-N/tensors.safetensors   model, criterion, optimizer
-                       state.json            epoch, step, history
-                       manifest.json         sha256 of the others
+    checkpoints/step-N.safetensors   model, criterion, optimizer; in its metadata the position of
+                                     training (epoch, step, history) as JSON, and a SHA-256 of all
 
-and a file for each process's proxies if they are distributed: see `shards.py`. The last two
-checkpoints are kept. Loading verifies the newest and falls back to the one before.
+The last two are kept. Loading verifies the newest and falls back to the one before. Of several
+processes the first collects what is distributed and writes; each reads its own rows, so that any
+number of processes resumes what any other number wrote.
 """
 
 import json
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from nofuss.distributed.processes import exchange, first, rank, world
+from nofuss.distributed.processes import first, from_first
+from nofuss.distributed.shard import Shard
 from nofuss.errors import RunError
-from nofuss.files.atomic import DESCRIPTION_LIMIT, parse_json, read_regular, sha256
-from nofuss.files.folders import own_folder, remove
+from nofuss.files.atomic import check_regular, memory, parse_json, write_file
+from nofuss.files.checksum import sha256_of
 from nofuss.files.lock import check_in_place
 from nofuss.model.tensors import for_file
-from nofuss.training.shards import WHOLE, Cut, folder_of_all, read_cut, write_shards
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 
 
@@ -42,163 +41,153 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+class Sharded(NamedTuple):
+    """Which tensors are distributed by rows, by prefixes of their names, and the rows held here."""
+
+    shard: Shard
+    names: tuple[str, ...]
+
+    def has(self, name: str, ndim: int) -> bool:
+        """Return whether processes hold different rows of this tensor."""
+        return ndim == 2 and name.startswith(self.names)
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
-    tensors: dict[str, Tensor],
-    state: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
     *,
-    cut: Cut | None = None,
+    sharded: Sharded | None = None,
 ) -> None:
-    """Write step-N atomically, then delete all but it and the one before.
+    """Write step-N, then delete all but it and the one before; all processes call it.
 
-    All processes call it: those with a cut write their rows, the first one writes what is common.
-
-    Later steps, from which training fell back because they were damaged, are deleted too, and so
-    are the remains of saves that were killed.
+    Later steps, from which training fell back because they were damaged, are deleted too.
     """
-    if first():
-        check_in_place(folder.parent)
-        own_folder(folder)
-    with folder_of_all(folder / f"step-{step}") as new:
-        own = cut.parts(tensors) if cut else {}
-        sums = write_shards(new, own, cut.shard) if cut else {}
-        if first():
-            common = {name: tensor for name, tensor in tensors.items() if name not in own}
-            save_file(for_file(common), new / WHOLE)
-            (new / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
-            sums |= {name: sha256(new / name) for name in (WHOLE, "state.json")}
-            (new / "manifest.json").write_text(json.dumps(sums))
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        is_part = sharded is not None and sharded.has(name, tensor.ndim)
+        collected = sharded.shard.collect(tensor) if sharded and is_part else tensor
+        if collected is not None:
+            whole[name] = collected
     if not first():
         return
+    check_in_place(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _write(folder / f"step-{step}.safetensors", whole, {"step": step, **state})
     later = [path for path in _newest_first(folder) if _step(path) > step]
     earlier = [path for path in _newest_first(folder) if _step(path) <= step]
-    for old in [*later, *earlier[KEPT:], *folder.glob(".step-*")]:
-        remove(old)  # what can't be deleted now is tried again next time
+    for old in [*later, *earlier[KEPT:]]:
+        old.unlink(missing_ok=True)
 
 
 def load_checkpoint(
-    folder: Path, *, say: Callable[[str], None], cut: Cut | None = None
+    folder: Path, *, say: Callable[[str], None], sharded: Sharded | None = None
 ) -> Checkpoint | None:
-    """Return the newest intact checkpoint or None; `say` reports the damaged ones.
+    """Return the newest intact checkpoint or None; `say` reports the damaged ones."""
+    intact = from_first(lambda: _newest_intact(folder, say))
+    return _read(folder / intact, sharded) if intact else None
 
-    Each process checks a part of the files; what one finds damaged, none uses.
-    """
-    for name in json.loads(exchange(json.dumps([p.name for p in _newest_first(folder)]))[0]):
-        found, problem = None, ""
+
+def _newest_intact(folder: Path, say: Callable[[str], None]) -> str:
+    for path in _newest_first(folder):
         try:
-            found = _read(folder / name, cut)
+            _verify(path)
         except RunError as error:
-            problem = str(error)
-        problems = [each for each in exchange(problem) if each]
-        if not problems:
-            return found
-        say(f"{problems[0]}; falling back to the checkpoint before")
-    return None
+            say(f"{error}; falling back to the checkpoint before")
+        else:
+            return path.name
+    return ""
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    found = [p for p in folder.glob("step-*") if p.name[5:].isdecimal()]
+    found = [p for p in folder.glob("step-*.safetensors") if p.stem[5:].isdecimal()]
     return sorted(found, key=_step, reverse=True)
 
 
 def _step(path: Path) -> int:
-    return int(path.name[5:])
+    return int(path.stem[5:])
 
 
-def _read(path: Path, cut: Cut | None) -> Checkpoint:
+def _write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    text, ready = json.dumps(state), for_file(dict(sorted(tensors.items())))
+    about = {"format": str(FORMAT), "state": text, "sha256": sha256_of(_parts(text, ready.items()))}
+    write_file(path, save(ready, about))
+
+
+def _verify(path: Path) -> None:
+    """Raise RunError if the file is not what was written."""
     try:
-        sums = parse_json(read_regular(path / "manifest.json", limit=DESCRIPTION_LIMIT))
-        files = [WHOLE, "state.json", *(sums.keys() - {WHOLE, "state.json"})]
-        for name in sorted(files)[rank() :: world()]:
-            if sums[name] != sha256(path / name):
-                raise RunError(f"{path / name} is damaged: its checksum differs")
-        state = parse_json(read_regular(path / "state.json", limit=DESCRIPTION_LIMIT))
-        if state["format"] != FORMAT:
-            raise RunError(f"{path} has format {state['format']}, expected {FORMAT}")
-        _check_state(state, _step(path))
-        tensors = read_cut(path, (name for name in files if name != "state.json"), cut)
-        return Checkpoint(state["step"], tensors, state)
+        check_regular(path, limit=memory())
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != str(FORMAT):
+                raise RunError(f"{path} has format {about.get('format')}, expected {FORMAT}")
+            tensors = ((name, file.get_tensor(name)) for name in sorted(file.keys()))
+            if about["sha256"] != sha256_of(_parts(about["state"], tensors)):
+                raise RunError(f"{path} is damaged: its checksum differs")
     except RunError:
         raise
     except Exception as error:  # whatever a damaged file makes a parser raise
-        raise RunError(f"{path} can't be read ({type(error).__name__}: {error})") from None
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} can't be read ({type(error).__name__}: {reason})") from None
 
 
-def _check_state(state: dict[str, Any], step: int) -> None:
-    """Raise ValueError for a state that training can't have had; checksums do not prove that."""
-    if type(state["step"]) is not int or state["step"] != step:
-        raise ValueError(f"step is {state['step']!r:.20}")
-    for name in ("epoch", "at"):
-        if type(state.get(name, 0)) is not int or not 0 <= state.get(name, 0) < 2**31:
-            raise ValueError(f"{name} is {state[name]!r:.20}")
-    loss = state.get("loss_sum", 0.0)
-    if type(loss) not in (int, float) or not math.isfinite(loss):
-        raise ValueError(f"loss_sum is {loss!r:.20}")
-    history = state.get("history", [])
-    if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
-        raise ValueError("history is no list of epochs")
+def _read(path: Path, sharded: Sharded | None) -> Checkpoint:
+    """Read a verified file: of distributed tensors the rows that this process holds."""
+    tensors: dict[str, Tensor] = {}
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            is_part = sharded is not None and sharded.has(name, len(part.get_shape()))
+            rows = sharded.shard.rows if sharded and is_part else None
+            tensors[name] = file.get_tensor(name) if rows is None else part[rows]
+        state = parse_json(file.metadata()["state"].encode())
+    return Checkpoint(state["step"], tensors, state)
+
+
+def _parts(state: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
+    """Return what the checksum covers: the state, then names, types, shapes and bytes."""
+    yield state.encode()
+    for name, tensor in tensors:
+        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+        yield tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer's state under flat names `optimizer.PARAMETER.NAME`, without rates."""
-    return dict(_flatten(optimizer.state_dict()["state"]))
+    """Return the optimizer's state as flat tensors `optimizer.PARAMETER.NAME`, without rates."""
+    return {
+        f"optimizer.{index}.{name}": torch.as_tensor(value)
+        for index, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+        if value is not None
+    }
 
 
-def _flatten(state: dict[int, dict[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    for index, values in state.items():
-        for name, value in values.items():
-            if value is not None:
-                yield f"optimizer.{index}.{name}", torch.as_tensor(value)
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Restore `optimizer_tensors`, each in the memory layout of its parameter.
 
-    Fused optimizers walk parameter and state side by side in memory: with channels-last weights
-    and state as the file has it, they would pair the wrong numbers.
+    Fused optimizers walk parameter and state side by side in memory, without looking at sizes: with
+    channels-last weights and state as the file has it, they would pair the wrong numbers.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    expected = _state_names(optimizer)
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         if not key.startswith("optimizer."):
             continue
         _, index, name = key.split(".", 2)
-        if not index.isdecimal() or int(index) >= len(parameters):
-            raise RunError("the checkpoint does not fit the optimizer: it has more parameters")
-        like = parameters[int(index)]
-        # Fused optimizers iterate over the memory of both without checking their sizes.
-        shape, kind = (like.shape, like.dtype) if expected.get(name) else ((), torch.float32)
-        if name not in expected or value.shape != shape or value.dtype != kind:
-            got = f"{name!r:.20} is {value.dtype} {tuple(value.shape)}"
+        like = parameters[int(index)] if int(index) < len(parameters) else None
+        if like is None or value.shape not in (like.shape, ()):
+            got = f"{key} is {tuple(value.shape)}"
             raise RunError(f"the checkpoint does not fit the optimizer: {got}")
-        held = torch.empty_like(like, dtype=value.dtype) if shape else torch.empty_like(value)
+        held = torch.empty_like(like, dtype=value.dtype) if value.ndim else torch.empty_like(value)
         state.setdefault(int(index), {})[name] = held.copy_(value)
-    if any(names.keys() != expected.keys() for names in state.values()):
-        raise RunError(f"the checkpoint does not fit the optimizer: expected {sorted(expected)}")
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def _state_names(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
-    """Return the names of this optimizer's state; True for those with the parameter's shape."""
-    parameter = nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.zeros(2)
-    kind: Any = type(optimizer)
-    known = signature(kind).parameters  # AdamW keeps an option that it does not take
-    probe = kind([parameter], **{k: v for k, v in optimizer.defaults.items() if k in known})
-    probe.step()
-    return {name: value.ndim > 0 for name, value in probe.state[parameter].items()}
-
-
 def restore_scaler(scaler: GradScaler, state: Any) -> None:
-    """Restore a scaler's `state_dict`; RunError for numbers that it can't have had."""
-    expected = scaler.state_dict()
-    fits = isinstance(state, dict) and state.keys() == expected.keys()
-    if not fits or not all(
-        type(value) in (int, float) and math.isfinite(value) and value >= 0
-        for value in state.values()
-    ):
+    """Restore a scaler's `state_dict`."""
+    if not isinstance(state, dict) or state.keys() != scaler.state_dict().keys():
         raise RunError(f"the checkpoint does not fit the scaler: got {state!r:.60}")
     scaler.load_state_dict(state)
 
@@ -208,7 +197,7 @@ def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
 
 
-def restore_module(prefix: str, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+def restore_module(prefix: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Restore `module_tensors`; every name must exist and fit."""
     own = {
         k.removeprefix(f"{prefix}."): t for k, t in tensors.items() if k.startswith(f"{prefix}.")

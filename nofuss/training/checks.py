@@ -9,11 +9,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from nofuss.data.loader import Batch
-from nofuss.distributed.device import device_of, own_random_numbers
+from nofuss.distributed.device import device_of, seeded
 from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.training.parallel import parallel
-from nofuss.training.step import train_step
+from nofuss.training.step import parallel, train_step
 
 
 def check_before_training(
@@ -96,7 +95,7 @@ def loss_on_one_batch(
         {**group, "params": [twins[p] for p in group["params"]]} for group in optimizer.param_groups
     ]
     rehearsal = type(optimizer)(groups)  # type: ignore[call-arg]
-    with own_random_numbers(device_of(model)) as seed:
+    with seeded(device_of(model)) as seed:
         seed(0)
         model = parallel(copies[0])
         scaler = copy.deepcopy(scaler)

@@ -1,16 +1,18 @@
 """What training leaves in the run directory: the model, embeddings, scores, card and report."""
 
 import shlex
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nofuss.data.collection import compact_labels
 from nofuss.data.comparisons import without_groups
 from nofuss.data.split import by_folds, classes_in
-from nofuss.distributed import processes
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.encoder import Encoder
 from nofuss.model.lora import merge_adapters
 from nofuss.model.saved import save_model
 from nofuss.report import write_report
@@ -22,38 +24,54 @@ from nofuss.training.scoring import embed_rows, score
 from nofuss.training.search_rules import settle_search
 
 
-def keep_model(job: Job) -> RunEmbeddings:
-    """Write the model with what search needs to know, and the embeddings; return these."""
+@dataclass(frozen=True)
+class Embedded:
+    """What the model makes of all items that scores and search need."""
+
+    kept: RunEmbeddings
+    held_out: Tensor | None
+    """Unit vectors of the held-out training classes, where a network was trained."""
+    compared: Tensor | None
+    """Vectors of the held-out triplets or pairs."""
+
+
+def embed_items(job: Job) -> Embedded:
+    """Embed all that is kept or scored; several processes share the items."""
     merge_adapters(job.embedder)
-    settle_search(job)
+    held_out = compared = None
+    if not job.fixed and len(job.sides.held_out) and not job.collection.by_links:
+        data = job.collection.subset(job.sides.held_out)
+        held_out = Encoder(job.embedder).embed_collection(data)
+    if job.compared is not None and job.fold_scores is None:
+        compared = embed_rows(job, job.compared.rows)
+    return Embedded(_embed_sides(job), held_out, compared)
+
+
+def keep_model(job: Job, embedded: Embedded) -> None:
+    """Write the model with what search needs to know, and the embeddings."""
+    settle_search(job, embedded.held_out)
     names = job.collection.class_names
     rules = {"strangers": job.strangers, "rerank": job.reranking}
-    if processes.first():
-        save_model(
-            job.run.model,
-            job.embedder,
-            class_names=[names[i] for i in classes_in(job.collection, job.sides.train)],
-            extra={name: found.as_dict() for name, found in rules.items() if found},
-        )
-    kept = _embed_sides(job)
-    if processes.first():
-        kept.save(job.run.path)
-    return kept
+    save_model(
+        job.run.model,
+        job.embedder,
+        class_names=[names[i] for i in classes_in(job.collection, job.sides.train)],
+        extra={name: found.as_dict() for name, found in rules.items() if found},
+    )
+    embedded.kept.save(job.run.path)
 
 
-def report_scores(job: Job, kept: RunEmbeddings) -> None:
+def report_scores(job: Job, embedded: Embedded) -> None:
     """Score what was kept on what training has not seen, and write it down for people."""
-    scores = score(job, torch.from_numpy(kept.test))
-    if not processes.first():
-        return
+    kept = embedded.kept
+    scores = score(job, torch.from_numpy(kept.test), embedded.compared)
     run, data = job.run, without_groups(job.collection)
-    with processes.alone():
-        write_card(run)
-        with console.busy("writing the report"):
-            report = write_report(run.path, data, kept)
-        console.say(f"report: {report}")
-        console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
-        job.listeners.end(run, scores, kept, data)
+    write_card(run)
+    with console.busy("writing the report"):
+        report = write_report(run.path, data, kept)
+    console.say(f"report: {report}")
+    console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
+    job.listeners.end(run, scores, kept, data)
 
 
 def _embed_sides(job: Job) -> RunEmbeddings:

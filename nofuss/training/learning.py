@@ -94,7 +94,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
     form = ClosedForm.of(config, job.features[rows], labels)
     found = _decided_before(job) if config.resume and not config.force else None
     if found is None:
-        found = json.loads(processes.on_first(lambda: json.dumps(_decide(job, form, stop))))
+        found = json.loads(processes.from_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
     choice = job.choice = Choice.from_dict(found["choice"])
     job.strangers, job.reranking = read_search(found)
@@ -166,7 +166,7 @@ def _decided_before(job: Job) -> dict[str, Any] | None:
         except (OSError, ValueError):  # missing or damaged
             return "{}"
 
-    found: dict[str, Any] = json.loads(processes.on_first(read))
+    found: dict[str, Any] = json.loads(processes.from_first(read))
     try:
         Choice.from_dict(found["choice"])
         read_search(found)
@@ -238,7 +238,7 @@ def _keep_the_better(
         f"{new.recall.mean():.3f} after training, MAP@R {old.map_at_r.mean():.3f} and "
         f"{new.map_at_r.mean():.3f}"
     )
-    job.fell_back = gain.mean < 0
+    (job.fell_back,) = processes.any_true(bool(gain.mean < 0))  # rounding may differ by machine
     job.run.write(CHOICE, read_optional_json(job.run.path / CHOICE) | {"fell_back": job.fell_back})
     if job.fell_back:
         job.embedder.load_state_dict(before[0].state_dict())
@@ -251,7 +251,7 @@ def _keep_the_better(
 def _begin(job: Job, t: Training, feed: Feed) -> None:
     """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
-        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, cut=t.cut)
+        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, sharded=t.sharded)
         if checkpoint is None:
             console.warn("no intact checkpoint to resume from; training starts from the beginning")
             return

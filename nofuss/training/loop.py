@@ -17,14 +17,15 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from nofuss.data.loader import Batch, on_device
-from nofuss.distributed.device import device_of, own_random_numbers
-from nofuss.distributed.processes import any_true
+from nofuss.distributed.device import device_of, seeded
+from nofuss.distributed.processes import any_true, copy_from_first, rank
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
 from nofuss.training.checkpoint import (
     Checkpoint,
+    Sharded,
     module_tensors,
     optimizer_tensors,
     restore_module,
@@ -33,9 +34,7 @@ from nofuss.training.checkpoint import (
     save_checkpoint,
 )
 from nofuss.training.optim import set_rates
-from nofuss.training.parallel import parallel
-from nofuss.training.shards import Cut
-from nofuss.training.step import train_step
+from nofuss.training.step import parallel, train_step
 
 
 class Feed(Protocol):
@@ -96,13 +95,13 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def cut(self) -> Cut | None:
+    def sharded(self) -> Sharded | None:
         """Which tensors are this process's rows, if proxies are distributed over processes."""
         if not isinstance(self.criterion, ProxyLoss) or self.criterion.shard is None:
             return None
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
         number = next(i for i, p in enumerate(held) if p is self.criterion.proxies)
-        return Cut(self.criterion.shard, ("criterion.proxies", f"optimizer.{number}."))
+        return Sharded(self.criterion.shard, ("criterion.proxies", f"optimizer.{number}."))
 
     def save(self, folder: Path, steps: int) -> None:
         """Write a checkpoint named after the steps done so far."""
@@ -120,7 +119,7 @@ class Training:
             self.epoch * steps + self.step,
             tensors,
             {"at": state.pop("step"), **state},
-            cut=self.cut,
+            sharded=self.sharded,
         )
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -148,7 +147,7 @@ def run_loop(
 ) -> None:
     """Run `t` to its last epoch; `validate` returns scores for the epoch's row."""
     steps, device = len(feed), device_of(t.model)
-    with own_random_numbers(device) as seed:
+    with seeded(device) as seed:
         while t.epoch < t.epochs:
             if before_epoch:
                 before_epoch(t.epoch)
@@ -159,7 +158,7 @@ def run_loop(
             items, embeddings, asked = 0, None, False
             for batch in on_device(feed(t.epoch, t.step), device):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
-                seed(_step_seed(t.seed, t.epoch * steps + t.step))
+                seed(_step_seed(t.seed, t.epoch * steps + t.step) + rank())
                 loss, embeddings = train_step(model, t.criterion, t.optimizer, batch, t.scaler)
                 t.step += 1
                 t.loss_sum += loss
@@ -173,6 +172,7 @@ def run_loop(
                     saved = time.monotonic()
                 if asked:
                     raise Interrupted
+            copy_from_first(t.model.buffers())  # each has batch norm's statistics of its rows
             seconds = time.monotonic() - began
             row = {"epoch": t.epoch + 1, "loss": t.loss_sum / steps, "seconds": seconds}
             row |= _health(t.criterion, embeddings, watch)

@@ -22,7 +22,7 @@ from nofuss.terminal import console
 from nofuss.terminal.interrupt import stop_on_signals
 from nofuss.training.begin import begin
 from nofuss.training.job import Job, describe_data
-from nofuss.training.keeping import keep_model, report_scores
+from nofuss.training.keeping import embed_items, keep_model, report_scores
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.loop import Interrupted
 from nofuss.training.step import NonFiniteLoss
@@ -52,7 +52,10 @@ def run_training(
             compute_features(job)
             with stop_on_signals(console.warn) as stop:
                 learn(job, stop)
-            report_scores(job, keep_model(job))
+            embedded = embed_items(job)
+            if processes.leave():  # scores and files need one process; the others are done
+                keep_model(job, embedded)
+                report_scores(job, embedded)
         return job.run.path
 
 

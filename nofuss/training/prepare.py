@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
-from nofuss.distributed.device import can_pin, device_of
+from nofuss.distributed.device import device_of
 from nofuss.geometry import normalize
 from nofuss.model.embedder import Embedder
 from nofuss.model.inference import through_head
@@ -94,6 +94,6 @@ def wire(
         per_class=int(config.per_class or 0),
         seed=config.seed,
         num_workers=config.num_workers,
-        pin=can_pin(device_of(model)),
+        pin=device_of(model).type == "cuda",
     )
     return build_training(config, model, criterion), feed

@@ -52,8 +52,11 @@ def score_held_out(
         return score_folds(kept, baselines, labels, seed=seed, weightings=weightings)
 
 
-def score(job: Job, found: Tensor) -> dict[str, Any]:
-    """Score on what is unseen beside what needs no training; return what scores.json holds."""
+def score(job: Job, found: Tensor, compared: Tensor | None) -> dict[str, Any]:
+    """Score on what is unseen beside what needs no training; return what scores.json holds.
+
+    found: embeddings of the test items. compared: of the held-out triplets or pairs.
+    """
     config, rows = job.config, job.sides.test
     if job.fold_scores is not None:
         title = "every class, scored by a model that has not seen it"
@@ -61,7 +64,7 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
         console.say(within_folds(scores))
         return scores
     if job.collection.labels is None or job.collection.by_links or not len(rows):
-        return _score_order(job)
+        return _score_order(job, compared)
     labels = np.asarray(job.collection.labels)[rows]
     if not scorable(labels):
         console.say("the test classes are too few to score: two are needed, one with two items")
@@ -91,29 +94,30 @@ def score(job: Job, found: Tensor) -> dict[str, Any]:
     if weighting is not None and reranked is not None:
         plain, after = reranked
         scores["reranked"] = reranking_summary(after, plain, seed=config.seed)
-    if job.compared is not None:  # the labels' scores come first, then that of the triplets
-        order = _order(job, job.compared)
+    if job.compared is not None and compared is not None:
+        # The labels' scores come first, then that of the triplets.
+        order = _order(job, job.compared, compared)
         scores |= extra_of(order)
         for name, other in order["baselines"].items():
             beside[name] |= extra_of(other)
     return _report_scores(job, "unseen classes", scores | {"baselines": beside})
 
 
-def _score_order(job: Job) -> dict[str, Any]:
+def _score_order(job: Job, compared: Tensor | None) -> dict[str, Any]:
     """Score on held-out triplets or pairs beside what needs no training; write scores.json."""
-    if job.compared is None:
+    if job.compared is None or compared is None:
         console.say(
             "nothing is held out, so there are no scores; for other data: nofuss evaluate RUN DATA"
         )
         return {}
-    return _report_scores(job, "held-out comparisons", _order(job, job.compared))
+    return _report_scores(job, "held-out comparisons", _order(job, job.compared, compared))
 
 
-def _order(job: Job, compared: Compared) -> dict[str, Any]:
+def _order(job: Job, compared: Compared, found: Tensor) -> dict[str, Any]:
     """Return how the model, and what needs no training, order held-out triplets or pairs."""
     fit, rows = job.sides.train, compared.rows
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
-    columns = {"kept": embed_rows(job, rows)} | baselines
+    columns = {"kept": found} | baselines
     return score_orders(compared.collection, columns, seed=job.config.seed)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,6 @@ from nofuss.evaluate.strangers import (
     Strangers,
     choose_rule,
 )
-from nofuss.model.encoder import Encoder
 from nofuss.terminal import console
 from nofuss.training.job import Job
 
@@ -43,20 +43,20 @@ def read_search(stored: Mapping[str, Any]) -> tuple[Strangers | None, Reranking 
     )
 
 
-def settle_search(job: Job) -> None:
-    """Decide on held-out training classes how to search; on fixed features the folds have."""
+def settle_search(job: Job, held_out: Tensor | None) -> None:
+    """Decide on held-out training classes how to search; on fixed features the folds have.
+
+    held_out: unit vectors of these classes, where a network was trained.
+    """
     if job.collection.by_links:  # two groups may be of one class, so no distance tells them apart
         job.strangers = job.reranking = None
         console.say('search will not say "nothing like this": that needs labels')
         return
     if not job.fixed and job.config.epochs:
         job.strangers = job.reranking = None  # those of the folds are of the network before it
-    if not job.fixed and len(job.sides.held_out):
-        held_out = job.collection.subset(job.sides.held_out)
-        assert held_out.labels is not None
-        encoder = Encoder(job.embedder)
-        found, labels = encoder.embed_collection(held_out), torch.from_numpy(held_out.labels)
-        job.strangers, job.reranking = decide_search([found], [labels], job.config)
+    if held_out is not None:
+        labels = torch.from_numpy(np.asarray(job.collection.labels)[job.sides.held_out])
+        job.strangers, job.reranking = decide_search([held_out], [labels], job.config)
     if job.reranking is not None:
         console.say(job.reranking.describe())
     if job.strangers is not None:

@@ -21,12 +21,13 @@ from nofuss.model.precision import scaler_of
 from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
 from nofuss.proxies.balanced import Balanced
+from nofuss.proxies.by_name import kind_of
 from nofuss.training.loop import Training
 from nofuss.training.optim import build_optimizer
 
 SHARD_FROM = 2**20
-"""Numbers in all proxies from which on they are distributed over processes instead of replicated:
-16,384 proxies of 64 dimensions."""
+"""Numbers in all proxies from which on they are distributed over processes instead of replicated,
+where the loss can do that: 16,384 proxies of 64 dimensions."""
 
 
 def check_loss(config: TrainConfig, num_classes: int) -> None:
@@ -82,8 +83,9 @@ def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
         options["temperature"] = 2 / config.scale
     elif config.scale is not None:
         options["scale"] = config.scale
-    numbers = num_classes * each * config.dim
-    if world() > 1 and loss.can_shard and numbers >= SHARD_FROM:
+    kind, scale = kind_of(config.assignment, num_classes, each), options.get("scale", 1.0)
+    is_large = num_classes * each * config.dim >= SHARD_FROM
+    if world() > 1 and is_large and loss.shards(kind.name, scale):
         options["sharded"] = True
     return loss(num_classes, config.dim, **options)
 
@@ -185,7 +187,6 @@ def place_proxies(
         first = (sizes.cumsum(0) - sizes)[owner]
         order = order[first + turn % sizes[owner].clamp_min(1)]
     rows = torch.arange(assignment.num_proxies)
-    rows = rows if shard is None else rows[shard.rows]
     criterion.proxies.copy_(directions[order[rows % len(order)]])
 
 
@@ -203,5 +204,4 @@ def _settle_all(
     around = directions - directions.mean(0)
     sums = around.new_zeros(criterion.num_classes, around.shape[1]).index_add_(0, labels, around)
     centers = torch.as_tensor(kmeans(normalize(sums), len(rows), seed=seed)[0]).to(directions)
-    rows = rows if assignment.shard is None else rows[assignment.shard.rows]
-    assignment.settle(directions, labels, centers[rows])
+    assignment.settle(directions, labels, centers)

@@ -1,20 +1,25 @@
-"""One training step: forward, loss, a look at the numbers, backward, update."""
+"""One training step: forward, loss, a look at the numbers, backward, update.
+
+Under torchrun each process runs the network on its rows of the batch (DistributedDataParallel), and
+all compute one loss of the gathered embeddings. Batch norm then has the statistics of a process's
+rows: see docs/scale.md.
+"""
 
 import math
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from nofuss.data.loader import Batch
-from nofuss.distributed.collectives import gather
 from nofuss.distributed.device import device_of
-from nofuss.distributed.processes import any_true
+from nofuss.distributed.processes import all_sum, any_true, world
+from nofuss.distributed.shard import gather
 from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.training.parallel import average_gradients, whole_batch
 
 
 class NonFiniteLoss(TrainingError):
@@ -23,6 +28,20 @@ class NonFiniteLoss(TrainingError):
     def __init__(self, message: str, indices: Tensor) -> None:
         super().__init__(message)
         self.indices = indices
+
+
+def parallel(model: nn.Module) -> nn.Module:
+    """Wrap the model so that gradients are averaged over processes; freeze parts of it before."""
+    return model if world() == 1 else DistributedDataParallel(model)
+
+
+def average_gradients(criterion: nn.Module) -> None:
+    """Average the gradients of replicated proxies, so that they stay equal on unequal machines."""
+    if world() == 1 or (isinstance(criterion, ProxyLoss) and criterion.shard):
+        return
+    for parameter in criterion.parameters():
+        if parameter.grad is not None:
+            all_sum(parameter.grad).div_(world())
 
 
 def batch_loss(criterion: nn.Module, embeddings: Tensor, labels: Tensor | None) -> Tensor:
@@ -48,17 +67,14 @@ def train_step(
     factor; it raises only where there is no factor left to lower.
     """
     optimizer.zero_grad()
-    count = len(batch.indices)
-    with whole_batch(count):
-        embeddings = gather(model(batch.inputs.to(device_of(model))), count)
+    embeddings = gather(model(batch.inputs.to(device_of(model))), len(batch.indices))
     loss = batch_loss(criterion, embeddings, batch.labels)
     value = loss.item()
     if not math.isfinite(value):
         raise NonFiniteLoss(f"the loss is {value}", batch.indices)
     scaled: Tensor = loss if scaler is None else scaler.scale(loss)
     scaled.backward()  # type: ignore[no-untyped-call]
-    if not (isinstance(criterion, ProxyLoss) and criterion.shard):
-        average_gradients(criterion.parameters())
+    average_gradients(criterion)
     gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     if any_true(not torch.isfinite(get_total_norm(gradients)))[0]:
         if scaler is None or scaler.get_scale() <= 1:

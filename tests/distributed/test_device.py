@@ -88,7 +88,7 @@ def test_a_run_there_is_a_run_here(lazy: torch.device, tmp_path: Path, assignmen
     there = run_training(replace(config, out=tmp_path / "there", device="lazy"))
     _assert_alike(there, here)
     assert json.loads((there / "environment.json").read_text())["device"] == "lazy"
-    (there / "checkpoints" / f"step-{_last_step(there)}" / "state.json").unlink()
+    (there / "checkpoints" / f"step-{_last_step(there)}.safetensors").unlink()
     _assert_alike(run_training(TrainConfig(out=there, resume=True, device="cpu")), here)
 
 
@@ -105,7 +105,7 @@ def test_pictures_are_embedded_there(lazy: torch.device, tmp_path: Path) -> None
 
 
 def _last_step(run: Path) -> int:
-    return max(int(p.name[5:]) for p in (run / "checkpoints").glob("step-*"))
+    return max(int(p.stem[5:]) for p in (run / "checkpoints").glob("step-*"))
 
 
 def _assert_alike(run: Path, other: Path) -> None:

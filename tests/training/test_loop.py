@@ -144,12 +144,15 @@ def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
             stop=lambda: bool(asked),
         )
     assert (t.epoch, t.step) == (1, 0)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-4"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-4.safetensors"]
 
 
 def test_checkpoints_by_time_and_by_epoch(tmp_path: Path, feed: Pictures) -> None:
     run_loop(make_training(), feed, watch=Recorder(), checkpoints=tmp_path, checkpoint_seconds=0)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-11", "step-12"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "step-11.safetensors",
+        "step-12.safetensors",
+    ]
 
 
 def test_rows_have_loss_and_scores(feed: Pictures) -> None:

@@ -44,12 +44,11 @@ def _one_of(rank: int, count: int, port: int, work: Callable[[], None]) -> int:
     told = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "MASTER_PORT": port}
     told |= {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "test"}
     os.environ.update({k: str(v) for k, v in told.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    os.environ["NOFUSS_TIMEOUT"] = "60"
+    os.environ |= {"NOFUSS_TIMEOUT": "60", "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     try:
         with processes.joined():
             work()
-            processes.any_true(True)  # the first one holds the store: it leaves last
         return 0
     except BaseException:
         traceback.print_exc()
@@ -59,8 +58,9 @@ def _one_of(rank: int, count: int, port: int, work: Callable[[], None]) -> int:
 
 def environment(**more: str) -> dict[str, str]:
     """One thread each, and our sources; nothing of an outer torchrun."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "GLOO"))}
-    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")}
+    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return kept | ours | more
 
 
 def torchrun(count: int, *command: str, options: tuple[str, ...] = ("--standalone",)) -> list[str]:
