@@ -158,6 +158,7 @@ def run(name: str, call: Call) -> None:
 
     tell = console.aside if call.keywords.get("json") else console.warn
     warnings.showwarning = lambda message, *_, **__: tell(str(message))
+    warnings.filterwarnings("ignore", module="PIL")  # its notes on odd headers
     if processes.under_torchrun() and name not in IN_SEVERAL_PROCESSES:
         raise UsageError(f"nofuss {name} works in one process; leave torchrun out")
     with ending_in_time(), processes.joined():

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from nofuss.data import decode_pool
+from torture.bombs import jpeg, with_scans
 from torture.measured import Case
-from torture.picture_files import jpeg, with_scans
 from torture.served import Served, children, honest, prepare_run, served
 
 STOP_SECONDS = 4.0
@@ -76,14 +77,14 @@ def never_reading(server: Served) -> list[str]:
 
 
 def slow_pictures(server: Served) -> list[str]:
-    """Upload slow pictures and disconnect: their decoding must stop."""
+    """Upload slow pictures and disconnect: those that wait must not be decoded."""
     length = f"Content-Length: {len(SLOW)}\r\n"
     for _ in range(12):
         line = server.send(server.head("POST", "/api/search", length) + SLOW)
         time.sleep(0.1)
         line.close()
     complaints = honest(server)
-    time.sleep(1)
+    time.sleep(decode_pool.SECONDS)  # what was begun is decoded, what waited is not
     busy = _processor_seconds(server)
     time.sleep(1)
     if _processor_seconds(server) - busy > 0.5:

@@ -21,8 +21,8 @@ from nofuss.config import Preprocessing
 from nofuss.data.decode import decode, resized
 from nofuss.data.detect import open_data
 from nofuss.files.atomic import read_regular
+from torture.bombs import saved
 from torture.fuzz import Target
-from torture.picture_files import saved
 
 MOST_READ = 20
 """Pictures of a collection that are read after it was opened."""

@@ -108,6 +108,11 @@ class Collection:
         """The number of classes; 0 without labels."""
         return len(self.class_names)
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the items can be shown: files or arrays of pictures."""
+        return self.kind in ("pictures", "images")
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The name of each item in messages: its relative path, or "row 17"."""

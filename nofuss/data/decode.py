@@ -1,35 +1,39 @@
-"""Open one picture safely, whatever its file contains.
+"""Open one picture: upright, in "RGB" or "L", with transparency over white.
 
-The formats in `formats.py` are recognised by content, not by name. What decoding will cost is known
-from the header and checked before any pixel is decoded (`cost.py`); JPEGs are decoded at reduced
-scale where that is enough. The result is upright, "RGB" or "L", with transparency over white; of an
-animation it is the first frame.
+Pillow decodes, and recognises a format by content, not by name; of an animation it is the first
+frame. Refused are files over MAX_FILE bytes, over MAX_PIXELS pixels, or more than MAX_ASPECT times
+as long as wide. JPEGs are decoded at reduced scale where that is enough. A file that was made for
+it can still take seconds and a gigabyte: what strangers send is decoded in a process with limits
+(`decode_pool.py`).
 """
 
+import base64
+import importlib.util
 import io
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from nofuss.config import Preprocessing
-from nofuss.data import cost
-from nofuss.data.collection import printable
-from nofuss.data.formats import FORMATS, register_heif
+from nofuss.data.collection import Collection, printable
 from nofuss.errors import DataError
-from nofuss.files.atomic import open_regular
-from nofuss.files.parts import status_of
+from nofuss.files.atomic import read_regular
 
-_SMALL = 2**24  # bytes of a file that is read at once
-_MAX_EXIF = 2**20
-_BAND = 2**20  # pixels that are converted at once
+MAX_FILE, MAX_PIXELS, MAX_ASPECT = 2**28, 80_000_000, 20
+"""Bytes of a file; pixels; long side over short side: resized by its short side, a narrower picture
+would be huge."""
 
-_filters = threading.Lock()  # warning filters belong to the process, not to a thread
+READS_AVIF = "avif" in features.modules and bool(features.check_module("avif"))  # Pillow 11.3
+READS_HEIF = importlib.util.find_spec("pillow_heif") is not None  # the extra `heif`
+FORMATS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", *["AVIF"] * READS_AVIF]
+FORMATS += ["HEIF"] * READS_HEIF
+"""Pillow's names of the formats that are decoded; all others are refused."""
+SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+SUFFIXES |= {".avif"} if READS_AVIF else set()
+SUFFIXES |= {".heic", ".heif"} if READS_HEIF else set()
 
 
 class PictureError(DataError):
@@ -40,45 +44,99 @@ class PictureError(DataError):
         self.reason, self.detail = reason, detail
 
 
-def decode(source: Path | IO[bytes], *, mode: str = "RGB", at_least: int = 0) -> Image.Image:
-    """Decode the picture at a path or in a file object: upright, in `mode`.
+def read_item(path: Path) -> bytes:
+    """Return the encoded picture at a path, which may name a part of a file (`files/parts.py`)."""
+    return read_regular(path, limit=MAX_FILE)
+
+
+def decode(source: Path | bytes, *, mode: str = "RGB", at_least: int = 0) -> Image.Image:
+    """Decode the picture at a path, or its content, or raise PictureError.
 
     at_least: if positive, JPEGs may be decoded at an eighth to a half of their scale, as long as
     no side falls below it.
     """
     name = printable(source) if isinstance(source, Path) else "picture"
+    content = b""
     try:
-        with _opened(source) as file:
-            return _decode(cost.Metered(file), mode, at_least)
-    except DataError:
+        content = read_item(source) if isinstance(source, Path) else source
+        _register_heif()
+        image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
+        _check_size(name, *image.size)
+        if at_least:
+            image.draft(None, (at_least, at_least))
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        return in_mode(image, mode)
+    except PictureError:
         raise
-    except cost.TooMuch as error:
-        raise PictureError(name, error.reason, error.detail) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        detail = f"over {cost.MAX_PIXELS // 10**6} megapixels"
-        raise PictureError(name, "oversized", detail) from error
     except FileNotFoundError as error:
         raise PictureError(name, "missing") from error
     except UnidentifiedImageError as error:
-        raise PictureError(name, _unidentified(source)) from error
+        raise PictureError(name, "not a picture" if content else "empty file") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise PictureError(name, "oversized", _TOO_LARGE) from error
     except MemoryError as error:
         raise PictureError(name, "out of memory") from error
     except Exception as error:  # decoders may raise anything on bytes from outside
         detail = getattr(error, "strerror", None) or " ".join(str(error).split())
-        truncated = "truncated" in detail.lower() or isinstance(error, EOFError)
-        raise PictureError(name, "truncated" if truncated else "unreadable", detail) from error
+        is_cut = "truncated" in detail.lower() or isinstance(error, EOFError)
+        raise PictureError(name, "truncated" if is_cut else "unreadable", detail) from error
+
+
+_TOO_LARGE = f"over {MAX_PIXELS // 10**6} megapixels"
+
+
+def _check_size(name: str, width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise PictureError(name, "oversized", _TOO_LARGE)
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        shape = f"{width:,} × {height:,} pixels; a side may be {MAX_ASPECT} times the other"
+        raise PictureError(name, "too narrow", shape)
+
+
+@cache
+def _register_heif() -> None:
+    """Add HEIC to Pillow where its package is installed; one thread a picture, as elsewhere."""
+    if READS_HEIF:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener(thumbnails=False)
+        pillow_heif.options.DECODE_THREADS = 1
+
+
+def in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Convert to "RGB" or "L": 16 bits and floats become 8 bits, transparent pixels white."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _in_8_bits(image)
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _in_8_bits(image: Image.Image) -> Image.Image:
+    """Keep the upper 8 of 16 bits; scale floats of 0…1 or 0…255.
+
+    Others raise ValueError, as their black and white are not known.
+    """
+    pixels = np.asarray(image)
+    least, largest = pixels.min().item(), pixels.max().item()  # NaN if one is
+    if not (least >= 0 and largest <= (255 if image.mode == "F" else 65535)):
+        raise ValueError(f"pixels from {least:.6g} to {largest:.6g}; scale them to 8 or 16 bits")
+    if image.mode == "F":
+        pixels = pixels * (255.0 if largest <= 1 else 1.0) + 0.5
+    elif image.mode != "I" or largest > 255:
+        pixels = pixels >> 8
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
 def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Resize the short side of a picture, or (squashed) both, to `preprocessing.resize`.
-
-    Only the middle of a very narrow picture is used: crops need no more.
-    """
+    """Resize the short side of a picture, or (squashed) both, to `preprocessing.resize`."""
     side, (width, height) = preprocessing.resize, image.size
     if preprocessing.squash:
         size = (side, side)
     else:
-        left, top, width, height = cost.middle_box(width, height, side)
+        left, top, width, height = middle_box(width, height)
         if (width, height) != image.size:
             image = image.crop((left, top, left + width, top + height))
         short = min(width, height)
@@ -88,127 +146,53 @@ def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     return image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
 
 
-def decode_resized(source: Path | IO[bytes], preprocessing: Preprocessing) -> np.ndarray:
+def middle_box(width: int, height: int) -> tuple[int, int, int, int]:
+    """Return left, top, width and height of what is resized: all, or the middle of a narrow array.
+
+    Only programs hand over such arrays (files are refused); crops need no more than the middle.
+    """
+    longest = MAX_ASPECT * min(width, height)
+    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
+    return left, top, min(width, longest), min(height, longest)
+
+
+def decode_resized(source: Path | bytes, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """Decode a picture to the uint8 array (H, W) or (H, W, 3) that crops are taken from."""
     image = decode(source, mode=preprocessing.mode, at_least=preprocessing.resize)
     return np.asarray(resized(image, preprocessing))
 
 
-@contextmanager
-def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open the file; a small one is read into memory: it can't change while it is decoded."""
-    if not isinstance(source, Path):
-        yield source
-        return
-    # Pillow leaves a file that it opened itself open when decoding fails
-    with open_regular(source, limit=cost.MAX_FILE) as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(0)
-        yield io.BytesIO(file.read()) if size <= _SMALL else file
+def shrunk(image: Image.Image, side: int) -> Image.Image:
+    """Shrink a picture to fit side × side; smaller ones stay as they are."""
+    image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+    return image
 
 
-def _decode(file: cost.Metered, mode: str, at_least: int) -> Image.Image:
-    """Check everything that the header says, then decode."""
-    buffers = cost.check_start(file)
-    if "HEIF" in FORMATS:
-        register_heif()
-    with _quietly():
-        image: Image.Image = Image.open(cast(IO[bytes], file), formats=FORMATS)
-        turned = image.format == "TIFF" and _orientation(image) != 1  # Pillow rotates these itself
-    cost.check_size(*image.size)
-    buffers += cost.check_work(image, file)
-    if at_least:
-        image.draft(None, (at_least, at_least))
-    cost.check_memory(image, file, mode, buffers=buffers, turned=turned)
-    image.load()
-    with _quietly():
-        if _orientation(image) != 1:  # known only now: a PNG may have it behind its pixels
-            cost.check_memory(image, file, mode, buffers=0, turned=True)
-            image = ImageOps.exif_transpose(image)
-    return in_mode(image, mode)
+def shrunk_item(collection: Collection, row: int, *, side: int) -> Image.Image | None:
+    """Return an item's picture, shrunk; None where it has none, or it can't be read any more."""
+    if collection.kind == "images" and collection.array is not None:
+        return shrunk(Image.fromarray(np.ascontiguousarray(collection.array[row])), side)
+    if collection.decoded is not None:
+        return shrunk(Image.fromarray(np.asarray(collection.decoded[row])), side)
+    if collection.kind != "pictures":
+        return None
+    try:
+        return shrunk(decode(collection.paths[row], at_least=side), side)
+    except PictureError:
+        return None
 
 
-def _orientation(image: Image.Image) -> int:
-    """Return the Exif orientation: 1 for upright, 2 to 8 for a turned or mirrored picture."""
-    if len(image.info.get("exif") or b"") > _MAX_EXIF:
-        del image.info["exif"]  # more than any camera writes, and slow to read
-    value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return value if value in range(2, 9) else 1
+def encoded(image: Image.Image) -> tuple[bytes, str]:
+    """Return bytes and media type: PNG for tiny pictures, whose pixels are visible, else JPEG.
 
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Hide Pillow's warnings about odd headers; those about decompression bombs become errors."""
-    with _filters, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        yield
-
-
-def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to "RGB" or "L": 16 bits become 8, transparent pixels become white.
-
-    Floating-point pixels are from 0 to 1 or from 0 to 255; others raise ValueError, as their black
-    and white are not known.
+    Pictures are always encoded again for a page: no byte of the original file is passed on.
     """
-    if image.mode == "F":
-        factor = 255.0 if _largest_float(image) <= 1 else 1.0
-        image = _by_bands(image, "L", lambda band: _rounded(band, factor))
-    if image.mode.startswith("I"):  # 16 bits a pixel: keep the upper eight, do not clip
-        least, largest = cast(tuple[int, int], image.getextrema())
-        if least < 0 or largest > 65535:
-            raise ValueError(_out_of_range(least, largest))
-        shift = 8 if image.mode != "I" or largest > 255 else 0
-        image = _by_bands(image, "L", lambda band: _upper_bits(band, shift))
-    if image.has_transparency_data:
-        return _by_bands(image, mode, lambda band: _over_white(band).convert(mode))
-    return image if image.mode == mode else image.convert(mode)
+    tiny = max(image.size) <= 64
+    with io.BytesIO() as buffer:
+        image.save(buffer, "PNG" if tiny else "JPEG", quality=82, optimize=True)
+        return buffer.getvalue(), "image/png" if tiny else "image/jpeg"
 
 
-def _by_bands(
-    image: Image.Image, mode: str, change: Callable[[Image.Image], Image.Image]
-) -> Image.Image:
-    """Convert a picture a few rows at a time, so that intermediate results take little memory."""
-    width, height = image.size
-    rows = max(1, _BAND // width)
-    if rows >= height:
-        return change(image)
-    result = Image.new(mode, image.size)
-    for top in range(0, height, rows):
-        band = image.crop((0, top, width, min(top + rows, height)))
-        result.paste(change(band), (0, top))
-    return result
-
-
-def _largest_float(image: Image.Image) -> float:
-    """Return the largest pixel; ValueError if one is not finite, or not in 0…255."""
-    pixels = np.asarray(image)
-    least, largest = float(pixels.min()), float(pixels.max())  # NaN if one is
-    if not (least >= 0 and largest <= 255):
-        raise ValueError(_out_of_range(least, largest))
-    return largest
-
-
-def _out_of_range(least: float, largest: float) -> str:
-    return f"pixels from {least:.6g} to {largest:.6g}; scale them to 8 or 16 bits"
-
-
-def _rounded(image: Image.Image, factor: float) -> Image.Image:
-    return Image.fromarray((np.asarray(image) * factor + 0.5).astype(np.uint8))
-
-
-def _upper_bits(image: Image.Image, shift: int) -> Image.Image:
-    values = np.asarray(image).astype(np.int64) >> shift
-    return Image.fromarray(values.clip(0, 255).astype(np.uint8))
-
-
-def _over_white(image: Image.Image) -> Image.Image:
-    white = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(white, image.convert("RGBA"))
-
-
-def _unidentified(source: Path | IO[bytes]) -> str:
-    with suppress(OSError):
-        if isinstance(source, Path) and status_of(source).size == 0:
-            return "empty file"
-    return "not a picture"
+def data_uri(content: bytes, media: str) -> str:
+    """Return an encoded picture as a data: address."""
+    return f"data:{media};base64,{base64.b64encode(content).decode()}"

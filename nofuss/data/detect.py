@@ -7,8 +7,8 @@ from nofuss.config import is_named_data
 from nofuss.data import benchmarks
 from nofuss.data.arrays import open_arrays
 from nofuss.data.collection import Collection, printable
+from nofuss.data.decode import SUFFIXES
 from nofuss.data.folder import open_folder
-from nofuss.data.formats import PICTURE_SUFFIXES
 from nofuss.data.glyphs import open_glyphs
 from nofuss.data.han import open_han
 from nofuss.data.labelling import BY_FOLDER, SPLIT_WORDS, Labelling
@@ -57,7 +57,7 @@ def open_data(
         return open_arrays(path, check_values=check_values)
     if suffix == ".parquet":
         return open_parquet([path], path.parent)
-    if suffix in PICTURE_SUFFIXES:
+    if suffix in SUFFIXES:
         raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
     if path.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")):
         raise DataError(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, printable, relative
-from nofuss.data.formats import PICTURE_SUFFIXES, why_not_read
+from nofuss.data.decode import SUFFIXES
 from nofuss.data.labelling import (
     BY_FOLDER,
     SPLIT_WORDS,
@@ -26,6 +26,13 @@ from nofuss.data.labelling import (
     suggested_pattern,
 )
 from nofuss.errors import DataError
+
+_HEIC = "HEIC files, for which pip install 'nofuss[heif]' is needed,"
+_UNREAD = {
+    ".avif": "AVIF files, for which Pillow 11.3 or newer is needed,",
+    **dict.fromkeys((".heic", ".heif"), _HEIC),
+}
+"""Why pictures with these suffixes are skipped where they are not in SUFFIXES."""
 
 
 def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
@@ -182,10 +189,10 @@ def _walk(top: Path, passed_over: PassedOver) -> Iterator[Path]:
             elif not os.path.isfile(entry.path):
                 # a pipe would block forever
                 passed_over.add("broken links and special files", entry.path)
-            elif suffix in PICTURE_SUFFIXES:
+            elif suffix in SUFFIXES:
                 holds_pictures = True
                 yield Path(entry.path)
             else:
-                passed_over.add(why_not_read(suffix), entry.path)
+                passed_over.add(_UNREAD.get(suffix, "files that are not pictures"), entry.path)
         if not holds_pictures and not holds_folders:
             passed_over.add("folders without pictures", folder)

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from nofuss.data.cache import cache_directory, read_notes, write_notes
 from nofuss.data.collection import Collection
-from nofuss.data.cost import MAX_ASPECT, MAX_FILE, MAX_MEMORY, MAX_PIXELS, MAX_VISITS
-from nofuss.data.decode import PictureError, decode
+from nofuss.data.decode import MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
 from nofuss.data.duplicates import exact_copies
 from nofuss.data.pictures import Progress
 from nofuss.files.atomic import digest
@@ -30,7 +29,7 @@ from nofuss.files.parts import status_of
 PIECE = 16
 """Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"3 {MAX_PIXELS} {MAX_ASPECT} {MAX_MEMORY} {MAX_VISITS}"
+VERSION = f"4 {MAX_PIXELS} {MAX_ASPECT}"
 
 
 class Problem(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
-from nofuss.data import cost
+from nofuss.data.decode import middle_box
 
 Picture = NDArray[np.uint8]
 CROP_Y, CROP_X, FLIP, AFFINE = 0, 1, 2, slice(3, 9)
@@ -116,7 +116,7 @@ def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
     height, width = images.shape[1:3]
     side, short = preprocessing.resize, min(height, width)
     if not preprocessing.squash:
-        left, top, width, height = cost.middle_box(width, height, side)
+        left, top, width, height = middle_box(width, height)
         images = images[:, top : top + height, left : left + width]
     size = (
         (side, side)

@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from nofuss.data.collection import Collection, first_five, printable
-from nofuss.data.formats import PICTURE_SUFFIXES
+from nofuss.data.decode import SUFFIXES
 from nofuss.data.labelling import BY_FOLDER, Labelling, PassedOver, sides_by_name
 from nofuss.data.table import by_number_or_name
 from nofuss.data.tar_headers import Member, read_members
@@ -94,7 +94,7 @@ def _samples(file: Path, passed_over: PassedOver, complaints: list[str]) -> Iter
                     if not member.is_regular or base.startswith("."):
                         reason = "links, hidden and special files in shards"
                         passed_over.add(reason, file / member.name)
-                    elif suffix in PICTURE_SUFFIXES and picture is None:
+                    elif suffix in SUFFIXES and picture is None:
                         picture = member
                     elif ending in ("cls", "label", "json"):
                         try:

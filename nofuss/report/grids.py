@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofuss.data.collection import Collection
-from nofuss.data.thumbnail import encoded
+from nofuss.data.decode import data_uri, encoded, shrunk_item
 from nofuss.report.findings import Neighbours
-from nofuss.report.thumbnails import SIDE, data_uri, has_pictures, picture
 
 Rows = NDArray[np.int64]
 SHOWN = 8
+SIDE = 112
+"""Longest side of a thumbnail; more than the page shows, for dense screens."""
 ALIKE = 3.0
 """Mean difference of gray values (0…255) at 16 × 16 pixels, below which pictures are copies."""
 
@@ -78,7 +79,7 @@ class Items:
         """Return whether two pictures are the same but for scale and compression."""
         small = []
         for position in (a, b):
-            image = picture(self.collection, int(self.rows[position]), side=64)
+            image = shrunk_item(self.collection, int(self.rows[position]), side=64)
             if image is None:
                 return False
             small.append(np.asarray(image.convert("L").resize((16, 16)), dtype=np.float32))
@@ -86,7 +87,7 @@ class Items:
 
     def thumbnail(self, position: int) -> Thumbnail:
         """Return the item's picture, encoded for the page."""
-        image = picture(self.collection, int(self.rows[position]), side=SIDE)
+        image = shrunk_item(self.collection, int(self.rows[position]), side=SIDE)
         label = self.label(position)
         return Thumbnail(
             src=None if image is None else data_uri(*encoded(image)),
@@ -97,7 +98,7 @@ class Items:
 
     def thumbnails(self, *positions: int) -> list[Thumbnail]:
         """Return the pictures of several items; none where the items are vectors."""
-        return [self.thumbnail(p) for p in positions] if has_pictures(self.collection) else []
+        return [self.thumbnail(p) for p in positions] if self.collection.has_pictures else []
 
 
 def choose_queries(nearest: Neighbours, labels: Rows, *, seed: int = 0) -> dict[str, Rows]:

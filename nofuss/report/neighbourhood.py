@@ -19,7 +19,6 @@ from nofuss.report.findings import (
 )
 from nofuss.report.grids import Items, retrieval_grid
 from nofuss.report.sections import Section
-from nofuss.report.thumbnails import has_pictures
 
 CARDS = 12
 """Suspects of a kind that the page shows; suspects.csv lists all."""
@@ -35,7 +34,7 @@ def neighbourhood(
     if items.collection.labels is None or len(vectors) < 3:
         return dict.fromkeys(("neighbours", "confused", "suspects"))
     nearest = neighbours(vectors, seed=seed)
-    pictures = has_pictures(items.collection)
+    pictures = items.collection.has_pictures
     doubts = doubtful_labels(nearest, items.labels)
     same = items.look_alike if pictures else None
     # Pictures are confirmed by their pixels; vectors have to be equal but for rounding.

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nofuss.data.collection import Collection
+from nofuss.data.decode import shrunk_item
 from nofuss.errors import UsageError, visible
-from nofuss.report.thumbnails import has_pictures, picture
 from nofuss.run.embeddings import RunEmbeddings
 from nofuss.run.events import Event
 
@@ -67,7 +67,7 @@ class TensorBoard:
             torch.from_numpy(vectors[chosen]),
             metadata=[[_class_of(collection, i), visible(collection.names[i])] for i in shown],
             metadata_header=["class", "item"],
-            label_img=_sprites(collection, shown) if has_pictures(collection) else None,
+            label_img=_sprites(collection, shown) if collection.has_pictures else None,
             tag="embeddings",
         )
 
@@ -106,7 +106,7 @@ def _sprites(collection: Collection, rows: NDArray[np.int64]) -> torch.Tensor:
     """Return thumbnails (N, 3, SIDE, SIDE) between 0 and 1; gray where a file can't be read."""
     found = np.full((len(rows), SIDE, SIDE, 3), 128, np.uint8)
     for place, row in zip(found, rows.tolist(), strict=True):
-        small = picture(collection, row, side=SIDE)
+        small = shrunk_item(collection, row, side=SIDE)
         if small is not None:
             square = Image.new("RGB", (SIDE, SIDE), "white")
             image = small.convert("RGB")

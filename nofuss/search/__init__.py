@@ -4,7 +4,7 @@ index (vectors with names; stored: on disk; approximate: with faiss) or stores/ 
 columns, where (what a filter sees and says)
 items → gallery (which of them changed) → indexing (`nofuss index`)
 searcher (order and verdict) → searchable (what a run is searched in) → grid (as a picture)
-server, guard, connections → handlers, refusals, decoders → shelf, plane (the map): `nofuss serve`
+server, guard, connections → handlers, refusals → shelf, plane (the map): `nofuss serve`
 """
 
 from nofuss.evaluate.neighbours import nearest

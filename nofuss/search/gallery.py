@@ -21,8 +21,7 @@ from torch import Tensor
 
 from nofuss.data.collection import Collection, printable
 from nofuss.data.columns import Column, cells_of, facts_digest
-from nofuss.data.cost import MAX_FILE
-from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.decode import MAX_FILE, PictureError, decode_resized
 from nofuss.data.transforms import middle
 from nofuss.distributed import processes
 from nofuss.errors import DataError

@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -19,15 +20,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
+from nofuss.config import Preprocessing
 from nofuss.data.collection import printable
 from nofuss.data.columns import shown
-from nofuss.data.decode import PictureError
-from nofuss.data.formats import FORMATS
-from nofuss.data.thumbnail import encoded
+from nofuss.data.decode import FORMATS, PictureError, data_uri, encoded, read_item
+from nofuss.data.decode_pool import PROCESSES, Decoded, DecodePool
 from nofuss.files.atomic import parse_json
-from nofuss.report.thumbnails import data_uri
 from nofuss.search.columns import LABEL
-from nofuss.search.decoders import Decoders, Seen
 from nofuss.search.index import Index
 from nofuss.search.json_response import Json
 from nofuss.search.options import MOST, read_options, while_there
@@ -57,7 +56,8 @@ class Page:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self.held = 0  # bytes of uploads in memory
-        self.decoders = Decoders()
+        self.pool = DecodePool()
+        self.decoding = ThreadPoolExecutor(PROCESSES)  # not the threads that all requests share
         self.busy = asyncio.Lock()  # pictures are embedded one at a time
 
     def static(self, name: str) -> Any:
@@ -69,6 +69,11 @@ class Page:
             return Response(content, media_type=f"{media}; charset=utf-8")
 
         return handler
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        self.decoding.shutdown(wait=False, cancel_futures=True)
+        self.pool.close()
 
     async def about(self, request: Request) -> Response:
         """Return what the page says at its top, and the classes of its filter."""
@@ -138,7 +143,7 @@ class Page:
             await self._read(request, body)
             began = time.perf_counter()
             fit = self.shelf.encoder.preprocessing
-            seen = await while_there(request, self.decoders.decode(body, side=SIDE, fit=fit))
+            seen = await while_there(request, self._decode(body, fit))
         finally:
             self.held -= len(body)
         async with self.busy:
@@ -163,11 +168,10 @@ class Page:
             raise self._no_item() from None
         try:
             if isinstance(image, Path):
-                decoding = self.decoders.decode(image, side=SIDE)
-                _, content, media = await while_there(request, decoding)
+                _, content, media = await while_there(request, self._decode(image))
             elif image is not None:
                 content, media = await run_in_threadpool(encoded, image)
-        except PictureError:
+        except (PictureError, OSError):
             image = None
         if image is None:
             raise Refused(404, "no picture of this item")
@@ -219,7 +223,15 @@ class Page:
         if not body:
             raise Refused(400, f"{what} is empty; send it again")
 
-    def _embed(self, seen: Seen) -> Tensor:
+    async def _decode(self, source: Path | bytearray, fit: Preprocessing | None = None) -> Decoded:
+        def work() -> Decoded:
+            content = read_item(source) if isinstance(source, Path) else source
+            return self.pool.decode(content, side=SIDE, fit=fit)
+
+        # Cancelled while it waits for a thread, it is never begun.
+        return await asyncio.get_running_loop().run_in_executor(self.decoding, work)
+
+    def _embed(self, seen: Decoded) -> Tensor:
         with torch.inference_mode():
             return self.shelf.encoder.embed([seen.pixels])[0].clone()
 

@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
 from nofuss.data.collection import printable
-from nofuss.search.decoders import Seen
+from nofuss.data.decode_pool import Decoded
 from nofuss.search.refusals import Refused
 from nofuss.search.shelf import Shelf
 from nofuss.search.where import Condition, FilterError, parse_filter
@@ -43,7 +43,7 @@ async def read_options(request: Request, shelf: Shelf) -> SearchOptions:
     return SearchOptions(int(k), only, where)
 
 
-async def while_there(request: Request, work: Coroutine[Any, Any, Seen]) -> Seen:
+async def while_there(request: Request, work: Coroutine[Any, Any, Decoded]) -> Decoded:
     """Return the result of the work; cancel it if the client disconnects."""
 
     async def gone() -> None:

@@ -34,7 +34,7 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
         "oversized": f"the picture has too many pixels ({error.detail}); send a smaller one",
         "truncated": "the picture is cut off; send the whole file",
         "too narrow": f"the picture is nearly a line ({error.detail}); send a part of it",
-        "too complex": f"the picture takes too long to decode ({error.detail}); save it again",
+        "out of memory": "the picture takes too much memory to decode; send a smaller one",
         "too slow": f"the picture takes too long to decode ({error.detail}); save it again",
     }
     message = words.get(error.reason, f"the picture can't be read; send {formats}")

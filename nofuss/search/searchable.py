@@ -17,6 +17,7 @@ from PIL import Image
 
 from nofuss.config import is_named_data
 from nofuss.data.collection import Collection
+from nofuss.data.decode import shrunk_item
 from nofuss.data.detect import open_data
 from nofuss.data.labelling import labelling_of
 from nofuss.data.split import sides_of
@@ -24,7 +25,6 @@ from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, command
 from nofuss.files.atomic import read_regular
 from nofuss.model.encoder import Encoder
-from nofuss.report.thumbnails import picture
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.search.gallery import model_digest
@@ -65,7 +65,7 @@ class Pictures:
         collection = self._opened[source]
         if collection is None or int(row) >= len(collection):
             return None
-        return picture(collection, int(row), side=SIDE)
+        return shrunk_item(collection, int(row), side=SIDE)
 
 
 def _open_array(source: str) -> Collection | None:

@@ -50,11 +50,10 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
     async def draw_ahead(app: Starlette) -> Any:
         asyncio.get_running_loop().set_exception_handler(_print_error)
         drawing = asyncio.create_task(run_in_threadpool(lambda: shelf.map))
-        starting = asyncio.create_task(page.decoders.start())
+        page.pool.start()
         yield
         drawing.cancel()
-        starting.cancel()
-        await page.decoders.stop()
+        page.close()
 
     app = Starlette(
         routes=[

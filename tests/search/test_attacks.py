@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads what processes do from /proc"),
 ]
 if sys.platform == "linux":
-    from torture import attack_server
+    from torture import attack_pictures, attack_server
     from torture.attack_server import carry_out, stop
     from torture.served import Served, honest, prepare_run, served
 
@@ -30,6 +30,12 @@ def server(home: Path) -> Iterator["Served"]:
         yield server
 
 
+@pytest.fixture(scope="module", autouse=True)
+def idle(server: "Served") -> float:
+    """The memory of a decoder before any attack."""
+    return attack_pictures.decoder_megabytes(server)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -44,6 +50,23 @@ def server(home: Path) -> Iterator["Served"]:
 )
 def test_an_attack(server: "Served", name: str) -> None:
     assert carry_out(server, name).complaints == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PNG, claims 4 gigapixels",
+        "PNG, RGB",
+        "PNG, tags over tags",
+        "JPEG, 2,500 scans",
+        "TIFF, two million tiles",
+    ],
+)
+def test_a_bomb(server: "Served", idle: float, name: str) -> None:
+    """`make torture` uploads them all."""
+    case = attack_pictures.upload(server, name, idle)
+    assert case.complaints == []
+    assert honest(server) == []
 
 
 def test_ctrl_c_while_others_hold_it(home: Path) -> None:

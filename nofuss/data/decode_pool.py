@@ -1,0 +1,207 @@
+"""Decode pictures of strangers in processes that are killed when they take too much.
+
+    to the process    JSON {"side", "fit"}, then the encoded picture
+    and back          JSON {"shape", "media"} or {"error": [reason, detail]}, pixels, a thumbnail
+
+Hostile bytes can harm only the process that decodes them; one that answered is used again. Only
+bytes and JSON are exchanged, never pickles: whoever sent the picture may be who answers.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Timer
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nofuss.config import Preprocessing
+from nofuss.data.decode import PictureError, decode, encoded, in_mode, resized, shrunk
+
+Bytes = bytes | bytearray
+PROCESSES = 2
+SECONDS, MEMORY = 5.0, 290_000_000
+"""For one picture: wall-clock time, and bytes above those of the idle process."""
+START_SECONDS = 60.0
+LARGEST = 2**28
+"""Most bytes of one part of an answer."""
+
+
+class Decoded(NamedTuple):
+    """A decoded picture: uint8 pixels where requested, and a thumbnail's bytes and media type."""
+
+    pixels: NDArray[np.uint8] | None
+    content: bytes
+    media: str
+
+
+class DecodePool:
+    """A few processes that each decode a picture at a time; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._workers = [_Worker() for _ in range(PROCESSES)]
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def start(self) -> None:
+        """Start the processes before the first picture comes."""
+        for worker in self._workers:
+            worker.start()
+
+    def decode(self, content: Bytes, *, side: int, fit: Preprocessing | None = None) -> Decoded:
+        """Return a thumbnail of at most `side`, and pixels resized by `fit`; or a PictureError."""
+        worker = self._idle.get()
+        try:
+            return worker.decode(content, side, fit)
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """End the processes, also those at work; no picture can be decoded afterwards."""
+        for worker in self._workers:
+            worker.kill()
+        for _ in self._workers:  # the threads that used them notice, and put them back
+            self._idle.get().end()
+
+
+class _Worker:
+    """A process, started again after it was killed, and the pipe to it."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def start(self) -> None:
+        """Start the process, without waiting until it is ready."""
+        self._pipe, theirs = Pipe()
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        code = f"from nofuss.data.decode_pool import work; work({theirs.fileno()})"
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],  # -P: a folder of pictures may hold a PIL.py
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                start_new_session=True,  # Ctrl-C goes to the page only
+            )
+        self._is_ready = False
+
+    def decode(self, content: Bytes, side: int, fit: Preprocessing | None) -> Decoded:
+        """Send one picture to the process; kill it where no proper answer comes in time."""
+        try:
+            if self.process is None:
+                self.start()
+            if not self._is_ready:
+                with self._killed_after(START_SECONDS):
+                    self._pipe.recv_bytes(LARGEST)
+                self._is_ready = True
+            began = time.monotonic()
+            with self._killed_after(SECONDS):
+                return self._ask(content, side, fit)
+        except PictureError:
+            raise
+        except Exception:  # the picture may control the process, which then sends anything
+            is_late = self._is_ready and time.monotonic() - began >= SECONDS
+            self.end()
+            if is_late:
+                raise PictureError("picture", "too slow", f"over {SECONDS:.0f} seconds") from None
+            raise PictureError("picture", "unreadable", "its decoder ended") from None
+
+    @contextmanager
+    def _killed_after(self, seconds: float) -> Iterator[None]:
+        """Kill the process after this time, whereupon the pipe ends: nothing waits for longer."""
+        assert self.process is not None
+        timer = Timer(seconds, self.process.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _ask(self, content: Bytes, side: int, fit: Preprocessing | None) -> Decoded:
+        self._pipe.send_bytes(json.dumps({"side": side, "fit": fit and asdict(fit)}).encode())
+        self._pipe.send_bytes(content)
+        head = json.loads(self._pipe.recv_bytes(2**16))
+        if "error" in head:
+            reason, detail = map(str, head["error"])
+            raise PictureError("picture", reason, detail)
+        pixels, thumbnail = self._pipe.recv_bytes(LARGEST), self._pipe.recv_bytes(LARGEST)
+        array = np.frombuffer(pixels, np.uint8).reshape(head["shape"]) if fit else None
+        is_png = head["media"] == "image/png"
+        return Decoded(array, thumbnail, "image/png" if is_png else "image/jpeg")
+
+    def kill(self) -> None:
+        """Kill the process; a thread that waits for its answer gets an error."""
+        if (process := self.process) is not None:
+            process.kill()
+
+    def end(self) -> None:
+        """Kill the process and forget it."""
+        self.kill()
+        if self.process is not None:
+            self.process.wait()
+            self._pipe.close()
+        self.process = None
+
+
+def work(descriptor: int) -> None:
+    """Decode pictures until the pipe ends: the whole life of a process of the pool."""
+    pipe = Connection(descriptor)
+    Image.init()  # what is loaded once is not part of a picture's cost
+    _limit()
+    pipe.send_bytes(b"ready")
+    while True:
+        try:
+            job = json.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        for part in _answer(pipe.recv_bytes(), job["side"], job["fit"]):
+            pipe.send_bytes(part)
+
+
+def _limit() -> None:
+    """Limit the memory of this process, and forbid it to write files."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # elsewhere this limit does not cover what is allocated
+        [kilobytes] = re.findall(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        most = 1024 * int(kilobytes) + MEMORY
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _answer(content: bytes, side: int, fit: dict[str, Any] | None) -> list[bytes]:
+    try:
+        shape, pixels = None, b""
+        if fit is None:
+            image = decode(content, at_least=side)
+        else:
+            # At the scale of `decode_resized`: a JPEG of another scale has another embedding.
+            wanted = Preprocessing(**fit)
+            image = decode(content, at_least=wanted.resize)
+            array = np.asarray(resized(in_mode(image, wanted.mode), wanted))
+            shape, pixels = array.shape, array.tobytes()
+            if wanted.resize < side:  # perhaps a JPEG too small for the thumbnail
+                image = decode(content, at_least=side)
+        thumbnail, media = encoded(shrunk(image, side))
+        return [json.dumps({"shape": shape, "media": media}).encode(), pixels, thumbnail]
+    except PictureError as error:
+        return [json.dumps({"error": [error.reason, error.detail[:1000]]}).encode()]
+    except MemoryError:
+        return [json.dumps({"error": ["out of memory", ""]}).encode()]

@@ -1,0 +1,194 @@
+"""The processes that decode for the page: answers, limits, and what happens when one ends."""
+
+import io
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nofuss.config import Preprocessing
+from nofuss.data import decode_pool
+from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.decode_pool import Decoded, DecodePool
+from torture.bombs import BOMBS, png, saved
+
+FIT = Preprocessing(size=24, resize=32)
+SMALL = png(9, 9)
+SLOW = BOMBS["JPEG, 2,500 scans"]
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[DecodePool]:
+    monkeypatch.setattr(decode_pool, "PROCESSES", 1)
+    monkeypatch.setattr(decode_pool, "SECONDS", 60.0)  # for a busy machine
+    pool = DecodePool()
+    yield pool
+    pool.close()
+
+
+def process_of(pool: DecodePool) -> "subprocess.Popen[bytes]":
+    process = pool._workers[0].process
+    assert process is not None
+    return process
+
+
+def noise(height: int, width: int) -> Image.Image:
+    random = np.random.default_rng(0)
+    return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def test_the_same_pixels_as_in_this_process(pool: DecodePool) -> None:
+    content = saved(noise(50, 70), "PNG")
+    decoded = pool.decode(content, side=224, fit=FIT)
+    assert decoded.pixels is not None
+    np.testing.assert_array_equal(decoded.pixels, decode_resized(content, FIT))
+    assert pool.decode(content, side=224) == Decoded(None, decoded.content, "image/jpeg")
+
+
+@pytest.mark.parametrize("resize", [32, 110, 300])
+@pytest.mark.parametrize("size", [(1000, 700), (300, 260), (120, 2000)])
+def test_a_jpeg_is_embedded_at_the_same_scale_as_in_this_process(
+    pool: DecodePool, resize: int, size: tuple[int, int]
+) -> None:
+    """JPEGs are decoded at reduced scale; what the thumbnail needs must not change it."""
+    content, fit = saved(noise(*size), "JPEG"), Preprocessing(size=resize, resize=resize)
+    decoded = pool.decode(content, side=224, fit=fit)
+    assert decoded.pixels is not None
+    np.testing.assert_array_equal(decoded.pixels, decode_resized(content, fit))
+    shown = pool.decode(content, side=224)
+    with Image.open(io.BytesIO(decoded.content)) as a, Image.open(io.BytesIO(shown.content)) as b:
+        assert a.size == b.size  # the thumbnail is as large as without pixels
+
+
+def test_errors_cost_no_process(pool: DecodePool) -> None:
+    pool.start()
+    process = process_of(pool)
+    with pytest.raises(PictureError, match="not a picture"):
+        pool.decode(b"rubbish", side=224, fit=FIT)
+    with pytest.raises(PictureError, match="too narrow"):
+        pool.decode(png(2_000, 1), side=224, fit=FIT)
+    pool.decode(SMALL, side=224)
+    assert process_of(pool) is process
+
+
+def test_what_takes_too_long_is_killed(pool: DecodePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.decode(SMALL, side=224)
+    process = process_of(pool)
+    monkeypatch.setattr(decode_pool, "SECONDS", 0.05)
+    with pytest.raises(PictureError, match="too slow"):
+        pool.decode(SLOW(), side=224, fit=FIT)
+    assert process.returncode == -9
+    monkeypatch.setattr(decode_pool, "SECONDS", 60.0)
+    assert pool.decode(SMALL, side=224).media == "image/png"
+
+
+def test_a_process_that_reads_nothing_is_killed(
+    pool: DecodePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe is full long before the picture is sent."""
+    pool.decode(SMALL, side=224)
+    process_of(pool).send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(decode_pool, "SECONDS", 0.1)
+    with pytest.raises(PictureError, match="too slow"):
+        pool.decode(bytes(10**7), side=224)
+
+
+def test_closing_ends_a_process_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_pool, "PROCESSES", 1)
+    pool = DecodePool()
+    pool.decode(SMALL, side=224)
+    process, errors = process_of(pool), list[PictureError]()
+
+    def decode_slowly() -> None:
+        try:
+            pool.decode(SLOW(), side=224)
+        except PictureError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=decode_slowly)
+    thread.start()
+    while not pool._idle.empty():  # until it has begun
+        time.sleep(0.01)
+    pool.close()
+    thread.join()
+    assert [error.detail for error in errors] == ["its decoder ended"]
+    assert process.returncode == -9
+
+
+def test_a_process_that_dies_is_one_line(pool: DecodePool) -> None:
+    pool.decode(SMALL, side=224)
+    process_of(pool).kill()
+    with pytest.raises(PictureError, match="its decoder ended"):
+        pool.decode(SMALL, side=224)
+    pool.decode(SMALL, side=224)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "b'[' * 60_000",
+        "b'null'",
+        "b'x' * 10**6",
+        "b'{\"error\": 1}'",
+        'b\'{"shape": [9, 9], "media": ""}\'',
+        "pickle.dumps(print)",
+    ],
+)
+def test_whatever_a_process_answers_is_one_line(
+    pool: DecodePool, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its picture may control it."""
+    code = (
+        "import pickle, sys; from multiprocessing.connection import Connection; "
+        "pipe = Connection(int(sys.argv[1])); pipe.send_bytes(b'ready'); pipe.recv_bytes(); "
+        f"pipe.recv_bytes(); [pipe.send_bytes({answer}) for _ in range(3)]; pipe.recv_bytes()"
+    )
+    start = subprocess.Popen
+
+    def hostile(words: list[str], **options: object) -> "subprocess.Popen[bytes]":
+        descriptor = words[-1].rpartition("(")[2].rstrip(")")
+        return start([sys.executable, "-c", code, descriptor], **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(subprocess, "Popen", hostile)
+    with pytest.raises(PictureError, match="its decoder ended"):
+        pool.decode(SMALL, side=224, fit=FIT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_memory_and_files_are_limited(tmp_path: Path) -> None:
+    def under_limits(code: str) -> "subprocess.CompletedProcess[str]":
+        start = "from nofuss.data import decode_pool\ndecode_pool._limit()\n"
+        return subprocess.run(
+            [sys.executable, "-c", start + code], capture_output=True, text=True, cwd=tmp_path
+        )
+
+    assert under_limits("bytearray(200_000_000)").returncode == 0
+    assert "MemoryError" in under_limits("bytearray(400_000_000)").stderr
+    assert under_limits("open('x', 'w').write('x' * 9999)").returncode != 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_what_takes_too_much_memory_is_refused(pool: DecodePool) -> None:
+    pool.start()
+    process = process_of(pool)
+    with pytest.raises(PictureError, match="out of memory"):
+        pool.decode(BOMBS["PNG, palette with transparency"](), side=224)
+    pool.decode(SMALL, side=224)
+    assert process_of(pool) is process
+
+
+def test_a_folder_of_pictures_is_no_place_for_code(
+    pool: DecodePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PIL", "nofuss", "numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("open('sprung', 'w')")
+    monkeypatch.chdir(tmp_path)
+    pool.decode(SMALL, side=224)
+    assert not (tmp_path / "sprung").exists()
