@@ -1,12 +1,16 @@
 """From whatever the user names to a `Collection`."""
 
 import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
 from nofuss.config import is_named_data
 from nofuss.data import benchmarks
 from nofuss.data.arrays import open_arrays
-from nofuss.data.collection import Collection, printable
+from nofuss.data.collection import Collection, first_five, printable
 from nofuss.data.decode import SUFFIXES
 from nofuss.data.folder import open_folder
 from nofuss.data.glyphs import open_glyphs
@@ -40,7 +44,29 @@ def open_data(
         return open_glyphs()
     if is_named_data(Path(path)):
         return open_han()
-    path = Path(os.path.expanduser(path))
+    collection = _open(Path(os.path.expanduser(path)), labelling, check_values)
+    notes = *collection.notes, *_spelled_twice(collection.class_names)
+    return replace(collection, notes=notes)
+
+
+def _spelled_twice(names: Sequence[str]) -> list[str]:
+    """Return a note on classes whose names are the same text, in other code points.
+
+    Such names come from other systems: macOS writes é as e and an accent in names of folders.
+    """
+    spellings = defaultdict[str, list[str]](list)
+    for name in names:
+        spellings[normalize("NFC", name)].append(name)
+    same = [
+        f"{text} ({' and '.join(map(ascii, several))})"
+        for text, several in spellings.items()
+        if len(several) > 1
+    ]
+    advice = "give those that are one class one name"
+    return [f"classes whose names only look the same: {first_five(same)}; {advice}"] * bool(same)
+
+
+def _open(path: Path, labelling: Labelling, check_values: bool) -> Collection:
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
         return _open_directory(path.absolute(), labelling)
     if not os.path.isfile(path):

@@ -68,13 +68,14 @@ def draw_in_processes(
         _, file, codes = strip
         job = {"file": str(file), "codes": list(map(int, codes)), "side": side, "size": size}
         # Not multiprocessing, which would run an unguarded script of the caller a second time.
-        command = [sys.executable, "-m", "nofuss.data.typefaces"]
-        path = os.pathsep.join(p or os.getcwd() for p in sys.path)  # where this package is
+        # -P: the folder it is called in may hold a PIL.py.
+        command = [sys.executable, "-P", "-m", "nofuss.data.typefaces"]
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         done = subprocess.run(
             command,
             input=json.dumps(job).encode(),
             capture_output=True,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             check=False,
         )
         if done.returncode:

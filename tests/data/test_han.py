@@ -96,6 +96,14 @@ def test_a_file_that_is_no_font_is_named(tmp_path: Path) -> None:
         draw_in_processes([(tmp_path / "broken.ttf", [65])], side=28, size=20)
 
 
+def test_a_folder_is_no_place_for_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PIL", "nofuss", "numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("open('sprung', 'w')")
+    monkeypatch.chdir(tmp_path)
+    assert draw_in_processes([(FACES[0], [65])], side=28, size=20)[0].any()
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_too_few_characters_are_refused() -> None:
     with pytest.raises(DataError, match="only 26 characters that 5 of them share, and 22,634"):
         han.render(FACES, blocks=(range(0x41, 0x5B),))

@@ -42,6 +42,17 @@ def test_what_is_passed_over_is_counted(photos: Path, draw) -> None:
     assert len(find_pictures(photos)) == 10
 
 
+def test_names_that_only_look_the_same_are_noted(photos: Path, draw) -> None:
+    draw("photos/caf\u00e9/1.png")
+    draw("photos/cafe\u0301/1.png")
+    data = open_data(photos)
+    assert data.num_classes == 5  # they stay two classes
+    assert data.notes == (
+        "classes whose names only look the same: caf\u00e9 ('cafe\\u0301' and 'caf\\xe9'); give "
+        "those that are one class one name",
+    )
+
+
 def test_links_are_followed_once_and_never_in_circles(photos: Path) -> None:
     (photos / "wren" / "up").symlink_to(photos, target_is_directory=True)
     (photos / "a copy of wren").symlink_to(photos / "wren", target_is_directory=True)

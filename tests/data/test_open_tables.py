@@ -29,6 +29,16 @@ def test_a_manifest_gives_paths_labels_and_split(photos: Path) -> None:
     assert data.describe() == "2 classes, 3 images, CSV manifest list.csv"
 
 
+def test_labels_that_only_look_the_same_are_noted(photos: Path) -> None:
+    rows = "path,label\nrobin/0.png,\u00fc\ntit/0.png,u\u0308\nwren/0.png,u\n"
+    data = open_data(table(photos, rows))
+    assert data.num_classes == 3
+    [note] = data.notes
+    assert note.startswith(
+        "classes whose names only look the same: \u00fc ('u\\u0308' and '\\xfc');"
+    )
+
+
 @pytest.mark.parametrize(
     "rows",
     [
