@@ -18,14 +18,13 @@ from nofuss.config import TrainConfig
 from nofuss.data.benchmarks import _check_unpacked
 from nofuss.data.collection import printable, relative
 from nofuss.data.columns import Value
-from nofuss.data.decode import PictureError, decode
 from nofuss.data.detect import open_data
 from nofuss.data.folder import open_folder
 from nofuss.data.labelling import labelling_of
 from nofuss.data.table import by_number_or_name
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.evaluate.side_by_side import are_class_sums
-from nofuss.files.atomic import append_lines, open_regular, parse_json
+from nofuss.files.atomic import append_lines, parse_json
 from nofuss.files.lock import LOCK, RunLock
 from nofuss.model.tensors import read_tensors
 from nofuss.run.choice import Choice
@@ -123,17 +122,6 @@ def test_each_picture_beside_train_and_test_is_looked_at_a_few_times(
 # Pictures behind an index
 
 
-def test_a_picture_inside_a_part_of_a_file_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "s.tar").write_bytes(b"x" * 1000)
-    nested = tmp_path / "s.tar" / "@0+900" / "b.parquet" / "@0" / "x.png"
-    with pytest.raises(OSError, match="inside a part of a file"):
-        open_regular(nested)
-    with pytest.raises(PictureError):
-        decode(nested)
-    with pytest.raises(OSError, match="inside a part"):
-        open_regular(Path("a.parquet/@0/" * 3000 + "x"))
-
-
 def test_only_arrays_are_opened_for_the_page(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     draw(0, 0).save(tmp_path / "a" / "x.png")
@@ -141,6 +129,8 @@ def test_only_arrays_are_opened_for_the_page(tmp_path: Path) -> None:
     gone = tmp_path / "gone.npz"
     pictures = Pictures([str(tmp_path), str(tmp_path / "x.npz"), str(gone)])
     assert pictures[f"{tmp_path}#0"] is None
+    shard = Pictures(["d/x.tar"])  # its items are read from their place
+    assert shard["d/x.tar#0"] == Path("d/x.tar#0")
     assert pictures[f"{gone}#0"] is None
     assert pictures[f"{tmp_path / 'x.npz'}#3"] is None
     assert not isinstance(pictures[f"{tmp_path / 'x.npz'}#2"], Path | None)

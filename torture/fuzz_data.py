@@ -1,10 +1,8 @@
-"""Parsers of data: pictures, tables, arrays, shards, Parquet, folders of published data sets."""
+"""Parsers of data: pictures, tables, arrays, folders of published data sets."""
 
 import io
-import json
 import os
 import struct
-import tarfile
 import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -20,7 +18,7 @@ from safetensors.torch import save_file
 from nofuss.config import Preprocessing
 from nofuss.data.decode import decode, resized
 from nofuss.data.detect import open_data
-from nofuss.files.atomic import read_regular
+from nofuss.data.items import read_item
 from torture.bombs import saved
 from torture.fuzz import Target
 
@@ -114,7 +112,7 @@ def _opened(file: Path) -> None:
         assert np.isfinite(np.asarray(data.array)).all()
     for path in data.paths[:MOST_READ]:
         try:
-            read_regular(path, limit=2**24)
+            read_item(path, limit=2**24)
         except OSError as error:
             if not error.strerror:
                 raise
@@ -159,103 +157,6 @@ def arrays(home: Path) -> Target:
 
     words = (b"F32", b"I64", b"BF16", b"'descr': '|O'", b"'<f8'", b"'<U9999999'", b"True", b"shape")
     return Target(seeds, read, words)
-
-
-def _tar(kind: int, headers: dict[str, str] | None = None) -> bytes:
-    with io.BytesIO() as file:
-        with tarfile.open(fileobj=file, mode="w", format=kind, pax_headers=headers) as shard:
-            for number in range(3):
-                members = {"png": saved(_pixels("L", 8), "PNG"), "cls": str(number % 2).encode()}
-                members["json"] = json.dumps({"label": "robin"}).encode()
-                for ending, content in members.items():
-                    is_long = number == 2 and kind != tarfile.USTAR_FORMAT
-                    info = tarfile.TarInfo(f"{'long' * 40 * is_long}a/{number:04}.{ending}")
-                    info.size = len(content)
-                    if kind == tarfile.PAX_FORMAT:
-                        info.pax_headers = {"comment": "x", "mtime": "1.5"}
-                    shard.addfile(info, io.BytesIO(content))
-            for link in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
-                info = tarfile.TarInfo(f"../../etc/{link.decode()}.png")
-                info.type, info.linkname = link, "/etc/passwd"
-                shard.addfile(info)
-        return file.getvalue()
-
-
-def shards(home: Path) -> Target:
-    """Open a WebDataset shard and read its pictures."""
-    seeds = [_tar(tarfile.USTAR_FORMAT), _tar(tarfile.GNU_FORMAT)]
-    seeds += [_tar(tarfile.PAX_FORMAT), _tar(tarfile.PAX_FORMAT, {"a": "b"})]
-
-    def read(content: bytes) -> None:
-        (home / "x.tar").write_bytes(content)
-        _opened(home / "x.tar")
-
-    words = (b"\x80" + bytes(11), b"\xff" * 12, b"GNU.sparse.map=", b"GNU.sparse.major=1\n")
-    sizes = (b"19 GNU.sparse.major=1\n", b"22 GNU.sparse.size=10\n", b"12 size=-512\n", b"S", b"L")
-    names = (b"K", b"x", b"g", b"12 path=../x\n", b"20 hdrcharset=BINARY\n", b"ustar  \0")
-    return Target(seeds, read, (*words, *sizes, *names), _repaired_tar)
-
-
-def _repaired_tar(draw: Random, content: bytes) -> bytes:
-    """Correct the checksums of the headers, most of the time."""
-    if draw.random() < 0.1:
-        return content
-    whole = bytearray(content)
-    for at in range(0, len(whole) - 511, 512):
-        if whole[at + 257 : at + 262] == b"ustar":
-            total = sum(whole[at : at + 148]) + 8 * 32 + sum(whole[at + 156 : at + 512])
-            whole[at + 148 : at + 156] = f"{total:06o}\0 ".encode()
-    return bytes(whole)
-
-
-def _rows() -> Any:
-    import pyarrow
-
-    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    cells = [{"bytes": saved(_pixels("L", 8), "PNG"), "path": f"{i}.png"} for i in range(6)]
-    columns = {"image": pyarrow.array(cells, image), "label": pyarrow.array([0, 1] * 3)}
-    described = {"info": {"features": {"label": {"names": ["robin", "wren"]}}}}
-    return pyarrow.table(columns).replace_schema_metadata({"huggingface": json.dumps(described)})
-
-
-def parquet(home: Path) -> Target:
-    """Open a Parquet file and read its pictures."""
-    import pyarrow
-    from pyarrow import parquet as pq
-
-    named = pyarrow.table({"path": ["a.png"] * 4, "label": ["x", "x", "y", "y"]})
-    _pixels("RGB", 8).save(home / "a.png")
-    seeds = []
-    for table in (_rows(), named, named.append_column("split", [["train", "test"] * 2])):
-        for options in (
-            {"compression": "none"},
-            {"compression": "zstd"},
-            {"use_dictionary": False},
-        ):
-            with io.BytesIO() as file:
-                pq.write_table(table, file, row_group_size=3, **options)
-                seeds.append(file.getvalue())
-
-    def read(content: bytes) -> None:
-        (home / "x.parquet").write_bytes(content)
-        _opened(home / "x.parquet")
-
-    return Target(seeds, read, (b"PAR1", b"huggingface", b"bytes", b"label", b"\x15", b"\x19"))
-
-
-def saved_dataset(home: Path) -> Target:
-    """Open what `datasets` saved to disk; the first byte says which of its files is changed."""
-    import pyarrow
-
-    (home / "d").mkdir()
-    table, names = _rows(), ("state.json", "dataset_info.json", "data.arrow")
-    with pyarrow.ipc.new_stream(home / "d" / "data.arrow", table.schema) as stream:
-        stream.write_table(table, max_chunksize=3)
-    state = {"_data_files": [{"filename": "data.arrow"}]}
-    (home / "d" / "state.json").write_text(json.dumps(state))
-    features = {"label": {"names": ["robin", "wren"]}}
-    (home / "d" / "dataset_info.json").write_text(json.dumps({"features": features}))
-    return _of_files(home / "d", names, lambda: _opened(home / "d"))
 
 
 def _of_files(folder: Path, names: tuple[str, ...], read_all: Callable[[], object]) -> Target:

@@ -1,7 +1,6 @@
 """The table of parsers to fuzz."""
 
 from functools import partial
-from importlib.util import find_spec
 
 from torture import fuzz_data, fuzz_runs, fuzz_small
 from torture.fuzz import Prepare
@@ -10,12 +9,6 @@ TARGETS: dict[str, Prepare] = {
     "pictures": fuzz_data.pictures,
     "tables": fuzz_data.tables,
     "arrays": fuzz_data.arrays,
-    "shards": fuzz_data.shards,
-    **(
-        {"parquet": fuzz_data.parquet, "saved datasets": fuzz_data.saved_dataset}
-        if find_spec("pyarrow")
-        else {}
-    ),
     "CUB": partial(fuzz_data.benchmarks, layout=fuzz_data.CUB),
     "products": partial(fuzz_data.benchmarks, layout=fuzz_data.PRODUCTS),
     "corrections": fuzz_small.corrections,

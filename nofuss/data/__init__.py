@@ -1,6 +1,6 @@
 """Data: from whatever the user has to batches of inputs and labels.
 
-detect → folder | table | triplets | arrays | webdataset | benchmarks | glyphs → Collection
+detect → folder | table | triplets | arrays | readers/shards | benchmarks | glyphs → Collection
 Collection → scan (what can't be used) → split → pictures (decoded once)
 sampling (which items) → loader (decode, transforms) → Batch(inputs, labels, indices)
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nofuss.data.columns import Column
+from nofuss.data.items import file_of
 from nofuss.errors import DataError, visible
 from nofuss.files.checksum import Bytes, array_bytes, digest_of
-from nofuss.files.parts import status_of
 
 if TYPE_CHECKING:
     from nofuss.data.pictures import DecodedPictures
@@ -253,7 +253,7 @@ def first_five(complaints: Sequence[str]) -> str:
 
 def _size(path: Path) -> int:
     try:
-        return status_of(path).size
+        return file_of(path).stat().st_size
     except OSError:
         return -1
 

@@ -19,8 +19,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection, printable
+from nofuss.data.items import read_item
 from nofuss.errors import DataError
-from nofuss.files.atomic import read_regular
 
 MAX_FILE, MAX_PIXELS, MAX_ASPECT = 2**28, 80_000_000, 20
 """Bytes of a file; pixels; long side over short side: resized by its short side, a narrower picture
@@ -44,11 +44,6 @@ class PictureError(DataError):
         self.reason, self.detail = reason, detail
 
 
-def read_item(path: Path) -> bytes:
-    """Return the encoded picture at a path, which may name a part of a file (`files/parts.py`)."""
-    return read_regular(path, limit=MAX_FILE)
-
-
 def decode(source: Path | bytes, *, mode: str = "RGB", at_least: int = 0) -> Image.Image:
     """Decode the picture at a path, or its content, or raise PictureError.
 
@@ -58,7 +53,7 @@ def decode(source: Path | bytes, *, mode: str = "RGB", at_least: int = 0) -> Ima
     name = printable(source) if isinstance(source, Path) else "picture"
     content = b""
     try:
-        content = read_item(source) if isinstance(source, Path) else source
+        content = read_item(source, limit=MAX_FILE) if isinstance(source, Path) else source
         _register_heif()
         image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
         _check_size(name, *image.size)

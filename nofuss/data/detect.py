@@ -16,11 +16,14 @@ from nofuss.data.folder import open_folder
 from nofuss.data.glyphs import open_glyphs
 from nofuss.data.han import open_han
 from nofuss.data.labelling import BY_FOLDER, SPLIT_WORDS, Labelling
-from nofuss.data.parquet import open_parquet
-from nofuss.data.saved_dataset import is_saved_dataset, open_saved_dataset
+from nofuss.data.readers.shards import (
+    is_saved_dataset,
+    open_parquet,
+    open_saved_dataset,
+    open_shards,
+)
 from nofuss.data.table import header, open_manifest
 from nofuss.data.triplets import PAIR_COLUMNS, open_pairs, open_triplets
-from nofuss.data.webdataset import open_shards
 from nofuss.errors import DataError
 
 ACCEPTED = (

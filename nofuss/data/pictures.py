@@ -31,9 +31,9 @@ from nofuss.config import Preprocessing
 from nofuss.data.cache import cache_directory, warn_damaged
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
+from nofuss.data.items import file_of
 from nofuss.files.atomic import sync, write_file
 from nofuss.files.checksum import digest_of
-from nofuss.files.parts import status_of
 
 LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
@@ -151,10 +151,10 @@ def channels(preprocessing: Preprocessing) -> int:
 def _key(paths: Sequence[Path], preprocessing: Preprocessing) -> str:
     def version(path: Path) -> bytes:
         try:
-            status = status_of(path)
+            status = file_of(path).stat()
         except OSError as error:
             raise PictureError(printable(path), "missing", error.strerror or "") from error
-        changed = f"\0{status.size} {status.mtime_ns}\0".encode()
+        changed = f"\0{status.st_size} {status.st_mtime_ns}\0".encode()
         return os.fsencode(path.absolute()) + changed
 
     made_for = f"1 {before_crop(preprocessing)}".encode()

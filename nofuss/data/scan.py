@@ -21,10 +21,9 @@ from nofuss.data.cache import cache_directory, read_notes, write_notes
 from nofuss.data.collection import Collection
 from nofuss.data.decode import MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
 from nofuss.data.duplicates import exact_copies
+from nofuss.data.items import file_of, read_item
 from nofuss.data.pictures import Progress
-from nofuss.files.atomic import digest
 from nofuss.files.checksum import digest_of
-from nofuss.files.parts import status_of
 
 PIECE = 16
 """Files that a thread checks at once: one at a time, small files wait for the interpreter."""
@@ -105,13 +104,14 @@ def scan_pictures(collection: Collection, *, progress: Progress | None = None) -
 
 def _look(path: Path, known: Finding | None) -> Finding:
     try:
-        version = status_of(path)
+        status = file_of(path).stat()
+        version = (status.st_size, status.st_mtime_ns)
     except OSError as error:
         return Finding(-1, -1, "", "missing", error.strerror or "")
     if known is not None and known[:2] == version and known.digest:
         return known  # an unreadable file is tried again: new permissions don't change its time
     try:
-        content = digest(path, limit=MAX_FILE)
+        content = digest_of([read_item(path, limit=MAX_FILE)])
         decode(path, at_least=1)  # the complete file, at the smallest scale
     except PictureError as error:
         return Finding(*version, "", error.reason, error.detail)

@@ -18,8 +18,7 @@ from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-from nofuss.files.checksum import digest_of_file, sha256_of, sha256_of_file
-from nofuss.files.parts import part_of, read_part
+from nofuss.files.checksum import sha256_of, sha256_of_file
 
 MANIFEST = "manifest.json"
 READ_LIMIT = 2**30
@@ -41,14 +40,8 @@ def open_regular(path: Path, *, limit: int = READ_LIMIT) -> BufferedReader | Byt
     """Open a regular file of at most `limit` bytes for reading; OSError says what else it is.
 
     Opening never waits for a writer, and a device is not even opened. A file of size 0 counts as
-    empty: files of /proc have that size, and some of them are endless. A picture inside a file
-    (`parts.py`) is read completely.
+    empty: files of /proc have that size, and some of them are endless.
     """
-    if (part := part_of(path)) is not None:
-        if part_of(part.file) is not None:  # nobody writes such a path but a stranger
-            raise OSError(errno.EINVAL, "a picture inside a part of a file", str(path)[:200])
-        with open_regular(part.file, limit=sys.maxsize) as container:
-            return read_part(part, container, limit)
     check_regular(path, limit=limit)
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 returned to the caller
     try:  # check again: another file may have replaced it
@@ -246,9 +239,3 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a regular file, read back from the disk."""
     with open_regular(path, limit=memory()) as file:
         return sha256_of_file(file)
-
-
-def digest(path: Path, *, limit: int = READ_LIMIT) -> str:
-    """Return the BLAKE2b digest of a regular file of at most `limit` bytes: equal for copies."""
-    with open_regular(path, limit=limit) as file:
-        return digest_of_file(file)

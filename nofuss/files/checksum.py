@@ -7,7 +7,6 @@ copies of each other. Both find damage and differences; neither is a signature.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,12 +39,6 @@ def digest_of(parts: Iterable[Bytes], *, size: int = KEY_SIZE) -> str:
 def sha256_of_file(file: IO[bytes]) -> str:
     """Return the SHA-256 of the rest of an open file, without holding it in memory."""
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def digest_of_file(file: IO[bytes]) -> str:
-    """Return the BLAKE2b digest of the rest of an open file, without holding it in memory."""
-    kind = partial(hashlib.blake2b, digest_size=KEY_SIZE)
-    return hashlib.file_digest(file, kind).hexdigest()  # type: ignore[arg-type]
 
 
 def array_bytes(array: NDArray[Any]) -> memoryview:

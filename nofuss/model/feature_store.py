@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from nofuss.data.cache import make_room, mark_used, warn_damaged
 from nofuss.data.collection import Collection
+from nofuss.data.items import file_of
 from nofuss.files.checksum import array_bytes, digest_of
-from nofuss.files.parts import status_of
 
 WAIT_SECONDS = 30.0
 """How long to wait for another process that writes."""
@@ -39,11 +39,11 @@ def picture_keys(collection: Collection) -> list[bytes]:
     keys = []
     for path in collection.paths:
         try:
-            status = status_of(path)
+            status = file_of(path).stat()
         except OSError:  # deleted since it was listed: reading it will report that
             keys.append(b"")
             continue
-        text = f"{path.resolve()}\0{status.size}\0{status.mtime_ns}"
+        text = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
         keys.append(bytes.fromhex(digest_of([os.fsencode(text)])))
     return keys
 

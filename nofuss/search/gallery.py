@@ -22,12 +22,12 @@ from torch import Tensor
 from nofuss.data.collection import Collection, printable
 from nofuss.data.columns import Column, cells_of, facts_digest
 from nofuss.data.decode import MAX_FILE, PictureError, decode_resized
+from nofuss.data.items import file_of, read_item
 from nofuss.data.transforms import middle
 from nofuss.distributed import processes
 from nofuss.errors import DataError
-from nofuss.files.atomic import digest, sha256
+from nofuss.files.atomic import sha256
 from nofuss.files.checksum import digest_of
-from nofuss.files.parts import status_of
 from nofuss.model.encoder import Encoder
 from nofuss.search.index import Label
 from nofuss.search.items import item_labels, item_names, source_of
@@ -263,9 +263,10 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
         content = collection.array[item].tobytes()
         return Version(len(content), 0, digest_of([content]))
     path = collection.paths[item]
-    size, mtime_ns = status_of(path)
+    status = file_of(path).stat()
+    size, mtime_ns = status.st_size, status.st_mtime_ns
     if before is not None and (size, mtime_ns) == (before.size, before.mtime_ns):
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:
         mtime_ns = 0  # never equal, so that the content is compared the next time
-    return Version(size, mtime_ns, digest(path, limit=MAX_FILE))
+    return Version(size, mtime_ns, digest_of([read_item(path, limit=MAX_FILE)]))

@@ -23,8 +23,9 @@ from torch import Tensor
 from nofuss.config import Preprocessing
 from nofuss.data.collection import printable
 from nofuss.data.columns import shown
-from nofuss.data.decode import FORMATS, PictureError, data_uri, encoded, read_item
+from nofuss.data.decode import FORMATS, MAX_FILE, PictureError, data_uri, encoded
 from nofuss.data.decode_pool import PROCESSES, Decoded, DecodePool
+from nofuss.data.items import read_item
 from nofuss.files.atomic import parse_json
 from nofuss.search.columns import LABEL
 from nofuss.search.index import Index
@@ -225,7 +226,7 @@ class Page:
 
     async def _decode(self, source: Path | bytearray, fit: Preprocessing | None = None) -> Decoded:
         def work() -> Decoded:
-            content = read_item(source) if isinstance(source, Path) else source
+            content = read_item(source, limit=MAX_FILE) if isinstance(source, Path) else source
             return self.pool.decode(content, side=SIDE, fit=fit)
 
         # Cancelled while it waits for a thread, it is never begun.

@@ -19,6 +19,7 @@ from nofuss.config import is_named_data
 from nofuss.data.collection import Collection
 from nofuss.data.decode import shrunk_item
 from nofuss.data.detect import open_data
+from nofuss.data.items import place_of
 from nofuss.data.labelling import labelling_of
 from nofuss.data.split import sides_of
 from nofuss.data.usable import open_usable
@@ -58,7 +59,7 @@ class Pictures:
         Only arrays among the given sources are opened, each once: names are a stranger's words.
         """
         source, _, row = name.rpartition("#")
-        if source not in self._sources or not _ROW.fullmatch(row):
+        if place_of(Path(name)) or source not in self._sources or not _ROW.fullmatch(row):
             return Path(name)
         if source not in self._opened:
             self._opened[source] = _open_array(source)

@@ -10,7 +10,6 @@ import torch
 from nofuss.files.checksum import (
     array_bytes,
     digest_of,
-    digest_of_file,
     sha256_of,
     sha256_of_file,
     tensor_parts,
@@ -26,7 +25,6 @@ def test_parts_are_hashed_one_after_the_other() -> None:
 def test_a_file_has_the_checksum_of_its_content() -> None:
     content = b"abc" * 100_000
     assert sha256_of_file(io.BytesIO(content)) == sha256_of([content])
-    assert digest_of_file(io.BytesIO(content)) == digest_of([content])
 
 
 @pytest.mark.parametrize(

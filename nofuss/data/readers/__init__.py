@@ -1,0 +1,1 @@
+"""Readers: from one kind of file or folder to a `Collection`."""

@@ -1,0 +1,311 @@
+"""Pictures inside files: WebDataset shards (.tar), Parquet, Hugging Face datasets saved to disk.
+
+    train-000.tar    0001.jpg 0001.cls 0002.jpg 0002.json …    the label beside the picture
+                     robin/1.jpg wren/7.jpg …                  or the folder, or a pattern
+    train.parquet    columns image (bytes, or paths beside the table), label, split
+
+Members of a tar file with the same name up to the first dot are one sample. Labels are numbers or
+text; `datasets` writes the names of classes beside its columns. Only names and labels are read
+here: an item is `FILE#ROW`, see `items.py`. Items keep the order of the files, so that processes,
+which take consecutive items, read different files.
+"""
+
+import errno
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from tarfile import TarInfo
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nofuss.data.collection import TEST, TRAIN, Collection, first_five, printable
+from nofuss.data.decode import SUFFIXES
+from nofuss.data.items import (
+    picture_column,
+    read_columns,
+    read_item,
+    table_schema,
+    tar_members,
+)
+from nofuss.data.labelling import BY_FOLDER, SPLIT_WORDS, Labelling, PassedOver, sides_by_name
+from nofuss.data.table import SPLITS, by_number_or_name, existing
+from nofuss.errors import DataError
+from nofuss.files.atomic import check_regular, parse_json, read_regular
+
+LARGEST_LABEL = 2**16
+"""Bytes of a .cls or .json file."""
+LABELS = ("label", "labels", "cls", "class", "class_name", "category", "target", "fine_label")
+"""Names of columns, and of fields in a .json file."""
+PATHS = (
+    *("path", "file_name", "filename", "filepath", "file_path", "image_path", "file"),
+    *("image", "img", "picture"),
+)
+
+
+class Row(NamedTuple):
+    """A picture: its path or address, its name in the file, its label and side, or ""."""
+
+    path: Path
+    name: str
+    label: str
+    side: str = ""
+
+
+def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOLDER) -> Collection:
+    """Open the pictures in tar files, in order; their labels as stored, else by their names."""
+    passed_over = PassedOver(root)
+    rows = [_read(file, "tar file", _shard_rows(file, passed_over)) for file in files]
+    layout = f"WebDataset, {len(files):,} shard{'s'[: len(files) > 1]}"
+    if not any(row.label for each in rows for row in each):
+        rows = [
+            [row._replace(label=labelling.class_of(Path(row.name)) or "") for row in each]
+            for each in rows
+        ]
+        layout += labelling.describe()
+    collection = _joined(rows, files, root, layout)
+    return replace(collection, notes=passed_over.notes(), passed_over=passed_over.listed())
+
+
+def open_parquet(files: Sequence[Path], root: Path) -> Collection:
+    """Open the pictures in Parquet files, in order."""
+    rows = [_read(file, "Parquet file", _table_rows(file)) for file in files]
+    count = f", {len(files):,} files" if len(files) > 1 else ""
+    return _joined(rows, files, root, f"Parquet{count}")
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Return whether `datasets` has saved a dataset, or a dictionary of them, to this folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def open_saved_dataset(folder: Path) -> Collection:
+    """Open what `save_to_disk` wrote: a dataset, or one for each side of a split."""
+    sides, notes = {folder: ""}, list[str]()
+    if (folder / "dataset_dict.json").is_file():
+        names = _listed(folder / "dataset_dict.json", "splits", str)
+        sides = {folder / name: SPLIT_WORDS[name] for name in names if name in SPLIT_WORDS}
+        if not sides:
+            raise DataError(
+                f"{printable(folder)} has the splits {printable(', '.join(names))}; expected "
+                "train and test (or validation)"
+            )
+        beside = " and ".join(each.name for each in sides)
+        others = [name for name in names if name not in SPLIT_WORDS]
+        notes += [f"split {printable(name)}, beside {beside}, skipped" for name in others]
+    rows, files = list[list[Row]](), list[Path]()
+    for place, side in sides.items():
+        for entry in _listed(place / "state.json", "_data_files", dict):
+            files.append(place / Path(str(entry.get("filename"))).name)
+            rows.append(_read(files[-1], "dataset", _table_rows(files[-1], side)))
+    if not files:
+        raise DataError(f"{printable(folder)} lists no data files in state.json; save it again")
+    return replace(_joined(rows, files, folder, "Hugging Face dataset on disk"), notes=tuple(notes))
+
+
+def _joined(
+    rows: Sequence[Sequence[Row]], files: Sequence[Path], root: Path, layout: str
+) -> Collection:
+    """Join the pictures of all files; the split is a column, or in the names of the files."""
+    name = root.name if len(files) > 1 or layout.startswith("Hugging") else files[0].stem
+    if (by_name := sides_by_name(files)) and not any(row.side for each in rows for row in each):
+        pairs = zip(rows, by_name, strict=True)
+        rows = [[row._replace(side=side) for row in each] for each, side in pairs]
+    every = [row for each in rows for row in each]
+    if not every:
+        raise DataError(
+            f"{printable(name)} holds no pictures; expected 0001.jpg, 0001.cls, … in a tar file, "
+            "or rows with a picture"
+        )
+    unlabelled, sides = [row.name for row in every if not row.label], [row.side for row in every]
+    if unlabelled and len(unlabelled) < len(every):
+        names = first_five([printable(each) for each in unlabelled])
+        raise DataError(
+            f"{printable(name)} has pictures without a label: {names}; add them, or leave these out"
+        )
+    labels, class_names = by_number_or_name([row.label for row in every])
+    return Collection(
+        name=printable(name),
+        layout=layout,
+        kind="pictures",
+        paths=[row.path for row in every],
+        root=root,
+        labels=None if unlabelled else labels,
+        class_names=() if unlabelled else tuple(map(printable, class_names)),
+        split=np.array(sides) if all(sides) and {TRAIN, TEST} <= set(sides) else None,
+    )
+
+
+def _read(file: Path, kind: str, rows: Iterable[Row]) -> list[Row]:
+    """Return all rows of a file; DataError where it can't be read."""
+    try:
+        check_regular(file, limit=2**62)
+        return list(rows)
+    except DataError:
+        raise
+    except ImportError as error:
+        what = f"{printable(file)} needs pyarrow"
+        raise DataError(f"{what}; pip install 'nofuss[parquet]'") from error
+    except OSError as error:
+        reason = error.strerror or str(error).splitlines()[0]
+        raise DataError(f"can't read {printable(file)}: {printable(reason)}") from error
+    except Exception as error:  # tarfile and pyarrow have many, and bytes from outside raise any
+        reason = printable((str(error) or type(error).__name__).splitlines()[0])
+        raise DataError(f"{printable(file)} is not a readable {kind}: {reason}") from error
+
+
+# Tar
+
+
+def _shard_rows(file: Path, passed_over: PassedOver) -> Iterator[Row]:
+    """Yield the pictures of a shard with their labels; note what is neither."""
+    for _, sample in groupby(enumerate(tar_members(file)), key=lambda each: _stem(each[1].name)):
+        picture, label = None, ""
+        for number, member in sample:
+            base = PurePosixPath(member.name).name
+            ending, suffix = base.partition(".")[2], PurePosixPath(base).suffix.lower()
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse() or base.startswith("."):
+                reason = "links, hidden and special files in shards"
+                passed_over.add(reason, file / member.name)
+            elif suffix in SUFFIXES and picture is None:
+                picture = (Path(f"{file}#{number}"), member.name)
+            elif ending in ("cls", "label", "json"):
+                label = label or _label(file, number, member)
+            else:
+                reason = "files in shards that are neither picture nor label"
+                passed_over.add(reason, file / member.name)
+        if picture is not None:
+            yield Row(*picture, label)
+
+
+def _stem(name: str) -> tuple[str, str]:
+    """Return what the files of a sample have in common: folder, and name up to the first dot."""
+    folder, _, base = name.rpartition("/")
+    return folder, base.partition(".")[0]
+
+
+def _label(file: Path, number: int, member: TarInfo) -> str:
+    """Return the label in a .cls or .json file, "" if a .json has none."""
+    try:
+        if member.size > LARGEST_LABEL:
+            raise ValueError(f"a label of {member.size:,} bytes")
+        content = read_item(Path(f"{file}#{number}"))
+        if not member.name.endswith(".json"):
+            return content.decode("utf-8", "backslashreplace").strip()
+        fields = parse_json(content)
+    except ValueError as error:
+        raise DataError(f"{printable(f'{file.name}/{member.name}')}: {error}") from error
+    if not isinstance(fields, dict):
+        return ""
+    found = (fields[key] for key in LABELS if isinstance(fields.get(key), int | str))
+    return str(next(found, ""))
+
+
+# Parquet and Arrow
+
+
+def _table_rows(file: Path, side: str = "") -> Iterator[Row]:
+    """Yield the rows of a table: pictures as bytes, or as paths relative to the file."""
+    if file.suffix.lower() not in (".parquet", ".arrow"):
+        raise DataError(f"{printable(file)} does not end in .arrow; save the dataset again")
+    schema = table_schema(file)
+    picture, label = picture_column(schema), _label_column(schema)
+    texts = {field.name for field in schema if str(field.type) in ("string", "large_string")}
+    place = next((name for name in PATHS if name in texts), None)
+    if picture is not None and _holds_paths(file, schema.field(picture).type):
+        picture, place = None, f"{picture}.path"
+    if picture is None and place is None:
+        raise DataError(
+            f"{printable(file)} has the columns {printable(', '.join(schema.names))}; expected "
+            "pictures as bytes in a column like image, or their paths in a column like path"
+        )
+    named = "split" if "split" in schema.names else None
+    wanted = [name for name in (label, named, None if picture else place) if name]
+    count, cells = read_columns(file, wanted)
+    labels = _labels(cells[label], label, schema) if label else [""] * count
+    sides = _sides(cells[named], file) if named else [side] * count
+    paths = [Path(f"{file}#{row}") for row in range(count)]
+    names = [path.name for path in paths]
+    if picture is None and place is not None:
+        paths = _existing(file, cells[place])
+    yield from map(Row, paths, names, labels, sides)
+
+
+def _holds_paths(file: Path, kind: Any) -> bool:
+    """Return whether images are stored as paths only, as `to_parquet` does: by the first row."""
+    if not hasattr(kind, "get_field_index") or kind.get_field_index("path") < 0:
+        return False
+    try:
+        read_item(Path(f"{file}#0"))
+    except OSError as error:
+        return error.errno == errno.ENODATA
+    return False
+
+
+def _existing(file: Path, values: Sequence[Any]) -> list[Path]:
+    """Return the files that a column names, relative to the table; all of them must exist."""
+    paths, complaints = list[Path](), list[str]()
+    for row, value in enumerate(values):
+        try:
+            if not isinstance(value, str):
+                raise ValueError("no path")
+            paths.append(existing(file.parent, value))
+        except ValueError as error:
+            complaints.append(f"row {row}: {error}")
+    if complaints:
+        name = printable(file.name)
+        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
+    return paths
+
+
+def _sides(values: Sequence[Any], file: Path) -> list[str]:
+    words, sides = [str(value).strip().lower() for value in values], SPLITS | SPLIT_WORDS
+    if unknown := sorted({word for word in words if word not in sides}):
+        shown = printable(", ".join(unknown[:5]))
+        raise DataError(f"{printable(file)}: split has {shown}; expected train and test")
+    return [sides[word] for word in words]
+
+
+def _class_names(schema: Any) -> dict[str, list[Any]]:
+    """Return the class names of each column that has some, as `datasets` writes them."""
+    try:
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            k: f["names"] for k, f in features.items() if isinstance(f, dict) and f.get("names")
+        }
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _label_column(schema: Any) -> str | None:
+    """Return the column of labels: the one with class names, else one with a usual name."""
+    named = _class_names(schema)
+    usual = [name for name in LABELS if name in schema.names]
+    both = [name for name in usual if name in named]
+    return next((name for name in (*both, *usual, *named) if name in schema.names), None)
+
+
+def _labels(values: Sequence[Any], column: str, schema: Any) -> list[str]:
+    """Return labels as text; class names in place of numbers where there are."""
+    if any(isinstance(value, list | dict | bytes) for value in values):
+        kind = schema.field(column).type
+        raise ValueError(f"{column} is of type {kind}; expected numbers or text")
+    names = _class_names(schema).get(column)
+    if not isinstance(names, list):
+        return ["" if value is None else str(value) for value in values]
+    if any(not isinstance(v, int) or not 0 <= v < len(names) for v in values if v is not None):
+        raise ValueError(f"{column} has numbers beyond its {len(names):,} class names")
+    return ["" if value is None else str(names[value]) for value in values]
+
+
+def _listed(file: Path, key: str, kind: type) -> list[Any]:
+    """Return the list under a key of a JSON file; of its entries those of one kind."""
+    try:
+        content = parse_json(read_regular(file))
+    except (OSError, ValueError) as error:
+        raise DataError(f"can't read {printable(file)}: {error}; save the dataset again") from error
+    entries = content.get(key) if isinstance(content, dict) else None
+    return [e for e in entries if isinstance(e, kind)] if isinstance(entries, list) else []
