@@ -179,8 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, call = _parse_visibly([a for a in arguments if a != "--debug"])
         if name == "train":
             call = partial(call, given=given_settings(arguments))
-        if getattr(call.keywords.get("config"), "keep_memory", True):
-            _keep_freed_memory()
+        _keep_freed_memory()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # same as Ctrl-C
         run(name, call)
     except NofussError as error:

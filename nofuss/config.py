@@ -49,7 +49,7 @@ class Preprocessing:
         return replace(self, size=self.train_size or self.size)
 
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16"]
 NAMED_DATA = ("han",)  # a word instead of a path
 
 
@@ -99,14 +99,10 @@ class TrainConfig:
     """The run directory; never overwritten."""
     resume: bool = False
     """Resume the run in --out where it was interrupted."""
-    force: bool = False
-    """With --resume: resume even if data or settings differ from the run's."""
     preset: Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] = "auto"
     """Settings that go together. auto chooses by the data: frozen for photographs (the backbone is
     fixed, its features are computed once), small for small pictures, vectors for vectors. finetune
     also trains the last stages of the network; paper trains all of it as the paper does."""
-    freeze: bool = False
-    """Short for --preset frozen."""
 
     loss: str = "proxy-nca"
     """The loss that training minimizes: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
@@ -176,8 +172,6 @@ class TrainConfig:
     lora: Annotated[int | None, tyro.conf.arg(metavar="RANK", help_behavior_hint="")] = None
     """With --preset finetune on a transformer: train low-rank changes of this rank to its attention
     and MLP layers instead of their weights (Hu et al. 2021); merged when the model is saved."""
-    zoom: _Number = None
-    """Least share of a picture that a random crop in training shows; 1 crops without resizing."""
     views: _Count = None
     """With --unfreeze N: random views of each picture; an epoch uses one of them."""
     freeze_batch_norm: _Switch = None
@@ -231,17 +225,11 @@ class TrainConfig:
     device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
     """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
     precision: Precision = "fp32"
-    """What the network computes in; bf16 and fp16 are for GPUs. Weights and losses stay in fp32."""
-    compile: bool = False
-    """Compile the network that is trained: torch.compile, which needs a C++ compiler."""
+    """What the network computes in; bf16 is for GPUs. Weights and losses stay in fp32."""
     num_workers: int = 0
     """Threads that prepare batches in advance."""
-    checkpoint_seconds: float = 60.0
-    """Time between checkpoints; one is also written after every epoch."""
     tensorboard: _Path = None
     """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
-    keep_memory: bool = True
-    """Linux: keep freed memory, which makes training faster; --no-keep-memory returns it."""
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -282,10 +270,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("epochs", "warmup", "per_class", "seed"), (0, 2**31)),
     "num_workers": (0, 1025),
     **dict.fromkeys(("lr", "head_lr", "proxy_lr", "weight_decay"), (0, float("inf"))),
-    "checkpoint_seconds": (0, float("inf")),
     **dict.fromkeys(("test_fraction", "val_fraction"), (0, 1)),
     "shrinkage": (0, 1.0000001),
-    "zoom": (0.01, 1.0000001),
     "folds": (0, 65),
     "size": (16, 4096),
     "train_size": (16, 4096),

@@ -10,6 +10,11 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "nofuss", *map(str, arguments)]
 
 
+def every_step(*arguments: object) -> list[str]:
+    """The program with a checkpoint after every step."""
+    return [sys.executable, "-m", "torture.every_step", *map(str, arguments)]
+
+
 def started(
     command: Sequence[str], *, after: str, env: Mapping[str, str] = os.environ
 ) -> "subprocess.Popen[str]":

@@ -22,9 +22,9 @@ from PIL import Image
 from safetensors.numpy import load_file, save
 
 from nofuss.cli import main, parse
-from tests.running import command, started
+from tests.running import command, every_step, started
 
-SLOW_ENOUGH = ("--epochs", "12", "--batch-size", "16", "--checkpoint-seconds", "0", "--dim", "8")
+SLOW_ENOUGH = ("--epochs", "12", "--batch-size", "16", "--dim", "8")
 """About sixty steps, each with a checkpoint: time to be killed in."""
 
 
@@ -172,7 +172,6 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/photos --weights x.pt", "x.pt"),
         ("train {home}/triplets.csv --loss triplet", "needs labels"),
         ("train {home}/vectors.npz --resume", "--out"),
-        ("train {home}/vectors.npz --force", "add --resume"),
         ("train {home}/vectors.npz --size 32", "for pictures"),
         ("train --test-fraction 0.3", "has a split already"),
         ("train --resume --out {home}", "not a run directory"),
@@ -500,7 +499,7 @@ def uninterrupted(home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     out = tmp_path_factory.mktemp("whole") / "run"
     environment = os.environ | {"NOFUSS_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1"}
     subprocess.run(
-        command("train", home / "images.npz", "--out", out, *SLOW_ENOUGH),
+        every_step("train", home / "images.npz", "--out", out, *SLOW_ENOUGH),
         env=environment,
         check=True,
         stdout=subprocess.DEVNULL,
@@ -513,7 +512,7 @@ def uninterrupted(home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def test_stopped_by_a_signal_and_resumed(
     number: signal.Signals, nofuss: Call, home: Path, uninterrupted: dict[str, bytes]
 ) -> None:
-    words = command("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH)
+    words = every_step("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH)
     running = started(words, after="epoch   1")
     running.send_signal(number)
     said, _ = running.communicate(timeout=300)
@@ -533,9 +532,9 @@ def test_killed_and_resumed(home: Path, uninterrupted: dict[str, bytes]) -> None
     first = ("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH)
     for words, after in (
         (first, "epoch   2"),
-        (("train", "--out", "run", "--resume", "--checkpoint-seconds", "0"), "resuming"),
+        (("train", "--out", "run", "--resume"), "resuming"),
     ):
-        running = started(command(*words), after=after)
+        running = started(every_step(*words), after=after)
         time.sleep(draw.uniform(0, 0.4))
         running.kill()
         running.communicate()
@@ -559,7 +558,7 @@ def test_a_full_disk(nofuss: Call, home: Path, uninterrupted: dict[str, bytes]) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
     done = subprocess.run(
-        command("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH),
+        every_step("train", home / "images.npz", "--out", "run", *SLOW_ENOUGH),
         capture_output=True,
         text=True,
         preexec_fn=little_room,
@@ -581,9 +580,9 @@ def test_resume_with_other_settings_and_data(nofuss: Call, home: Path) -> None:
         np.savez("other.npz", vectors=file["vectors"] + 1, labels=file["labels"])
     other = ("train", "other.npz", *resume[1:])
     assert "data differ" in one_line(nofuss(*other), 2)
-    assert nofuss(*other, "--force").code == 0
-    assert nofuss(*other).code == 0  # these are its data from now on
-    assert "does not fit" in one_line(nofuss(*resume, "--dim", 8, "--force"), 2)
+    Path("moved").mkdir()
+    moved = shutil.copy(home / "vectors.npz", "moved")
+    assert nofuss("train", moved, *resume[1:]).code == 0  # the same data, elsewhere
 
 
 def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> None:

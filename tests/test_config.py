@@ -34,7 +34,6 @@ OPEN = {
     "lora",
     "unfreeze",
     "views",
-    "zoom",
     "train_size",
 }
 
@@ -49,7 +48,7 @@ def through_json(config: TrainConfig) -> TrainConfig:
     lr=st.none() | st.floats(0, 1),
     scale=st.none() | st.integers(1, 64),
     loss=st.text(),
-    freeze=st.booleans(),
+    free_norms=st.booleans(),
 )
 def test_round_trip(**values: Any) -> None:
     config = TrainConfig(**values)
@@ -113,18 +112,11 @@ def test_auto_chooses_by_the_data(kind: str, small: bool, preset: str) -> None:
     assert resolve(TrainConfig(), kind=kind, small=small).preset == preset
 
 
-def test_freeze_is_the_frozen_preset() -> None:
-    assert resolve(TrainConfig(freeze=True), kind="pictures", small=True) == resolve(
-        TrainConfig(preset="frozen"), kind="pictures", small=True
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"freeze": True, "preset": "paper"}, "pictures", "--freeze means --preset frozen"),
         ({"preset": "small"}, "vectors", "does not fit vectors"),
-        ({"freeze": True}, "vectors", "does not fit vectors"),
+        ({"preset": "frozen"}, "vectors", "does not fit vectors"),
         ({"preset": "vectors"}, "pictures", "does not fit pictures"),
         ({"free_norms": True, "scale": 3.0}, "pictures", "--free-norms has no scale"),
         ({"preset": "papr"}, "pictures", "did you mean 'paper'"),

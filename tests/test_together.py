@@ -3,6 +3,7 @@
 import json
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,8 +59,20 @@ def call(
     return run
 
 
+def resume_and_stop(run: Path, home: Path) -> None:
+    """Resume a long training and stop it, as Ctrl-C does."""
+    words = command("train", "--out", run, "--resume")
+    running = started(words, after="resuming at epoch", env=environment(home))
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=120)
+    assert running.returncode == 130, said
+
+
 def test_a_run_has_one_writer(
-    training: "subprocess.Popen[str]", call: Callable[..., tuple[int, str]], tmp_path: Path
+    training: "subprocess.Popen[str]",
+    call: Callable[..., tuple[int, str]],
+    home: Path,
+    tmp_path: Path,
 ) -> None:
     """Whatever comes second is told who is first; after a SIGKILL nobody is."""
     run = tmp_path / "run"
@@ -76,13 +89,12 @@ def test_a_run_has_one_writer(
     training.kill()
     training.wait()
     assert (run / LOCK).is_file()
-    code, said = call("train", "--out", run, "--resume", "--force", "--epochs", "1")
-    assert code == 0, said
+    resume_and_stop(run, home)
     assert sorted(path.name for path in run.rglob(".*")) == []
 
 
 def test_a_run_that_is_moved_while_training(
-    training: "subprocess.Popen[str]", call: Callable[..., tuple[int, str]], tmp_path: Path
+    training: "subprocess.Popen[str]", home: Path, tmp_path: Path
 ) -> None:
     """It ends in a line, and leaves nothing at the old place; the run resumes at the new one."""
     (tmp_path / "run").rename(tmp_path / "moved")
@@ -90,8 +102,7 @@ def test_a_run_that_is_moved_while_training(
     assert training.returncode == 1
     assert "run was moved or deleted while it was being written" in said.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["moved"]
-    code, said = call("train", "--out", tmp_path / "moved", "--resume", "--force", "--epochs", "1")
-    assert code == 0, said
+    resume_and_stop(tmp_path / "moved", home)
 
 
 def test_two_trainings_into_one_folder(home: Path, tmp_path: Path) -> None:
@@ -170,8 +181,7 @@ def test_processes_of_one_torchrun_share_the_lock(
     for process in ours.values():
         gone = Path(f"/proc/{process}")
         wait_for(lambda gone=gone: not gone.exists(), seconds=30, what="their end")
-    code, said = call("train", "--out", run, "--resume", "--force", "--epochs", "1")
-    assert code == 0, said
+    resume_and_stop(run, home)
 
 
 # The world around a command

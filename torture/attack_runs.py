@@ -54,7 +54,7 @@ def _run_attack(home: Path, whole: Path, data: Path, attack: Attack, command: st
         "search": ("search", run, query / "0.png", "--json"),
         "show": ("search", run, query / "0.png", "--show", home / f"{os.urandom(8).hex()}.png"),
         "embed": ("embed", run, query, "--out", home / f"{os.urandom(8).hex()}.npz"),
-        "train": ("train", "--out", run, "--resume", "--force", "--epochs", "3"),
+        "train": ("train", "--out", run, "--resume"),
     }
     ended = run_forked(home, *words[command])
     names = {name for name, _ in before.items() ^ contents(disk).items()}

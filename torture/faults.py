@@ -112,8 +112,12 @@ def compile_shim(home: Path) -> Path:
 
 
 def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: Any) -> None:
-    """Plan the fault, then run the program, in the new process."""
-    from nofuss.cli import main
+    """Plan the fault, then run the program, in the new process.
+
+    count: where the calls that could fail are counted; None saves every step, to be killed.
+    """
+    from nofuss import cli
+    from torture import every_step
 
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(target, 1)
@@ -124,7 +128,7 @@ def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: 
         under = os.fsencode(fault.under.absolute())
         shim.faults_plan(under, ctypes.c_long(fault.at), fault.error, int(fault.once))
     try:
-        code = main(words)
+        code = (every_step if count is None else cli).main(words)
     except SystemExit as leaving:  # raised by --help
         code = int(leaving.code or 0)
     sys.stdout.flush()

@@ -22,7 +22,6 @@ from nofuss.run.directory import open_run
 from nofuss.training.checkpoint import load_checkpoint
 from torture.training import STEPS_PER_EPOCH, Place, command, differing, environment
 
-EVERY_STEP = ("--checkpoint-seconds", "0")
 Start = Callable[[Sequence[object], Path], "Process"]
 
 
@@ -39,13 +38,13 @@ class Process(Protocol):
         """Wait for its end; return the exit code."""
 
 
-def executed(home: Path) -> Start:
+def executed(home: Path, module: str = "torture.every_step") -> Start:
     """Start `python -m nofuss` as a user does; imports take most of its time."""
 
     def start(words: Sequence[object], log: Path) -> Process:
         with log.open("w") as said:
             return subprocess.Popen(
-                command(*words),
+                command(*words, module=module),
                 env=environment(home) | {"PYTHONUNBUFFERED": "1"},
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -166,7 +165,7 @@ class _Attempt:
     def __init__(self, place: Place, start: Start, run: Path, workers: int) -> None:
         self.run, self.log, self.remains = run, run.with_suffix(".log"), _half_written(run)
         self.log.touch()
-        words = (*place.again(run), *EVERY_STEP, "--num-workers", str(workers))
+        words = (*place.again(run), "--num-workers", str(workers))
         self.process = start(words, self.log)
 
     def wait_for_words(self) -> None:

@@ -83,7 +83,7 @@ class _Indexing:
     """`nofuss index --to` of many vectors, as a user runs it."""
 
     def __init__(self, home: Path, run: Path, url: str) -> None:
-        self._start, self._log, self._url = executed(home), home / "log.txt", url
+        self._start, self._log, self._url = executed(home, "nofuss"), home / "log.txt", url
         self._words = ("index", run, home / "many.npz", "--to")
 
     def _begin(self, name: str) -> Process:

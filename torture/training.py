@@ -33,9 +33,9 @@ def write_pictures(folder: Path) -> Path:
     return folder
 
 
-def command(*arguments: object) -> list[str]:
+def command(*arguments: object, module: str = "nofuss") -> list[str]:
     """Return the command line of the real program."""
-    return [sys.executable, "-m", "nofuss", *map(str, arguments)]
+    return [sys.executable, "-m", module, *map(str, arguments)]
 
 
 def environment(home: Path) -> dict[str, str]:

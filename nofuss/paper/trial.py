@@ -139,7 +139,6 @@ def run_trial(
             validate=measure,
             before_epoch=lambda epoch: embedder.freeze_backbone(epoch < (config.warmup or 0)),
             checkpoints=checkpoints,
-            checkpoint_seconds=config.checkpoint_seconds,
             stop=stop,
         )
     except NonFiniteLoss as error:

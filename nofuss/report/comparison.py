@@ -197,8 +197,8 @@ def _path(runs: Sequence[Run], rows: Sequence[int]) -> str:
 def _settings(config: TrainConfig) -> dict[str, Any]:
     """Return what makes a method: all settings but the seed, and where and how it ran."""
     usual = TrainConfig()
-    aside = ("seed", "out", "resume", "force", "device", "num_workers", "checkpoint_seconds")
-    same = {name: getattr(usual, name) for name in (*aside, "keep_memory", "tensorboard")}
+    aside = ("seed", "out", "resume", "device", "num_workers", "tensorboard")
+    same = {name: getattr(usual, name) for name in aside}
     return to_json(replace(config, **same))
 
 

@@ -50,8 +50,7 @@ CORRECTIONS = "corrected.csv"
 FROM_PYTHON = " (given from Python)"
 """How the name ends that stands for the path of data which have none."""
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
-_FREE = {"out", "resume", "force", "data", "freeze"}
-_FREE |= {"device", "num_workers", "checkpoint_seconds", "keep_memory", "tensorboard"}
+_FREE = {"out", "resume", "data", "device", "num_workers", "tensorboard"}
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ def resume_run(
 def continue_run(
     config: TrainConfig, *, fingerprint: str, show: Callable[[list[list[str]]], None]
 ) -> Run:
-    """Return the run of config.out to resume; settings changed by --force are written to it.
+    """Return the run of config.out to resume; its settings and data must be the same.
 
     config: resolved. show: called with rows (name, before, now) if settings differ.
     """
@@ -201,18 +200,16 @@ def continue_run(
     ]
     if rows:
         show(rows)
-    if rows and not config.force:
         lines = ", ".join(f"{name} {before} → {now}" for name, before, now in rows)
         raise RunError(
             f"{config.out} was made with other settings ({lines}); drop those flags, "
-            "or add --force to resume with them"
+            "or train into another --out"
         )
-    if not config.force:
-        cure = "give the same data, or --force to resume nevertheless"
-        check_same_data(config.out, fingerprint, cure=cure)
+    cure = "give the same data, or train into another --out"
+    check_same_data(config.out, fingerprint, cure=cure)
     data = None if config.data is None else _absolute(config.data)
     run = Run(config.out, dataclasses.replace(config, data=data))
-    if config.force or not (run.path / "environment.json").exists():  # killed before it was written
+    if not (run.path / "environment.json").exists():  # killed before it was written
         _describe(run, fingerprint)
     elif data != saved.data:  # the same, elsewhere
         moved = dataclasses.replace(saved, data=data)

@@ -57,8 +57,7 @@ def begin(
     if config.resume:
         assert config.out is not None
         lock.take(config.out)
-        if not config.force:
-            _check_taught(config.out)
+        _check_taught(config.out)
     listeners = Listeners(config, callback)
     opened, scan = _open(config, data)
     config = settle(config, opened)
@@ -91,8 +90,6 @@ def _settings(config: TrainConfig, data: Collection | None, given: Container[str
             raise UsageError("--max-restarts needs the run to resume; add --out RUN")
         exists = (config.out / "config.json").is_file()
         config = replace(config, resume=config.resume or exists)
-    if config.force and not config.resume:
-        raise UsageError("--force is for resuming a run; add --resume, or leave it out")
     if not config.resume:
         return config
     resumed = resume_run(config, explicit=given, restarted=processes.restarted())
@@ -140,7 +137,7 @@ def _check_taught(run: Path) -> None:
     if isinstance(extra, dict) and "taught" in extra:
         raise RunError(
             f"the model of {run} has learned from marks on the page, which resuming would undo; "
-            "undo the lessons on the page, train into another --out, or add --force"
+            "undo the lessons on the page, or train into another --out"
         )
 
 
@@ -151,10 +148,10 @@ def _check_module(run: Run, backbone: Backbone) -> None:
     """
     digest = digest_of(tensor_parts(backbone.network.state_dict()))
     started = read_optional_json(run.path / MODULE).get("digest", digest)
-    if started != digest and not run.config.force:
+    if started != digest:
         raise RunError(
             f"the backbone differs from the one {run.path} was started with; give the module as it "
-            "was before training, or --force to resume nevertheless"
+            "was before training, or train into another --out"
         )
     run.write(MODULE, {"digest": digest})
 

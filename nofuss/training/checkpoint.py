@@ -18,7 +18,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.amp import GradScaler
 
 from nofuss.distributed.processes import first, from_first
 from nofuss.distributed.shard import Shard
@@ -183,13 +182,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
         held = torch.empty_like(like, dtype=value.dtype) if value.ndim else torch.empty_like(value)
         state.setdefault(int(index), {})[name] = held.copy_(value)
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-
-
-def restore_scaler(scaler: GradScaler, state: Any) -> None:
-    """Restore a scaler's `state_dict`."""
-    if not isinstance(state, dict) or state.keys() != scaler.state_dict().keys():
-        raise RunError(f"the checkpoint does not fit the scaler: got {state!r:.60}")
-    scaler.load_state_dict(state)
 
 
 def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:

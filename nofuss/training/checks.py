@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 from torch import nn
-from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from nofuss.data.loader import Batch
@@ -23,7 +22,6 @@ def check_before_training(
     *,
     say: Callable[[str], None],
     repeats: int = 5,
-    scaler: GradScaler | None = None,
 ) -> float:
     """Raise on what can't work and `say` what looks wrong; return the seconds of a step.
 
@@ -34,9 +32,7 @@ def check_before_training(
         check_labels_fit(criterion, batch)
         check_scale(criterion, say=say)
     began = time.monotonic()
-    first, last = loss_on_one_batch(
-        model, criterion, optimizer, batch, repeats=repeats, scaler=scaler
-    )
+    first, last = loss_on_one_batch(model, criterion, optimizer, batch, repeats=repeats)
     seconds = (time.monotonic() - began) / repeats
     if not last < first:
         say(
@@ -80,7 +76,6 @@ def loss_on_one_batch(
     batch: Batch,
     *,
     repeats: int,
-    scaler: GradScaler | None = None,
 ) -> tuple[float, float]:
     """Return the loss on one batch before and after `repeats` steps on it, made on copies."""
     copies: tuple[nn.Module, nn.Module] = copy.deepcopy((model, criterion))
@@ -98,6 +93,5 @@ def loss_on_one_batch(
     with seeded(device_of(model)) as seed:
         seed(0)
         model = parallel(copies[0])
-        scaler = copy.deepcopy(scaler)
-        losses = [train_step(model, copies[1], rehearsal, batch, scaler)[0] for _ in range(repeats)]
+        losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]
     return losses[0], losses[-1]

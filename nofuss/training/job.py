@@ -38,8 +38,8 @@ SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
 
 ZOOM, LIGHT = 0.25, 0.25
-"""Random crops for the last stages show this share of a picture or more, in light that changes by
-this share or less (LOG.md)."""
+"""Random crops for the last stages show this fraction of a picture or more, in light that changes
+by this fraction or less (LOG.md)."""
 
 
 @dataclass
@@ -199,10 +199,8 @@ def check_stages(config: TrainConfig, embedder: Embedder) -> TrainConfig:
         config = replace(config, unfreeze=unfreeze, views=views)
     if config.lora is not None:
         add_adapters(embedder, config.lora, unfreeze=config.unfreeze, seed=config.seed)
-    if config.zoom is None and config.unfreeze not in (None, ALL) and preprocessing.flip:
-        config = replace(config, zoom=ZOOM)
-    if config.zoom is not None and config.zoom < 1:
-        preprocessing = replace(preprocessing, zoom=config.zoom, light=LIGHT)
+    if config.unfreeze not in (None, ALL) and preprocessing.flip:
+        preprocessing = replace(preprocessing, zoom=ZOOM, light=LIGHT)
     if config.train_size is not None:
         if config.train_size > preprocessing.size:
             raise UsageError(

@@ -92,7 +92,7 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
     assert job.features is not None
     labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
     form = ClosedForm.of(config, job.features[rows], labels)
-    found = _decided_before(job) if config.resume and not config.force else None
+    found = _decided_before(job) if config.resume else None
     if found is None:
         found = json.loads(processes.from_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
@@ -262,9 +262,7 @@ def _begin(job: Job, t: Training, feed: Feed) -> None:
     elif t.epochs:
         first = next(iter(feed(0, 0)))
         job.embedder.freeze_backbone(bool(job.config.warmup))
-        seconds = check_before_training(
-            t.model, t.criterion, t.optimizer, first, say=console.warn, scaler=t.scaler
-        )
+        seconds = check_before_training(t.model, t.criterion, t.optimizer, first, say=console.warn)
         console.announce("training", seconds * t.epochs * len(feed))
 
 
@@ -288,6 +286,5 @@ def _run(
             validate=validate,
             before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
             checkpoints=job.run.checkpoints,
-            checkpoint_seconds=config.checkpoint_seconds,
             stop=stop,
         )

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from nofuss.data.loader import Batch, on_device
@@ -30,7 +29,6 @@ from nofuss.training.checkpoint import (
     optimizer_tensors,
     restore_module,
     restore_optimizer,
-    restore_scaler,
     save_checkpoint,
 )
 from nofuss.training.optim import set_rates
@@ -87,8 +85,6 @@ class Training:
     schedule: str
     epochs: int
     seed: int
-    scaler: GradScaler | None = None
-    """Of the loss, where the network computes in float16."""
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
@@ -111,8 +107,6 @@ class Training:
             | optimizer_tensors(self.optimizer)
         )
         state = {k: getattr(self, k) for k in ("epoch", "step", "loss_sum", "history")}
-        if self.scaler is not None:
-            state["scaler"] = self.scaler.state_dict()
         # "at" is the step within the epoch; "step" names the checkpoint.
         save_checkpoint(
             folder,
@@ -130,8 +124,6 @@ class Training:
         state = checkpoint.state
         self.epoch, self.step = state["epoch"], state["at"]
         self.loss_sum, self.history = state["loss_sum"], state["history"]
-        if self.scaler is not None:
-            restore_scaler(self.scaler, state.get("scaler"))
 
 
 def run_loop(
@@ -145,7 +137,10 @@ def run_loop(
     checkpoint_seconds: float = 60.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run `t` to its last epoch; `validate` returns scores for the epoch's row."""
+    """Run `t` to its last epoch; `validate` returns scores for the epoch's row.
+
+    checkpoint_seconds: time between checkpoints; one is also written after every epoch.
+    """
     steps, device = len(feed), device_of(t.model)
     with seeded(device) as seed:
         while t.epoch < t.epochs:
@@ -159,7 +154,7 @@ def run_loop(
             for batch in on_device(feed(t.epoch, t.step), device):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 seed(_step_seed(t.seed, t.epoch * steps + t.step) + rank())
-                loss, embeddings = train_step(model, t.criterion, t.optimizer, batch, t.scaler)
+                loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
                 t.step += 1
                 t.loss_sum += loss
                 items += len(batch.indices)

@@ -1,12 +1,9 @@
 """Presets: settings that go together, and how the missing ones are filled in."""
 
 import dataclasses
-import os
-import shutil
 from typing import Any
 
 from nofuss.config import TrainConfig, check_limits
-from nofuss.distributed.processes import world
 from nofuss.errors import UsageError
 
 DIM = 512
@@ -111,10 +108,6 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
     """
     check_limits(config)
     preset = config.preset
-    if config.freeze:
-        if preset not in ("auto", "frozen"):
-            raise UsageError(f"--freeze means --preset frozen, but --preset is {preset}")
-        preset = "frozen"
     if preset == "auto":
         preset = "vectors" if kind == "vectors" else "small" if small else "frozen"
     if (preset == "vectors") != (kind == "vectors"):
@@ -160,7 +153,7 @@ def resolve(config: TrainConfig, *, kind: str, small: bool, labelled: bool = Tru
         filled.pop("scale", None)  # other losses have a scale of their own
     if (backbone == "identity") != (kind == "vectors"):
         raise UsageError(f"--backbone {backbone} does not fit {kind}; leave it out")
-    return dataclasses.replace(config, preset=preset, freeze=preset == "frozen", **filled)
+    return dataclasses.replace(config, preset=preset, **filled)
 
 
 def head_dim(config: TrainConfig, width: int) -> int:
@@ -186,7 +179,7 @@ def _check_untrained(config: TrainConfig) -> None:
 
 def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
     """Refuse settings that would do nothing."""
-    trained = ("lr", "warmup", "freeze_batch_norm", "val_fraction", "zoom", "train_size")
+    trained = ("lr", "warmup", "freeze_batch_norm", "val_fraction", "train_size")
     for name in trained if fixed else ():
         if getattr(config, name):
             flag = name.replace("_", "-")
@@ -202,11 +195,5 @@ def _check_fits(config: TrainConfig, *, fixed: bool, kind: str) -> None:
         raise UsageError("--shrinkage is for --start whitened; drop one of the two")
     if kind == "vectors" and config.precision != "fp32":
         raise UsageError("--precision is for networks, and the data are vectors; drop it")
-    if fixed and config.compile:
-        raise UsageError("--compile needs a network that is trained; add --preset finetune")
-    if config.compile and world() > 1:
-        raise UsageError("--compile is for one process; drop it, or leave torchrun out")
-    if config.compile and shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
-        raise UsageError(f"--compile needs a C++ compiler, and there is no {compiler}; drop it")
     if kind == "vectors" and config.mirror:
         raise UsageError("--mirror is for pictures, and the data are vectors; drop it")

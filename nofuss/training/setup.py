@@ -17,7 +17,6 @@ from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
-from nofuss.model.precision import scaler_of
 from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
 from nofuss.proxies.balanced import Balanced
@@ -132,8 +131,6 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
             backbone = embedder.backbone_parameters()
     assert config.epochs is not None
     assert config.schedule is not None
-    if config.compile:
-        model.compile()
     return Training(
         model=model,
         criterion=criterion,
@@ -150,7 +147,6 @@ def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) 
         schedule=config.schedule,
         epochs=config.epochs,
         seed=config.seed,
-        scaler=None if model is head else scaler_of(config.precision, device_of(model)),
     )
 
 

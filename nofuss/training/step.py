@@ -9,7 +9,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
@@ -59,32 +58,20 @@ def train_step(
     criterion: nn.Module,
     optimizer: Optimizer,
     batch: Batch,
-    scaler: GradScaler | None = None,
 ) -> tuple[float, Tensor]:
-    """Update once; the loss before it and the embeddings. Raises before a NaN can spread.
-
-    scaler: multiplies the loss. A gradient that overflows then skips the update and lowers the
-    factor; it raises only where there is no factor left to lower.
-    """
+    """Update once; the loss before it and the embeddings. Raises before a NaN can spread."""
     optimizer.zero_grad()
     embeddings = gather(model(batch.inputs.to(device_of(model))), len(batch.indices))
     loss = batch_loss(criterion, embeddings, batch.labels)
     value = loss.item()
     if not math.isfinite(value):
         raise NonFiniteLoss(f"the loss is {value}", batch.indices)
-    scaled: Tensor = loss if scaler is None else scaler.scale(loss)
-    scaled.backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]
     average_gradients(criterion)
     gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     if any_true(not torch.isfinite(get_total_norm(gradients)))[0]:
-        if scaler is None or scaler.get_scale() <= 1:
-            raise NonFiniteLoss(
-                f"the loss is {value:.4g} but its gradient is not finite", batch.indices
-            )
-        gradients[0].fill_(math.inf)  # so that the scalers of all processes skip this update
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-        scaler.update()
+        raise NonFiniteLoss(
+            f"the loss is {value:.4g} but its gradient is not finite", batch.indices
+        )
+    optimizer.step()
     return value, embeddings.detach()

@@ -229,7 +229,8 @@ def test_a_hub_that_is_away_costs_seconds(tmp_path: Path, answers: bool) -> None
         )
         np.savez(tmp_path / "x.npz", images=pictures()[0], labels=pictures()[1])
         run = tmp_path / "run"
-        arguments = ["train", str(tmp_path / "x.npz"), "--backbone", "timm:test_vit", "--freeze"]
+        arguments = ["train", str(tmp_path / "x.npz"), "--backbone", "timm:test_vit"]
+        arguments += ["--preset", "frozen"]
         environment = os.environ | {
             "HF_ENDPOINT": f"http://127.0.0.1:{port}",
             "HF_HOME": str(tmp_path / "hub"),

@@ -195,7 +195,7 @@ def test_marks_become_a_map(run: Path) -> None:
     torch.testing.assert_close(taught.matrix, lesson.matrix, atol=1e-4, rtol=0)
 
 
-def test_training_does_not_undo_lessons_unless_it_is_told_to(run: Path) -> None:
+def test_training_does_not_undo_lessons(run: Path) -> None:
     lessons.apply_lesson(open_run(run), a_map(), extra={"taught": {"marks": 3}})
     taught = bits(run / "model")
     with pytest.raises(RunError, match="has learned from marks on the page"):
@@ -203,6 +203,4 @@ def test_training_does_not_undo_lessons_unless_it_is_told_to(run: Path) -> None:
     assert bits(run / "model") == taught
     lessons.undo(open_run(run))
     run_training(TrainConfig(out=run, resume=True), given={"out", "resume"})
-    lessons.apply_lesson(open_run(run), a_map(), extra={"taught": {"marks": 3}})
-    run_training(TrainConfig(out=run, resume=True, force=True), given={"out", "resume", "force"})
     assert bits(run / "model") != taught

@@ -121,7 +121,7 @@ def test_no_command_lets_them_through(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
     run = tmp_path / f"run{NAME}"
-    small = (
+    small = [
         "--preset",
         "small",
         "--size",
@@ -132,13 +132,13 @@ def test_no_command_lets_them_through(
         "4",
         "--epochs",
         "1",
-    )
+    ]
     picture = next(data.rglob("*0.png"))
     for words, code in (
         (("doctor", data), 0),
         (("train", data, "--out", run, *small), 0),
         (("train", data, "--out", run, *small), 2),
-        (("train", "--out", run, "--resume", "--epochs", "2", "--force"), 0),
+        (("train", "--out", run, "--resume"), 0),
         (("evaluate", run), 0),
         (("index", run, data), 0),
         (("search", run, picture), 0),

@@ -87,7 +87,6 @@ def test_a_switch_is_on_off_or_not_given() -> None:
     assert parsed("--mirror", "--no-center").center is False
     assert parsed("--no-freeze-batch-norm", "--seed", "3").freeze_batch_norm is False
     assert parsed("--root", "False", "--mirror", "True").root is False
-    assert parsed("--no-keep-memory").keep_memory is False
 
 
 @pytest.mark.parametrize(

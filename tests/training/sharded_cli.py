@@ -1,9 +1,9 @@
-"""The `nofuss` program, with proxies dealt out even where there are few: for torchrun to start."""
+"""The `nofuss` program for torchrun to start: with few proxies sharded, and every step saved."""
 
 import sys
 
-from nofuss.cli import main
 from nofuss.training import setup
+from torture.every_step import main
 
 if __name__ == "__main__":
     setup.SHARD_FROM = 0

@@ -172,7 +172,6 @@ def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> 
         ),
         ({"unfreeze": "9"}, "has 4 stages"),
         ({"unfreeze": "none"}, "expected all or a number of stages"),
-        ({"zoom": 1.5}, "zoom is 1.5; expected"),
         ({"lora": 4}, "has no attention layers"),
         (
             {"size": 28, "train_size": 32},
