@@ -1,13 +1,17 @@
 """The program: `nofuss`, or `python -m nofuss`."""
 
 import gc
+import os
 import sys
-
-from nofuss.cli import main
 
 
 def program() -> None:
     """Do what the command line asks, and exit."""
+    # Before torch is loaded: threads that wait sleep instead of spinning, or beside another busy
+    # process a training takes twice as long and more (docs/faq.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from nofuss.cli import main
+
     code = main()
     if "triton" not in sys.modules:  # whose bindings would print what was not freed
         gc.freeze()  # or the interpreter searches all of torch for garbage before it exits

@@ -1,6 +1,5 @@
 """The `nofuss` program: the table of commands, from a command line to a call, exit codes."""
 
-import contextlib
 import ctypes
 import io
 import os
@@ -8,21 +7,16 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from importlib import import_module
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, get_args
 
-import tyro
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from rich.console import Console
 
 from nofuss import __version__
-from nofuss.errors import NofussError, UsageError, unknown_name, visible
-from nofuss.terminal import help as help_page
+from nofuss.errors import NofussError, UsageError, unknown_name
 from nofuss.terminal.interrupt import ending_in_time
-
-if sys.platform != "win32":
-    import resource  # here: when memory is short there may be none left for it
-
 
 COMMANDS = {
     "train": "Learn a distance from labelled data and score it on classes not seen in training.",
@@ -38,117 +32,89 @@ COMMANDS = {
     "compare": "Compare runs on the same items, with intervals.",
     "reproduce": "Reproduce the paper's tables and figures, and put its numbers beside ours.",
 }
-NEEDED_BYTES = 1200 * 2**20
-"""Address space that torch, scikit-learn and the smallest training take with two threads."""
 IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index", "reproduce"}
+WIDEST = 100
+"""Columns of a help page: longer lines are hard to read."""
 
-OTHER_NAMES = {
-    **dict.fromkeys(("--rate", "--learning-rate", "--backbone-lr"), "--lr"),
-    **dict.fromkeys(("--head-rate", "--lr-head"), "--head-lr"),
-    **dict.fromkeys(("--proxy-rate", "--lr-proxies"), "--proxy-lr"),
-    **dict.fromkeys(("--bs", "--batch"), "--batch-size"),
-    **dict.fromkeys(("--embedding-size", "--embedding-dim", "--dimension"), "--dim"),
-    **dict.fromkeys(("--output", "--output-dir", "--out-dir", "-o"), "--out"),
-    **dict.fromkeys(("--workers", "--jobs", "-j"), "--num-workers"),
-    **dict.fromkeys(("--num-epochs", "--max-epochs"), "--epochs"),
-    **dict.fromkeys(("--image-size", "--img-size"), "--size"),
-    **dict.fromkeys(("--model", "--arch"), "--backbone"),
-    **dict.fromkeys(("--optim", "--opt"), "--optimizer"),
-    **dict.fromkeys(("--wd", "--decay"), "--weight-decay"),
-    "--scheduler": "--schedule",
-    "--gpu": "--device",
-}
-"""Names of options elsewhere → ours."""
-
-Call = partial[None]
+Call = partial[Any]
 
 
 def parse(argv: Sequence[str]) -> tuple[str, Call]:
-    """Return the command and the call that the command line asks for; exits with 2 on misuse.
+    """Return the command and the call that the command line asks for; UsageError on misuse.
 
-    Only the module of that command is imported: `nofuss --help` does not load torch.
+    Only the module of that command is imported. The name is empty for --help and --version.
     """
-    if argv and argv[0] == "--version":
-        print(f"nofuss {__version__}")
-        raise SystemExit(0)
-    if not argv or argv[0].startswith("-"):
-        _overview(argv)
-    name, *rest = argv
-    if name not in COMMANDS:
+    name, given = argv[0], set[str]()
+    if not name.startswith("-") and name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
-    module = import_module(f"nofuss.commands.{name}")
-    main = module.main
-    if {"-h", "--help"} & set(rest):
-        groups = getattr(module, "GROUPS", {})
-        print(help_page.page(main, prog=f"nofuss {name}", groups=groups))
-        raise SystemExit(0)
-    if sys.platform == "win32":
-        raise UsageError(
-            "the commands open folders and lock files in ways that Windows does not have; "
-            "run them in WSL 2 (the losses and scores work on Windows too, from Python)"
+
+    def look(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        for argument in (each for each in arguments if each.tokens):
+            given.add(argument.field_info.name)
+            if int in (argument.hint, *get_args(argument.hint)):
+                for token in argument.tokens:  # cyclopts would round 2.5
+                    if not re.fullmatch(r"[+-]?\d+", token.value):
+                        text = f"{argument.name} is {token.value}; expected a whole number"
+                        raise UsageError(text)
+
+    app = _app()
+    app.config = (look,)
+    if name in COMMANDS:
+        app[name].help = None  # its docstring says more than the table
+        app[name].usage = _usage(name, app[name].assemble_argument_collection())
+    try:
+        command, bound, ignored = app.parse_args(
+            argv, console=_page(), exit_on_error=False, print_error=False
         )
-    _check_address_space()
-    _check_other_names(name, main, rest)
-    rest = _spelled_out(rest, help_page.switches_of(main))
-
-    @wraps(main)
-    def bind(*args: Any, **kwargs: Any) -> Call:
-        return partial(main, *args, **kwargs)
-
-    call = tyro.cli(bind, prog=f"nofuss {name}", args=rest, config=(tyro.conf.FlagCreatePairsOff,))
-    assert isinstance(call, partial)
-    return name, call
+    except CycloptsError as error:
+        message = " ".join(str(error).replace("Unused Tokens", "surplus arguments").split())
+        hint = "" if message.endswith("?") else ";"
+        raise UsageError(f"{message.rstrip('.')}{hint} see nofuss {name} --help") from None
+    more = {"given": frozenset(given)} if "given" in ignored else {}
+    call = partial(command, *bound.args, **bound.kwargs, **more)
+    return name if command.__module__.startswith("nofuss.") else "", call
 
 
-def _check_other_names(name: str, main: Callable[..., object], words: Sequence[str]) -> None:
-    """Raise UsageError for an option that goes by another name here."""
-    for word in words:
-        flag = word.split("=")[0]
-        ours = OTHER_NAMES.get(flag)
-        if ours is not None:
-            known = {word for o in help_page.options_of(main) for word in o.invocation.split()}
-            if ours in known and flag not in known:
-                raise UsageError(
-                    f"unknown option {flag}; it is {ours} here, see nofuss {name} --help"
-                )
+def _app() -> App:
+    """Return all commands, none of which is imported."""
+    app = App(
+        name="nofuss",
+        help="Learn a distance that works on classes never seen before.",
+        help_epilogue="`nofuss COMMAND --help` shows the options of a command; "
+        "`--debug` with any command shows the traceback of an error.",
+        help_format="markdown",
+        version=f"nofuss {__version__}",
+        group_parameters=Group("Options", sort_key=1),
+        default_parameter=Parameter(negative_bool=(), negative_iterable=(), show_default=_shown),
+    )
+    for number, (name, text) in enumerate(COMMANDS.items()):
+        place = f"nofuss.commands.{name}:main"
+        app.command(place, name=name, help=text, help_epilogue="", sort_key=number)
+    return app
 
 
-def _spelled_out(words: Sequence[str], switches: frozenset[str]) -> list[str]:
-    """Return the words with `--x` and `--no-x` as `--x True` and `--x False` for `bool | None`."""
-    spelled = list[str]()
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        flag = word.removeprefix("--").replace("-", "_")
-        if word.startswith("--no-") and flag.removeprefix("no_") in switches:
-            spelled += [f"--{word.removeprefix('--no-')}", "False"]
-        elif word.startswith("--") and flag in switches and following not in ("True", "False"):
-            spelled += [word, "True"]
-        else:
-            spelled.append(word)
-    return spelled
+def _page(*, stderr: bool = False) -> Console:
+    return Console(width=min(WIDEST, Console().width), stderr=stderr, highlight=False)
 
 
-def _overview(argv: Sequence[str]) -> NoReturn:
-    """Show the commands, a line each, and exit: 0 if asked for, 2 if no command was given."""
-    width = max(map(len, COMMANDS))
-    shown = [
-        "usage: nofuss COMMAND [-h] …",
-        "",
-        "Learn a distance that works on classes never seen before.",
-        "",
-        *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
-        "",
-        "nofuss COMMAND --help shows the options of a command, nofuss --version the version;",
-        "--debug with any command shows the traceback of an error.",
-    ]
-    asked = bool({"-h", "--help"} & set(argv))
-    print(*shown, sep="\n", file=sys.stdout if asked else sys.stderr)
-    raise SystemExit(0 if asked else 2)
+def _shown(default: object) -> str | None:
+    """Return a default as it is typed; None where there is nothing to type."""
+    if default is None or isinstance(default, bool):
+        return None
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def given_settings(argv: Sequence[str]) -> frozenset[str]:
-    """Names of the settings that the command line gives, whatever their values."""
-    flags = (word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
-    return frozenset(flag.removeprefix("no_") for flag in flags)
+def _usage(name: str, arguments: ArgumentCollection) -> str:
+    """Return the first line of a help page, as `nofuss search RUN PICTURE… [OPTIONS]`."""
+    words = ["nofuss", name]
+    for argument in arguments:
+        if argument.index is not None:
+            several = argument.field_info.kind is argument.field_info.VAR_POSITIONAL
+            word = f"{argument.name}…" if several else argument.name
+            words.append(word if argument.required else f"[{word}]")
+        elif argument.required:
+            words.append(f"{argument.name} {argument.parameter.metavar}")
+    return " ".join([*words, "[OPTIONS]"])
 
 
 def run(name: str, call: Call) -> None:
@@ -171,14 +137,18 @@ def run(name: str, call: Call) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The `nofuss` program; returns the exit code: 0, 1 runtime, 2 usage or data, 130 stopped."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
+    debug, words = "--debug" in arguments, [word for word in arguments if word != "--debug"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names may have characters it can't show
             stream.reconfigure(errors="backslashreplace")
+    if not words:
+        _app().help_print(console=_page(stderr=True))
+        return 2
     try:
-        name, call = _parse_visibly([a for a in arguments if a != "--debug"])
-        if name == "train":
-            call = partial(call, given=given_settings(arguments))
+        name, call = parse(words)
+        if not name:
+            call()
+            return 0
         _keep_freed_memory()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # same as Ctrl-C
         run(name, call)
@@ -203,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _explain(error: Exception) -> str:
     """Return one line about an error that no other code handled."""
     if _is_out_of_memory(error):
-        return f"not enough memory; {_more_memory()}"
+        return "not enough memory; try smaller --batch-size, --size, --dim or data"
     if isinstance(error, UnicodeEncodeError):
         name, encoding = ascii(error.object), sys.getfilesystemencoding()
         return (
@@ -214,29 +184,6 @@ def _explain(error: Exception) -> str:
         return f"{error.strerror}{where}; fix it and run the command again"
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{reason} (unexpected; run again with --debug for the details)"
-
-
-def _parse_visibly(argv: Sequence[str]) -> tuple[str, Call]:
-    """Call `parse`; escape control characters in its messages, which quote the arguments.
-
-    Passwords in URLs are not quoted: where a message is due, it is made of arguments without them.
-    """
-    without_passwords = [re.sub(r"(://[^/@:]*:).*@", r"\1***@", word) for word in argv]
-    if without_passwords != list(argv):
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                return parse(argv)
-        except (NofussError, SystemExit):
-            return _parse_visibly(without_passwords)
-    if all(word.isprintable() for word in argv):
-        return parse(argv)
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            return parse(argv)
-    finally:
-        for line in said.getvalue().splitlines():
-            print(visible(line), file=sys.stderr)
 
 
 def _show_tracebacks() -> None:
@@ -254,28 +201,12 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(each in str(error).lower() for each in words)
 
 
-def _check_address_space() -> None:
-    """Raise MemoryError if the shell allows less than torch and its libraries need.
-
-    They do not fail in order: an import ends in a SystemError, and OpenBLAS waits forever.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < NEEDED_BYTES:
-        raise MemoryError
-
-
-def _more_memory() -> str:
-    """Suggest a cure: a memory limit of the shell first, if there is one."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY:
-        return f"this shell allows {limit / 1e6:,.0f} MB: ulimit -v unlimited"
-    return "try smaller --batch-size, --size, --dim or data, or a machine with more"
-
-
 def _fail(message: str, code: int) -> int:
+    """Print one line, without the passwords of URLs in it; return the exit code."""
     from nofuss.terminal.console import fail
 
     rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+    message = re.sub(r"(://[^/@:\s]*:)\S*@", r"\1***@", message)
     fail(message if rank == "0" else f"rank {rank}: {message}")
     return code
 

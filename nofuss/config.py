@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import tyro
+from cyclopts import Group, Parameter
 
 from nofuss.errors import RunError, UsageError, unknown_name
 
@@ -58,178 +58,156 @@ def is_named_data(path: Path) -> bool:
     return str(path) in NAMED_DATA and not path.exists()
 
 
-_by_preset = "(default: by the preset)"
-_by_loss = tyro.conf.arg(metavar="X", help_behavior_hint="(default: by the loss)")
-_Text = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint=_by_preset)]
-_Count = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint=_by_preset)]
-_Number = Annotated[float | None, tyro.conf.arg(metavar="X", help_behavior_hint=_by_preset)]
-_Switch = Annotated[bool | None, tyro.conf.arg(help_behavior_hint=_by_preset)]
-_Path = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+_COMMON = Group("Common options", sort_key=1)
+_FURTHER = Group("Further options", sort_key=2)
+_PAPER = Group("Options of the paper and its experiments", sort_key=3)
+_BY_PRESET = "by the preset"
 
 
+def _flag(group: Group, metavar: str | None = None, default: str | None = None) -> Parameter:
+    """Describe a flag in the help page; default: in words, where None does not say it."""
+    shown: dict[str, Any] = {} if default is None else {"show_default": default}
+    return Parameter(group=group, metavar=metavar, **shown)
+
+
+_SWITCH = Parameter(negative_bool="no-")
+
+
+@Parameter(name="*")
 @dataclass(frozen=True)
 class TrainConfig:
     """Learn a distance from labelled data and try it on classes never seen."""
 
-    data: Annotated[
-        Path | None,
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: the built-in characters)"),
-    ] = None
-    """A folder of class folders, a CSV (path,label or anchor,positive,negative or a,b,same), arrays
-    (.npz, .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, the
-    official folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han: 22,634
-    characters, drawn with fonts of Debian."""
-    corrections: _Path = None
-    """A CSV of corrected labels (item,label,corrected), written by the page of `nofuss serve`."""
-    class_level: Annotated[
-        int | None,
-        tyro.conf.arg(metavar="N", help_behavior_hint="(default: the innermost folder)"),
-    ] = None
-    """Folders in folders: which of them is the class, 1 for the outermost."""
-    label_pattern: Annotated[
-        str | None, tyro.conf.arg(metavar="REGEX", help_behavior_hint="(default: the folder)")
-    ] = None
-    """The class is in the name: a regular expression, searched in the path below DATA, whose first
-    group is the class, as '^(.+)_' for robin_17.jpg."""
-    out: Annotated[
-        Path | None,
-        tyro.conf.arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),
-    ] = None
+    data: Annotated[Path | None, Parameter(parse=False)] = None
+    """The data; on the command line the argument DATA."""
+    out: Annotated[Path | None, _flag(_COMMON, "RUN", "a new folder under runs/")] = None
     """The run directory; never overwritten."""
-    resume: bool = False
-    """Resume the run in --out where it was interrupted."""
-    preset: Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] = "auto"
+    epochs: Annotated[int | None, _flag(_COMMON, "N", _BY_PRESET)] = None
+    """Passes over the training set; 0 keeps the head at its start."""
+    preset: Annotated[
+        Literal["auto", "frozen", "finetune", "small", "vectors", "paper"], _flag(_COMMON)
+    ] = "auto"
     """Settings that go together. auto chooses by the data: frozen for photographs (the backbone is
     fixed, its features are computed once), small for small pictures, vectors for vectors. finetune
     also trains the last stages of the network; paper trains all of it as the paper does."""
+    dim: Annotated[
+        int | None, _flag(_COMMON, "N", "by folds of the classes, 512 at most; small, paper: 64")
+    ] = None
+    """Size of the embedding; an item in the index takes four bytes a dimension."""
+    test_fraction: Annotated[
+        float | None, _flag(_COMMON, "X", "the data's own split, else folds or 0.5")
+    ] = None
+    """Fraction of the classes kept out of training, for the scores at the end; 0 trains on all. On
+    fixed features the default trains on all classes and scores by folds."""
+    seed: Annotated[int, _flag(_COMMON, "N")] = 0
+    """Seed for the split, the order, the augmentation and the initial weights."""
+    device: Annotated[str, _flag(_COMMON, "NAME")] = "auto"
+    """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
+    resume: Annotated[bool, _flag(_COMMON)] = False
+    """Resume the run in --out where it was interrupted."""
+    class_level: Annotated[int | None, _flag(_COMMON, "N", "the innermost folder")] = None
+    """Folders in folders: which of them is the class, 1 for the outermost."""
+    label_pattern: Annotated[str | None, _flag(_COMMON, "REGEX", "the folder")] = None
+    """The class is in the name: a regular expression, searched in the path below DATA, whose first
+    group is the class, as '^(.+)_' for robin_17.jpg."""
 
-    loss: str = "proxy-nca"
+    corrections: Annotated[Path | None, _flag(_FURTHER, "CSV")] = None
+    """A CSV of corrected labels (item,label,corrected), written by the page of `nofuss serve`."""
+    backbone: Annotated[str | None, _flag(_FURTHER, "NAME", _BY_PRESET)] = None
+    """convnet, inception-bn, efficientnet-lite0, -lite1, -lite2, timm:NAME."""
+    weights: Annotated[Path | None, _flag(_FURTHER, "FILE")] = None
+    """A local checkpoint of the backbone (inception-bn: a public BN-Inception file)."""
+    size: Annotated[int | None, _flag(_FURTHER, "N", "its own, 288 for Lite's last stages")] = None
+    """Side of the pictures that the network sees."""
+    train_size: Annotated[int | None, _flag(_FURTHER, "N", "as --size")] = None
+    """Side of the random crops that training sees. Smaller ones are faster."""
+    mirror: Annotated[bool | None, _flag(_FURTHER, default=_BY_PRESET), _SWITCH] = None
+    """Average the features of each picture that is searched or scored with those of its mirror
+    image: better neighbours for twice the time per picture. Not for characters."""
+    folds: Annotated[int | None, _flag(_FURTHER, "N", _BY_PRESET)] = None
+    """Fixed features: folds of the training classes on which the start is chosen and training has
+    to prove its gain; 0 skips both and always trains."""
+    unfreeze: Annotated[str | None, _flag(_FURTHER, "N|all", _BY_PRESET)] = None
+    """With --preset finetune: how many of the network's last stages are trained, on cached
+    activations. all: the whole network, without cached activations."""
+    lora: Annotated[int | None, _flag(_FURTHER, "RANK")] = None
+    """With --preset finetune on a transformer: train low-rank changes of this rank to its attention
+    and MLP layers instead of their weights (Hu et al. 2021); merged when the model is saved."""
+    views: Annotated[int | None, _flag(_FURTHER, "N", _BY_PRESET)] = None
+    """With --unfreeze N: random views of each picture; an epoch uses one of them."""
+    batch_size: Annotated[int | None, _flag(_FURTHER, "N", _BY_PRESET)] = None
+    """Items per step."""
+    lr: Annotated[float | None, _flag(_FURTHER, "X", _BY_PRESET)] = None
+    """Learning rate of the backbone."""
+    head_lr: Annotated[float | None, _flag(_FURTHER, "X", _BY_PRESET)] = None
+    """Learning rate of the head."""
+    weight_decay: Annotated[float | None, _flag(_FURTHER, "X", _BY_PRESET)] = None
+    """Weight decay of backbone and head; proxies have none."""
+    val_fraction: Annotated[float | None, _flag(_FURTHER, "X", _BY_PRESET)] = None
+    """Trainable backbones: fraction of the training classes held out to watch training; 0: none."""
+    allow_shared: Annotated[bool, _flag(_FURTHER)] = False
+    """Accept data whose own split has the same classes in training and test."""
+    rerank: Annotated[Literal["auto", "none"], _flag(_FURTHER)] = "auto"
+    """auto: search re-ranks what it finds by the neighbours of its neighbours, if held-out classes
+    gain by it. none: search by distance alone."""
+    precision: Annotated[Precision, _flag(_FURTHER)] = "fp32"
+    """What the network computes in; bf16 is for GPUs. Weights and losses stay in fp32."""
+    num_workers: Annotated[int, _flag(_FURTHER, "N")] = 0
+    """Threads that prepare batches in advance."""
+    tensorboard: Annotated[Path | None, _flag(_FURTHER, "PATH")] = None
+    """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
+
+    loss: Annotated[str, _flag(_PAPER, "NAME")] = "proxy-nca"
     """The loss that training minimizes: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
     proxy-anchor, soft-triple; or over pairs of items, without proxies: nca, triplet, semi-hard,
     lifted, n-pairs, clustering."""
-    assignment: Literal["static", "dynamic", "balanced"] = "static"
+    assignment: Annotated[Literal["static", "dynamic", "balanced"], _flag(_PAPER)] = "static"
     """How an item finds its proxy, the learned point that stands for its class. static: by its
     label. dynamic: the closest one, so that no labels are needed. balanced: each label, or group of
     items that triplets or pairs link, takes the closest one of those least used, and keeps it."""
-    proxies_per_class: Annotated[
-        float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: 1; soft-triple: 10)")
-    ] = None
+    proxies_per_class: Annotated[float | None, _flag(_PAPER, "X", "1; soft-triple: 10")] = None
     """Proxies that stand for a class; below 1, classes share them."""
-    scale: Annotated[float | None, _by_loss] = None
+    scale: Annotated[float | None, _flag(_PAPER, "X", "by the loss")] = None
     """How sharply the loss tells near from far: with a larger value only the closest proxies
     count, with a smaller one all of them do (the factor of the cosine; 2·N_x·N_p in the paper)."""
-    free_norms: bool = False
+    free_norms: Annotated[bool, _flag(_PAPER)] = False
     """Let the lengths of embeddings and proxies be learned too, as the paper does, in place of
     --scale."""
-
-    backbone: _Text = None
-    """convnet, inception-bn, efficientnet-lite0, -lite1, -lite2, timm:NAME."""
-    weights: _Path = None
-    """A local checkpoint of the backbone (inception-bn: a public BN-Inception file)."""
-    dim: Annotated[
-        int | None,
-        tyro.conf.arg(
-            metavar="N",
-            help_behavior_hint="(default: by folds of the classes, 512 at most; small, paper: 64)",
-        ),
-    ] = None
-    """Size of the embedding; an item in the index takes four bytes a dimension."""
-    size: _Count = None
-    """Side of the pictures that the network sees; default: its own, 288 for Lite's last stages."""
-    train_size: _Count = None
-    """Side of the random crops that training sees; default: as --size. Smaller ones are faster."""
-    mirror: _Switch = None
-    """Average the features of each picture that is searched or scored with those of its mirror
-    image: better neighbours for twice the time a picture. Not for characters."""
+    proxy_lr: Annotated[float | None, _flag(_PAPER, "X", _BY_PRESET)] = None
+    """Learning rate of the proxies."""
+    per_class: Annotated[int | None, _flag(_PAPER, "N", "by the loss")] = None
+    """Items of a class in a batch, for losses over pairs; 0 shuffles."""
     start: Annotated[
-        Literal["random", "pca", "whitened"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
+        Literal["random", "pca", "whitened"] | None, _flag(_PAPER, default=_BY_PRESET)
     ] = None
     """Where the head starts. whitened: directions in which items of a class differ count less,
     then the principal components, with proxies at the class means. pca: the principal components
     alone."""
-    untrained: bool = False
+    untrained: Annotated[bool, _flag(_PAPER)] = False
     """Keep the backbone's features as they are, or with --dim their principal components."""
-    shrinkage: Annotated[
-        float | None, tyro.conf.arg(metavar="X", help_behavior_hint="(default: chosen on folds)")
-    ] = None
+    shrinkage: Annotated[float | None, _flag(_PAPER, "X", "chosen on folds")] = None
     """With --start whitened: 0 trusts the measured differences within classes, 1 ignores them and
     treats all directions alike (α)."""
-    center: _Switch = None
+    center: Annotated[bool | None, _flag(_PAPER, default="chosen on folds"), _SWITCH] = None
     """Subtract what all pictures have in common, the average of their features, before anything
-    else (x − x̄; with --start whitened chosen on folds)."""
-    root: _Switch = None
+    else."""
+    root: Annotated[bool | None, _flag(_PAPER, default="chosen on folds"), _SWITCH] = None
     """Take the square root of each feature, so that a few very large ones do not dominate
-    (sign(x)·√|x|, Perronnin et al. 2010; with --start whitened chosen on folds)."""
-    folds: _Count = None
-    """Fixed features: folds of the training classes on which the start is chosen and training has
-    to prove its gain; 0 skips both and always trains."""
-    unfreeze: Annotated[
-        str | None, tyro.conf.arg(metavar="N|all", help_behavior_hint=_by_preset)
-    ] = None
-    """With --preset finetune: how many of the network's last stages are trained, on activations
-    that are kept in the cache. all: the whole network, without kept activations."""
-    lora: Annotated[int | None, tyro.conf.arg(metavar="RANK", help_behavior_hint="")] = None
-    """With --preset finetune on a transformer: train low-rank changes of this rank to its attention
-    and MLP layers instead of their weights (Hu et al. 2021); merged when the model is saved."""
-    views: _Count = None
-    """With --unfreeze N: random views of each picture; an epoch uses one of them."""
-    freeze_batch_norm: _Switch = None
-    """Keep the batch-norm statistics of the backbone fixed."""
-    warmup: _Count = None
-    """Epochs in which only head and proxies are trained."""
-
-    epochs: _Count = None
-    """Passes over the training set; 0 keeps the head at its start."""
-    batch_size: _Count = None
-    """Items per step."""
-    per_class: Annotated[int | None, _by_loss] = None
-    """Items of a class in a batch, for losses over pairs; 0 shuffles."""
+    (sign(x)·√|x|, Perronnin et al. 2010)."""
     optimizer: Annotated[
-        Literal["adam", "adamw", "rmsprop"] | None, tyro.conf.arg(help_behavior_hint=_by_preset)
+        Literal["adam", "adamw", "rmsprop"] | None, _flag(_PAPER, default=_BY_PRESET)
     ] = None
     """The optimizer of all parameters."""
-    lr: _Number = None
-    """Learning rate of the backbone."""
-    head_lr: _Number = None
-    """Learning rate of the head."""
-    proxy_lr: _Number = None
-    """Learning rate of the proxies."""
-    weight_decay: _Number = None
-    """Weight decay of backbone and head; proxies have none."""
     schedule: Annotated[
         Literal["exponential", "cosine", "ramp", "constant"] | None,
-        tyro.conf.arg(help_behavior_hint=_by_preset),
+        _flag(_PAPER, default=_BY_PRESET),
     ] = None
-    """exponential: all rates times 0.94 per epoch, as we read the paper. cosine: down to zero.
-    ramp: the same, after a rise within the first epoch."""
-
-    seed: int = 0
-    """Seed for the split, the order, the augmentation and the initial weights."""
-    test_fraction: Annotated[
-        float | None,
-        tyro.conf.arg(
-            metavar="X",
-            help_behavior_hint="(default: the data's own split, else folds or 0.5)",
-        ),
-    ] = None
-    """Fraction of the classes kept out of training, for the scores at the end; 0 trains on all. On
-    fixed features the default trains on all classes and scores by folds."""
-    allow_shared: bool = False
-    """Accept data whose own split has classes on both sides."""
-    rerank: Literal["auto", "none"] = "auto"
-    """auto: search re-ranks what it finds by the neighbours of its neighbours, if held-out classes
-    gain by it. none: search by distance alone."""
-    val_fraction: _Number = None
-    """Trainable backbones: fraction of the training classes held out to watch training; 0: none."""
-    device: Annotated[str, tyro.conf.arg(metavar="NAME")] = "auto"
-    """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
-    precision: Precision = "fp32"
-    """What the network computes in; bf16 is for GPUs. Weights and losses stay in fp32."""
-    num_workers: int = 0
-    """Threads that prepare batches in advance."""
-    tensorboard: _Path = None
-    """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
+    """exponential: all learning rates times 0.94 per epoch, as we read the paper. cosine: down to
+    zero. ramp: the same, after a rise within the first epoch."""
+    warmup: Annotated[int | None, _flag(_PAPER, "N", _BY_PRESET)] = None
+    """Epochs in which only head and proxies are trained."""
+    freeze_batch_norm: Annotated[bool | None, _flag(_PAPER, default=_BY_PRESET), _SWITCH] = None
+    """Keep the batch-norm statistics of the backbone fixed."""
 
 
 def to_json(config: Any) -> dict[str, Any]:

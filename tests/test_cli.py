@@ -1,5 +1,6 @@
 """The commands as a user meets them: real processes, real signals, real files."""
 
+import dataclasses
 import io
 import json
 import os
@@ -21,7 +22,9 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file, save
 
-from nofuss.cli import main, parse
+from nofuss import __version__
+from nofuss.cli import COMMANDS, main, parse
+from nofuss.config import TrainConfig
 from tests.running import command, every_step, started
 
 SLOW_ENOUGH = ("--epochs", "12", "--batch-size", "16", "--dim", "8")
@@ -87,10 +90,7 @@ class Call:
 
     def __call__(self, *arguments: object) -> Outcome:
         self.capsys.readouterr()
-        try:
-            code = main([str(a) for a in arguments])
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
+        code = main([str(a) for a in arguments])
         return Outcome(code, *self.capsys.readouterr())
 
 
@@ -131,21 +131,19 @@ def final(run: Path) -> dict[str, bytes]:
 def test_help_and_parsing_without_torch() -> None:
     script = """
 import sys
-from nofuss.cli import parse
+from nofuss.cli import main, parse
 parse(["train", "photos", "--epochs", "3"])
-for words in (["--help"], ["train", "--help"], ["serve", "--help"], ["train", "--nonsense"]):
-    try:
-        parse(words)
-    except SystemExit as leaving:
-        assert (leaving.code or 0) == (2 if words[-1] == "--nonsense" else 0), words
-    else:
-        raise AssertionError(words)
+assert main(["--help"]) == 0
+assert {m for m in sys.modules if m.startswith("nofuss.commands.")} == {"nofuss.commands.train"}
+assert main(["train", "--help"]) == main(["serve", "--help"]) == 0
+assert main(["train", "--nonsense"]) == main([]) == 2
 heavy = {"torch", "numpy", "sklearn", "PIL", "matplotlib"} & sys.modules.keys()
 assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--loss" in done.stdout
+    assert "│ train " in done.stderr  # of no words at all
 
 
 def test_importing_the_package_alone_loads_no_torch() -> None:
@@ -188,13 +186,119 @@ def test_refusals(words: str, said: str, nofuss: Call, home: Path, tmp_path: Pat
     assert not list(tmp_path.iterdir())  # nothing was begun
 
 
-@pytest.mark.parametrize("flag", ["--los", "--epoch", "--bacth-size"])
-def test_unknown_flags_suggest_the_nearest(flag: str, nofuss: Call) -> None:
-    outcome = nofuss("train", flag, "3")
-    assert outcome.code == 2
-    assert "Perhaps you meant" in outcome.err + outcome.out
-    near = {"--los": "--loss", "--epoch": "--epochs", "--bacth-size": "--batch-size"}[flag]
-    assert near in outcome.err + outcome.out
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --los 3", "Did you mean --loss?"),
+        ("train --epoch 3", "Did you mean --epochs?"),
+        ("train --bacth-size 3", "Did you mean --batch-size?"),
+        ("train --epochs 2.5", "--epochs is 2.5; expected a whole number"),
+        ("train --epochs many", "--epochs"),
+        ("train --preset papr", "Choose from: "),
+        ("train photos more", "surplus arguments: ['more']"),
+        ("train --epochs 1 --epochs 2", "multiple times"),
+        ("evaluate run --k 1 2.5", "--k is 2.5"),
+        ("search run", "PICTURE requires an argument"),
+        ("search", "RUN requires an argument"),
+        ("embed run data", "--out requires an argument"),
+        ("train --\x1b[2J", "--\\x1b[2J"),
+    ],
+)
+def test_words_that_can_not_be_parsed(words: str, said: str, nofuss: Call) -> None:
+    line = one_line(nofuss(*words.split()), 2)
+    assert said in line
+    assert line.isprintable()
+
+
+def test_version_and_no_words(nofuss: Call) -> None:
+    assert nofuss("--version").out == f"nofuss {__version__}\n"
+    nothing = nofuss()
+    assert (nothing.code, nothing.out) == (2, "")
+    assert all(f"│ {name} " in nothing.err for name in COMMANDS)
+    assert "--debug" in nothing.err
+
+
+def setting(*words: str) -> dict[str, Any]:
+    """What a command line of `nofuss train` gives."""
+    name, call = parse(["train", *words])
+    assert name == "train"
+    given: dict[str, Any] = dict.fromkeys(call.keywords["given"])
+    config = call.keywords.get("config", TrainConfig(data=None))
+    return given | {name: getattr(config, name) for name in given if name != "data"}
+
+
+def test_a_setting_is_given_even_with_its_default() -> None:
+    """A resumed run must know what was said: `--seed 0` is not the same as no word of it."""
+    assert setting() == {}
+    given = setting("photos", "--seed", "0", "--out=run")
+    assert given == {"data": None, "seed": 0, "out": Path("run")}
+
+
+def test_a_switch_is_on_off_or_not_given() -> None:
+    assert setting("--mirror", "--no-center") == {"mirror": True, "center": False}
+    assert setting("--no-freeze-batch-norm", "--seed", "3")["freeze_batch_norm"] is False
+    assert setting("--resume") == {"resume": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("train", "[DATA]"),
+        ("evaluate", "RUN [DATA]"),
+        ("embed", "RUN DATA --out FILE"),
+        ("index", "RUN [DIR]"),
+        ("search", "RUN PICTURE…"),
+        ("serve", "RUN"),
+        ("doctor", "DATA"),
+        ("export", "RUN --onnx FILE.onnx"),
+        ("compare", "RUN…"),
+        ("push", "RUN USER/NAME"),
+        ("reproduce", "[NAME…]"),
+    ],
+)
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_help_pages(
+    name: str, usage: str, columns: str, nofuss: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    page = nofuss(name, "--help")
+    assert page.code == 0
+    assert page.out.splitlines()[0] == f"Usage: nofuss {name} {usage} [OPTIONS]"
+    assert max(map(len, page.out.splitlines())) <= min(int(columns), 100)
+    assert "None" not in page.out
+    assert "False" not in page.out
+    assert "\x1b" not in page.out  # piped: no colours
+
+
+def test_settings_come_in_three_groups(nofuss: Call) -> None:
+    page = nofuss("train", "--help").out
+    flags = ["─ Common options", "--out RUN", "─ Further options", "--batch-size N"]
+    flags += ["─ Options of the paper and its experiments", "--scale X"]
+    places = [page.index(flag) for flag in flags]
+    assert places == sorted(places)
+    for field in dataclasses.fields(TrainConfig):
+        assert f" --{field.name.replace('_', '-')}" in page or field.name == "data"
+
+
+@pytest.mark.parametrize("own", [None, "ACTIVE"])
+def test_waiting_threads_sleep_unless_told_otherwise(own: str | None, tmp_path: Path) -> None:
+    """As torch's own library of threads says when it is loaded by a real command."""
+    if sys.platform != "linux":
+        pytest.skip("another library than GNU's")
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true"} | ({"OMP_WAIT_POLICY": own} if own else {})
+    done = subprocess.run(
+        command("evaluate", tmp_path), env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert f"OMP_WAIT_POLICY = '{own or 'PASSIVE'}'" in done.stderr
+
+
+def test_the_library_leaves_waiting_threads_alone() -> None:
+    script = "import os, nofuss, nofuss.cli, nofuss.__main__; nofuss.ProxyNCA(2, 2)\n"
+    script += "assert 'OMP_WAIT_POLICY' not in os.environ"
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == 0
 
 
 def test_debug_shows_the_traceback(nofuss: Call) -> None:

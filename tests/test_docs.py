@@ -188,10 +188,7 @@ def run_nofuss(words: list[str], where: str, capsys: pytest.CaptureFixture[str])
     elif words[0] == "serve":
         check_page(words)
     else:
-        try:
-            code = main(words)
-        except SystemExit as end:  # --help
-            code = int(end.code or 0)
+        code = main(words)
         said = capsys.readouterr()
         assert code == 0, f"{where}: nofuss {' '.join(words)}\n{said.out}{said.err}"
     done.add(words[0])

@@ -68,19 +68,11 @@ assert nmi(x, y, seed=0) >= 0
 def test_windows_is_refused_in_a_sentence() -> None:
     done = run("""
 import sys
-from nofuss.cli import parse
-from nofuss.errors import UsageError
 sys.platform = "win32"
 try:
     import nofuss.files
 except ImportError as error:
     assert "use WSL 2" in str(error)
-else:
-    raise AssertionError
-try:
-    parse(["train", "photos"])
-except UsageError as error:
-    assert "WSL 2" in str(error)
 else:
     raise AssertionError
 """)
@@ -92,4 +84,4 @@ def test_the_program_is_installed() -> None:
     if not program.is_file():
         pytest.skip("not installed as a program")
     done = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
-    assert all(f"\n  {name}" in done.stdout for name in COMMANDS)
+    assert all(f"│ {name} " in done.stdout for name in COMMANDS)

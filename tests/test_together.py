@@ -1,7 +1,6 @@
 """Two commands at once on one run, and a run that moves: real processes, real signals."""
 
 import json
-import resource
 import shutil
 import signal
 import subprocess
@@ -206,21 +205,3 @@ def test_names_that_the_locale_can_not_say(home: Path, tmp_path: Path) -> None:
     (line,) = ended.stderr.splitlines()
     assert line.startswith("nofuss: file names are in ascii here, which can't represent '")
     assert line.endswith("set LC_ALL=C.UTF-8")
-
-
-@pytest.mark.parametrize("megabytes", [300, 600, 900, 1100])
-def test_little_address_space(megabytes: int, home: Path, tmp_path: Path) -> None:
-    """Too little for torch and its libraries, some of which would wait for memory forever."""
-    limit = megabytes * 2**20
-    ended = subprocess.run(
-        command("train", home / "data", "--out", tmp_path / "run", *FLAGS),
-        env=environment(home),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1:] == [
-        f"nofuss: not enough memory; this shell allows {limit / 1e6:,.0f} MB: ulimit -v unlimited"
-    ]

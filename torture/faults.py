@@ -127,10 +127,7 @@ def _child(words: list[str], home: Path, log: Path, fault: Fault | None, count: 
     if fault is not None:
         under = os.fsencode(fault.under.absolute())
         shim.faults_plan(under, ctypes.c_long(fault.at), fault.error, int(fault.once))
-    try:
-        code = (every_step if count is None else cli).main(words)
-    except SystemExit as leaving:  # raised by --help
-        code = int(leaving.code or 0)
+    code = (every_step if count is None else cli).main(words)
     sys.stdout.flush()
     if count is not None:
         count.value = shim.faults_seen()

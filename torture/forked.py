@@ -82,10 +82,7 @@ def _run(words: list[str], home: Path, log: Path, peak: Any) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
     sys.argv[1:] = words
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    try:
-        code = main(words)
-    except SystemExit as leaving:  # raised by --help
-        code = int(leaving.code or 0)
+    code = main(words)
     sys.stdout.flush()
     peak.value = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sys.exit(code)

@@ -7,13 +7,13 @@ Each file has a function `main`, whose arguments are the flags and whose docstri
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.errors import UsageError
 
-RunPath = Annotated[Path, Positional, arg(metavar="RUN")]
-IndexUrl = Annotated[str | None, arg(metavar="URL", help_behavior_hint="(default: the run's own)")]
-DeviceName = Annotated[str, arg(metavar="NAME")]
+RunPath = Annotated[Path, Parameter(name="RUN")]
+IndexUrl = Annotated[str | None, Parameter(metavar="URL", show_default="the run's own")]
+DeviceName = Annotated[str, Parameter(metavar="NAME")]
 
 
 def check_new_png(flag: str, file: Path) -> None:

@@ -3,22 +3,21 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, check_new_png
 from nofuss.errors import UsageError
 
 
 def main(
-    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN")],
-    *,
+    *runs: Annotated[Path, Parameter(name="RUN", required=True)],
     data: Annotated[
         Path | None,
-        arg(metavar="DATA", help_behavior_hint="(default: the test classes of the runs)"),
+        Parameter(metavar="DATA", show_default="the test classes of the runs"),
     ] = None,
-    seed: int = 0,
+    seed: Annotated[int, Parameter(metavar="N")] = 0,
     json: bool = False,
-    figure: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
+    figure: Annotated[Path | None, Parameter(metavar="FILE.png")] = None,
     device: DeviceName = "auto",
 ) -> None:
     """Compare runs on the same items: differences from the first run, with 95% intervals.

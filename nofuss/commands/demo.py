@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from nofuss.config import TrainConfig
 
@@ -12,10 +12,10 @@ def main(
     *,
     out: Annotated[
         Path | None,
-        arg(metavar="RUN", help_behavior_hint="(default: a new folder under runs/)"),
+        Parameter(metavar="RUN", show_default="a new folder under runs/"),
     ] = None,
-    epochs: int = 15,
-    seed: int = 0,
+    epochs: Annotated[int, Parameter(metavar="N")] = 15,
+    seed: Annotated[int, Parameter(metavar="N")] = 0,
 ) -> None:
     """Train on half of the built-in characters, then search among the other half. Three minutes.
 

@@ -3,20 +3,21 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.config import TrainConfig
 
 
 def main(
-    data: Annotated[Path, Positional, arg(metavar="DATA")],
+    data: Annotated[Path, Parameter(name="DATA")],
+    /,
     *,
-    run: Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")] = None,
+    run: Annotated[Path | None, Parameter(metavar="RUN")] = None,
     class_level: Annotated[
-        int | None, arg(metavar="N", help_behavior_hint="(default: the innermost folder)")
+        int | None, Parameter(metavar="N", show_default="the innermost folder")
     ] = None,
     label_pattern: Annotated[
-        str | None, arg(metavar="REGEX", help_behavior_hint="(default: the folder)")
+        str | None, Parameter(metavar="REGEX", show_default="the folder")
     ] = None,
     json: bool = False,
 ) -> None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, RunPath
 from nofuss.errors import UsageError
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 def main(
     run: RunPath,
-    data: Annotated[Path, Positional, arg(metavar="DATA")],
+    data: Annotated[Path, Parameter(name="DATA")],
+    /,
     *,
-    out: Annotated[Path, arg(metavar="FILE")],
+    out: Annotated[Path, Parameter(metavar="FILE")],
     device: DeviceName = "auto",
 ) -> None:
     """Embed data with a run's model and write vectors, names and labels to a file.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, RunPath
 from nofuss.errors import UsageError
@@ -12,22 +12,21 @@ from nofuss.errors import UsageError
 def main(
     run: RunPath,
     data: Annotated[
-        Path | None,
-        Positional,
-        arg(metavar="DATA", help_behavior_hint="(default: the run's own test classes)"),
+        Path | None, Parameter(name="DATA", show_default="the run's own test classes")
     ] = None,
+    /,
     *,
-    gallery: Annotated[Path | None, arg(metavar="GALLERY", help_behavior_hint="")] = None,
-    k: Annotated[tuple[int, ...], arg(metavar="K")] = (1, 2, 4, 8),
+    gallery: Annotated[Path | None, Parameter(metavar="GALLERY")] = None,
+    k: Annotated[tuple[int, ...], Parameter(metavar="K", consume_multiple=True)] = (1, 2, 4, 8),
     extended: bool = False,
     rerank: Literal["auto", "none"] = "auto",
-    seed: int = 0,
+    seed: Annotated[int, Parameter(metavar="N")] = 0,
     json: bool = False,
     device: DeviceName = "auto",
 ) -> None:
     """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen.
 
-    Triplets and pairs without labels are scored by the share in the right order.
+    Triplets and pairs without labels are scored by the fraction in the right order.
     Without DATA the run keeps the scores of its test classes: scores.json, report.html and
     README.md are written again. A run that was scored by folds shows the scores that it has.
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
+from cyclopts import Parameter
 
 from nofuss.commands import RunPath
 from nofuss.errors import TrainingError, UsageError
 
 
-def main(run: RunPath, *, onnx: Annotated[Path, arg(metavar="FILE.onnx")]) -> None:
+def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx")]) -> None:
     """Write a run's model as an ONNX file, checked against the original.
 
     Args:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, RunPath
 from nofuss.errors import UsageError
@@ -11,16 +11,15 @@ from nofuss.errors import UsageError
 
 def main(
     run: RunPath,
-    data: Annotated[
-        Path | None, Positional, arg(metavar="DIR", help_behavior_hint="(default: the run's own)")
-    ] = None,
+    data: Annotated[Path | None, Parameter(name="DIR", show_default="the run's own")] = None,
+    /,
     *,
     remove: bool = False,
     kind: Annotated[
         Literal["exact", "approximate"] | None,
-        arg(help_behavior_hint="(default: unchanged; a new index is exact)"),
+        Parameter(show_default="unchanged; a new index is exact"),
     ] = None,
-    to: Annotated[str | None, arg(metavar="URL", help_behavior_hint="")] = None,
+    to: Annotated[str | None, Parameter(metavar="URL")] = None,
     device: DeviceName = "auto",
 ) -> None:
     """Embed a folder for search: add it to the run's index, or update what changed in it.

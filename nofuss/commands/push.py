@@ -2,17 +2,18 @@
 
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.commands import RunPath
 
 
 def main(
     run: RunPath,
-    repository: Annotated[str, Positional, arg(metavar="USER/NAME")],
+    repository: Annotated[str, Parameter(name="USER/NAME")],
+    /,
     *,
     public: bool = False,
-    message: Annotated[str, arg(metavar="TEXT")] = "Push a model of nofuss",
+    message: Annotated[str, Parameter(metavar="TEXT")] = "Push a model of nofuss",
 ) -> None:
     """Publish a run's model on the Hugging Face Hub: weights, settings, scores and card.
 

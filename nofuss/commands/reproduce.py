@@ -3,28 +3,23 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.commands import DeviceName
 
 
 def main(
-    names: Annotated[
-        tuple[str, ...],
-        Positional,
-        arg(metavar="NAME", help_behavior_hint="(default: all for which there are data)"),
-    ] = (),
-    *,
+    *names: Annotated[str, Parameter(name="NAME", show_default="all for which there are data")],
     data: Annotated[
         Path | None,
-        arg(metavar="DIR", help_behavior_hint="(default: the built-in characters)"),
+        Parameter(metavar="DIR", show_default="the built-in characters"),
     ] = None,
     budget: Literal["minutes", "hours", "paper"] = "minutes",
-    out: Annotated[Path, arg(metavar="DIR")] = Path("reproduction"),
+    out: Annotated[Path, Parameter(metavar="DIR")] = Path("reproduction"),
     seeds: Annotated[
-        int | None, arg(metavar="N", help_behavior_hint="(default: by the budget, 1 or 3)")
+        int | None, Parameter(metavar="N", show_default="by the budget, 1 or 3")
     ] = None,
-    weights: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    weights: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     device: DeviceName = "auto",
 ) -> None:
     """Reproduce the paper's tables and figures, and put its numbers beside ours.

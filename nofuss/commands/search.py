@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, arg
+from cyclopts import Parameter
 
 from nofuss.commands import IndexUrl, RunPath, check_new_png
 from nofuss.errors import UsageError
@@ -11,13 +11,13 @@ from nofuss.errors import UsageError
 
 def main(
     run: RunPath,
-    pictures: Annotated[tuple[Path, ...], Positional, arg(metavar="PICTURE")],
-    *,
-    k: Annotated[int, arg(aliases=["-k"], metavar="N")] = 10,
-    where: Annotated[str | None, arg(metavar="FILTER", help_behavior_hint="")] = None,
+    /,
+    *pictures: Annotated[Path, Parameter(name="PICTURE", required=True)],
+    k: Annotated[int, Parameter(alias="-k", metavar="N")] = 10,
+    where: Annotated[str | None, Parameter(metavar="FILTER")] = None,
     index: IndexUrl = None,
     json: bool = False,
-    show: Annotated[Path | None, arg(metavar="FILE.png", help_behavior_hint="")] = None,
+    show: Annotated[Path | None, Parameter(metavar="FILE.png")] = None,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
     """Find what is most like a picture: in the run's index, or without one in its test items.
@@ -38,8 +38,6 @@ def main(
         show: Also draw the results, a row a query, the query on the left; never overwritten.
         rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
     """
-    if not pictures:
-        raise UsageError("no picture to search for; give one or more pictures")
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
     if show is not None:

@@ -1,16 +1,19 @@
 """`nofuss serve`: a page to search in."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from nofuss.commands import IndexUrl, RunPath
 
 
 def main(
     run: RunPath,
+    /,
     *,
     index: IndexUrl = None,
-    port: int = 8000,
-    host: str = "127.0.0.1",
+    port: Annotated[int, Parameter(metavar="N")] = 8000,
+    host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
     no_token: bool = False,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:

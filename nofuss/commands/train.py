@@ -1,30 +1,33 @@
 """`nofuss train`: learn a distance from labelled data; its flags are the fields of TrainConfig."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Suppress, arg
+from cyclopts import Parameter
 
 from nofuss.config import TrainConfig
 
-GROUPS = {
-    "Common options": (
-        *("out", "epochs", "preset", "dim", "test_fraction", "seed", "device", "resume"),
-        *("class_level", "label_pattern"),
-    ),
-    "Further options": (),
-    "Options of the paper and its experiments": (
-        *("loss", "assignment", "proxies_per_class", "scale", "free_norms", "proxy_lr"),
-        *("per_class", "start", "shrinkage", "center", "root", "optimizer", "schedule", "warmup"),
-        *("freeze_batch_norm", "untrained"),
-    ),
-}
-"""Headings of the help page → settings; the one without names has all others."""
+DEFAULTS = TrainConfig()
 
 
 def main(
-    config: Annotated[TrainConfig, arg(name="")], *, given: Suppress[frozenset[str]] = frozenset()
+    data: Annotated[
+        Path | None, Parameter(name="DATA", show_default="the built-in characters")
+    ] = None,
+    /,
+    *,
+    config: TrainConfig = DEFAULTS,
+    given: Annotated[frozenset[str], Parameter(parse=False)] = frozenset(),
 ) -> None:
-    """Learn a distance from labelled data and score it on classes not seen in training."""
+    """Learn a distance from labelled data and score it on classes not seen in training.
+
+    Args:
+        data: A folder of class folders, a CSV (path,label or anchor,positive,negative or a,b,same),
+            arrays (.npz, .safetensors), WebDataset shards (.tar), Parquet, a Hugging Face dataset
+            on disk, the official folder of CUB-200-2011, Cars196 or Stanford Online Products, or
+            the word han: 22,634 characters, drawn with fonts of Debian.
+    """
     from nofuss.training.pipeline import run_training  # here, so that --help does not load torch
 
-    run_training(config, given=given)
+    run_training(replace(config, data=data), given=given)

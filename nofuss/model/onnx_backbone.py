@@ -54,7 +54,7 @@ class OnnxNetwork(nn.Module):
     def _open(self) -> None:
         """Start a session and threads for this process."""
         options = import_module("onnxruntime").SessionOptions()
-        options.intra_op_num_threads = 1
+        options.intra_op_num_threads = 1  # so that it has no threads that spin while they wait
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), "nofuss-onnx")
         self._session: Any = import_module("onnxruntime").InferenceSession(
             self._graph, options, providers=["CPUExecutionProvider"]

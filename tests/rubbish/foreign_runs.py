@@ -37,7 +37,7 @@ def _(here: Path) -> list[object]:
     return resume(run)
 
 
-@rubbish("a run of other settings", 2, "was made with other settings (dim 4 → 3, epochs 1 → 7)")
+@rubbish("a run of other settings", 2, "was made with other settings (epochs 1 → 7, dim 4 → 3)")
 def _(here: Path) -> list[object]:
     return resume(finished(here), "--dim", 3, "--epochs", 7)
 

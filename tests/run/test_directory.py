@@ -108,7 +108,7 @@ def test_resume_with_other_settings_names_the_differences(tmp_path: Path) -> Non
 def test_a_flag_that_says_the_default_counts(tmp_path: Path) -> None:
     path = create(tmp_path / "run", seed=5, loss="proxy-anchor")
     assert resume(path).loss == "proxy-anchor"
-    with pytest.raises(RunError, match=r"loss proxy-anchor → proxy-nca, .*seed 5 → 0"):
+    with pytest.raises(RunError, match=r"seed 5 → 0, .*loss proxy-anchor → proxy-nca"):
         go_on(resume(path, explicit=("loss", "seed")))
     assert resume(path, explicit=("preset",)).preset == "vectors"  # auto comes out the same
     assert go_on(resume(path, explicit=("preset", "epochs"))) == []
