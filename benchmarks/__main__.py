@@ -22,6 +22,8 @@ from benchmarks.timing import Growth, Row
 
 HERE = Path(__file__).parent
 SECTIONS = ("losses", "evaluation", "search", "training", "scaling", "items")
+ASKED = ("busy",)
+"""Sections that run only if they are asked for: they load all cores of the machine."""
 
 
 class Section(Protocol):
@@ -39,7 +41,9 @@ class Section(Protocol):
 def main() -> None:
     """Measure all sections, print the table, write results and figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=SECTIONS, help="run one section instead of all")
+    parser.add_argument(
+        "--only", choices=(*SECTIONS, *ASKED), help="run one section instead of all"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="use small sizes: about a minute for each section"
     )
