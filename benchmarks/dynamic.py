@@ -14,7 +14,7 @@ the training classes before those are dropped. The losing forms are in
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -37,8 +37,9 @@ from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets, open_source
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
+from nofuss.training.callbacks import Kind
 from nofuss.training.job import build_model
-from nofuss.training.loop import Silent, run_loop
+from nofuss.training.loop import run_loop
 from nofuss.training.prepare import prepare
 from nofuss.training.setup import build_training
 from nofuss.training.step import NonFiniteLoss
@@ -72,21 +73,17 @@ FORMS = {
 }
 
 
-class Curve(Silent):
-    """Measures every few steps."""
+class Curve:
+    """Measures every few steps; that some forms collapse is the result."""
 
     def __init__(self, every: int, measure: Callable[[], dict[str, float]]) -> None:
         self.every, self.measure = every, measure
         self.points: list[dict[str, float]] = []
 
-    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
+    def __call__(self, kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         """Record a point where one is due."""
-        done = epoch * steps + step
-        if self.every and done % self.every == 0:
-            self.points.append({"step": done, **self.measure()})
-
-    def say(self, message: str) -> None:
-        """Keep quiet: that some forms collapse is the result."""
+        if kind == "step" and self.every and step % self.every == 0:
+            self.points.append({"step": step, **self.measure()})
 
 
 def data_of(
@@ -140,12 +137,12 @@ def train(
         return {"recall@1": recall, "in_use": in_use(training.criterion)}
 
     start = measure()
-    watch = Curve(max(1, steps // POINTS) if curve else 0, measure)
+    told = Curve(max(1, steps // POINTS) if curve else 0, measure)
     try:
-        run_loop(training, feed, watch=watch)
+        run_loop(training, feed, tell=told)
     except NonFiniteLoss:
         return {"recall@1": 0.0, "in_use": 0.0, "start": start["recall@1"], "curve": []}
-    curve_points = [{"step": 0, **start}, *watch.points]
+    curve_points = [{"step": 0, **start}, *told.points]
     return {**measure(), "start": start["recall@1"], "curve": curve_points, "steps": steps}
 
 

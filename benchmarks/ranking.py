@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.commands import console
 from nofuss.data.usable import open_usable
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import CANDIDATES, Reranking
@@ -28,13 +29,12 @@ from nofuss.run.directory import open_run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.index import Index
 from nofuss.search.searcher import Searcher
-from nofuss.terminal import console
 
 
 def show(path: Path) -> None:
     """Print the tables of a run."""
     run, extra, kept = open_run(path), load(path).extra, load_embeddings(path)
-    collection, _ = open_usable(run.config.data, say=lambda _: None)
+    collection, _ = open_usable(run.config.data)
     assert kept is not None
     assert collection.labels is not None
     vectors, labels = torch.from_numpy(kept.test), collection.labels[kept.test_rows]

@@ -21,7 +21,7 @@ from nofuss.model.stages import Top, fixed_count, freeze_first
 from nofuss.model.trunk import activations_of
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.job import build_model
-from nofuss.training.loop import Feed, Silent, Training, run_loop
+from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.presets import resolve
 from nofuss.training.setup import build_criterion, build_training
 from nofuss.training.step import train_step
@@ -72,7 +72,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
 
     def epoch() -> None:
         training.epochs = training.epoch + 1
-        run_loop(training, feed, watch=Silent())
+        run_loop(training, feed)
 
     def loading() -> None:
         for _ in feed(0, 0):

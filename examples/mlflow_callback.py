@@ -9,7 +9,7 @@ import sys
 import mlflow
 
 import nofuss
-from nofuss.run.events import Event
+from nofuss.training.callbacks import Event
 
 
 def allowed(name: str) -> str:
@@ -19,6 +19,8 @@ def allowed(name: str) -> str:
 
 def log(event: Event) -> None:
     """Send an event: settings once, then numbers by step, the report at the end."""
+    if event.kind == "progress" or event.run is None:
+        return
     if event.kind == "start":
         mlflow.start_run(run_name=event.run.name)
         mlflow.log_params(dict(event.values))

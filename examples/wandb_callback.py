@@ -8,11 +8,13 @@ import sys
 import wandb
 
 import nofuss
-from nofuss.run.events import Event
+from nofuss.training.callbacks import Event
 
 
 def log(event: Event) -> None:
     """Send an event: settings once, then numbers by step, and the scores as a summary."""
+    if event.kind == "progress" or event.run is None:
+        return
     if event.kind == "start":
         wandb.init(project="nofuss", name=event.run.name, config=dict(event.values))
     elif event.kind == "end":

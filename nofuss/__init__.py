@@ -4,6 +4,7 @@
 Names are imported when first used, so that `import nofuss` alone does not load torch.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,8 @@ __all__ = [
     "train",
 ]
 __version__ = "0.1.0"
+# A library is silent unless its user configures logging.
+logging.getLogger("nofuss").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

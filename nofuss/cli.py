@@ -2,6 +2,7 @@
 
 import ctypes
 import io
+import logging
 import os
 import re
 import signal
@@ -16,7 +17,6 @@ from rich.console import Console
 
 from nofuss import __version__
 from nofuss.errors import NofussError, UsageError, unknown_name
-from nofuss.terminal.interrupt import ending_in_time
 
 COMMANDS = {
     "train": "Learn a distance from labelled data and score it on classes not seen in training.",
@@ -119,19 +119,20 @@ def _usage(name: str, arguments: ArgumentCollection) -> str:
 
 def run(name: str, call: Call) -> None:
     """Do what the command asks; under torchrun all processes do it together, and one speaks."""
-    from nofuss.distributed import processes
-    from nofuss.terminal import console
+    from nofuss.commands import console
 
-    tell = console.aside if call.keywords.get("json") else console.warn
-    warnings.showwarning = lambda message, *_, **__: tell(str(message))
+    log = logging.getLogger("nofuss")
+    warnings.showwarning = lambda message, *_, **__: log.warning(str(message))
     warnings.filterwarnings("ignore", module="PIL")  # its notes on odd headers
-    if processes.under_torchrun() and name not in IN_SEVERAL_PROCESSES:
-        raise UsageError(f"nofuss {name} works in one process; leave torchrun out")
-    with ending_in_time(), processes.joined():
-        console.speak(processes.first())
-        if processes.world() > 1:
-            console.aside(f"{processes.world()} processes")
-        call()
+    with console.speaking(as_json=bool(call.keywords.get("json")), aloud=_rank() == "0"):
+        from nofuss.distributed import processes
+
+        if processes.under_torchrun() and name not in IN_SEVERAL_PROCESSES:
+            raise UsageError(f"nofuss {name} works in one process; leave torchrun out")
+        with processes.joined():
+            if processes.world() > 1:
+                log.info(f"{processes.world()} processes")
+            call()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,7 +188,7 @@ def _explain(error: Exception) -> str:
 
 
 def _show_tracebacks() -> None:
-    from nofuss.terminal.console import show_traceback
+    from nofuss.commands.console import show_traceback
 
     sys.excepthook = show_traceback
 
@@ -203,12 +204,16 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _fail(message: str, code: int) -> int:
     """Print one line, without the passwords of URLs in it; return the exit code."""
-    from nofuss.terminal.console import fail
+    from nofuss.commands.console import fail
 
-    rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
     message = re.sub(r"(://[^/@:\s]*:)\S*@", r"\1***@", message)
-    fail(message if rank == "0" else f"rank {rank}: {message}")
+    fail(message if _rank() == "0" else f"rank {_rank()}: {message}")
     return code
+
+
+def _rank() -> str:
+    """Return the number of this process, before torch is loaded to ask."""
+    return os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
 
 
 def _keep_freed_memory() -> None:

@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and a cache of its own for tests that ask for one.
+"""Hypothesis profiles, a cache of its own for tests that ask for one, no words about slow work.
 
 `pytest -m fuzz --hypothesis-profile=torture` tries many more examples.
 """
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from nofuss.commands import console
 
 settings.register_profile("torture", max_examples=3000, deadline=None)
 
@@ -17,3 +19,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     place = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("NOFUSS_CACHE", str(place))
     return place
+
+
+@pytest.fixture(autouse=True)
+def _no_words_about_slow_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the commands print must not depend on how busy the machine is."""
+    monkeypatch.setattr(console, "LONG", 1e9)

@@ -11,18 +11,19 @@ import pytest
 import nofuss
 
 ROOT = Path(nofuss.__file__).parent
-BASE = {"errors", "geometry", "config", "terminal", "distributed", "files"}
+BASE = {"errors", "geometry", "config", "progress", "distributed", "files"}
 # Every room → what of ours it may import, besides itself. A room that is not named here fails.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "geometry": set(),
     "config": {"errors"},
+    "progress": set(),
     "terminal": {"errors"},
     "distributed": {"errors", "geometry"},
     "files": {"errors", "distributed"},
     "proxies": {"geometry"},
     "losses": {"geometry", "distributed", "proxies"},
-    "evaluate": {"geometry"},
+    "evaluate": {"geometry", "progress"},
     "data": BASE,
     "hub": BASE,
     "model": BASE | {"data", "hub"},  # the encoder and the kept features read collections
@@ -37,7 +38,7 @@ MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper", "search", "hub"}
 MAY_IMPORT["cli"] = {"errors", "distributed", "terminal", "commands"}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["__init__"] = MAY_IMPORT["commands"] | {"estimator"}
-HALL = {"__init__", "__main__", "cli", "config", "errors", "estimator", "geometry"}
+HALL = {"__init__", "__main__", "cli", "config", "errors", "estimator", "geometry", "progress"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -94,6 +95,35 @@ def test_the_walk_sees_imports() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_file_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def prints(path: Path) -> list[str]:
+    """What a file does that reaches a terminal: calls of print, writes to it, imports of rich."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] == "rich"]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rich":
+            found.append(str(node.module))
+        elif isinstance(node, ast.Call) and (
+            (isinstance(node.func, ast.Name) and node.func.id == "print")
+            or ast.unparse(node.func) in ("sys.stdout.write", "sys.stderr.write")
+        ):
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_commands_print(path: Path) -> None:
+    """A library logs; it is `imported` that keeps commands/console.py from the rooms below."""
+    if room_of(path) not in ("commands", "cli"):
+        assert prints(path) == []
+
+
+def test_the_search_for_prints_sees_them() -> None:
+    """A test of the test."""
+    assert {"rich.console", "rich.progress"} <= set(prints(ROOT / "commands" / "console.py"))
+    assert any(found.startswith("print(") for found in prints(ROOT / "cli.py"))
 
 
 def test_no_pickle_no_eval() -> None:

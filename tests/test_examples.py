@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import nofuss
-from nofuss.run.events import Event
+from nofuss.training.callbacks import Event
 from tests.tiny_run import train_vectors, write_pictures
 
 EXAMPLES = Path(nofuss.__file__).parents[1] / "examples"

@@ -141,7 +141,7 @@ def read_all(run: Path) -> None:
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_embeddings(run),
         lambda: open_index(open_run(run), nofuss.load(run)).search(torch.eye(8), 3),
-        lambda: load_checkpoint(run / "checkpoints", say=said.append),
+        lambda: load_checkpoint(run / "checkpoints"),
         lambda: write_card(open_run(run)),
     ):
         try:

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from torture import (
     attack_data,
-    attack_mounts,
     attack_pictures,
     attack_runs,
     attack_server,
@@ -30,7 +29,6 @@ ATTACKS: dict[str, Campaign] = {
     "servers": attack_server.campaign,
     "taught runs of strangers": attack_taught.campaign,
     "commands at once": attack_together.campaign,
-    "disks that die": attack_mounts.campaign,
 }
 
 

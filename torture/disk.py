@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nofuss.training.checkpoint import load_checkpoint
 from torture.faults import KILL, Commands, Fault, Outcome
-from torture.training import Place, differing
+from torture.training import Place, differing, logged
 
 KINDS = {
     "full (ENOSPC)": (errno.ENOSPC, False),
@@ -132,8 +132,8 @@ def _unclear(outcome: Outcome, run: Path) -> list[str]:
 
 def _resume(run_command: Commands, place: Place, run: Path) -> list[str]:
     """Resume the run; return complaints about what was left and about the result."""
-    complaints: list[str] = []
-    load_checkpoint(run / "checkpoints", say=complaints.append)
+    with logged() as complaints:
+        load_checkpoint(run / "checkpoints")
     resumed = run_command(*place.again(run))
     if resumed.code:
         complaints.append(f"did not resume: {resumed.said.strip().splitlines()[-1:]}")

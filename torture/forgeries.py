@@ -102,7 +102,7 @@ def checkpoint(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
     """Change the moments of the optimizer in the newest checkpoint, and vouch for it."""
 
     def forge(run: Path, disk: Path) -> None:
-        found = load_checkpoint(run / "checkpoints", say=print)
+        found = load_checkpoint(run / "checkpoints")
         assert found is not None
         tensors = {k: change(t) if "exp_avg" in k else t for k, t in found.tensors.items()}
         save_checkpoint(run / "checkpoints", found.step, tensors, found.state)

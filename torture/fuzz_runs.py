@@ -76,7 +76,7 @@ def read_all(run: Path) -> None:
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_embeddings(run),
         lambda: open_index(open_run(run), nofuss.load(run)).search(torch.eye(DIM), 3),
-        lambda: load_checkpoint(run / "checkpoints", say=lambda _: None),
+        lambda: load_checkpoint(run / "checkpoints"),
         lambda: write_card(open_run(run)),
         lambda: lessons.finish_lesson(run),
         lambda: lessons.undo(open_run(run)),

@@ -20,7 +20,7 @@ from typing import Protocol
 from nofuss.errors import NofussError
 from nofuss.run.directory import open_run
 from nofuss.training.checkpoint import load_checkpoint
-from torture.training import STEPS_PER_EPOCH, Place, command, differing, environment
+from torture.training import STEPS_PER_EPOCH, Place, command, differing, environment, logged
 
 Start = Callable[[Sequence[object], Path], "Process"]
 
@@ -142,7 +142,9 @@ def _inspect(run: Path, seen: int, tally: Tally) -> int:
         open_run(run)
     except NofussError as error:
         tally.complaints.append(f"{run.name}: {error}")
-    checkpoint = load_checkpoint(run / "checkpoints", say=tally.complaints.append)
+    with logged() as lines:
+        checkpoint = load_checkpoint(run / "checkpoints")
+    tally.complaints += lines
     step = 0 if checkpoint is None else checkpoint.step
     if step < seen:
         tally.complaints.append(f"{run.name}: step {step} is left, step {seen} had been saved")

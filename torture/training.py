@@ -1,9 +1,12 @@
 """The small training that is disturbed, on 32 pictures, and the bits it must end with."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +34,18 @@ def write_pictures(folder: Path) -> Path:
             pixels = (drawn + random.integers(-30, 30, drawn.shape)).clip(0, 255)
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"class {c}" / f"{i}.png")
     return folder
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect what nofuss logs, where a checkpoint that should be whole is damaged."""
+    lines, handler = list[str](), logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("nofuss").addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("nofuss").removeHandler(handler)
 
 
 def command(*arguments: object, module: str = "nofuss") -> list[str]:

@@ -1,11 +1,11 @@
 """`nofuss compare`: whether one run finds more than another, on the same items, with intervals."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from nofuss.commands import DeviceName, check_new_png
+from nofuss.commands import DeviceName, check_new_png, console
 from nofuss.errors import UsageError
 
 
@@ -41,4 +41,45 @@ def main(
         check_new_png("--figure", figure)
     from nofuss.report.comparison import compare_runs  # here, so that --help does not load torch
 
-    compare_runs(runs, data=data, seed=seed, as_json=json, figure=figure, device=device)
+    found = compare_runs(
+        runs, data=data, seed=seed, figure=figure, device=device, progress=console.progress
+    )
+    if json:
+        console.print_json(found)
+        return
+    _show(found)
+    if figure is not None:
+        console.say(f"figure of the differences: {figure}")
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print a row a method."""
+    labels, rows = {"recall@1": "Recall@1", "map@r": "MAP@R"}, []
+    for method in found["methods"]:
+        seeds = f" ({len(method['runs'])} seeds)" if len(method["runs"]) > 1 else ""
+        cells = [f"{method['name']}{seeds}"]
+        for score in labels:
+            gap = method[score].get("difference")
+            cells.append(f"{100 * method[score]['mean']:.2f}")
+            cells.append("" if gap is None else _words(gap))
+        rows.append(cells)
+    header = [""]
+    for label in labels.values():
+        header += [label, "difference from the first, 95%"]
+    queries = f"{found['queries']:,} queries of {found['classes']:,} classes"
+    console.table(f"{found['data']}: {queries}", header, rows)
+    others = found["methods"][1:]
+    if unpaired := [m["name"] for m in others if not m["recall@1"]["difference"]["over_seeds"]]:
+        console.say(
+            f"the verdict on {', '.join(unpaired)} does not account for the seed: that needs two "
+            "seeds or more that both methods were trained with"
+        )
+
+
+def _words(gap: dict[str, Any]) -> str:
+    low, high = (100 * end for end in gap["over_classes"])
+    words = f"{100 * gap['mean']:+.2f} ({low:+.2f} to {high:+.2f} over classes"
+    if gap["over_seeds"]:
+        low, high = (100 * end for end in gap["over_seeds"])
+        words += f"; {low:+.2f} to {high:+.2f} over seeds"
+    return f"{words}): {gap['verdict']}"

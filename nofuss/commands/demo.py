@@ -5,6 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from nofuss.commands import console
+from nofuss.commands.train import show_scores
 from nofuss.config import TrainConfig
 
 
@@ -25,7 +27,6 @@ def main(
         seed: Seed for the split, the order, the augmentation and the initial weights.
     """
     from nofuss.distributed import processes  # all here, so that --help does not load torch
-    from nofuss.terminal import console
     from nofuss.training.pipeline import run_training
 
     console.say(
@@ -34,14 +35,14 @@ def main(
     console.say(
         "Half of the characters are for training. The other half is not seen until the end."
     )
-    path = run_training(TrainConfig(out=out, epochs=epochs, seed=seed))
+    config = TrainConfig(out=out, epochs=epochs, seed=seed)
+    path = run_training(config, callback=console.TrainingDisplay())
     if processes.first():
+        show_scores(path)
         _show_what_it_learned(path, seed=seed)
 
 
 def _show_what_it_learned(path: Path, *, seed: int) -> None:
-    from nofuss.terminal import console
-
     _show_a_search(path, seed=seed)
     console.say(f"Everything is in {path}. To train on your own pictures: nofuss train FOLDER")
     console.say(f"Look at what it learned: {path / 'report.html'}")
@@ -54,7 +55,6 @@ def _show_a_search(run: Path, *, seed: int) -> None:
     from nofuss.data.detect import open_data
     from nofuss.run.embeddings import load_embeddings
     from nofuss.search import Index
-    from nofuss.terminal import console
 
     kept, characters = load_embeddings(run), open_data(None)
     assert kept is not None

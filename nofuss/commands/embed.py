@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from nofuss.commands import DeviceName, RunPath
+from nofuss.commands import DeviceName, RunPath, console
 from nofuss.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,14 +44,12 @@ def main(
     from nofuss.distributed import processes
     from nofuss.model.encoder import load
     from nofuss.run.directory import open_run
-    from nofuss.terminal import console
 
     encoder, labelling = load(run, device=device), labelling_of(open_run(run).config)
     with processes.in_turn():
-        collection, _ = open_usable(open_any(data, labelling))
+        collection, _ = open_usable(open_any(data, labelling), progress=console.progress)
     processes.check_same("data", collection.fingerprint)
-    with console.progress("embedding", len(collection)) as progress:
-        vectors = encoder.embed_collection(collection, progress=progress)
+    vectors = encoder.embed_collection(collection, progress=console.progress)
     if processes.first():
         _write(out, vectors, collection)
     console.say(f"{len(vectors):,} vectors of {vectors.shape[1]} dimensions in {out}")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import DeviceName, RunPath
+from nofuss.commands import DeviceName, RunPath, console
 from nofuss.errors import UsageError
 
 
@@ -46,13 +46,14 @@ def main(
     if not k or min(k) < 1:
         raise UsageError(f"--k is {' '.join(map(str, k))}; expected whole numbers from 1 up")
     from nofuss.files.lock import RunLock  # all here, so that --help does not load torch
+    from nofuss.report import foreign
     from nofuss.report.evaluation import score_run
     from nofuss.run.directory import open_run
 
     with RunLock() as lock:
         if data is None:  # the scores are written into the run
             lock.take(open_run(run).path)
-        score_run(
+        found = score_run(
             run,
             data,
             gallery=gallery,
@@ -60,6 +61,15 @@ def main(
             extended=extended,
             rerank=rerank,
             seed=seed,
-            as_json=json,
             device=device,
+            progress=console.progress,
         )
+    if found is None:  # another process has the scores
+        return
+    if json:
+        console.print_json(found.scores)
+        return
+    with foreign(run):
+        console.score_table(found.title, found.scores, found.method)
+    if found.report is not None:
+        console.say(f"report: {found.report}")

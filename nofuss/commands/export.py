@@ -5,8 +5,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nofuss.commands import RunPath
+from nofuss.commands import RunPath, console
 from nofuss.errors import TrainingError, UsageError
+from nofuss.progress import working
 
 
 def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx")]) -> None:
@@ -21,7 +22,6 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
     from nofuss.model import export
     from nofuss.model.encoder import load
     from nofuss.run.directory import open_run
-    from nofuss.terminal import console
 
     if onnx.suffix != ".onnx":
         raise UsageError(f"--onnx {onnx} does not end in .onnx; give a name that does")
@@ -32,8 +32,9 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
     config = open_run(run).config
     inputs, what = export.real_inputs(encoder, config.data, labelling_of(config))
     onnx.parent.mkdir(parents=True, exist_ok=True)
-    content = export.to_onnx(encoder, inputs, exporter)
-    difference = export.largest_difference(encoder, inputs, content, runtime)
+    content = export.to_onnx(encoder, inputs, exporter, progress=console.progress)
+    with working(console.progress, "comparing with torch"):
+        difference = export.largest_difference(encoder, inputs, content, runtime)
     if not difference <= export.LARGEST_DIFFERENCE:
         raise TrainingError(
             f"the exported model differs from the original by {difference:.2g}, expected at most "

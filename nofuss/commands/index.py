@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import DeviceName, RunPath
+from nofuss.commands import DeviceName, RunPath, console
 from nofuss.errors import UsageError
 
 
@@ -42,6 +42,6 @@ def main(
     if to is not None and kind is not None:
         raise UsageError("--kind is for the run's own index; leave it out with --to")
     if to is not None:
-        index_into(to, run, data, remove=remove, device=device)
+        index_into(to, run, data, remove=remove, device=device, progress=console.progress)
         return
-    index_run(run, data, remove=remove, kind=kind, device=device)
+    index_run(run, data, remove=remove, kind=kind, device=device, progress=console.progress)

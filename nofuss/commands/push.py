@@ -4,7 +4,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nofuss.commands import RunPath
+from nofuss.commands import RunPath, console
+from nofuss.progress import working
 
 
 def main(
@@ -34,7 +35,6 @@ def main(
     from nofuss.report import read_optional_json
     from nofuss.report.hub_card import hub_card, public_config
     from nofuss.run.directory import open_run
-    from nofuss.terminal import console
 
     name = parse_repository(repository)
     opened = open_run(run)
@@ -46,7 +46,7 @@ def main(
     }
     if scores := read_optional_json(opened.path / "scores.json"):
         described["scores.json"] = sealed_json(scores)
-    with console.busy(f"pushing to {name}"):
+    with working(console.progress, f"pushing to {name}"):
         address = upload({**described, **files}, name, public=public, message=message)
     console.say(f"pushed: {address}")
     console.say(f"load it: nofuss.load({str(address)!r})")

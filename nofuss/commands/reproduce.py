@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import DeviceName
+from nofuss.commands import DeviceName, console
 
 
 def main(
@@ -39,4 +39,13 @@ def main(
     """
     from nofuss.paper.reproduce import reproduce  # here, so that --help does not load torch
 
-    reproduce(names, data=data, budget=budget, out=out, seeds=seeds, weights=weights, device=device)
+    reproduce(
+        names,
+        data=data,
+        budget=budget,
+        out=out,
+        seeds=seeds,
+        weights=weights,
+        device=device,
+        progress=console.progress,
+    )

@@ -1,12 +1,16 @@
 """`nofuss search`: find what is most like a picture, in the run's index or its test items."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import IndexUrl, RunPath, check_new_png
+from nofuss.commands import IndexUrl, RunPath, check_new_png, console
 from nofuss.errors import UsageError
+
+if TYPE_CHECKING:
+    from nofuss.data.columns import Type
 
 
 def main(
@@ -44,4 +48,42 @@ def main(
         check_new_png("--show", show)
     from nofuss.search.finding import find_similar  # here, so that --help does not load torch
 
-    find_similar(run, pictures, k=k, where=where, url=index, as_json=json, show=show, rerank=rerank)
+    found = find_similar(
+        run,
+        pictures,
+        k=k,
+        where=where,
+        url=index,
+        show=show,
+        rerank=rerank,
+        progress=console.progress,
+    )
+    if json:
+        console.print_json(found.content)
+        return
+    for result in found.content["queries"]:
+        _show(result, found.types, filtered=where is not None)
+    if found.why_no_verdict:
+        console.say(found.why_no_verdict)
+    if show is not None:
+        console.say(f"picture of the results: {show}")
+
+
+def _show(result: dict[str, Any], types: "Mapping[str, Type]", *, filtered: bool) -> None:
+    """Print a heading and a line a neighbour."""
+    from nofuss.data.collection import printable
+    from nofuss.data.columns import shown
+
+    console.say(printable(result["query"]))
+    if filtered and not result["neighbours"]:
+        console.say("  nothing passes the filter")
+    if result["found"] is not None:
+        console.say(f"  {result['verdict']}")
+    for neighbour in result["neighbours"]:
+        label = neighbour["label"] if neighbour["label"] is not None else "–"
+        cells = "".join(
+            f"  {printable(name)}: {shown(value, types.get(name, 'text'))}"
+            for name, value in neighbour["columns"].items()
+        )
+        path = printable(neighbour["path"])
+        console.say(f"  {neighbour['distance']:.3f}  {printable(label)}  {path}{cells}")

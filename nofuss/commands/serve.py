@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import IndexUrl, RunPath
+from nofuss.commands import IndexUrl, RunPath, console
 
 
 def main(
@@ -33,4 +33,12 @@ def main(
     """
     from nofuss.search.server import serve  # here, so that --help does not load torch
 
-    serve(run, host=host, port=port, token=not no_token, index=index, rerank=rerank)
+    serve(
+        run,
+        host=host,
+        port=port,
+        token=not no_token,
+        index=index,
+        rerank=rerank,
+        progress=console.progress,
+    )

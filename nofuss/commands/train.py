@@ -6,7 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from nofuss.commands import console
 from nofuss.config import TrainConfig
+from nofuss.errors import command
 
 DEFAULTS = TrainConfig()
 
@@ -30,4 +32,21 @@ def main(
     """
     from nofuss.training.pipeline import run_training  # here, so that --help does not load torch
 
-    run_training(replace(config, data=data), given=given)
+    config = replace(config, data=data)
+    run = run_training(config, given=given, callback=console.TrainingDisplay())
+    show_scores(run)
+    console.say(f"report: {run / 'report.html'}")
+    console.say(f"look at it: {command('nofuss', 'serve', run)}")
+
+
+def show_scores(run: Path) -> None:
+    """Print the scores that training left in a run, if there was anything to score."""
+    from nofuss.report import read_optional_json
+
+    scores = read_optional_json(run / "scores.json")
+    if not scores:
+        return
+    title = "unseen classes" if "recall@1" in scores else "held-out comparisons"
+    if "folds" in scores:
+        title = "every class, scored by a model that has not seen it"
+    console.score_table(title, scores, scores["method"])

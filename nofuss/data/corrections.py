@@ -8,6 +8,7 @@ the data, or the row of an array ("row 17", "data.npz#17"); `label` is what the 
 
 import csv
 import io
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from nofuss.data.table import read_rows
 from nofuss.errors import DataError
 from nofuss.files.atomic import write_file
 
+log = logging.getLogger("nofuss")
 FILE = "corrections.csv"
 SHOWN = 5
 COLUMNS = ("item", "label", "corrected")
@@ -54,9 +56,7 @@ def write_corrections(file: Path, corrections: Sequence[Correction]) -> None:
         write_file(file, content)
 
 
-def corrected(
-    collection: Collection, file: Path, *, say: Callable[[str], None] = lambda _: None
-) -> Collection:
+def corrected(collection: Collection, file: Path) -> Collection:
     """Return the collection with the labels of a CSV; count what does not fit, and refuse typos."""
     if collection.labels is None:
         raise DataError(f"{collection.name} has no labels, so {file.name} can't correct any")
@@ -88,11 +88,11 @@ def corrected(
             f"{printable(file.name)} names classes that are not in {collection.name}: "
             f"{first_five(typos)}; correct the names, or create the classes"
         )
-    say(f"{applied:,} labels corrected by {printable(file.name)}")
+    log.info(f"{applied:,} labels corrected by {printable(file.name)}")
     if unknown:
-        say(f"note: {unknown:,} corrections are of items that are not in the data; left out")
+        log.warning(f"{unknown:,} corrections are of items that are not in the data; left out")
     if changed:
-        say(f"note: {changed:,} corrections are of items with another label now; left out")
+        log.warning(f"{changed:,} corrections are of items with another label now; left out")
     if not applied:
         return collection
     changed_labels = replace(collection, labels=labels, split=split)

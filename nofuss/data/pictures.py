@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +34,7 @@ from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.items import file_of
 from nofuss.files.atomic import sync, write_file
 from nofuss.files.checksum import digest_of
+from nofuss.progress import Progress, silent
 
 LIMIT = 16 * 2**30
 """Bytes that all sets of decoded pictures may take together."""
@@ -45,9 +46,6 @@ MARKER = "CACHEDIR.TAG"
 SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
 """By which backup programs recognise a cache, which needs no backup: bford.info/cachedir."""
 _SET, _PARTIAL = re.compile("[0-9a-f]{32}"), re.compile(r"\.partial-(\d{1,9})-\w+")
-
-Progress = Callable[[int], object]
-"""Called with how many pictures are done."""
 
 
 class DecodedPictures:
@@ -110,7 +108,7 @@ def decode_ahead(
     preprocessing: Preprocessing,
     *,
     limit: int = LIMIT,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Collection:
     """Return the collection with decoded pictures, from the cache or now; unchanged if too many.
 
@@ -134,6 +132,7 @@ def decode_ahead(
                 _build(place, collection.paths, preprocessing, limit, progress)
                 decoded = _open(place, collection.paths, preprocessing)
         except OSError:  # a full or read-only disk: decode when needed instead
+            progress("decoding pictures once", len(collection), len(collection))
             decoded = None
     return replace(collection, decoded=decoded)
 
@@ -188,13 +187,14 @@ def _build(
     paths: Sequence[Path],
     preprocessing: Preprocessing,
     limit: int,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
     """Decode all pictures into a directory that appears at `place` once it is complete.
 
     Not `write_folder`: a set that another process may be reading is not replaced, and the name of
     an incomplete one has the process's number, so that what a dead process left can be cleared.
     """
+    progress("decoding pictures once", 0, len(paths))
     partial = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".partial-{os.getpid()}-"))
     try:
         shapes = np.empty((len(paths), 2), dtype=np.int64)
@@ -206,8 +206,7 @@ def _build(
                 file.write(content)
                 if file.tell() > limit:
                     raise OSError("over the limit")
-                if progress is not None:
-                    progress(i + 1)
+                progress("decoding pictures once", i + 1, len(paths))
         sync(partial / "pixels.bin")
         for name, array in (("shapes.npy", shapes), ("checksums.npy", checksums)):
             np.save(partial / name, array)

@@ -22,8 +22,8 @@ from nofuss.data.collection import Collection
 from nofuss.data.decode import MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
 from nofuss.data.duplicates import exact_copies
 from nofuss.data.items import file_of, read_item
-from nofuss.data.pictures import Progress
 from nofuss.files.checksum import digest_of
+from nofuss.progress import Progress, silent
 
 PIECE = 16
 """Files that a thread checks at once: one at a time, small files wait for the interpreter."""
@@ -81,7 +81,7 @@ class Finding(NamedTuple):
     detail: str
 
 
-def scan_pictures(collection: Collection, *, progress: Progress | None = None) -> ScanReport:
+def scan_pictures(collection: Collection, *, progress: Progress = silent) -> ScanReport:
     """Hash and decode every picture file of the collection; for other kinds nothing is done."""
     if collection.kind != "pictures":
         return ScanReport(len(collection), ())
@@ -89,11 +89,11 @@ def scan_pictures(collection: Collection, *, progress: Progress | None = None) -
     known = _recall(cache_file)
     paths, findings = collection.paths, list[Finding]()
     pieces = [paths[start : start + PIECE] for start in range(0, len(paths), PIECE)]
+    progress("checking files", 0, len(paths))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for found in pool.map(lambda piece: [_look(p, known.get(str(p))) for p in piece], pieces):
             findings += found
-            if progress is not None:
-                progress(len(findings))
+            progress("checking files", len(findings), len(paths))
     files = dict(zip(map(str, paths), findings, strict=True))
     if files != known:
         write_notes(cache_file, {"version": VERSION, "files": files})

@@ -1,7 +1,7 @@
 """Data as training uses them: opened and scanned, without the pictures that can't be read."""
 
+import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from nofuss.data.benchmarks import layout_of
@@ -12,7 +12,9 @@ from nofuss.data.folder import find_pictures
 from nofuss.data.labelling import BY_FOLDER, Labelling, few
 from nofuss.data.scan import CONFLICT, DUPLICATE, ScanReport, scan_pictures
 from nofuss.errors import DataError
-from nofuss.terminal import console
+from nofuss.progress import Progress, silent, working
+
+log = logging.getLogger("nofuss")
 
 
 def open_usable(
@@ -20,21 +22,22 @@ def open_usable(
     *,
     labelling: Labelling = BY_FOLDER,
     corrections: Path | None = None,
-    say: Callable[[str], None] = console.say,
+    progress: Progress = silent,
 ) -> tuple[Collection, ScanReport]:
     """Open and scan data; return the readable items and what the scan found.
 
     corrections: a CSV of labels that replace those of the data, see corrections.py.
     """
     if not isinstance(data, Collection):
-        data = open_data(data, labelling=labelling)
+        with working(progress, "opening the data"):
+            data = open_data(data, labelling=labelling)
     collection = data
-    say(collection.describe())
+    log.info(collection.describe())
     for note in collection.notes:
-        say(f"note: {note}")
+        log.warning(note)
     if corrections is not None:
-        collection = corrected(collection, corrections, say=say)
-    report = scan_pictures(collection)
+        collection = corrected(collection, corrections)
+    report = scan_pictures(collection, progress=progress)
     readable = report.readable
     if report.problems:
         left_out = [
@@ -43,7 +46,7 @@ def open_usable(
             if p.reason not in (DUPLICATE, CONFLICT)
         ]
         named = f"; {len(left_out):,} left out: {few(left_out)}" if left_out else ""
-        say(f"note: {report.summary()}{named}")
+        log.warning(f"{report.summary()}{named}")
     if len(readable) == len(collection):
         return collection, report
     if not len(readable):

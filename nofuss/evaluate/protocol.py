@@ -25,6 +25,7 @@ from nofuss.evaluate.queries import PerQuery, of_queries
 from nofuss.evaluate.recall import checked_ks, hits, ranks_of_first_positive, reciprocal
 from nofuss.evaluate.task import Options
 from nofuss.geometry import Array, as_tensor
+from nofuss.progress import Progress, silent, working
 
 QUERIES = {
     False: "every item queries all others, itself left out by index; classes with one item stay in "
@@ -81,6 +82,7 @@ def evaluate(
     seed: int = 0,
     bootstrap: int = 1000,
     extended: bool = False,
+    progress: Progress = silent,
     **options: Unpack[Options],
 ) -> Scores:
     """Return Recall@K, MAP@R, R-precision, NMI and AMI of embeddings whose classes are known.
@@ -97,8 +99,9 @@ def evaluate(
     x, ks = vectors_of(embeddings), checked_ks(ks)
     on_sphere = bool(options.get("normalize", True))
     classes = classes_of(labels, len(x))
-    ranks = ranks_of_first_positive(x, labels, **options)
-    precision = precisions(x, labels, ks=ks if extended else (), all_ranks=extended, **options)
+    with working(progress, "computing Recall@K and MAP@R"):
+        ranks = ranks_of_first_positive(x, labels, **options)
+        precision = precisions(x, labels, ks=ks if extended else (), all_ranks=extended, **options)
     results = {f"recall@{k}": hits(ranks, k) for k in ks}
     results |= {"map@r": precision.map_at_r, "r_precision": precision.r_precision}
     means = {name: average_of(values, labels) for name, values in results.items()}
@@ -120,7 +123,8 @@ def evaluate(
         for name, values in (results | extra).items():
             more[f"class_mean_{name}"] = float(class_means(values, classes).nanmean())
     items, item_classes = _all_items(x, labels, **options)
-    clusters = cluster(items, item_classes, seed=seed, normalize=options.get("normalize", True))
+    with working(progress, "clustering for NMI"):
+        clusters = cluster(items, item_classes, seed=seed, normalize=options.get("normalize", True))
     has_gallery = options.get("gallery") is not None
     return Scores(
         recall={k: means[f"recall@{k}"] for k in ks},

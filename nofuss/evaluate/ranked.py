@@ -16,6 +16,7 @@ from nofuss.evaluate.queries import QueryScores
 from nofuss.evaluate.smoothing import Weighting, fitting, reranked_by
 from nofuss.evaluate.vicinity import SIZE, Gallery, query_blocks
 from nofuss.geometry import Array, as_tensor, normalize
+from nofuss.progress import Progress, silent
 
 KS = (1, 2, 4, 8)
 TIE = 1e-6
@@ -55,6 +56,7 @@ def ranked_scores(
     query_rows: Array | None = None,
     *,
     most: int | None = None,
+    progress: Progress = silent,
 ) -> list[RankedScores]:
     """Score each candidate; None is the order by distance. In single precision, ties as wrong.
 
@@ -71,10 +73,14 @@ def ranked_scores(
     longest = min(len(task.items), max(SIZE, *KS, int(relatives.max())))
     among = Gallery(task.items, len(chosen))
     found: list[list[RankedScores]] = [[] for _ in candidates]
+    done = 0
     for block in query_blocks(len(chosen), len(task.items), task.x.shape[1]):
+        progress("scoring re-ranked results", done, len(chosen))
         rows = chosen[block]
+        done += len(rows)
         for parts, hits in zip(found, _hits(task, among, rows, longest, candidates), strict=True):
             parts.append(_of_hits(hits, relatives[rows], task.codes[rows]))
+    progress("scoring re-ranked results", len(chosen), len(chosen))
     return [joined_queries(parts) for parts in found]
 
 

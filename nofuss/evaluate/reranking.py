@@ -12,6 +12,7 @@ from nofuss.evaluate.ranked import RankedScores, gains_of, of_folds, ranked_scor
 from nofuss.evaluate.side_by_side import scorable
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.evaluate.vicinity import SIZE
+from nofuss.progress import Progress, silent
 
 QUERIES_OF_FOLD = 400
 """Queries of a fold that candidates are compared on."""
@@ -89,7 +90,11 @@ class Reranking:
 
 
 def choose_reranking(
-    embeddings: Sequence[Tensor], labels: Sequence[Tensor], *, seed: int
+    embeddings: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    *,
+    seed: int,
+    progress: Progress = silent,
 ) -> Reranking | None:
     """Decide on held-out classes of folds; None where they are too few.
 
@@ -102,13 +107,15 @@ def choose_reranking(
         return None
     if min(len(torch.unique(y)) for y in labels) < ENOUGH_CLASSES:
         return None
-    folds = [
-        ranked_scores(x, y, (None, *CANDIDATES), most=QUERIES_OF_FOLD)
-        for x, y in zip(embeddings, labels, strict=True)
-    ]
+    what, folds = "trying re-ranking on folds of the classes", list[list[RankedScores]]()
+    for x, y in zip(embeddings, labels, strict=True):
+        progress(what, len(folds), 1 + len(embeddings))
+        folds.append(ranked_scores(x, y, (None, *CANDIDATES), most=QUERIES_OF_FOLD))
+    progress(what, len(embeddings), 1 + len(embeddings))
     found = _decided(folds, seed)
     if not found.on:  # the careful candidates alone
         found = _decided([fold[: 1 + CAREFUL] for fold in folds], seed)
+    progress(what, 1 + len(embeddings), 1 + len(embeddings))
     return found
 
 

@@ -1,6 +1,7 @@
 """Several embeddings of the same items scored side by side, over folds too, and paired gains."""
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -12,6 +13,7 @@ from nofuss.evaluate.protocol import PROTOCOL, Scores, evaluate
 from nofuss.evaluate.queries import PerQuery, QueryScores, pooled
 from nofuss.evaluate.ranked import of_folds, ranked_scores, reranking_summary
 from nofuss.evaluate.smoothing import Weighting
+from nofuss.progress import Progress, silent
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
@@ -42,6 +44,7 @@ def score_folds(
     *,
     seed: int,
     weightings: Sequence[Weighting] | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Return scores of classes that were held out in turn, each searched within its fold.
 
@@ -51,9 +54,14 @@ def score_folds(
     """
 
     def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
-        pairs = zip(embeddings, labels, strict=True)
-        return [evaluate(x, y, ks=KS, seed=seed, bootstrap=0) for x, y in pairs]
+        found = []
+        for x, y in zip(embeddings, labels, strict=True):
+            progress(what, next(done), total)
+            found.append(evaluate(x, y, ks=KS, seed=seed, bootstrap=0))
+        return found
 
+    what, done = "scoring each class by a model that has not seen it", count()
+    total = (1 + len(baselines) + (weightings is not None)) * len(labels)
     ours, others = scored(kept), {name: scored(folds) for name, folds in baselines.items()}
     name, first = next(iter(others.items()))
     gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first], seed=seed)
@@ -61,6 +69,7 @@ def score_folds(
     means = _mean_of_folds(ours, seed=seed)
     if weightings is not None:
         means["reranked"] = _reranked(kept, labels, weightings, seed=seed)
+    progress(what, total, total)
     return means | {
         "gain": gain,
         "baselines": columns,
@@ -76,6 +85,24 @@ def within_folds(scores: Mapping[str, Any]) -> str:
         f"each query was searched among the {items:,} items of {classes:,} classes in its fold; "
         f"among all {scores['items']:,} it is harder"
     )
+
+
+def compared(scores: Mapping[str, Any]) -> str:
+    """Return how much was compared: "1,200 triplets" or "80 pairs of alike items"."""
+    if "triplets" in scores:
+        return f"{scores['triplets']:,} triplets"
+    return f"{scores['pairs']:,} pairs of alike items"
+
+
+def describe_gain(gain: Mapping[str, Any]) -> str:
+    """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
+    words = []
+    for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r"), ("right order", "ordered")):
+        if name not in gain:
+            continue
+        mean, low, high = (100 * value for value in gain[name])
+        words.append(f"{label} {mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})")
+    return ", ".join(words)
 
 
 def _reranked(

@@ -1,6 +1,6 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from nofuss.model.features import (
 from nofuss.model.inference import extract, for_inference, through_head
 from nofuss.model.onnx_backbone import OnnxNetwork
 from nofuss.model.saved import load_model
+from nofuss.progress import Progress, silent
 
 BATCH = 32
 
@@ -86,7 +87,7 @@ class Encoder:
         collection: Collection,
         *,
         num_workers: int = 0,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress = silent,
         unit: bool = True,
     ) -> Tensor:
         """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`."""
@@ -101,7 +102,7 @@ class Encoder:
             )
             embeddings = through_head(self.embedder, self.embedder.to_head(features))
         else:
-            accelerate_for(self.embedder.backbone, len(collection))
+            accelerate_for(self.embedder.backbone, len(collection), progress=progress)
             embeddings = run_over(
                 self.embedder, collection, num_workers=num_workers, progress=progress
             )

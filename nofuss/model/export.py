@@ -6,6 +6,7 @@ The graph takes what preprocessing gives and returns unit embeddings, for any ba
 import contextlib
 import dataclasses
 import json
+import logging
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from nofuss.errors import NofussError, UsageError
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
 from nofuss.model.onnx_backbone import quietly
-from nofuss.terminal import console
+from nofuss.progress import Progress, silent, working
+
+log = logging.getLogger("nofuss")
 
 CHECKED = 16
 """Number of inputs that both runtimes are compared on."""
@@ -44,9 +47,9 @@ class UnitEmbedding(nn.Module):
         return normalize(self.embedder(inputs))
 
 
-def to_onnx(encoder: Encoder, inputs: Tensor, onnx: Any) -> bytes:
+def to_onnx(encoder: Encoder, inputs: Tensor, onnx: Any, *, progress: Progress = silent) -> bytes:
     """Return the file's content: any batch size, with a description of inputs in the metadata."""
-    with quietly():
+    with working(progress, "exporting the network"), quietly():
         program = torch.onnx.export(
             UnitEmbedding(encoder).eval(),
             (inputs[:2].contiguous(),),
@@ -118,7 +121,7 @@ def real_inputs(
         if pictures:
             return test_views(pictures, p), "of the run's own pictures"
     except NofussError as error:
-        console.warn(f"the run's data can't be read ({error}); comparing on noise instead")
+        log.warning(f"the run's data can't be read ({error}); comparing on noise instead")
     generator = torch.Generator().manual_seed(0)
     shape = (channels,) if p is None else (1 if p.mode == "L" else 3, p.size, p.size)
     return torch.randn(CHECKED, *shape, generator=generator), "inputs of noise"

@@ -1,9 +1,9 @@
 """Features of a fixed backbone, computed once and kept by picture: an epoch takes seconds."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,9 @@ from nofuss.model.embedder import Embedder
 from nofuss.model.feature_store import FeatureStore, picture_keys
 from nofuss.model.inference import extract_together, for_inference
 from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_file
-from nofuss.terminal import console
+from nofuss.progress import Progress, silent, working
+
+log = logging.getLogger("nofuss")
 
 WORTH_EXPORT = 1000
 """Number of pictures from which exporting the backbone to onnxruntime saves time."""
@@ -38,38 +40,38 @@ def backbone_features(
     *,
     straight: Indices | None = None,
     num_workers: int = 0,
+    progress: Progress = silent,
 ) -> Tensor:
     """Return features (N, F) of the centre crops; those that are kept are not computed again.
 
     straight: rows without their mirror images, where the backbone averages both.
     """
     if straight is None or not embedder.backbone.mirror:
-        return _show_features(embedder, collection, len(collection), num_workers)
+        return _features(embedder, collection, len(collection), num_workers, progress)
     features = torch.empty(len(collection), embedder.backbone.features)
     others = np.setdiff1d(np.arange(len(collection)), straight)
     try:
         for rows, mirror in ((straight, False), (others, True)):
             embedder.backbone.mirror = mirror
             part = collection.subset(rows)
-            features[rows] = _show_features(embedder, part, len(collection), num_workers)
+            features[rows] = _features(embedder, part, len(collection), num_workers, progress)
     finally:
         embedder.backbone.mirror = True
     return features
 
 
-def _show_features(
-    embedder: Embedder, collection: Collection, count: int, num_workers: int
+def _features(
+    embedder: Embedder, collection: Collection, count: int, num_workers: int, progress: Progress
 ) -> Tensor:
-    """Return features with a progress bar; the whole command computes `count` of them."""
+    """Return features of a part of a collection; the whole command computes `count` of them."""
     store = feature_store(embedder.backbone)
     kept = kept_features(store, collection, embedder.backbone.features)
     if not len(kept.missing):
         return kept.values
     backbone = for_inference(embedder).backbone
     label = "computing features once" + (", with mirror images" if backbone.mirror else "")
-    with console.progress(label, len(kept.missing)) as progress:
-        accelerate_for(backbone, count, missing=len(kept.missing))
-        return completed(kept, backbone, collection, num_workers=num_workers, progress=progress)
+    accelerate_for(backbone, count, missing=len(kept.missing), progress=progress)
+    return completed(kept, backbone, collection, label, num_workers=num_workers, progress=progress)
 
 
 def feature_store(backbone: Backbone) -> FeatureStore | None:
@@ -124,41 +126,44 @@ def features_of(
     *,
     store: FeatureStore | None,
     num_workers: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> Tensor:
     """Return features (N, F) of all items: what `store` has, else computed and put there."""
     kept = kept_features(store, collection, backbone.features)
-    known = len(collection) - len(kept.missing)
-
-    def tell(done: int) -> None:
-        if progress:
-            progress(known + done)
-
-    tell(0)
     if len(kept.missing):
-        accelerate_for(backbone, len(collection), missing=len(kept.missing))
-    return completed(kept, backbone, collection, num_workers=num_workers, progress=tell)
+        accelerate_for(backbone, len(collection), missing=len(kept.missing), progress=progress)
+    return completed(
+        kept, backbone, collection, "embedding", num_workers=num_workers, progress=progress
+    )
 
 
 def completed(
     kept: KeptFeatures,
     backbone: Backbone,
     collection: Collection,
+    what: str,
     *,
     num_workers: int = 0,
-    progress: Callable[[int], None],
+    progress: Progress = silent,
 ) -> Tensor:
     """Compute what is missing, and return all.
 
-    Features are kept chunk by chunk, so that a killed command continues where it was.
+    what: in words, for `progress`. Features are kept chunk by chunk, so that a killed command
+    continues where it was.
     """
-    for start in range(0, len(kept.missing), CHUNK):
+    total, start = len(kept.missing), 0
+    progress(what, 0, total)
+
+    def advance(_: str, done: int, __: int) -> None:
+        progress(what, start + done, total)
+
+    for start in range(0, total, CHUNK):
         rows = kept.missing[start : start + CHUNK]
         part = run_over(
             backbone,
             collection.subset(rows),
             num_workers=num_workers,
-            progress=partial(_advance, progress, start),
+            progress=advance,
         )
         kept.values[rows] = part
         if kept.store is not None and first():
@@ -166,16 +171,12 @@ def completed(
     return kept.values
 
 
-def _advance(progress: Callable[[int], None], before: int, done: int) -> None:
-    progress(before + done)
-
-
 def run_over(
     model: Embedder | Backbone,
     collection: Collection,
     *,
     num_workers: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> Tensor:
     """Return the features (of a Backbone) or raw embeddings (of an Embedder) of all items."""
     backbone = model.backbone if isinstance(model, Embedder) else model
@@ -201,10 +202,15 @@ def run_over(
         # All batches have one size: a picture's features do not depend on what else is missing.
         padding = np.full(batch - len(chosen[-1]), chosen[-1][-1])
         chosen[-1] = np.concatenate([chosen[-1], padding])
-    tell = progress and (lambda done: progress(min(done, len(collection))))
+
+    def tell(what: str, done: int, _: int) -> None:
+        progress(what, min(done, len(collection)), len(collection))
+
+    tell("embedding", 0, 0)
     threads = torch.get_num_threads() if in_onnx else 0  # so that no thread waits for a batch's end
     with one_torch_thread() if in_onnx else nullcontext():
-        return extract_together(model, load, chosen, tell, threads)[: len(collection)]
+        found = extract_together(model, load, chosen, progress=tell, threads=threads)
+    return found[: len(collection)]
 
 
 def _by_planes(views: Tensor) -> Tensor:
@@ -226,7 +232,9 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def accelerate_for(backbone: Backbone, count: int, *, missing: int | None = None) -> None:
+def accelerate_for(
+    backbone: Backbone, count: int, *, missing: int | None = None, progress: Progress = silent
+) -> None:
     """Let onnxruntime run a backbone on `count` pictures, if that saves time.
 
     missing: how many of them are to be computed; for a few of many, only a graph that is kept is
@@ -242,5 +250,7 @@ def accelerate_for(backbone: Backbone, count: int, *, missing: int | None = None
         if make_room(len(graph)):
             try_write(file, lambda out: out.write(graph))
 
-    if accelerate(backbone, cache_directory(), write):
-        console.aside(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
+    with working(progress, "exporting the network to onnxruntime"):
+        is_faster = accelerate(backbone, cache_directory(), write)
+    if is_faster:
+        log.info(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")

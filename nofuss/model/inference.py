@@ -15,6 +15,7 @@ from nofuss.distributed.processes import merge_rows, share, world
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.modes import evaluating
+from nofuss.progress import Progress, silent
 
 
 def for_inference(embedder: Embedder) -> Embedder:
@@ -46,13 +47,13 @@ def extract(
     batches: Iterable[Tensor],
     *,
     count: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
     threads: int = 0,
 ) -> Tensor:
     """Return embeddings (of an Embedder) or features (of a Backbone) of `count` inputs, (count, …).
 
     The result is on the CPU, wherever the model is. The model runs in eval mode, and its mode is
-    restored afterwards. `progress` is called after each batch with how many inputs are done.
+    restored afterwards.
     threads: how many batches run at once; 0 runs them one after the other in this thread.
     """
     width = model.dim if isinstance(model, Embedder) else model.features
@@ -71,8 +72,7 @@ def extract(
                 raise ValueError(f"batches hold more than count={count} inputs")
             out[done : done + len(found)] = found
             done += len(found)
-            if progress:
-                progress(done)
+            progress("embedding", done, count)
     if done != count:
         raise ValueError(f"batches held {done} inputs, expected count={count}")
     return out
@@ -89,15 +89,18 @@ def extract_together(
     model: Embedder | Backbone,
     load: Callable[[Sequence[Any]], Iterator[Tensor]],
     chosen: Sequence[Any],
-    progress: Callable[[int], None] | None = None,
+    *,
+    progress: Progress = silent,
     threads: int = 0,
 ) -> Tensor:
     """Run `extract` on the batches `chosen`, distributed over the processes; rows stay in order."""
     ours = share(len(chosen))  # the batches of this process
     before, count = sum(map(len, chosen[: ours.start])), sum(map(len, chosen[ours]))
     total = sum(map(len, chosen))
-    # Other processes are about as far, so that the bar counts their items too.
-    advance = progress and (lambda done: progress(min(total, done * world())))
+
+    def advance(what: str, done: int, _: int) -> None:
+        progress(what, min(total, done * world()), total)  # other processes are about as far
+
     part = extract(model, load(chosen[ours]), count=count, progress=advance, threads=threads)
     if world() == 1:
         return part

@@ -1,6 +1,7 @@
 """The fixed stages of a network that is being fine-tuned: run once a view, their output kept."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -23,13 +24,20 @@ from nofuss.model.feature_store import picture_keys
 from nofuss.model.features import accelerate_for
 from nofuss.model.inference import for_inference, through_head
 from nofuss.model.stages import Top, Trunk
-from nofuss.terminal import console
+from nofuss.progress import Progress, silent
+
+log = logging.getLogger("nofuss")
 
 Embed = Callable[[Embedder], Tensor]
 
 
 def fixed_stages(
-    embedder: Embedder, count: int, preprocessing: Preprocessing, *, pictures: int
+    embedder: Embedder,
+    count: int,
+    preprocessing: Preprocessing,
+    *,
+    pictures: int,
+    progress: Progress = silent,
 ) -> Backbone:
     """Return a copy of the first `count` stages for inference, as a backbone of its own.
 
@@ -44,7 +52,7 @@ def fixed_stages(
         preprocessing=preprocessing,
     ).eval()
     trunk.precision = ready.precision
-    accelerate_for(trunk, pictures)
+    accelerate_for(trunk, pictures, progress=progress)
     return trunk
 
 
@@ -57,6 +65,7 @@ def activations_of(
     views: int,
     augmented: bool,
     seed: int = 0,
+    progress: Progress = silent,
 ) -> Activations:
     """Return the activations behind the first `count` stages, of views of a collection's pictures.
 
@@ -66,7 +75,8 @@ def activations_of(
     assert preprocessing is not None
     if augmented:
         preprocessing = preprocessing.in_training()
-    trunk = fixed_stages(embedder, count, preprocessing, pictures=views * len(collection))
+    pictures = views * len(collection)
+    trunk = fixed_stages(embedder, count, preprocessing, pictures=pictures, progress=progress)
     device = device_of(trunk)
     example = torch.zeros(1, trunk.channels, preprocessing.size, preprocessing.size)
     shape = tuple(trunk.in_precision(trunk.network, example.to(device)).shape[1:])
@@ -93,22 +103,26 @@ def activations_of(
     if collection.kind != "dataset" and embedder.backbone.name != OWN:
         file = cache_directory() / f"activations-{digest_of(parts())}.bin"
     return Activations(
-        compute, shape=shape, count=len(collection), views=views, file=file, say=console.say
+        compute, shape=shape, count=len(collection), views=views, file=file, say=log.info
     )
 
 
-def embedding_of(collection: Collection, embedder: Embedder, count: int) -> Embed:
+def embedding_of(
+    collection: Collection, embedder: Embedder, count: int, *, progress: Progress = silent
+) -> Embed:
     """Return a function that gives the unit embeddings (N, dim) of a collection.
 
     count: stages that stay as `embedder` has them, whose activations are then kept; 0 for none.
     """
     if not count or not len(collection):
-        return lambda trained: Encoder(trained).embed_collection(collection)
+        return lambda trained: Encoder(trained).embed_collection(collection, progress=progress)
     views = 2 if embedder.backbone.mirror else 1
-    kept = activations_of(embedder, count, collection, views=views, augmented=False)
+    kept = activations_of(
+        embedder, count, collection, views=views, augmented=False, progress=progress
+    )
 
     def embed(trained: Embedder) -> Tensor:
-        features = top_features(trained, count, kept)
+        features = top_features(trained, count, kept, progress=progress)
         embeddings = through_head(trained, trained.to_head(features))
         check_finite(embeddings)
         return normalize(embeddings)
@@ -117,11 +131,20 @@ def embedding_of(collection: Collection, embedder: Embedder, count: int) -> Embe
 
 
 @torch.no_grad()
-def top_features(embedder: Embedder, count: int, kept: Activations, batch: int = 32) -> Tensor:
+def top_features(
+    embedder: Embedder,
+    count: int,
+    kept: Activations,
+    batch: int = 32,
+    *,
+    progress: Progress = silent,
+) -> Tensor:
     """Return the features (N, F) of all pictures, averaged over the views that are kept."""
     top = Top(copy.deepcopy(embedder).eval(), count)
     device, found = device_of(embedder), []
+    progress("embedding", 0, kept.count)
     for rows in np.array_split(np.arange(kept.count), -(-kept.count // batch) or 1):
         views = [top.features(kept.take(view, rows).to(device)).cpu() for view in range(kept.views)]
         found.append(torch.stack(views).mean(0))
+        progress("embedding", int(rows[-1]) + 1 if len(rows) else 0, kept.count)
     return torch.cat(found)

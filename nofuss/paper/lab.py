@@ -11,27 +11,24 @@ writes the files.
 """
 
 import json
+import logging
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-from rich.progress import BarColumn, Progress, TextColumn
 
 from nofuss.distributed import processes
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import LOCK, RunLock
 from nofuss.paper.sources import Source
 from nofuss.paper.trial import Result, Trial, run_trial
-from nofuss.terminal import console
+from nofuss.progress import Progress, silent
 from nofuss.training.loop import Interrupted
 
-EVERY = 30.0
-"""Seconds between lines of progress where the output is not a terminal."""
+log = logging.getLogger("nofuss")
 PAUSE = 0.5
 """Seconds between looks for the trials of other commands."""
 
@@ -39,26 +36,22 @@ PAUSE = 0.5
 class Lab:
     """Runs trials, or reads their stored results."""
 
-    def __init__(self, folder: Path, *, stop: Callable[[], bool] = lambda: False) -> None:
-        self.folder, self.stop = folder, stop
-        self.ahead: dict[str, tuple[Source, Trial]] = {}
-        self._speeds: dict[str, list[float]] = {}  # seconds an item, by loss
-        self._line, self._who = _Line(), ""
-
-    def __enter__(self) -> "Lab":
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._line.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._line.bar.stop()
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        progress: Progress = silent,
+    ) -> None:
+        self.folder, self.stop, self.progress = folder, stop, progress
+        self.ahead = set[str]()
+        self._who = self._waiting = ""
+        folder.mkdir(parents=True, exist_ok=True)
 
     def plan(self, source: Source, trials: Sequence[Trial]) -> None:
-        """Announce trials, for an estimate of the time left; finished ones do not count."""
-        for trial in trials:
-            key = trial.key(source)
-            if self.find(key) is None:
-                self.ahead[key] = source, trial
+        """Announce trials, to count those that are left; finished ones do not count."""
+        keys = (trial.key(source) for trial in trials)
+        self.ahead |= {key for key in keys if self.find(key) is None}
 
     def run(self, source: Source, trials: Sequence[Trial]) -> Mapping[Trial, Result]:
         """Return the result of each trial, from its file if there is one."""
@@ -68,8 +61,7 @@ class Lab:
             for trial in left:
                 if (result := self._result(source, trial)) is not None:
                     results[trial] = result
-                    self.ahead.pop(trial.key(source), None)
-                    self._remember(source, trial, result)
+                    self.ahead.discard(trial.key(source))
             elsewhere = [trial for trial in left if trial not in results]
             if len(elsewhere) == len(left):
                 self._wait(f"{len(left):,} left, which other commands are training; {self._who}")
@@ -119,11 +111,16 @@ class Lab:
 
     def _do(self, source: Source, trial: Trial, key: str) -> Result:
         checkpoints = self.folder / key / "checkpoints" if source.budget.long else None
-        self._line.begin(f"{source.name}: {trial.describe()}", self._left, trial)
+        what = f"{source.name}: {trial.describe()} ({len(self.ahead):,} left)"
         began, alone = time.monotonic(), self._is_alone(key)
         try:
             result = run_trial(
-                source, trial, watch=self._line, stop=self.stop, checkpoints=checkpoints
+                source,
+                trial,
+                what=what,
+                progress=self.progress,
+                stop=self.stop,
+                checkpoints=checkpoints,
             )
         except Interrupted:
             raise KeyboardInterrupt from None
@@ -138,7 +135,9 @@ class Lab:
 
     def _wait(self, words: str) -> None:
         """Wait a moment for the other commands in this folder."""
-        self._line.wait(words)
+        if words != self._waiting:
+            log.info(words)
+        self._waiting = words
         if processes.any_true(self.stop())[0]:
             raise KeyboardInterrupt
         time.sleep(PAUSE)
@@ -148,76 +147,3 @@ class Lab:
             return json.loads((self.folder / f"{key}.json").read_text())["result"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    def _remember(self, source: Source, trial: Trial, result: Result) -> None:
-        if (cost := trial.cost(source)) and "whole_seconds" in result:
-            speed = result["whole_seconds"] / cost
-            self._speeds.setdefault(f"{source.name} {trial.config.loss}", []).append(speed)
-
-    def _left(self) -> tuple[int, float | None]:
-        """Return how many trials are left, and their seconds, estimated from finished ones."""
-        known = [median(values) for values in self._speeds.values()]
-        if not known:
-            return len(self.ahead), None
-        seconds = 0.0
-        for source, trial in self.ahead.values():
-            same_loss = self._speeds.get(f"{source.name} {trial.config.loss}")
-            seconds += trial.cost(source) * median(same_loss or known)
-        return len(self.ahead), seconds
-
-
-class _Line:
-    """The progress line, which watches the current training."""
-
-    def __init__(self) -> None:
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[left]}", markup=False),
-            console=console.out,
-            transient=True,
-            disable=not console.out.is_terminal or console.out.quiet,
-        )
-        self.task = self.bar.add_task("", total=1, left="")
-        self.printed, self.words, self.said = -EVERY, "", set[str]()
-
-    def begin(self, words: str, left: Callable[[], tuple[int, float | None]], trial: Trial) -> None:
-        """Show a new training: what it is, how many are left, when all will be done."""
-        self.words, self.said = words, set()
-        self.epochs = max(1, trial.config.epochs or 1) if not trial.bare else 1
-        count, seconds = left()
-        when = "" if seconds is None else f", done at about {_clock(seconds)} ({_length(seconds)})"
-        note = f"{count:,} trainings left{when}"
-        self.bar.update(self.task, description=words, completed=0, left=note)
-        if not console.out.is_terminal and time.monotonic() - self.printed > EVERY:
-            self.printed = time.monotonic()
-            console.say(f"{words}; {note}")
-
-    def wait(self, words: str) -> None:
-        """Show that others do what is left."""
-        self.bar.update(self.task, description=words, completed=0, left="")
-        if not console.out.is_terminal and self.words != words:
-            console.say(words)
-        self.words = words
-
-    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        """Move the bar."""
-        self.bar.update(self.task, completed=(epoch + step / steps) / self.epochs)
-
-    def epoch(self, history: list[dict[str, Any]]) -> None:
-        """Do nothing: the line shows steps only."""
-
-    def say(self, message: str) -> None:
-        """Print a warning of the training, of each kind the first."""
-        kind = message.partition(":")[0]
-        if kind not in self.said:
-            self.said.add(kind)
-            console.warn(f"{self.words}: {message}")
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M", time.localtime(time.time() + seconds))
-
-
-def _length(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
@@ -20,10 +21,12 @@ from nofuss.paper.rates import Rates, Tried, choose_rates, choose_scales, scale_
 from nofuss.paper.results_page import results_page
 from nofuss.paper.sources import LAYOUTS, TITLES, Source, find_folders, missing, open_source
 from nofuss.paper.trial import Trial
+from nofuss.progress import Progress, silent
 from nofuss.report import read_optional_json
 from nofuss.report.grids import GridGroup
-from nofuss.terminal import console
-from nofuss.terminal.interrupt import stop_on_signals
+from nofuss.training.callbacks import stop_on_signals
+
+log = logging.getLogger("nofuss")
 
 DATA_SETS = tuple(TITLES)
 """The figures are made on the first of them that there is."""
@@ -68,6 +71,7 @@ def reproduce(
     seeds: int | None,
     weights: Path | None,
     device: str = "auto",
+    progress: Progress = silent,
 ) -> None:
     """Run the experiments of these names, or all for which there are data."""
     for name in names:
@@ -86,7 +90,15 @@ def reproduce(
         found = find_folders(data)
     wanted = choose(names, found, data)
     opened = {
-        source: open_source(source, folder, budget, seeds=seeds, weights=weights, device=device)
+        source: open_source(
+            source,
+            folder,
+            budget,
+            seeds=seeds,
+            weights=weights,
+            device=device,
+            progress=progress,
+        )
         for source, folder in {s: f for _, s, f in wanted}.items()
     }
     processes.check_same("data", lambda: " ".join(s.fingerprint for s in opened.values()))
@@ -96,10 +108,10 @@ def reproduce(
     except OSError as error:
         raise RunError(f"can't make {out}: {error.strerror}; give another --out") from None
     try:
-        with stop_on_signals(_stopping) as stop, Lab(out / "work", stop=stop) as lab:
-            _run(tasks, lab, out)
+        with stop_on_signals() as stop:
+            _run(tasks, Lab(out / "work", stop=stop, progress=progress), out)
     except KeyboardInterrupt:
-        console.say("stopped; the same command resumes from here")
+        log.info("stopped; the same command resumes from here")
         raise
 
 
@@ -121,12 +133,12 @@ def choose(
     if not names:
         for name in LAYOUTS if found else ():
             if name not in found:
-                console.warn(missing(name, data))
+                log.warning(missing(name, data))
     absent = [n for n in names if n in TABLES and _source_of(n, folders) is None]
     if absent or not folders:
         *others, last = [missing(name, data) for name in absent or LAYOUTS]
         for line in others:
-            console.fail(line)
+            log.error(line)
         raise DataError(last)
     main = next(name for name in DATA_SETS if name in folders)
     asked = names or (*(n for n in TABLES if _source_of(n, folders) in folders), *FIGURES)
@@ -160,20 +172,19 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
     guessed = set(lab.ahead)
     chosen = {}
     for source, needed in losses.items():
-        console.say(f"{source.name}: choosing rates on held-out training classes")
+        log.info(f"{source.name}: choosing rates on held-out training classes")
         rates, tried = choose_rates(source, needed, lab.run)
         scales, tried_scales = choose_scales(source, _further(needed), rates, lab.run)
         _say_tried("rate", tried)
         _say_tried("scale", tried_scales)
         chosen[source] = source.with_scales(scales), rates, tried
-    for key in guessed:  # the chosen rates now give the real trials
-        lab.ahead.pop(key, None)
+    lab.ahead -= guessed  # the chosen rates now give the real trials
     for _, experiment, untuned in tasks:
         source, rates, _ = chosen[untuned]
         lab.plan(source, experiment.trials(source, rates))
     for name, experiment, untuned in tasks:
         source, rates, tried = chosen[untuned]
-        console.say(f"{name} on {source.title}")
+        log.info(f"{name} on {source.title}")
         results = lab.run(source, experiment.trials(source, rates))
         entry: Entry = experiment.entry(source, rates, results)
         used = {loss: rates[loss] for loss in experiment.losses(source)}
@@ -181,8 +192,8 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
         with lab.alone_in(out):  # other commands add to the same files
             _write(out, dataclasses.asdict(entry) | about)
         for line in entry.verdict:
-            console.say(f"  {line}")
-    console.say(f"report: {out / 'report.html'}")
+            log.info(f"  {line}")
+    log.info(f"report: {out / 'report.html'}")
 
 
 def _further(methods: Sequence[str]) -> list[str]:
@@ -193,7 +204,7 @@ def _further(methods: Sequence[str]) -> list[str]:
 def _say_tried(what: str, table: Tried) -> None:
     for method, row in table.items():
         scores = ", ".join(f"{value:g}: {100 * score:.2f}" for value, score in row.items())
-        console.say(f"  {method}: held-out Recall@1 by {what} {scores}")
+        log.info(f"  {method}: held-out Recall@1 by {what} {scores}")
 
 
 def _about(name: str, source: Source, rates: Any, tried: Any, results: Any) -> dict[str, Any]:
@@ -232,7 +243,3 @@ def _write(out: Path, entry: dict[str, Any]) -> None:
         return stored if isinstance(stored, list) else []  # earlier versions stored HTML
 
     write_file(out / "report.html", results_page(entries, grid))
-
-
-def _stopping(_: str) -> None:
-    console.warn("stopping after this step; interrupt again to stop at once")

@@ -5,6 +5,7 @@ then takes seconds. Without --data the built-in characters are used, and for `pr
 `han` of the same size.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +28,10 @@ from nofuss.files.checksum import digest_of
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
 from nofuss.paper.budgets import CHARACTERS, HAN, PHOTOGRAPHS, Budget
-from nofuss.terminal import console
+from nofuss.progress import Progress, silent
 from nofuss.training.job import build_model
+
+log = logging.getLogger("nofuss")
 
 TITLES = {
     "cars": "Cars196",
@@ -136,6 +139,7 @@ def open_source(
     seeds: int | None,
     weights: Path | None,
     device: str = "auto",
+    progress: Progress = silent,
 ) -> Source:
     """Open a data set for a budget; slow steps are cached."""
     chosen = {"characters": CHARACTERS, "han": HAN}.get(name, PHOTOGRAPHS)[budget]
@@ -146,11 +150,13 @@ def open_source(
         chosen = replace(chosen, settings={**chosen.settings, "weights": weights})
     with processes.in_turn():
         pictures = open_han() if name == "han" else open_data(folder)
-    console.say(f"{name}: {pictures.describe()}")
-    return make_source(name, pictures, chosen)
+    log.info(f"{name}: {pictures.describe()}")
+    return make_source(name, pictures, chosen, progress=progress)
 
 
-def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
+def make_source(
+    name: str, pictures: Collection, budget: Budget, *, progress: Progress = silent
+) -> Source:
     """Prepare a collection that has a split for trials."""
     assert pictures.split is not None
     assert pictures.labels is not None
@@ -158,7 +164,7 @@ def make_source(name: str, pictures: Collection, budget: Budget) -> Source:
         pictures = _fewer_classes(pictures, budget.classes)
     assert pictures.split is not None
     identity = [pictures.fingerprint().encode()]
-    collection, features = _prepared(pictures, budget)
+    collection, features = _prepared(pictures, budget, progress)
     if features is not None:
         identity.append(f"{tuple(features.shape)} {features.double().sum():.6g}".encode())
     source = Source(
@@ -192,14 +198,16 @@ def raw_features(source: Source) -> Tensor | None:
     return source.features
 
 
-def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor | None]:
+def _prepared(
+    pictures: Collection, budget: Budget, progress: Progress
+) -> tuple[Collection, Tensor | None]:
     """Return what trials train on, and the features that the head is initialized from."""
     preset = budget.settings["preset"]
     if preset == "vectors":
         if pictures.kind == "vectors":
             vectors = torch.from_numpy(np.array(pictures.array, dtype=np.float32))
         else:
-            raw, embedder = _lite0_features(pictures, budget)
+            raw, embedder = _lite0_features(pictures, budget, progress)
             vectors = embedder.to_head(raw)
         as_vectors = replace(
             pictures, kind="vectors", array=vectors.numpy(), paths=(), decoded=None
@@ -211,16 +219,17 @@ def _prepared(pictures: Collection, budget: Budget) -> tuple[Collection, Tensor 
     embedder = build_model(config, pictures)
     preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
-    count = len(pictures)
-    with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
+    with processes.in_turn():
         decoded = decode_ahead(pictures, preprocessing, progress=progress)
     return decoded, None
 
 
-def _lite0_features(pictures: Collection, budget: Budget) -> tuple[Tensor, Any]:
+def _lite0_features(
+    pictures: Collection, budget: Budget, progress: Progress = silent
+) -> tuple[Tensor, Any]:
     embedder = build_embedder("efficientnet-lite0", root=True)
     embedder.to(choose_device(budget.settings.get("device", "auto")))
-    return backbone_features(embedder, pictures), embedder
+    return backbone_features(embedder, pictures, progress=progress), embedder
 
 
 def _fewer_classes(pictures: Collection, most: int) -> Collection:

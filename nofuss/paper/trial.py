@@ -24,13 +24,15 @@ from nofuss.model.stages import fixed_count
 from nofuss.model.trunk import Embed, embedding_of
 from nofuss.paper.sources import Source, bare_triplets, raw_features
 from nofuss.paper.stopwatch import Stopwatch, peak_memory
+from nofuss.progress import Progress, silent
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import GridGroup, Items, retrieval_grid
 from nofuss.training.baselines import untrained
+from nofuss.training.callbacks import as_progress
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.job import build_model, check_stages
-from nofuss.training.loop import Training, Watch, run_loop
+from nofuss.training.loop import Training, run_loop
 from nofuss.training.prepare import prepare
 from nofuss.training.step import NonFiniteLoss
 
@@ -71,10 +73,6 @@ class Trial:
         text = json.dumps(settings, sort_keys=True)
         return digest_of([text.encode()], size=10)
 
-    def cost(self, source: Source) -> float:
-        """Return the number of items seen, which its time is proportional to."""
-        return (self.config.epochs or 0) * len(source.sides(self.fold)[0])
-
     def describe(self) -> str:
         """Return words for the progress line."""
         c = self.config
@@ -93,11 +91,15 @@ def run_trial(
     source: Source,
     trial: Trial,
     *,
-    watch: Watch,
+    what: str = "training",
+    progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
     checkpoints: Path | None = None,
 ) -> Result:
-    """Train and score; a try that diverges has a score of 0."""
+    """Train and score; a try that diverges has a score of 0.
+
+    what: in words, for `progress`.
+    """
     if trial.record == "untrained":
         return {"baselines": _untrained_scores(source, int(trial.config.dim or 0))}
     config, clock = trial.config, Stopwatch()
@@ -114,6 +116,7 @@ def run_trial(
         None if source.features is None else source.features[train_rows],
         embedder=embedder,
         fixed_stages=fixed_stages,
+        progress=progress,
     )
 
     embeds: dict[bytes, Embed] = {}
@@ -121,21 +124,21 @@ def run_trial(
     def embed(rows: Rows) -> Tensor:
         if (key := rows.tobytes()) not in embeds:
             items = source.collection.subset(rows)
-            embeds[key] = embedding_of(items, embedder, fixed_stages)
+            embeds[key] = embedding_of(items, embedder, fixed_stages, progress=progress)
         return embeds[key](embedder)
 
     measure = _measure(source, trial, training, embed, train_rows, test_rows)
     clock.stop("prepare")
     start = measure() if measure else {}
     if checkpoints is not None and (
-        saved := load_checkpoint(checkpoints, say=watch.say, sharded=training.sharded)
+        saved := load_checkpoint(checkpoints, sharded=training.sharded)
     ):
         training.restore(saved)
     try:
         run_loop(
             training,
             feed,
-            watch=watch,
+            tell=as_progress(progress, what, training.epochs * len(feed)),
             validate=measure,
             before_epoch=lambda epoch: embedder.freeze_backbone(epoch < (config.warmup or 0)),
             checkpoints=checkpoints,

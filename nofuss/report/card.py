@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from nofuss.config import TrainConfig
+from nofuss.evaluate.side_by_side import compared, describe_gain
 from nofuss.files.atomic import write_file
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_optional_json
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED
 from nofuss.run.directory import Run
-from nofuss.terminal.scores import compared, describe_gain
 
 FILES = '["a.jpg", "b.jpg"]'
 _RECALLS = ("recall@1", "recall@2", "recall@4", "recall@8")

@@ -21,12 +21,12 @@ from nofuss.evaluate.queries import PerQuery, per_query
 from nofuss.evaluate.side_by_side import are_class_sums, from_class_sums, scorable
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import load
+from nofuss.progress import Progress, silent
 from nofuss.report import read_optional_json
-from nofuss.report.evaluation import say_what_is_known
+from nofuss.report.evaluation import warn_of_known
 from nofuss.report.queries import among_themselves
 from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import RunEmbeddings, load_embeddings
-from nofuss.terminal import console
 
 SCORES = {"recall@1": "Recall@1", "map@r": "MAP@R"}
 
@@ -50,19 +50,19 @@ def compare_runs(
     *,
     data: Path | None,
     seed: int,
-    as_json: bool,
     figure: Path | None,
     device: str,
-) -> None:
-    """Print the differences from the first run, with 95% intervals; draw them to `figure`."""
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Return the differences from the first run, with 95% intervals; draw them to `figure`."""
     opened = [open_run(path) for path in runs]
     groups = _same_but_for_the_seed(opened)
     if len(groups) < 2:
         raise UsageError("the runs differ in their seed alone, so there is nothing to compare")
     if data is None:
-        queries, what = _on_own_classes(opened)
+        queries, what = _on_own_classes(opened, progress)
     else:
-        queries, what = _on_data(runs, data, device, quiet=as_json), str(data)
+        queries, what = _on_data(runs, data, device, progress), str(data)
     methods = [
         Method(
             name,
@@ -73,17 +73,13 @@ def compare_runs(
         for name, rows in groups.items()
     ]
     found = _compare(methods, seed=seed)
-    if as_json:
-        console.print_json({"data": what, "queries": len(queries[0].rows), "methods": found})
-    else:
-        _show(found, what, queries[0])
     if figure is not None:
         write_file(figure, _drawn(found))
-        if not as_json:
-            console.say(f"figure of the differences: {figure}")
+    classes = len(np.unique(queries[0].labels))
+    return {"data": what, "queries": len(queries[0].rows), "classes": classes, "methods": found}
 
 
-def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
+def _on_own_classes(runs: Sequence[Run], progress: Progress) -> tuple[list[PerQuery], str]:
     """Score the runs on classes that they have not learned from, which must be the same."""
     kept = [_kept(run) for run in runs]
     for run, found in zip(runs, kept, strict=True):
@@ -100,7 +96,7 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str]:
         runs[0].own_data,
         labelling=labelling_of(config),
         corrections=runs[0].corrections,
-        say=lambda _: None,
+        progress=progress,
     )
     cure = "restore them, or add --data DATA"
     check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
@@ -138,24 +134,25 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
     return [from_class_sums(found) for found, _ in sums]
 
 
-def _on_data(paths: Sequence[Path], data: Path, device: str, *, quiet: bool) -> list[PerQuery]:
-    say = console.aside if quiet else console.say
+def _on_data(paths: Sequence[Path], data: Path, device: str, progress: Progress) -> list[PerQuery]:
     labellings = [labelling_of(open_run(path).config) for path in paths]
     if data.is_dir() and any(labelling != labellings[0] for labelling in labellings):
         raise RunError("the runs take classes from other parts of a path; compare those that agree")
-    collection, _ = open_usable(data, labelling=labellings[0], say=say)
+    collection, _ = open_usable(data, labelling=labellings[0], progress=progress)
     if collection.labels is None or not scorable(collection.labels):
         raise DataError(
             f"{collection.name} can't be scored: two classes are needed, one with two items"
         )
-    return [_queries_of(path, collection, device, quiet=quiet) for path in paths]
+    return [_queries_of(path, collection, device, progress) for path in paths]
 
 
-def _queries_of(path: Path, collection: Collection, device: str, *, quiet: bool) -> PerQuery:
-    encoder, label = load(path, device=device), f"embedding with {path.name}"
-    say_what_is_known(encoder, collection, console.aside if quiet else console.say)
-    with console.progress(label, len(collection), quiet=quiet) as progress:
-        vectors = encoder.embed_collection(collection, progress=progress)
+def _queries_of(path: Path, collection: Collection, device: str, progress: Progress) -> PerQuery:
+    encoder = load(path, device=device)
+    warn_of_known(encoder, collection)
+    vectors = encoder.embed_collection(
+        collection,
+        progress=lambda what, done, total: progress(f"{what} with {path.name}", done, total),
+    )
     return _per_query(vectors, collection)
 
 
@@ -228,39 +225,6 @@ def _difference(method: Method, first: Method, score: str, seed: int) -> dict[st
     gap = paired_difference(a, b, method.queries[0].labels, seed)
     found = SeededDifference(gap.mean, over_seeds, (gap.low, gap.high))
     return asdict(found) | {"paired_seeds": common, "verdict": found.verdict}
-
-
-def _show(found: Sequence[dict[str, Any]], what: str, queries: PerQuery) -> None:
-    """A row a method."""
-    rows = []
-    for row in found:
-        cells = [
-            f"{row['name']}" + (f" ({len(row['runs'])} seeds)" if len(row["runs"]) > 1 else "")
-        ]
-        for score in SCORES:
-            gap = row[score].get("difference")
-            cells.append(f"{100 * row[score]['mean']:.2f}")
-            cells.append("" if gap is None else _words(gap))
-        rows.append(cells)
-    header = [""]
-    for label in SCORES.values():
-        header += [label, "difference from the first, 95%"]
-    classes = len(np.unique(queries.labels))
-    console.table(f"{what}: {len(queries.rows):,} queries of {classes:,} classes", header, rows)
-    if unpaired := [r["name"] for r in found[1:] if not r["recall@1"]["difference"]["over_seeds"]]:
-        console.say(
-            f"the verdict on {', '.join(unpaired)} does not account for the seed: that needs two "
-            "seeds or more that both methods were trained with"
-        )
-
-
-def _words(gap: dict[str, Any]) -> str:
-    low, high = (100 * end for end in gap["over_classes"])
-    words = f"{100 * gap['mean']:+.2f} ({low:+.2f} to {high:+.2f} over classes"
-    if gap["over_seeds"]:
-        low, high = (100 * end for end in gap["over_seeds"])
-        words += f"; {low:+.2f} to {high:+.2f} over seeds"
-    return f"{words}): {gap['verdict']}"
 
 
 def _drawn(found: Sequence[dict[str, Any]]) -> bytes:

@@ -1,9 +1,10 @@
 """What data contain, what is wrong with them, and what to run next: `nofuss doctor`."""
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +20,11 @@ from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates,
 from nofuss.data.labelling import BY_FOLDER, Labelling, check_used
 from nofuss.data.scan import CONFLICT, DUPLICATE, scan_pictures
 from nofuss.errors import DataError, command
-from nofuss.evaluate.expected import seconds_of_pair
 from nofuss.model.encoder import load
+from nofuss.progress import Progress, silent, working
 from nofuss.report import findings
-from nofuss.terminal import console
 
-_SHOWN = 10  # findings of a kind on the screen; --json has all
-_BAR = 40
-LOOK_PRODUCTS, NEIGHBOUR_PRODUCTS = 3.0, 1.5
-"""Time of comparing the looks of all pairs of pictures, and of finding all neighbours, in that of
-the matrix product of all pairs."""
+log = logging.getLogger("nofuss")
 
 
 @dataclass(frozen=True)
@@ -73,18 +69,15 @@ class Diagnosis:
     suggestion: str = ""
 
 
-def diagnose_data(data: Path, *, labelling: Labelling, run: Path | None, as_json: bool) -> None:
-    """Print what is in the data, what is wrong with them, and what to run next."""
+def diagnose_data(
+    data: Path, *, labelling: Labelling, run: Path | None, progress: Progress = silent
+) -> Diagnosis:
+    """Return what is in the data, what is wrong with them, and what to run next."""
     # Bad rows are listed, not refused.
     collection = open_data(data, labelling=labelling, check_values=False)
     check_used(collection, labelling)
-    if not as_json:
-        console.say(collection.describe())
-    diagnosis = diagnose(collection, data=data, labelling=labelling, run=run, quiet=as_json)
-    if as_json:
-        console.print_json(asdict(diagnosis))
-    else:
-        _print(diagnosis)
+    log.info(collection.describe())
+    return diagnose(collection, data=data, labelling=labelling, run=run, progress=progress)
 
 
 def diagnose(
@@ -93,7 +86,7 @@ def diagnose(
     data: Path,
     labelling: Labelling = BY_FOLDER,
     run: Path | None = None,
-    quiet: bool = False,
+    progress: Progress = silent,
 ) -> Diagnosis:
     """Count items, scan files, find copies, and (with a run) compare labels with neighbours."""
     diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
@@ -111,8 +104,7 @@ def diagnose(
             diagnosis.notes.append(f"{single:,} classes have one item, which has no match to find")
     usable = np.arange(len(collection))
     if collection.kind == "pictures":
-        with console.progress("checking files", len(collection), quiet=quiet) as progress:
-            report = scan_pictures(collection, progress=progress)
+        report = scan_pictures(collection, progress=progress)
         unreadable = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
         diagnosis.unusable = [
             {"item": p.name, "reason": p.reason, "detail": p.detail} for p in unreadable
@@ -128,19 +120,18 @@ def diagnose(
         copies = []
     diagnosis.duplicates = [_group(collection, rows) for rows in copies]
     if collection.kind in ("pictures", "images"):
-        groups = _look_alikes(collection, usable, quiet=quiet)
+        groups = _look_alikes(collection, usable, progress)
         exact = {frozenset(rows) for rows in copies}
         diagnosis.near_duplicates = [
             _group(collection, rows) for rows in groups if frozenset(rows) not in exact
         ]
     if run is not None and collection.labels is not None:
         subset = collection.subset(usable)
-        encoder = load(run)
-        with console.progress("embedding", len(subset), quiet=quiet) as progress:
-            vectors = encoder.embed_collection(subset, progress=progress)
-        of_pair = NEIGHBOUR_PRODUCTS * seconds_of_pair(encoder.dim)
-        _announce("finding the neighbours of all items", of_pair, subset.names, quiet)
-        diagnosis.doubtful_labels = doubts_of(vectors, subset)
+        with working(progress, "opening the run"):
+            encoder = load(run)
+        vectors = encoder.embed_collection(subset, progress=progress)
+        with working(progress, "finding the neighbours of all items"):
+            diagnosis.doubtful_labels = doubts_of(vectors, subset)
     diagnosis.suggestion += suggest(collection, data, labelling)
     return diagnosis
 
@@ -201,7 +192,7 @@ def suggest(collection: Collection, data: Path, labelling: Labelling) -> str:
 
 
 def _look_alikes(
-    collection: Collection, usable: NDArray[np.int64], *, quiet: bool
+    collection: Collection, usable: NDArray[np.int64], progress: Progress
 ) -> list[list[int]]:
     """Return groups of items that look the same, without unreadable ones."""
 
@@ -214,28 +205,22 @@ def _look_alikes(
             return None
 
     looks: dict[int, Look] = {}
-    with (
-        console.progress("comparing pictures", len(usable), quiet=quiet) as progress,
-        ThreadPoolExecutor(os.cpu_count()) as pool,
-    ):
-        for i, seen in zip(usable.tolist(), pool.map(look, usable.tolist()), strict=True):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, (i, seen) in enumerate(
+            zip(usable.tolist(), pool.map(look, usable.tolist()), strict=True)
+        ):
+            progress("looking at pictures", done, len(usable))
             if seen is not None:
                 looks[i] = seen
-            progress(len(looks))
+    progress("looking at pictures", len(usable), len(usable))
     if not looks:
         return []
     rows = list(looks)
-    _announce("comparing the looks of all pairs", LOOK_PRODUCTS * seconds_of_pair(64), rows, quiet)
     bits = np.stack([looks[i][0] for i in rows])
     thumbnails = np.stack([looks[i][1] for i in rows])
-    return [[rows[i] for i in group] for group in near_duplicates(bits, thumbnails)]
-
-
-def _announce(what: str, of_pair: float, items: Sequence[object], quiet: bool) -> None:
-    """Say how long work on all pairs of items takes, if it is long."""
-    seconds = of_pair * float(len(items)) ** 2
-    if seconds >= console.LONG and not quiet:
-        console.say(f"{what}, {len(items):,} items, takes about {console.duration(seconds)}")
+    with working(progress, "comparing all pairs of pictures"):
+        groups = near_duplicates(bits, thumbnails)
+    return [[rows[i] for i in group] for group in groups]
 
 
 def _group(collection: Collection, rows: Sequence[int]) -> Group:
@@ -243,55 +228,3 @@ def _group(collection: Collection, rows: Sequence[int]) -> Group:
     if collection.labels is not None:
         classes = sorted({collection.class_names[collection.labels[i]] for i in rows})
     return Group([collection.names[i] for i in rows], classes)
-
-
-def _print(diagnosis: Diagnosis) -> None:
-    """Print the findings, most of them in one line each."""
-    if diagnosis.per_class:
-        low, middle, high = (diagnosis.per_class[name] for name in ("min", "median", "max"))
-        console.say(f"items a class: {low:,.0f} to {high:,.0f}, median {middle:,.1f}")
-        most = max(count for _, count in diagnosis.histogram)
-        width = max(len(step) for step, _ in diagnosis.histogram)
-        for step, count in diagnosis.histogram:
-            bar = "█" * -(-_BAR * count // most)
-            console.say(f"  {step:>{width}} items  {bar} {count:,} classes")
-    for note in diagnosis.notes:
-        console.warn(note)
-    unusable = [
-        f"{u['item']}: {u['reason']}" + (f" ({u['detail']})" if u["detail"] else "")
-        for u in diagnosis.unusable
-    ]
-    _list("can't be used", unusable)
-    for kind, groups in (
-        ("copies", diagnosis.duplicates),
-        ("look alike", diagnosis.near_duplicates),
-    ):
-        conflicts = [g for g in groups if len(g.classes) > 1]
-        _list(f"{kind}, but labelled differently", [_line(g) for g in conflicts])
-        _list(f"{kind}, of one class", [_line(g) for g in groups if len(g.classes) <= 1])
-    if diagnosis.doubtful_labels == []:
-        console.say("doubtful labels: none; no label is contradicted by its nearest neighbours")
-    elif diagnosis.doubtful_labels is not None:
-        _list(
-            "doubtful labels: the nearest neighbours say otherwise",
-            [
-                f"{d.item}: {d.label}, neighbours say {d.neighbours_say} ({d.share:.0%})"
-                for d in diagnosis.doubtful_labels
-            ],
-        )
-    console.say(f"next: {diagnosis.suggestion}")
-
-
-def _list(title: str, lines: Sequence[str]) -> None:
-    if not lines:
-        return
-    console.say(f"{title}: {len(lines):,}")
-    for line in lines[:_SHOWN]:
-        console.say(f"  {line}")
-    if len(lines) > _SHOWN:
-        console.say("  … all with --json")
-
-
-def _line(group: Group) -> str:
-    names = " = ".join(group.items[:4]) + (" = …" if len(group.items) > 4 else "")
-    return f"{names} ({', '.join(group.classes)})" if len(group.classes) > 1 else names

@@ -1,9 +1,9 @@
 """Score a run on its test classes, on other data, or in a gallery: `nofuss evaluate`."""
 
-from collections.abc import Callable
+import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -15,14 +15,14 @@ from nofuss.data.split import Rows, by_folds, sides_of
 from nofuss.data.usable import open_usable
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
-from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.protocol import evaluate
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
 from nofuss.evaluate.reranking import Reranking
-from nofuss.evaluate.side_by_side import KS, scorable, within_folds
+from nofuss.evaluate.side_by_side import KS, scorable
 from nofuss.evaluate.smoothing import Weighting
 from nofuss.model.encoder import Encoder, load
+from nofuss.progress import Progress, silent
 from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
 from nofuss.report.order import can_compare, held_out_comparisons, score_order
@@ -30,11 +30,20 @@ from nofuss.report.queries import among_themselves, within_gallery
 from nofuss.report.report import foreign
 from nofuss.run.directory import Run, check_same_data, open_run
 from nofuss.run.embeddings import load_embeddings, without_sample
-from nofuss.terminal import console
-from nofuss.terminal.scores import score_table, with_reranked
 
+log = logging.getLogger("nofuss")
 SHOWN = 5e-5
 """Scores that differ by less are printed alike: half of a hundredth of a percent."""
+
+
+class Scored(NamedTuple):
+    """Scores as scores.json holds them, and what they are of."""
+
+    title: str
+    method: str
+    scores: dict[str, Any]
+    report: Path | None = None
+    """The report that was written again."""
 
 
 def score_run(
@@ -46,22 +55,24 @@ def score_run(
     extended: bool,
     rerank: str,
     seed: int,
-    as_json: bool,
     device: str,
-) -> None:
-    """Print the scores of a run; without `data` they are those of its test classes, and kept.
+    progress: Progress = silent,
+) -> Scored | None:
+    """Score a run; without `data` on its test classes, and the scores are kept.
 
-    The caller holds the run's lock where the scores are kept.
+    The caller holds the run's lock where the scores are kept. Of several processes the first
+    returns the scores.
     """
     run = open_run(path)
     encoder = load(path, device=device)
-    say = console.aside if as_json else console.say
     labelling = labelling_of(run.config)
     compared: Compared | None = None
     with processes.in_turn():
         own = run.corrections if data is None else None
         data_path = data or run.own_data
-        collection, _ = open_usable(data_path, labelling=labelling, corrections=own, say=say)
+        collection, _ = open_usable(
+            data_path, labelling=labelling, corrections=own, progress=progress
+        )
     processes.check_same("data", collection.fingerprint)
     if data is None:
         cure = "restore them, or give DATA to score the run on other data"
@@ -73,69 +84,78 @@ def score_run(
                     f"{path} was trained on all of its classes, and its scores are those of the "
                     "folds; --k, --extended, --rerank and --seed need DATA that it has not seen"
                 )
-            if processes.leave():
-                with foreign(path):
-                    _show_fold_scores(path, as_json=as_json)
-            return
+            if not processes.leave():
+                return None
+            with foreign(path):
+                return _fold_scores(path)
         if not len(test):
             raise DataError(f"{path} kept no classes for testing; give DATA to score it on")
         compared = held_out_comparisons(collection, run.config, test)
         whole, collection = collection, collection.subset(test)
         shown = compared if collection.labels is None else None
-        say((collection if shown is None else shown.collection).describe())
+        log.info((collection if shown is None else shown.collection).describe())
         ks = sorted({*ks, *KS})  # scores.json always has the usual ones
     if collection.labels is None and gallery is None:
         if data is not None and can_compare(collection):
             compared = Compared(np.arange(len(collection)), collection)
         if compared is not None:
-            vectors = encoder.embed_collection(compared.collection)
+            vectors = encoder.embed_collection(compared.collection, progress=progress)
             if not processes.leave():
-                return
+                return None
             content = score_order(compared.collection, vectors, seed=seed).as_dict()
-            _keep(run, collection.name, content, as_json=as_json, own=data is None)
+            found = _keep(run, collection.name, content, own=data is None)
             if data is None:
-                _keep_vectors(run, whole, vectors[np.isin(compared.rows, test)], test, say)
-            return
-    searched = None if gallery is None else _open_gallery(gallery, labelling, say)
+                vectors = vectors[np.isin(compared.rows, test)]
+                return _keep_vectors(found, run, whole, vectors, test, progress)
+            return found
+    searched = None if gallery is None else _open_gallery(gallery, labelling, progress)
     if searched is None and (collection.labels is None or not scorable(collection.labels)):
         raise DataError(
             f"{collection.name} can't be scored: it needs two classes, one of them with two items"
         )
     if data is not None:
-        say_what_is_known(encoder, collection, say)
-    vectors = encoder.embed_collection(collection)
-    others = None if compared is None else encoder.embed_collection(compared.collection)
+        warn_of_known(encoder, collection)
+    vectors = encoder.embed_collection(collection, progress=progress)
+    others = None
+    if compared is not None:
+        others = encoder.embed_collection(compared.collection, progress=progress)
     if searched is None or gallery is None or data is None:
         queries, labels, options = among_themselves(vectors, collection)
     else:
         same = data.resolve() == gallery.resolve()
-        queries, labels, options = within_gallery(vectors, collection, searched, encoder, same=same)
+        queries, labels, options = within_gallery(
+            vectors, collection, searched, encoder, same=same, progress=progress
+        )
     if not processes.leave():  # scores need one process; the others are done
-        return
+        return None
     weighting = _weighting(run, encoder) if rerank == "auto" else None
-    sizes = [(len(vectors), len(np.unique(labels)))]
-    expected = scoring_seconds(sizes, encoder.dim, reranked=weighting is not None)
-    if expected >= console.LONG:
-        pairs = f"scoring compares all pairs of {len(vectors):,} items"
-        say(f"{pairs}, which takes about {console.duration(expected)}")
-    scores = evaluate(queries, np.asarray(labels), ks=ks, seed=seed, extended=extended, **options)
+    scores = evaluate(
+        queries,
+        np.asarray(labels),
+        ks=ks,
+        seed=seed,
+        extended=extended,
+        progress=progress,
+        **options,
+    )
     content = scores.as_dict()
     if weighting is not None:
         given = (options.get("gallery"), options.get("gallery_labels"), options.get("query_rows"))
-        plain, after = ranked_scores(queries, labels, (None, weighting), *given)
+        plain, after = ranked_scores(queries, labels, (None, weighting), *given, progress=progress)
         content["reranked"] = reranking_summary(after, plain, seed=seed)
     if compared is not None and others is not None:
         content |= extra_of(score_order(compared.collection, others, seed=seed).as_dict())
-    _keep(run, collection.name, content, as_json=as_json, own=data is None)
-    if data is None:
-        _keep_vectors(run, whole, vectors, test, say)
+    found = _keep(run, collection.name, content, own=data is None)
+    return _keep_vectors(found, run, whole, vectors, test, progress) if data is None else found
 
 
-def say_what_is_known(encoder: Encoder, data: Collection, say: Callable[[str], None]) -> None:
-    """Say if a model has learned from classes of these names: they tell little of unseen ones."""
+def warn_of_known(encoder: Encoder, data: Collection) -> None:
+    """Warn if a model has learned from classes of these names: they tell little of unseen ones."""
     if known := len({*encoder.class_names} & {*data.class_names}):
         which = f"{known:,} of {data.num_classes:,} classes, by their names"
-        say(f"note: {encoder.source} has learned from {which}; these scores are not of unseen ones")
+        log.warning(
+            f"{encoder.source} has learned from {which}; these scores are not of unseen ones"
+        )
 
 
 def _weighting(run: Run, encoder: Encoder) -> Weighting | None:
@@ -146,27 +166,23 @@ def _weighting(run: Run, encoder: Encoder) -> Weighting | None:
         return Reranking.from_dict(stored).weighting
 
 
-def _keep(run: Run, name: str, scores: dict[str, Any], *, as_json: bool, own: bool) -> None:
-    """Print the scores; those of the run's own test items are written to it."""
+def _keep(run: Run, name: str, scores: dict[str, Any], *, own: bool) -> Scored:
+    """Write scores of the run's own test items to it."""
     before = read_optional_json(run.path / "scores.json")
-    if as_json:
-        console.print_json(scores)
-    else:
-        method = str(before.get("method", run.config.loss))
-        score_table(f"{run.path} on {name}", with_reranked(method, scores))
     if own:
         run.write("scores.json", scores | still_true(before, scores))
         write_card(run)
+    return Scored(f"{run.path} on {name}", str(before.get("method", run.config.loss)), scores)
 
 
 def _keep_vectors(
-    run: Run, whole: Collection, vectors: Tensor, test: Rows, say: Callable[[str], None]
-) -> None:
+    found: Scored, run: Run, whole: Collection, vectors: Tensor, test: Rows, progress: Progress
+) -> Scored:
     """Write the embeddings of the test items and the report into the run."""
     kept = load_embeddings(run.path) or without_sample(whole.fingerprint(), vectors.shape[1])
     kept = replace(kept, test=vectors.numpy(), test_rows=test)
     kept.save(run.path)
-    say(f"report: {write_report(run.path, whole, kept)}")
+    return found._replace(report=write_report(run.path, whole, kept, progress=progress))
 
 
 def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
@@ -190,22 +206,17 @@ def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]
     return kept | ({"gain": gain} if max(map(abs, gaps), default=SHOWN) < SHOWN else {})
 
 
-def _open_gallery(gallery: Path, labelling: Labelling, say: Callable[[str], None]) -> Collection:
+def _open_gallery(gallery: Path, labelling: Labelling, progress: Progress) -> Collection:
     with processes.in_turn():
-        collection, _ = open_usable(gallery, labelling=labelling, say=say)
+        collection, _ = open_usable(gallery, labelling=labelling, progress=progress)
     processes.check_same("gallery", collection.fingerprint)
     return collection
 
 
-def _show_fold_scores(path: Path, *, as_json: bool) -> None:
-    """Print the scores of a run that was trained on all of its classes: those of its folds."""
+def _fold_scores(path: Path) -> Scored:
+    """Return the scores of a run that was trained on all of its classes: those of its folds."""
     scores = read_optional_json(path / "scores.json")
     if "recall@1" not in scores:
         raise DataError(f"{path} has no scores: its classes were too few; give DATA to score it on")
-    if as_json:
-        console.print_json(scores)
-        return
-    console.say("the run was trained on all classes; each fold was scored by a model without it")
-    columns = with_reranked(scores.get("method", "this run"), scores) | scores["baselines"]
-    score_table(str(path), columns)
-    console.say(within_folds(scores))
+    log.info("the run was trained on all classes; each fold was scored by a model without it")
+    return Scored(str(path), str(scores.get("method", "this run")), scores)

@@ -14,6 +14,7 @@ from nofuss.evaluate.protocol import Scores, evaluate
 from nofuss.evaluate.side_by_side import KS
 from nofuss.evaluate.task import Options
 from nofuss.model.encoder import Encoder
+from nofuss.progress import Progress, silent
 
 
 class Queries(NamedTuple):
@@ -52,18 +53,28 @@ def query_and_gallery(collection: Collection) -> tuple[Rows, Rows] | None:
 
 
 def score_all(
-    embeddings: dict[str, Tensor], collection: Collection, *, seed: int
+    embeddings: dict[str, Tensor],
+    collection: Collection,
+    *,
+    seed: int,
+    progress: Progress = silent,
 ) -> dict[str, Scores]:
     """Return the scores of each set of embeddings of a collection, searched `among_themselves`."""
     found = {}
     for name, vectors in embeddings.items():
         queries, labels, options = among_themselves(vectors, collection)
-        found[name] = evaluate(queries, labels, ks=KS, seed=seed, **options)
+        found[name] = evaluate(queries, labels, ks=KS, seed=seed, progress=progress, **options)
     return found
 
 
 def within_gallery(
-    vectors: Tensor, collection: Collection, gallery: Collection, encoder: Encoder, *, same: bool
+    vectors: Tensor,
+    collection: Collection,
+    gallery: Collection,
+    encoder: Encoder,
+    *,
+    same: bool,
+    progress: Progress = silent,
 ) -> Queries:
     """Search all items in another collection; `same` says that it is their own."""
     labels, others = _names_of(collection), _names_of(gallery)
@@ -77,7 +88,7 @@ def within_gallery(
             "gallery; give it the same class in both"
         )
     options: Options = {
-        "gallery": vectors if same else encoder.embed_collection(gallery),
+        "gallery": vectors if same else encoder.embed_collection(gallery, progress=progress),
         "gallery_labels": others,
         "query_rows": rows,
     }

@@ -15,13 +15,14 @@ from jinja2 import UndefinedError
 
 from nofuss.data.collection import Collection
 from nofuss.errors import NofussError, RunError
+from nofuss.evaluate.side_by_side import compared, describe_gain
 from nofuss.files import atomic as files
+from nofuss.progress import Progress, silent, working
 from nofuss.report import sections
 from nofuss.report.grids import Items
 from nofuss.report.neighbourhood import neighbourhood
 from nofuss.report.templates import render
 from nofuss.run.embeddings import RunEmbeddings
-from nofuss.terminal.scores import compared, describe_gain
 
 _MISFITS = (
     AttributeError,
@@ -34,10 +35,16 @@ _MISFITS = (
 )
 
 
-def write_report(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
+def write_report(
+    run: Path, collection: Collection, kept: RunEmbeddings, *, progress: Progress = silent
+) -> Path:
     """Write report.html and suspects.csv of a run; return the path of report.html."""
     with foreign(run):
-        return _write(run, collection, kept)
+        seed = int(read_optional_json(run / "config.json").get("seed", 0))
+        with working(progress, "drawing the map of the report"):  # t-SNE
+            drawn = sections.embedding_map(collection, kept, seed=seed)
+        with working(progress, "writing the report"):
+            return _write(run, collection, kept, drawn)
 
 
 @contextmanager
@@ -53,7 +60,9 @@ def foreign(run: Path) -> Iterator[None]:
         raise RunError(f"{run} has files that training did not write ({what}); {cure}") from error
 
 
-def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
+def _write(
+    run: Path, collection: Collection, kept: RunEmbeddings, drawn: sections.Section | None
+) -> Path:
     names = ("config", "environment", "data", "scores", "choice")
     stored = {name: read_optional_json(run / f"{name}.json") for name in names}
     model = read_optional_json(run / "model" / "model.json")
@@ -72,7 +81,7 @@ def _write(run: Path, collection: Collection, kept: RunEmbeddings) -> Path:
             "search": sections.search(model.get("extra", {})),
             "training": sections.training(_read_lines(run / "metrics.jsonl")),
             **neighbourhood(items, vectors, run / "suspects.csv", seed=seed, tested=tested),
-            "map": sections.embedding_map(collection, kept, seed=seed),
+            "map": drawn,
             "bounds": sections.bounds(collection, kept),
             "data": sections.data(collection, stored["data"]),
             "settings": sections.settings(stored["config"], stored["environment"]),

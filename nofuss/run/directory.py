@@ -28,7 +28,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -184,25 +184,21 @@ def resume_run(
     return dataclasses.replace(saved, **changes, **kept, data=data, tensorboard=board)
 
 
-def continue_run(
-    config: TrainConfig, *, fingerprint: str, show: Callable[[list[list[str]]], None]
-) -> Run:
+def continue_run(config: TrainConfig, *, fingerprint: str) -> Run:
     """Return the run of config.out to resume; its settings and data must be the same.
 
-    config: resolved. show: called with rows (name, before, now) if settings differ.
+    config: resolved.
     """
     assert config.out is not None
     saved = open_run(config.out).config
-    rows = [
-        [name, str(getattr(saved, name)), str(getattr(config, name))]
+    changes = ", ".join(
+        f"{name} {getattr(saved, name)} → {getattr(config, name)}"
         for name in _settings()
         if getattr(saved, name) != getattr(config, name)
-    ]
-    if rows:
-        show(rows)
-        lines = ", ".join(f"{name} {before} → {now}" for name, before, now in rows)
+    )
+    if changes:
         raise RunError(
-            f"{config.out} was made with other settings ({lines}); drop those flags, "
+            f"{config.out} was made with other settings ({changes}); drop those flags, "
             "or train into another --out"
         )
     cure = "give the same data, or train into another --out"

@@ -4,17 +4,18 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nofuss.data.collection import printable
-from nofuss.data.columns import Type, shown
+from nofuss.data.columns import Type
 from nofuss.data.detect import open_data
 from nofuss.errors import DataError, UsageError
 from nofuss.files.atomic import write_file
 from nofuss.model.encoder import Encoder, load
+from nofuss.progress import Progress, silent
 from nofuss.run.directory import open_run
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
@@ -22,9 +23,19 @@ from nofuss.search.searchable import Pictures, open_searchable
 from nofuss.search.searcher import COPIED, STRANGERS, Found, Rerank, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.where import Condition, FilterError, parse_filter
-from nofuss.terminal import console
 
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
+
+
+class Answers(NamedTuple):
+    """What a search found."""
+
+    content: dict[str, Any]
+    """As --json prints it: metric, re-ranking, the rule for strangers, queries."""
+    types: dict[str, Type]
+    """Of the columns."""
+    why_no_verdict: str
+    """Why it can't be said that nothing like a query is there; empty if it can."""
 
 
 def find_similar(
@@ -34,15 +45,16 @@ def find_similar(
     k: int,
     where: str | None = None,
     url: str | None = None,
-    as_json: bool,
     show: Path | None,
     rerank: Rerank = "auto",
-) -> None:
-    """Print the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
+    progress: Progress = silent,
+) -> Answers:
+    """Return the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
     opened, encoder = open_run(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
-    say = _be_silent if as_json else console.say
-    with closing(open_searchable(opened, encoder, url, rerank=rerank, say=say)) as searchable:
+    with closing(
+        open_searchable(opened, encoder, url, rerank=rerank, progress=progress)
+    ) as searchable:
         searcher, types = searchable.searcher, searchable.index.types
         condition = None if where is None else read_filter(where, types)
         found = searcher.search_all(vectors, k, where=condition)
@@ -50,18 +62,11 @@ def find_similar(
             answer(name, each, searchable.index) for name, each in zip(names, found, strict=True)
         ]
     filtered = condition is not None
-    if as_json:
-        content = {"run": str(run), "metric": METRIC} | about(searcher, filtered=filtered)
-        console.print_json(content | {"queries": results})
-    else:
-        for result in results:
-            _print(result, types, filtered=filtered)
-        if not filtered and (reason := why_no_verdict(searcher, encoder)):
-            console.say(reason)
     if show is not None:
         _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
-        if not as_json:
-            console.say(f"picture of the results: {show}")
+    content = {"run": str(run), "metric": METRIC} | about(searcher, filtered=filtered)
+    reason = "" if filtered else why_no_verdict(searcher, encoder)
+    return Answers(content | {"queries": results}, dict(types), reason)
 
 
 def about(searcher: Searcher, *, filtered: bool = False) -> dict[str, Any]:
@@ -135,27 +140,6 @@ def read_filter(text: str, types: Mapping[str, Type]) -> Condition:
         return parse_filter(text, types)
     except FilterError as error:
         raise UsageError(f"--where: {error}") from None
-
-
-def _print(result: dict[str, Any], types: Mapping[str, Type], *, filtered: bool) -> None:
-    """Print a heading and a line a neighbour."""
-    console.say(printable(result["query"]))
-    if filtered and not result["neighbours"]:
-        console.say("  nothing passes the filter")
-    if result["found"] is not None:
-        console.say(f"  {result['verdict']}")
-    for neighbour in result["neighbours"]:
-        label = neighbour["label"] if neighbour["label"] is not None else "–"
-        cells = "".join(
-            f"  {printable(name)}: {shown(value, types.get(name, 'text'))}"
-            for name, value in neighbour["columns"].items()
-        )
-        path = printable(neighbour["path"])
-        console.say(f"  {neighbour['distance']:.3f}  {printable(label)}  {path}{cells}")
-
-
-def _be_silent(_: str) -> None:
-    """Say nothing: the output is JSON."""
 
 
 def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Pictures) -> None:

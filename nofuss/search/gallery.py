@@ -8,7 +8,7 @@ Label and columns may change without embedding again. Nothing is written into th
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from nofuss.errors import DataError
 from nofuss.files.atomic import sha256
 from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder
+from nofuss.progress import Progress, silent
 from nofuss.search.index import Label
 from nofuss.search.items import item_labels, item_names, source_of
 from nofuss.search.stores.store import Item, Note, Record, Target
@@ -110,11 +111,11 @@ def plan(
     collection: Collection,
     path: Path | None,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> Plan:
     """Compare the items at `path` with what the index holds of it; ignore other sources.
 
-    New files are read for it: `progress` is called with how many items are done.
+    New files are read for it.
     """
     names = item_names(collection, path)
     todo = Plan(source_of(path), names, item_labels(collection), collection.columns)
@@ -126,8 +127,8 @@ def plan(
     ]
     places = {name: i for i, name in enumerate(names)}  # of a name that is listed twice: the last
     for done, (name, i) in enumerate(places.items()):
-        if progress and done % CHUNK == 0:
-            progress(done)
+        if done % CHUNK == 0:
+            progress("comparing files with the index", done, len(places))
         note = known.get(name)
         before = None if note is None else Version(note.size, note.mtime_ns, note.digest)
         try:
@@ -146,6 +147,7 @@ def plan(
         if (now := todo.record(i).note) != note:
             todo.revised.append(i)
             todo.relabelled += now.facts != note.facts
+    progress("comparing files with the index", len(places), len(places))
     return todo
 
 
@@ -166,7 +168,7 @@ def update(
     collection: Collection,
     todo: Plan,
     *,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> Changes:
     """Carry out a plan in such an order that a killed update can be repeated."""
     target.declare(todo.source, {name: column.type for name, column in todo.columns.items()})
@@ -175,7 +177,7 @@ def update(
     changes = Changes(removed=len(todo.gone), revised=todo.relabelled)
     changes.unchanged = len(todo.unchanged) - todo.relabelled
     changes.unreadable += todo.unreadable
-    done = 0
+    progress("embedding", 0, len(todo.stale))
     for start in range(0, len(todo.stale), CHUNK):
         chosen = todo.stale[start : start + CHUNK]
         rows, vectors, unreadable = _embed_together(encoder, collection, chosen)
@@ -186,9 +188,7 @@ def update(
         changes.changed += changed
         changes.added += len(rows) - changed
         changes.unreadable += unreadable
-        done += len(chosen)
-        if progress:
-            progress(done)
+        progress("embedding", start + len(chosen), len(todo.stale))
     return changes
 
 

@@ -10,6 +10,7 @@ keep a browser from doing more with it than showing it.
 
 import hmac
 import ipaddress
+import logging
 import socket
 from urllib.parse import parse_qs
 
@@ -19,8 +20,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nofuss.search.json_response import Json
-from nofuss.terminal import console
 
+log = logging.getLogger("nofuss")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -101,7 +102,7 @@ class Guard:
         except ClientDisconnect:
             pass
         except Exception as error:
-            console.fail(f"{scope['path']} failed: {type(error).__name__}: {error}")
+            log.error(f"{scope['path']} failed: {type(error).__name__}: {error}")
 
     def _refused(self, reason: str, headers: Headers) -> Response:
         """Return the refusal: a page in words for a browser's address bar, else JSON."""

@@ -1,6 +1,7 @@
 """Update the index of a run from a folder, or open it."""
 
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from nofuss.files.folders import own_folder
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.model.features import accelerate_for
+from nofuss.progress import Progress, silent, working
 from nofuss.run.directory import Run, open_run
 from nofuss.search.gallery import (
     Changes,
@@ -34,10 +36,9 @@ from nofuss.search.stores import open_store
 from nofuss.search.stores.exactness import describe_recall
 from nofuss.search.stores.local import Local
 from nofuss.search.stores.store import About, Store, Target
-from nofuss.terminal import console
 
-MANY_FILES = 10_000
-"""Items from which on comparing them with the index takes long enough to be shown."""
+log = logging.getLogger("nofuss")
+
 _NAMED = 20  # unreadable pictures that are listed in the terminal
 
 
@@ -48,6 +49,7 @@ def index_run(
     remove: bool = False,
     kind: Kind | None = None,
     device: str = "auto",
+    progress: Progress = silent,
 ) -> Index:
     """Run `nofuss index`: update RUN/index from a folder; items of other folders stay."""
     run = open_run(path)
@@ -58,17 +60,24 @@ def index_run(
         index = _former(run, encoder, kind)
         target = Local(index, save=lambda: _save(index, folder))
         index.extra.pop(STRANGERS, None)  # until all is embedded
-        changes = change(target, run, encoder, _items(run, data, remove), remove=remove)
-        found = _calibrate(index, encoder)
+        items = _items(run, data, remove)
+        changes = change(target, run, encoder, items, remove=remove, progress=progress)
+        found = _calibrate(index, encoder, progress)
         _save(index, folder)
-        console.say(f"{changes.describe()}: {len(index):,} items in {folder}")
+        log.info(f"{changes.describe()}: {len(index):,} items in {folder}")
         if found is not None:
-            console.say(found.describe())
+            log.info(found.describe())
         return index
 
 
 def index_into(
-    url: str, path: Path, data: Path | None, *, remove: bool = False, device: str = "auto"
+    url: str,
+    path: Path,
+    data: Path | None,
+    *,
+    remove: bool = False,
+    device: str = "auto",
+    progress: Progress = silent,
 ) -> None:
     """Run `nofuss index --to URL`: the same in a database; each chunk is kept as it is written."""
     run = open_run(path)
@@ -78,12 +87,13 @@ def index_into(
         lock.take(path)
         encoder = load(path, device=device)
         check_store(store, run, encoder, create=not remove)
-        changes = change(store, run, encoder, _items(run, data, remove), remove=remove)
-        with console.busy(f"building the index of {store.shown}"):
+        items = _items(run, data, remove)
+        changes = change(store, run, encoder, items, remove=remove, progress=progress)
+        with working(progress, f"building the index of {store.shown}"):
             store.finish()
-        console.say(f"{changes.describe()}: {len(store):,} items in {store.shown}")
+        log.info(f"{changes.describe()}: {len(store):,} items in {store.shown}")
         if changes.wrote and (recall := describe_recall(store)):
-            console.say(recall)
+            log.info(recall)
 
 
 def _items(run: Run, data: Path | None, remove: bool) -> Path | None:
@@ -164,13 +174,19 @@ def _former(run: Run, encoder: Encoder, kind: Kind | None) -> Index:
         before = load_index(folder)
         if before.extra.get("model") == model and before.dim == encoder.dim:
             return before if kind is None else before.as_kind(kind)
-        console.warn(f"{folder} was made by another model: everything is embedded again")
+        log.warning(f"{folder} was made by another model: everything is embedded again")
     nothing = torch.empty(0, encoder.dim)
     return Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
 
 
 def change(
-    target: Target, run: Run, encoder: Encoder, data: Path | None, *, remove: bool
+    target: Target,
+    run: Run,
+    encoder: Encoder,
+    data: Path | None,
+    *,
+    remove: bool,
+    progress: Progress = silent,
 ) -> Changes:
     """Add the items at a path to an index, or update or remove them; return what was done."""
     if remove:
@@ -181,26 +197,22 @@ def change(
         return Changes(removed=count)
     collection = open_items(data, labelling_of(run.config))
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
-        collection = corrected(collection, run.corrections, say=console.say)
+        collection = corrected(collection, run.corrections)
     check_fits(collection, encoder.embedder.backbone)
-    console.say(describe_items(collection))
+    log.info(describe_items(collection))
     for note in collection.notes:
-        console.warn(note)
-    count = len(collection)
-    with console.progress("reading files", count, quiet=count < MANY_FILES) as progress:
-        todo = plan(target, collection, data, progress=progress)
+        log.warning(note)
+    todo = plan(target, collection, data, progress=progress)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
-    total = len(todo.stale)
-    accelerate_for(encoder.embedder.backbone, total)
-    with console.progress("embedding", total, quiet=not total) as progress:
-        changes = update(target, encoder, collection, todo, progress=progress)
+    accelerate_for(encoder.embedder.backbone, len(todo.stale), progress=progress)
+    changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)
     return changes
 
 
-def _calibrate(index: Index, encoder: Encoder) -> Strangers | None:
+def _calibrate(index: Index, encoder: Encoder, progress: Progress) -> Strangers | None:
     """Keep with the index what strangers look like among its present classes."""
-    with console.busy("calibrating on the items of the index"):
+    with working(progress, "calibrating on the items of the index"):
         found = calibrated(index, encoder)
     index.extra[STRANGERS] = found and found.as_dict()
     return found
@@ -219,6 +231,6 @@ def _shown(data: Path | None) -> str:
 
 def _name(unreadable: Sequence[str]) -> None:
     for complaint in unreadable[:_NAMED]:
-        console.warn(f"left out: {complaint}")
+        log.warning(f"left out: {complaint}")
     if len(unreadable) > _NAMED:
-        console.warn(f"and {len(unreadable) - _NAMED:,} more left out")
+        log.warning(f"and {len(unreadable) - _NAMED:,} more left out")

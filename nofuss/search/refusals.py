@@ -1,5 +1,7 @@
 """Requests of the page that are refused: a status and one line, as JSON."""
 
+import logging
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -7,7 +9,8 @@ from starlette.responses import Response
 from nofuss.data.decode import PictureError
 from nofuss.errors import StoreError
 from nofuss.search.json_response import Json
-from nofuss.terminal import console
+
+log = logging.getLogger("nofuss")
 
 
 class Refused(Exception):
@@ -43,7 +46,7 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
 
 async def refuse_store(request: Request, error: Exception) -> Response:
     """Say that the database failed; why, which may name machines, is for the terminal only."""
-    console.fail(f"{request.url.path} failed: {error}")
+    log.error(f"{request.url.path} failed: {error}")
     return Json({"error": "the database does not answer; try again later"}, 503)
 
 

@@ -5,8 +5,9 @@ its test items (all of its items where no classes were kept for testing), whose 
 has left; nothing is written.
 """
 
+import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, command
 from nofuss.files.atomic import read_regular
 from nofuss.model.encoder import Encoder
+from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.search.gallery import model_digest
@@ -36,8 +38,8 @@ from nofuss.search.searcher import Rerank, Searcher, open_searcher
 from nofuss.search.stored import holds_parts
 from nofuss.search.stores import Searched, Store, open_store
 from nofuss.search.stores.local import Local
-from nofuss.terminal import console
 
+log = logging.getLogger("nofuss")
 NOTE = "embeddings-of"
 """The file of RUN/taught that says which model the kept embeddings are of."""
 ARRAYS = (".npz", ".safetensors")
@@ -105,7 +107,7 @@ def open_searchable(
     url: str | None = None,
     *,
     rerank: Rerank = "auto",
-    say: Callable[[str], None] = console.say,
+    progress: Progress = silent,
 ) -> Searchable:
     """Open the index at a URL, or the run's, or build one of its test items in memory.
 
@@ -114,8 +116,8 @@ def open_searchable(
     if url is not None:
         return _in_database(url, run, encoder, rerank)
     if not holds_parts(run.path / "index"):
-        searchable = _test_items(run, encoder, rerank, say)
-        say(
+        searchable = _test_items(run, encoder, rerank, progress)
+        log.info(
             f"no index yet: searching {searchable.title}; for other pictures: "
             f"{command('nofuss', 'index', run.path)} DIR"
         )
@@ -159,13 +161,13 @@ def embeddings_fit(run: Run) -> bool:
     return not note.is_file() or read_regular(note) == model_digest(run.model).encode()
 
 
-def _test_items(
-    run: Run, encoder: Encoder, rerank: Rerank, say: Callable[[str], None]
-) -> Searchable:
+def _test_items(run: Run, encoder: Encoder, rerank: Rerank, progress: Progress) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.own_data
     labelling = labelling_of(run.config)
-    collection, _ = open_usable(data, labelling=labelling, corrections=run.corrections, say=say)
-    rows, vectors = _test_vectors(run, encoder, kept, collection)
+    collection, _ = open_usable(
+        data, labelling=labelling, corrections=run.corrections, progress=progress
+    )
+    rows, vectors = _test_vectors(run, encoder, kept, collection, progress)
     all_names = item_names(collection, data)
     _, firsts = np.unique([all_names[row] for row in rows], return_index=True)
     firsts = np.sort(firsts)  # a list may name a file twice, names of an index are unique
@@ -184,7 +186,11 @@ def _test_items(
 
 
 def _test_vectors(
-    run: Run, encoder: Encoder, kept: RunEmbeddings | None, collection: Collection
+    run: Run,
+    encoder: Encoder,
+    kept: RunEmbeddings | None,
+    collection: Collection,
+    progress: Progress,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the rows of the test items, or of all items if there are none, and their vectors."""
     same = kept is not None and kept.fingerprint == collection.fingerprint()
@@ -197,4 +203,5 @@ def _test_vectors(
         rows = np.arange(len(collection))
     if not len(rows):
         raise DataError(f"{collection.name} is empty, so there is nothing to search in")
-    return rows, encoder.embed_collection(collection.subset(rows)).numpy()
+    vectors = encoder.embed_collection(collection.subset(rows), progress=progress)
+    return rows, vectors.numpy()

@@ -17,6 +17,7 @@ See handlers.py for the answers, guard.py for who may ask.
 """
 
 import asyncio
+import logging
 import secrets
 import socket
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from nofuss.errors import UsageError
+from nofuss.progress import Progress, silent
 from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
@@ -36,7 +38,8 @@ from nofuss.search.repair import Repair
 from nofuss.search.searcher import Rerank
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.search.teaching import Teaching
-from nofuss.terminal import console
+
+log = logging.getLogger("nofuss")
 
 STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.js")
 
@@ -88,6 +91,7 @@ def serve(
     token: bool = True,
     index: str | None = None,
     rerank: Rerank = "auto",
+    progress: Progress = silent,
 ) -> None:
     """Run `nofuss serve` until interrupted."""
     import uvicorn
@@ -102,14 +106,14 @@ def serve(
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
     finish_lesson(run)
-    shelf = open_shelf(run, index, rerank=rerank)
+    shelf = open_shelf(run, index, rerank=rerank, progress=progress)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    console.say(f"{shelf.title}: {shelf.size:,} items")
-    console.say(f"open http://{shown}:{port}/" + (f"?token={secret}" if secret else ""))
-    console.say("stop with Ctrl-C")
+    log.info(f"{shelf.title}: {shelf.size:,} items")
+    log.info(f"open http://{shown}:{port}/" + (f"?token={secret}" if secret else ""))
+    log.info("stop with Ctrl-C")
     Connection.most, queue = room()
     config = uvicorn.Config(
         build_app(shelf, host=host, port=port, token=secret),
@@ -130,7 +134,7 @@ def _print_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
     """Print errors outside of requests in one line; not lost clients or missing descriptors."""
     error = context.get("exception")
     if not isinstance(error, OSError):
-        console.fail(f"{context['message']}: {error}")
+        log.error(f"{context['message']}: {error}")
 
 
 def _listen(host: str, port: int) -> socket.socket:

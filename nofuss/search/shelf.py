@@ -24,6 +24,7 @@ from nofuss.files.atomic import read_json
 from nofuss.files.checksum import digest_of
 from nofuss.model.encoder import Encoder, load
 from nofuss.model.taught import mapped
+from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run, open_run
 from nofuss.run.embeddings import RunEmbeddings
 from nofuss.search.columns import LABEL
@@ -237,7 +238,13 @@ def as_text(number: int) -> int | str:
     return number if number < 2**53 else str(number)
 
 
-def open_shelf(path: Path, url: str | None = None, *, rerank: Rerank = "auto") -> Shelf:
+def open_shelf(
+    path: Path,
+    url: str | None = None,
+    *,
+    rerank: Rerank = "auto",
+    progress: Progress = silent,
+) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     run, encoder = open_run(path), load(path)
     kept = kept_embeddings(run, encoder)
@@ -245,7 +252,7 @@ def open_shelf(path: Path, url: str | None = None, *, rerank: Rerank = "auto") -
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder, url, rerank=rerank)
+    searchable = open_searchable(run, encoder, url, rerank=rerank, progress=progress)
     pictures = Pictures(searchable.sources) if encoder.preprocessing else None
     shelf = Shelf(run, searchable.title, searchable.searcher, encoder, pictures, proxies, names)
     _ = shelf.classes  # now, since a database may take its time

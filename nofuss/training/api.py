@@ -16,7 +16,7 @@ from nofuss.data.collection import Collection, from_dataset
 from nofuss.errors import DataError, NofussError, UsageError, in_python
 from nofuss.model.backbones import OWN, own_backbone
 from nofuss.model.modes import left_as_given
-from nofuss.run.events import Callback
+from nofuss.training.callbacks import Callback
 from nofuss.training.pipeline import run_training
 
 
@@ -39,7 +39,8 @@ def train(
     preprocessing: how pictures become inputs of a module of your own; None is RGB of 224 pixels
         with ImageNet's mean and standard deviation.
     callback: a function that is called with an `Event` at the start, after every step and every
-        epoch, and at the end; an exception of it ends training, which can then be resumed.
+        epoch, at the end, and with the progress of slow work; an exception of it ends training,
+        which can then be resumed.
     settings: the flags of `nofuss train` with underscores: `out`, `epochs`, `dim`, `loss`, …
 
     >>> run = nofuss.train("photos", epochs=10)  # doctest: +SKIP

@@ -3,6 +3,7 @@
 What can be refused is refused here, before a run directory exists.
 """
 
+import logging
 from collections.abc import Container
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,12 @@ from nofuss.files.checksum import digest_of, tensor_parts
 from nofuss.files.lock import RunLock
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
+from nofuss.progress import Progress
 from nofuss.report import read_optional_json
 from nofuss.report.order import held_out_comparisons
 from nofuss.report.queries import query_and_gallery
 from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, resume_run
-from nofuss.run.events import Callback
-from nofuss.terminal import console
+from nofuss.training.callbacks import Callback, Callbacks, TensorBoard
 from nofuss.training.job import (
     Job,
     build_model,
@@ -34,12 +35,12 @@ from nofuss.training.job import (
     check_stages,
     settle,
 )
-from nofuss.training.listeners import Listeners
 from nofuss.training.prepare import class_count
 from nofuss.training.presets import head_dim
 from nofuss.training.setup import check_loss
 from nofuss.training.unlabelled import learnable
 
+log = logging.getLogger("nofuss")
 MODULE = "backbone.json"
 
 
@@ -58,8 +59,9 @@ def begin(
         assert config.out is not None
         lock.take(config.out)
         _check_taught(config.out)
-    listeners = Listeners(config, callback)
-    opened, scan = _open(config, data)
+    board = None if config.tensorboard is None else TensorBoard(config.tensorboard)
+    callbacks = Callbacks(callback, board)
+    opened, scan = _open(config, data, callbacks.progress)
     config = settle(config, opened)
     fingerprint, sides = opened.fingerprint(), sides_of(opened, config)
     collection = learnable(opened, config)
@@ -73,10 +75,11 @@ def begin(
     run = _open_run(config, collection, fingerprint, lock)
     if backbone is not None:
         _check_module(run, backbone)
-    console.say(f"run directory {run.path}, settings: {config.preset}")
+    log.info(f"run directory {run.path}, settings: {config.preset}")
     _say_kept_out(config, collection, sides)
     compared = held_out_comparisons(opened, config, sides.test)
-    return Job(run, collection, sides, embedder, listeners, fingerprint, scan, compared=compared)
+    callbacks.run = run.path
+    return Job(run, collection, sides, embedder, callbacks, fingerprint, scan, compared=compared)
 
 
 def _settings(config: TrainConfig, data: Collection | None, given: Container[str]) -> TrainConfig:
@@ -95,12 +98,14 @@ def _settings(config: TrainConfig, data: Collection | None, given: Container[str
     resumed = resume_run(config, explicit=given, restarted=processes.restarted())
     if resumed.tensorboard is not None and config.tensorboard is None:
         # The run may be a stranger's, and the folder anywhere.
-        console.say(f"to continue the curves, add {command('--tensorboard', resumed.tensorboard)}")
+        log.info(f"to continue the curves, add {command('--tensorboard', resumed.tensorboard)}")
         resumed = replace(resumed, tensorboard=None)
     return resumed
 
 
-def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, ScanReport]:
+def _open(
+    config: TrainConfig, data: Collection | None, progress: Progress
+) -> tuple[Collection, ScanReport]:
     """Open the data as the settings say; refuse what nothing can be learned from."""
     if data is None and str(config.data).endswith(FROM_PYTHON) and config.out is not None:
         cure = Run(config.out, config).resume_command
@@ -111,7 +116,9 @@ def _open(config: TrainConfig, data: Collection | None) -> tuple[Collection, Sca
     with processes.in_turn():
         labelling = labelling_of(config)
         source = config.data if data is None else data
-        opened = open_usable(source, labelling=labelling, corrections=corrections)
+        opened = open_usable(
+            source, labelling=labelling, corrections=corrections, progress=progress
+        )
         check_used(opened[0], labelling)
     check_supervision(opened[0])
     return opened
@@ -125,7 +132,7 @@ def _check_loss(config: TrainConfig, data: Collection, embedder: Embedder) -> No
 def _open_run(config: TrainConfig, collection: Collection, fingerprint: str, lock: RunLock) -> Run:
     """Return the run to resume, or a new one; of several processes the first makes it."""
     if config.resume:
-        return continue_run(config, fingerprint=fingerprint, show=_show_differences)
+        return continue_run(config, fingerprint=fingerprint)
     new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
     path = processes.from_first(lambda: str(new(config).path))
     return Run(Path(path), replace(config, out=Path(path)))
@@ -156,13 +163,7 @@ def _check_module(run: Run, backbone: Backbone) -> None:
     run.write(MODULE, {"digest": digest})
 
 
-def _show_differences(rows: list[list[str]]) -> None:
-    console.table("settings that differ", ["", "of the run", "now"], rows)
-
-
 def _say_kept_out(config: TrainConfig, collection: Collection, sides: Sides) -> None:
     if collection.split is None and config.test_fraction is None and len(sides.test):
         out = len(classes_in(collection, sides.test))
-        console.say(
-            f"{out:,} classes are kept out for the scores; --test-fraction 0 learns from all"
-        )
+        log.info(f"{out:,} classes are kept out for the scores; --test-fraction 0 learns from all")

@@ -9,7 +9,8 @@ number of processes resumes what any other number wrote.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from nofuss.files.checksum import sha256_of
 from nofuss.files.lock import check_in_place
 from nofuss.model.tensors import for_file
 
+log = logging.getLogger("nofuss")
 FORMAT = 2
 KEPT = 2
 
@@ -80,20 +82,18 @@ def save_checkpoint(
         old.unlink(missing_ok=True)
 
 
-def load_checkpoint(
-    folder: Path, *, say: Callable[[str], None], sharded: Sharded | None = None
-) -> Checkpoint | None:
-    """Return the newest intact checkpoint or None; `say` reports the damaged ones."""
-    intact = from_first(lambda: _newest_intact(folder, say))
+def load_checkpoint(folder: Path, *, sharded: Sharded | None = None) -> Checkpoint | None:
+    """Return the newest intact checkpoint or None; damaged ones are logged."""
+    intact = from_first(lambda: _newest_intact(folder))
     return _read(folder / intact, sharded) if intact else None
 
 
-def _newest_intact(folder: Path, say: Callable[[str], None]) -> str:
+def _newest_intact(folder: Path) -> str:
     for path in _newest_first(folder):
         try:
             _verify(path)
         except RunError as error:
-            say(f"{error}; falling back to the checkpoint before")
+            log.warning(f"{error}; falling back to the checkpoint before")
         else:
             return path.name
     return ""

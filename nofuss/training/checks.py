@@ -1,8 +1,7 @@
 """Checks before the first step: mistakes that would otherwise fail silently, hours later."""
 
 import copy
-import time
-from collections.abc import Callable
+import logging
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,6 +12,8 @@ from nofuss.errors import TrainingError
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.training.step import parallel, train_step
 
+log = logging.getLogger("nofuss")
+
 
 def check_before_training(
     model: nn.Module,
@@ -20,26 +21,19 @@ def check_before_training(
     optimizer: Optimizer,
     batch: Batch,
     *,
-    say: Callable[[str], None],
     repeats: int = 5,
-) -> float:
-    """Raise on what can't work and `say` what looks wrong; return the seconds of a step.
-
-    Changes nothing.
-    """
+) -> None:
+    """Raise on what can't work and log what looks wrong; change nothing."""
     check_optimizer(criterion, optimizer)
     if isinstance(criterion, ProxyLoss):
         check_labels_fit(criterion, batch)
-        check_scale(criterion, say=say)
-    began = time.monotonic()
+        check_scale(criterion)
     first, last = loss_on_one_batch(model, criterion, optimizer, batch, repeats=repeats)
-    seconds = (time.monotonic() - began) / repeats
     if not last < first:
-        say(
+        log.warning(
             f"the loss does not fall on one batch seen {repeats} times ({first:.4g} → {last:.4g}); "
             "try lower rates, or check the labels"
         )
-    return seconds
 
 
 def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:
@@ -62,11 +56,11 @@ def check_labels_fit(criterion: ProxyLoss, batch: Batch) -> None:
         )
 
 
-def check_scale(criterion: ProxyLoss, *, say: Callable[[str], None]) -> None:
+def check_scale(criterion: ProxyLoss) -> None:
     """Warn of a scale below 4, too soft for a log-sum-exp loss, or above 64, too hard."""
     scale = criterion.scale
     if criterion.needs_scale and scale is not None and not 4 <= float(scale) <= 64:
-        say(f"scale is {float(scale):g}; losses like this one train well between 8 and 32")
+        log.warning(f"scale is {float(scale):g}; losses like this one train well between 8 and 32")
 
 
 def loss_on_one_batch(

@@ -24,7 +24,7 @@ from nofuss.training.fold_results import (
     winner,
 )
 from nofuss.training.head import composed, prepare_head
-from nofuss.training.loop import Silent, run_loop
+from nofuss.training.loop import run_loop
 from nofuss.training.presets import head_dim
 
 SCORES = ("recall@1", "map@r")
@@ -82,7 +82,7 @@ def fit_head(config: TrainConfig, features: Tensor, labels: Tensor) -> tuple[Cho
     config: resolved. labels: (N,) of 0…C−1 without gaps. The head takes the features, or their
     roots where `choice.recipe.root`.
     """
-    watch, device = Silent(), torch.device("cpu")
+    device = torch.device("cpu")
     if config.dim is not None:
         config = replace(config, dim=head_dim(config, features.shape[1]))
     form = ClosedForm.of(config, features, labels)
@@ -90,14 +90,14 @@ def fit_head(config: TrainConfig, features: Tensor, labels: Tensor) -> tuple[Cho
     results: list[FoldResult] = []
     if form.folds:
         form.compare(pinned)
-        results = run_folds(form, config, device=device, watch=watch)
+        results = run_folds(form, config, device=device)
     choice = choice_of(form, results, pinned, config=config)
     start = start_of(form, choice)
     if choice.kept != TRAINED:
         return choice, start
     inputs = start(form.inputs(choice.recipe.root))
     training, feed = prepare_head(config, inputs, labels, device=device)
-    run_loop(training, feed, watch=watch)
+    run_loop(training, feed)
     return choice, composed(training.model, start)
 
 

@@ -17,11 +17,13 @@ from nofuss.evaluate.intervals import Difference, paired_difference
 from nofuss.evaluate.queries import QueryScores, pooled
 from nofuss.geometry import normalize
 from nofuss.model.start import untrained_head
+from nofuss.progress import Progress, silent
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED
+from nofuss.training.callbacks import as_progress
 from nofuss.training.closed_form import ClosedForm
 from nofuss.training.folds import query_scores, sample_rows
 from nofuss.training.head import prepare_head
-from nofuss.training.loop import Watch, run_loop
+from nofuss.training.loop import run_loop
 from nofuss.training.step import NonFiniteLoss
 
 SCORED_ITEMS = 3000
@@ -46,7 +48,7 @@ def run_folds(
     config: TrainConfig,
     *,
     device: torch.device,
-    watch: Watch,
+    progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[FoldResult]:
     """Fit, train and score on every fold, with the recipe that the others chose.
@@ -76,7 +78,8 @@ def run_folds(
                     labels,
                     some,
                     device=device,
-                    watch=watch,
+                    what=f"training on fold {k + 1} of {len(form.folds)}",
+                    progress=progress,
                     stop=stop,
                 )
             except NonFiniteLoss as error:  # its rows are those outside the fold
@@ -97,7 +100,8 @@ def _train_fold(
     some: Tensor,
     *,
     device: torch.device,
-    watch: Watch,
+    what: str,
+    progress: Progress,
     stop: Callable[[], bool],
 ) -> tuple[Tensor, list[tuple[int, float, float]]]:
     """Train, and return unit embeddings of the held-out items and the curve."""
@@ -116,7 +120,8 @@ def _train_fold(
             curve.append((training.epoch + 1, *mean_scores(scores)))
         return {}
 
-    run_loop(training, feed, watch=watch, validate=look, stop=stop)
+    tell = as_progress(progress, what, training.epochs * len(feed))
+    run_loop(training, feed, tell=tell, validate=look, stop=stop)
     return embed(held_out), curve
 
 

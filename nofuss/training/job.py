@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +29,12 @@ from nofuss.model.precision import check_precision
 from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
-from nofuss.terminal import console
-from nofuss.training.listeners import Listeners
+from nofuss.training.callbacks import Callbacks
 from nofuss.training.presets import DIM, head_dim, resolve
 from nofuss.training.setup import items_per_class
 from nofuss.training.unlabelled import settle_unlabelled
 
+log = logging.getLogger("nofuss")
 SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
 
@@ -50,7 +51,7 @@ class Job:
     collection: Collection
     sides: Sides
     embedder: Embedder
-    listeners: Listeners
+    callbacks: Callbacks
     fingerprint: str
     """Of the data."""
     scan: ScanReport
@@ -108,7 +109,7 @@ def build_model(
     channels = _channels(config, collection)
     weights = config.weights or (None if config.backbone == "inception-bn" else PRETRAINED)
     if weights is None:
-        console.warn(
+        log.warning(
             "inception-bn starts at random: its ImageNet weights are in no package; give a public "
             "BN-Inception file with --weights, as the paper starts from one"
         )
@@ -182,7 +183,7 @@ def check_dim(config: TrainConfig, width: int) -> TrainConfig:
     dim = head_dim(config, width)
     if config.dim in (None, dim):
         return config
-    console.say(f"note: dim is {dim} instead of {config.dim}: the features have no more")
+    log.warning(f"dim is {dim} instead of {config.dim}: the features have no more")
     return replace(config, dim=dim)
 
 

@@ -1,6 +1,5 @@
 """What training leaves in the run directory: the model, embeddings, scores, card and report."""
 
-import shlex
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,7 @@ from nofuss.model.saved import save_model
 from nofuss.report import write_report
 from nofuss.report.card import write_card
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
-from nofuss.terminal import console
+from nofuss.training.callbacks import flat_numbers
 from nofuss.training.job import Job
 from nofuss.training.scoring import embed_rows, score
 from nofuss.training.search_rules import settle_search
@@ -41,7 +40,8 @@ def embed_items(job: Job) -> Embedded:
     held_out = compared = None
     if not job.fixed and len(job.sides.held_out) and not job.collection.by_links:
         data = job.collection.subset(job.sides.held_out)
-        held_out = Encoder(job.embedder).embed_collection(data)
+        progress = job.callbacks.progress
+        held_out = Encoder(job.embedder).embed_collection(data, progress=progress)
     if job.compared is not None and job.fold_scores is None:
         compared = embed_rows(job, job.compared.rows)
     return Embedded(_embed_sides(job), held_out, compared)
@@ -67,11 +67,8 @@ def report_scores(job: Job, embedded: Embedded) -> None:
     scores = score(job, torch.from_numpy(kept.test), embedded.compared)
     run, data = job.run, without_groups(job.collection)
     write_card(run)
-    with console.busy("writing the report"):
-        report = write_report(run.path, data, kept)
-    console.say(f"report: {report}")
-    console.say(f"look at it: nofuss serve {shlex.quote(str(run.path))}")
-    job.listeners.end(run, scores, kept, data)
+    write_report(run.path, data, kept, progress=job.callbacks.progress)
+    job.callbacks.here("end", flat_numbers(scores))
 
 
 def _embed_sides(job: Job) -> RunEmbeddings:

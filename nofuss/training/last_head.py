@@ -19,7 +19,6 @@ from nofuss.model.features import backbone_features
 from nofuss.model.inference import through_head
 from nofuss.model.trunk import activations_of, top_features
 from nofuss.run.choice import Recipe
-from nofuss.terminal import console
 from nofuss.training.choice import start_of
 from nofuss.training.closed_form import ClosedForm
 from nofuss.training.job import Job
@@ -78,15 +77,18 @@ def _features(job: Job, data: Collection) -> Tensor:
     rows = np.arange(len(data))
     if not job.fixed_stages:
         return backbone_features(
-            job.embedder, data, straight=rows, num_workers=job.config.num_workers
+            job.embedder,
+            data,
+            straight=rows,
+            num_workers=job.config.num_workers,
+            progress=job.callbacks.progress,
         )
     own, count = processes.share(len(data)), job.fixed_stages
-    with console.busy("the head again, in closed form"):
-        part = data.subset(rows[own])
-        kept = activations_of(job.embedder, count, part, views=1, augmented=False)
-        features = torch.zeros(len(data), job.embedder.backbone.features, dtype=torch.float32)
-        features[own] = top_features(job.embedder, count, kept)
-        return processes.merge_rows(features, own)
+    part, progress = data.subset(rows[own]), job.callbacks.progress
+    kept = activations_of(job.embedder, count, part, views=1, augmented=False, progress=progress)
+    features = torch.zeros(len(data), job.embedder.backbone.features, dtype=torch.float32)
+    features[own] = top_features(job.embedder, count, kept, progress=progress)
+    return processes.merge_rows(features, own)
 
 
 def _embedded(job: Job, features: Tensor) -> Tensor:

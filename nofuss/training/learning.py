@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +18,16 @@ from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.side_by_side import scorable
+from nofuss.evaluate.side_by_side import scorable, score_folds
 from nofuss.files.atomic import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.features import backbone_features
 from nofuss.model.start import Affine
 from nofuss.model.trunk import embedding_of
+from nofuss.progress import working
 from nofuss.report import read_optional_json
 from nofuss.run.choice import CLOSED, TRAINED, Choice
-from nofuss.terminal import console
+from nofuss.training.callbacks import Kind
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.checks import check_before_training
 from nofuss.training.choice import choice_of, start_of, untrained_choice
@@ -37,15 +39,14 @@ from nofuss.training.fold_results import (
     untrained_folds,
 )
 from nofuss.training.folds import query_scores
-from nofuss.training.head import composed, head_schedule, prepare_head
+from nofuss.training.head import composed, prepare_head
 from nofuss.training.job import Job
 from nofuss.training.last_head import solve_head
-from nofuss.training.listeners import Heard
 from nofuss.training.loop import Feed, Training, run_loop
 from nofuss.training.prepare import prepare
-from nofuss.training.scoring import score_held_out
 from nofuss.training.search_rules import decide_search, read_search
 
+log = logging.getLogger("nofuss")
 CHOICE = "choice.json"
 
 
@@ -60,7 +61,7 @@ def compute_features(job: Job) -> None:
         is_scored = by_folds(job.config, job.collection)
         if job.embedder.backbone.mirror:
             which = "pictures" if is_scored else "pictures that are scored"
-            console.say(f"{which} are averaged with their mirror images; --no-mirror is faster")
+            log.info(f"{which} are averaged with their mirror images; --no-mirror is faster")
         straight = None if is_scored else job.sides.train
         if straight is not None and job.compared is not None:  # a triplet may hold training items
             straight = np.setdiff1d(straight, job.compared.rows)
@@ -69,11 +70,13 @@ def compute_features(job: Job) -> None:
             job.collection,
             straight=straight,
             num_workers=job.config.num_workers,
+            progress=job.callbacks.progress,
         )
     if not job.fixed and job.collection.kind == "pictures":
-        count = len(job.collection)
-        with processes.in_turn(), console.progress("decoding pictures once", count) as progress:
-            job.collection = decode_ahead(job.collection, job.preprocessing, progress=progress)
+        with processes.in_turn():
+            job.collection = decode_ahead(
+                job.collection, job.preprocessing, progress=job.callbacks.progress
+            )
 
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:
@@ -100,10 +103,11 @@ def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine
     job.strangers, job.reranking = read_search(found)
     job.fold_scores = found["scores"]
     for line in choice.describe():
-        console.say(line)
+        log.info(line)
     if job.fixed and choice.kept == CLOSED and not choice.folds and config.epochs != 0:
-        console.say("not trained: too few classes to say whether that helps; --folds 0 trains")
-    start = start_of(form, choice)
+        log.info("not trained: too few classes to say whether that helps; --folds 0 trains")
+    with working(job.callbacks.progress, "fitting the head to all items"):
+        start = start_of(form, choice)
     # A network's rates are meant for embeddings as long as its features.
     length = 1.0 if job.fixed else float(form.inputs(choice.recipe.root).norm(dim=1).mean())
     job.embedder.set_head(start.times(length), root=choice.recipe.root)
@@ -124,14 +128,17 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
         choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
-    strangers, rerank = decide_search(found, own, config)
+    progress = job.callbacks.progress
+    strangers, rerank = decide_search(found, own, config, progress=progress)
     scores, by_class = None, None
     if found and by_folds(config, job.collection):
         columns = {f"untrained features, {form.features.shape[1]}-d": form.held_out_features()}
         if results and choice.kept == TRAINED:
             columns["closed form"] = [result.embeddings[CLOSED] for result in results]
         weightings = rerank.by_fold if rerank else None  # chosen on the classes of other folds
-        scores = score_held_out(found, columns, own, seed=config.seed, weightings=weightings)
+        scores = score_folds(
+            found, columns, own, seed=config.seed, weightings=weightings, progress=progress
+        )
         by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
@@ -148,13 +155,12 @@ def _try_on_folds(
     """Compare closed forms, then train a head from the best one (a network would take too long)."""
     if not form.folds:
         return []
-    with console.busy("choosing where the head starts, on folds of the classes"):
+    progress = job.callbacks.progress
+    with working(progress, "choosing where the head starts, on folds of the classes"):
         form.compare(pinned)
     config = job.config if job.fixed else replace(job.config, epochs=0)
-    items, classes = len(form.folds[0].others), len(torch.unique(form.labels))
-    epochs = int(head_schedule(replace(config, dim=form.dim), items, classes).epochs or 0)
-    with console.TrainingDisplay(epochs, what="vectors", record=None) as display:
-        return run_folds(form, config, device=device_of(job.embedder), watch=display, stop=stop)
+    device = device_of(job.embedder)
+    return run_folds(form, config, device=device, progress=progress, stop=stop)
 
 
 def _decided_before(job: Job) -> dict[str, Any] | None:
@@ -204,10 +210,13 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
         None if job.features is None else job.features[sides.train],
         embedder=job.embedder,
         fixed_stages=job.fixed_stages,
+        progress=job.callbacks.progress,
     )
     job.criterion = training.criterion
     before = copy.deepcopy((job.embedder, job.criterion)) if compared else None
-    embed_held_out = embedding_of(held_out, job.embedder, job.fixed_stages)
+    embed_held_out = embedding_of(
+        held_out, job.embedder, job.fixed_stages, progress=job.callbacks.progress
+    )
 
     def look(embedder: Embedder) -> QueryScores:
         labels = torch.from_numpy(np.asarray(held_out.labels))
@@ -223,7 +232,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     if before is not None:
         _keep_the_better(job, before, look)
     elif not watched and job.config.epochs and job.config.preset == "finetune":
-        console.say("no held-out classes say whether training helped; what it gave is kept")
+        log.info("no held-out classes say whether training helped; what it gave is kept")
 
 
 def _keep_the_better(
@@ -233,7 +242,7 @@ def _keep_the_better(
     old, new = look(before[0]), look(job.embedder)
     gain = paired_difference(new.objective, old.objective, new.labels, job.config.seed)
     classes = len(torch.unique(new.labels))
-    console.say(
+    log.info(
         f"{classes} held-out training classes: Recall@1 {old.recall.mean():.3f} before and "
         f"{new.recall.mean():.3f} after training, MAP@R {old.map_at_r.mean():.3f} and "
         f"{new.map_at_r.mean():.3f}"
@@ -243,7 +252,7 @@ def _keep_the_better(
     if job.fell_back:
         job.embedder.load_state_dict(before[0].state_dict())
         job.criterion = before[1]
-        console.warn(
+        log.warning(
             "training lowered their mean, so the run keeps the network from before training"
         )
 
@@ -251,19 +260,19 @@ def _keep_the_better(
 def _begin(job: Job, t: Training, feed: Feed) -> None:
     """Restore the run's checkpoint, or check on one batch that training can work."""
     if job.config.resume:
-        checkpoint = load_checkpoint(job.run.checkpoints, say=console.warn, sharded=t.sharded)
+        checkpoint = load_checkpoint(job.run.checkpoints, sharded=t.sharded)
         if checkpoint is None:
-            console.warn("no intact checkpoint to resume from; training starts from the beginning")
+            log.warning("no intact checkpoint to resume from; training starts from the beginning")
             return
         t.restore(checkpoint)
-        job.listeners.continue_from(t.epoch * len(feed) + t.step, t.epoch)
+        job.callbacks.step, job.callbacks.epoch = t.epoch * len(feed) + t.step, t.epoch
         job.run.write_metrics(t.history)
-        console.say(f"resuming at epoch {t.epoch + 1}, step {t.step + 1}")
+        log.info(f"resuming at epoch {t.epoch + 1}, step {t.step + 1}")
     elif t.epochs:
-        first = next(iter(feed(0, 0)))
         job.embedder.freeze_backbone(bool(job.config.warmup))
-        seconds = check_before_training(t.model, t.criterion, t.optimizer, first, say=console.warn)
-        console.announce("training", seconds * t.epochs * len(feed))
+        with working(job.callbacks.progress, "checking that the loss falls on one batch"):
+            first = next(iter(feed(0, 0)))
+            check_before_training(t.model, t.criterion, t.optimizer, first)
 
 
 def _run(
@@ -274,17 +283,25 @@ def _run(
     *,
     validate: Callable[[], dict[str, float]] | None = None,
 ) -> None:
-    """Run the loop with its display."""
-    config = job.config
-    what = "vectors" if job.fixed else "images"
-    record = job.run.write_metrics
-    with console.TrainingDisplay(training.epochs, what=what, record=record) as display:
-        run_loop(
-            training,
-            feed,
-            watch=Heard(display, job.listeners, job.run, training.optimizer),
-            validate=validate,
-            before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
-            checkpoints=job.run.checkpoints,
-            stop=stop,
-        )
+    """Run the loop; write metrics.jsonl and tell everybody who listens."""
+    config, callbacks = job.config, job.callbacks
+    total, epochs = training.epochs * len(feed), training.epochs
+    what = f"training, {epochs} epoch{'' if epochs == 1 else 's'}"
+
+    def tell(kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        if kind == "epoch":
+            job.run.write_metrics(training.history)
+        callbacks.tell(kind, step, epoch, values)
+        if kind == "epoch" or step < total:  # the last step ends with its epoch
+            callbacks.progress(what, step, total)
+
+    callbacks.progress(what, callbacks.step, total)
+    run_loop(
+        training,
+        feed,
+        tell=tell,
+        validate=validate,
+        before_epoch=lambda epoch: job.embedder.freeze_backbone(epoch < (config.warmup or 0)),
+        checkpoints=job.run.checkpoints,
+        stop=stop,
+    )

@@ -5,8 +5,8 @@ seeded by them at every step, and rates are computed from them. A run that was i
 anywhere and resumed therefore ends with the same bits as one that was not.
 """
 
+import logging
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
+from nofuss.training.callbacks import Tell, nobody
 from nofuss.training.checkpoint import (
     Checkpoint,
     Sharded,
@@ -34,6 +35,10 @@ from nofuss.training.checkpoint import (
 from nofuss.training.optim import set_rates
 from nofuss.training.step import parallel, train_step
 
+log = logging.getLogger("nofuss")
+COLLAPSED = 0.01
+"""Spread below which all embeddings point the same way."""
+
 
 class Feed(Protocol):
     """Batches of an epoch, from a step on; every epoch has as many."""
@@ -42,33 +47,6 @@ class Feed(Protocol):
 
     def __call__(self, epoch: int, start: int) -> Iterable[Batch]:
         """Yield the epoch's batches without the first `start`."""
-
-
-class Watch(Protocol):
-    """Receives the progress of training."""
-
-    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        """Called after each step."""
-
-    def epoch(self, history: list[dict[str, Any]]) -> None:
-        """Called after each epoch with a row for each epoch so far."""
-
-    def say(self, message: str) -> None:
-        """Called with a message for the user."""
-
-
-class Silent:
-    """A watch that ignores progress."""
-
-    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        """Nothing."""
-
-    def epoch(self, history: list[dict[str, Any]]) -> None:
-        """Nothing."""
-
-    def say(self, message: str) -> None:
-        """Issue a warning, as a library does."""
-        warnings.warn(message, stacklevel=2)
 
 
 class Interrupted(BaseException):
@@ -130,7 +108,7 @@ def run_loop(
     t: Training,
     feed: Feed,
     *,
-    watch: Watch,
+    tell: Tell = nobody,
     validate: Callable[[], dict[str, float]] | None = None,
     before_epoch: Callable[[int], None] | None = None,
     checkpoints: Path | None = None,
@@ -139,6 +117,7 @@ def run_loop(
 ) -> None:
     """Run `t` to its last epoch; `validate` returns scores for the epoch's row.
 
+    tell: called after each step with loss and rates, after each epoch with its row.
     checkpoint_seconds: time between checkpoints; one is also written after every epoch.
     """
     steps, device = len(feed), device_of(t.model)
@@ -150,15 +129,15 @@ def run_loop(
             t.criterion.train()
             model = parallel(t.model)
             began = saved = time.monotonic()
-            items, embeddings, asked = 0, None, False
+            embeddings, asked = None, False
             for batch in on_device(feed(t.epoch, t.step), device):
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 seed(_step_seed(t.seed, t.epoch * steps + t.step) + rank())
                 loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
                 t.step += 1
                 t.loss_sum += loss
-                items += len(batch.indices)
-                watch.step(t.epoch, t.step, steps, loss, items)
+                rates = {f"lr/{group['name']}": group["lr"] for group in t.optimizer.param_groups}
+                tell("step", t.epoch * steps + t.step, t.epoch, {"loss": loss} | rates)
                 asked, due = any_true(stop(), time.monotonic() - saved > checkpoint_seconds)
                 if t.step == steps:
                     break  # the epoch's row is written first: it needs the last embeddings
@@ -170,13 +149,18 @@ def run_loop(
             copy_from_first(t.model.buffers())  # each has batch norm's statistics of its rows
             seconds = time.monotonic() - began
             row = {"epoch": t.epoch + 1, "loss": t.loss_sum / steps, "seconds": seconds}
-            row |= _health(t.criterion, embeddings, watch)
+            row |= _health(t.criterion, embeddings)
+            if row.get("spread", 1) < COLLAPSED and not _has_collapsed(t.history):
+                log.warning(
+                    "the embeddings have collapsed: all point the same way (spread "
+                    f"{row['spread']:.1e}); lower the rates or raise the scale"
+                )
             if validate:
                 t.model.eval()
                 row |= validate()
             t.history.append(row)
             t.epoch, t.step, t.loss_sum = t.epoch + 1, 0, 0.0
-            watch.epoch(t.history)
+            tell("epoch", t.epoch * steps, t.epoch, row)
             if checkpoints:
                 t.save(checkpoints, steps)
             if any_true(asked or stop())[0]:
@@ -188,18 +172,17 @@ def _step_seed(seed: int, step: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9) % 2**63
 
 
-def _health(criterion: nn.Module, embeddings: Tensor | None, watch: Watch) -> dict[str, float]:
+def _has_collapsed(history: list[dict[str, Any]]) -> bool:
+    """Return whether the last epoch ended so already."""
+    return bool(history) and history[-1].get("spread", 1) < COLLAPSED
+
+
+def _health(criterion: nn.Module, embeddings: Tensor | None) -> dict[str, float]:
     """Measure signs of collapse at the end of an epoch: spread of embeddings, proxies in use."""
     health = {}
     if embeddings is not None and len(embeddings) > 1:
         # 1 − |mean direction|²: 0 when all embeddings point the same way.
-        spread = 1 - float(normalize(embeddings.float()).mean(0).square().sum())
-        health["spread"] = spread
-        if spread < 0.01:
-            watch.say(
-                f"the embeddings have collapsed: all point the same way (spread {spread:.1e}); "
-                "lower the rates or raise the scale"
-            )
+        health["spread"] = 1 - float(normalize(embeddings.float()).mean(0).square().sum())
     assignment = getattr(criterion, "assignment", None)
     if isinstance(assignment, Dynamic | Balanced):
         health["proxies_in_use"] = assignment.share_in_use()

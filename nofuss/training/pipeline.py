@@ -3,13 +3,14 @@
 Other modules do the work; this one puts it in order, and says how to resume what was interrupted.
 """
 
+import logging
 from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from nofuss.config import TrainConfig
+from nofuss.config import TrainConfig, to_json
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError
 from nofuss.distributed import processes
@@ -17,15 +18,15 @@ from nofuss.errors import TrainingError
 from nofuss.files.atomic import write_file
 from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.backbones import Backbone
-from nofuss.run.events import Callback
-from nofuss.terminal import console
-from nofuss.terminal.interrupt import stop_on_signals
 from nofuss.training.begin import begin
+from nofuss.training.callbacks import Callback, stop_on_signals
 from nofuss.training.job import Job, describe_data
 from nofuss.training.keeping import embed_items, keep_model, report_scores
 from nofuss.training.learning import compute_features, learn
 from nofuss.training.loop import Interrupted
 from nofuss.training.step import NonFiniteLoss
+
+log = logging.getLogger("nofuss")
 
 
 def run_training(
@@ -46,11 +47,11 @@ def run_training(
         job = begin(
             config, collection, given=given, backbone=backbone, callback=callback, lock=lock
         )
-        with _failures_explained(job), job.listeners:
+        with _failures_explained(job), closing(job.callbacks):
             describe_data(job)
-            job.listeners.start(job.run)
+            job.callbacks.here("start", to_json(job.config))
             compute_features(job)
-            with stop_on_signals(console.warn) as stop:
+            with stop_on_signals() as stop:
                 learn(job, stop)
             embedded = embed_items(job)
             if processes.leave():  # scores and files need one process; the others are done
@@ -68,7 +69,7 @@ def _failures_explained(job: Job) -> Iterator[None]:
     except NonFiniteLoss as error:
         raise _explain_non_finite(job, error) from None
     except (KeyboardInterrupt, Interrupted):
-        console.say(f"stopped; resume with: {run.resume_command}")
+        log.info(f"stopped; resume with: {run.resume_command}")
         raise KeyboardInterrupt from None
     except PictureError as error:  # it was readable when training began
         raise TrainingError(

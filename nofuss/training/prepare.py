@@ -17,6 +17,7 @@ from nofuss.model.inference import through_head
 from nofuss.model.stages import Top
 from nofuss.model.start import pca_head
 from nofuss.model.trunk import activations_of
+from nofuss.progress import Progress, silent
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.loop import Feed, Training
 from nofuss.training.presets import head_dim
@@ -35,6 +36,7 @@ def prepare(
     *,
     embedder: Embedder,
     fixed_stages: int = 0,
+    progress: Progress = silent,
 ) -> tuple[Training, Feed]:
     """Prepare an embedder for training on all items of `data`; its head may get its start here.
 
@@ -65,6 +67,7 @@ def prepare(
         views=int(config.views or 1),
         augmented=True,
         seed=config.seed,
+        progress=progress,
     )
     return training, ActivationFeed(feed, activations)
 

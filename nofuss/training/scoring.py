@@ -1,28 +1,25 @@
 """The scores of a finished training, on what it has not seen; scores.json."""
 
-from collections.abc import Mapping, Sequence
+import logging
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nofuss.data.comparisons import Compared
 from nofuss.data.split import Rows
-from nofuss.evaluate.expected import scoring_seconds
 from nofuss.evaluate.order import extra_of
 from nofuss.evaluate.ranked import ranked_scores, reranking_summary
-from nofuss.evaluate.side_by_side import gain_over, scorable, score_folds, within_folds
-from nofuss.evaluate.smoothing import Weighting
+from nofuss.evaluate.side_by_side import gain_over, scorable
 from nofuss.model.encoder import Encoder
 from nofuss.model.inference import through_head
 from nofuss.report.order import score_orders
 from nofuss.report.queries import among_themselves, score_all
 from nofuss.run.choice import BEFORE, TRAINED
-from nofuss.terminal import console
-from nofuss.terminal.scores import score_table, with_reranked
 from nofuss.training.baselines import untrained
 from nofuss.training.job import Job
+
+log = logging.getLogger("nofuss")
 
 
 def embed_rows(job: Job, rows: Rows) -> Tensor:
@@ -30,26 +27,8 @@ def embed_rows(job: Job, rows: Rows) -> Tensor:
     if job.fixed:
         return through_head(job.embedder, job.for_head(rows))
     encoder = Encoder(job.embedder)
-    with console.progress("embedding", len(rows)) as progress:
-        items = job.collection.subset(rows)
-        return encoder.embed_collection(items, progress=progress, unit=False)
-
-
-def score_held_out(
-    kept: Sequence[Tensor],
-    baselines: Mapping[str, Sequence[Tensor]],
-    labels: Sequence[Tensor],
-    *,
-    seed: int,
-    weightings: Sequence[Weighting] | None,
-) -> dict[str, Any]:
-    """Return `score_folds`, after a line that says how long it takes."""
-    sizes = [(len(of_fold), len(torch.unique(of_fold))) for of_fold in labels]
-    expected = scoring_seconds(
-        sizes, kept[0].shape[1], columns=1 + len(baselines), reranked=weightings is not None
-    )
-    with console.busy("scoring each class by a model that has not seen it", expected=expected):
-        return score_folds(kept, baselines, labels, seed=seed, weightings=weightings)
+    items = job.collection.subset(rows)
+    return encoder.embed_collection(items, progress=job.callbacks.progress, unit=False)
 
 
 def score(job: Job, found: Tensor, compared: Tensor | None) -> dict[str, Any]:
@@ -59,32 +38,23 @@ def score(job: Job, found: Tensor, compared: Tensor | None) -> dict[str, Any]:
     """
     config, rows = job.config, job.sides.test
     if job.fold_scores is not None:
-        title = "every class, scored by a model that has not seen it"
-        scores = _report_scores(job, title, job.fold_scores)
-        console.say(within_folds(scores))
-        return scores
+        return _write_scores(job, job.fold_scores)
     if job.collection.labels is None or job.collection.by_links or not len(rows):
         return _score_order(job, compared)
     labels = np.asarray(job.collection.labels)[rows]
     if not scorable(labels):
-        console.say("the test classes are too few to score: two are needed, one with two items")
+        log.info("the test classes are too few to score: two are needed, one with two items")
         return {}
     fit = np.sort(np.r_[job.sides.train, job.sides.held_out])
     baselines = untrained(job.collection, job.features, fit=fit, rows=rows, dim=job.embedder.dim)
     weighting = job.reranking.weighting if job.reranking is not None else None
-    expected = scoring_seconds(
-        [(len(labels), len(np.unique(labels)))],
-        found.shape[1],
-        columns=1 + len(baselines),
-        reranked=weighting is not None,
-    )
     reranked, test = None, job.collection.subset(rows)
-    with console.busy("scoring on unseen classes", expected=expected):
-        columns = score_all({"kept": found} | baselines, test, seed=config.seed)
-        if weighting is not None:
-            queries, own, options = among_themselves(found, test)
-            given = options.get("gallery"), options.get("gallery_labels")
-            reranked = ranked_scores(queries, own, (None, weighting), *given)
+    progress = job.callbacks.progress
+    columns = score_all({"kept": found} | baselines, test, seed=config.seed, progress=progress)
+    if weighting is not None:
+        queries, own, options = among_themselves(found, test)
+        given = options.get("gallery"), options.get("gallery_labels")
+        reranked = ranked_scores(queries, own, (None, weighting), *given, progress=progress)
     ours = columns.pop("kept")
     scores = ours.as_dict()
     for name, other in [*columns.items()][:1]:
@@ -100,17 +70,17 @@ def score(job: Job, found: Tensor, compared: Tensor | None) -> dict[str, Any]:
         scores |= extra_of(order)
         for name, other in order["baselines"].items():
             beside[name] |= extra_of(other)
-    return _report_scores(job, "unseen classes", scores | {"baselines": beside})
+    return _write_scores(job, scores | {"baselines": beside})
 
 
 def _score_order(job: Job, compared: Tensor | None) -> dict[str, Any]:
     """Score on held-out triplets or pairs beside what needs no training; write scores.json."""
     if job.compared is None or compared is None:
-        console.say(
+        log.info(
             "nothing is held out, so there are no scores; for other data: nofuss evaluate RUN DATA"
         )
         return {}
-    return _report_scores(job, "held-out comparisons", _order(job, job.compared, compared))
+    return _write_scores(job, _order(job, job.compared, compared))
 
 
 def _order(job: Job, compared: Compared, found: Tensor) -> dict[str, Any]:
@@ -121,10 +91,10 @@ def _order(job: Job, compared: Compared, found: Tensor) -> dict[str, Any]:
     return score_orders(compared.collection, columns, seed=job.config.seed)
 
 
-def _report_scores(job: Job, title: str, scores: dict[str, Any]) -> dict[str, Any]:
+def _write_scores(job: Job, scores: dict[str, Any]) -> dict[str, Any]:
+    """Write scores.json, which also names the method that was kept."""
     kept = job.choice.kept if job.choice is not None and job.fixed else TRAINED
     kept = BEFORE if job.fell_back else kept
     name = job.config.loss if kept == TRAINED else kept
-    score_table(title, with_reranked(name, scores) | scores["baselines"])
     job.run.write("scores.json", scores | {"method": name})
     return scores

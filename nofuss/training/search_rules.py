@@ -1,5 +1,6 @@
 """How a run will search, by held-out classes: whether it re-ranks, how it recognises strangers."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,21 +18,27 @@ from nofuss.evaluate.strangers import (
     Strangers,
     choose_rule,
 )
-from nofuss.terminal import console
+from nofuss.progress import Progress, silent, working
 from nofuss.training.job import Job
+
+log = logging.getLogger("nofuss")
 
 
 def decide_search(
-    embeddings: Sequence[Tensor], labels: Sequence[Tensor], config: TrainConfig
+    embeddings: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    config: TrainConfig,
+    *,
+    progress: Progress = silent,
 ) -> tuple[Strangers | None, Reranking | None]:
     """Choose how search recognises strangers and whether it re-ranks, on held-out classes."""
     if not embeddings:
         return None, None
     rerank = None
     if config.rerank == "auto":
-        with console.busy("trying re-ranking on folds of the classes"):
-            rerank = choose_reranking(embeddings, labels, seed=config.seed)
-    return choose_rule(embeddings, labels), rerank
+        rerank = choose_reranking(embeddings, labels, seed=config.seed, progress=progress)
+    with working(progress, "choosing how to recognise unknown classes"):
+        return choose_rule(embeddings, labels), rerank
 
 
 def read_search(stored: Mapping[str, Any]) -> tuple[Strangers | None, Reranking | None]:
@@ -50,21 +57,23 @@ def settle_search(job: Job, held_out: Tensor | None) -> None:
     """
     if job.collection.by_links:  # two groups may be of one class, so no distance tells them apart
         job.strangers = job.reranking = None
-        console.say('search will not say "nothing like this": that needs labels')
+        log.info('search will not say "nothing like this": that needs labels')
         return
     if not job.fixed and job.config.epochs:
         job.strangers = job.reranking = None  # those of the folds are of the network before it
     if held_out is not None:
-        labels = torch.from_numpy(np.asarray(job.collection.labels)[job.sides.held_out])
-        job.strangers, job.reranking = decide_search([held_out], [labels], job.config)
+        labels = [torch.from_numpy(np.asarray(job.collection.labels)[job.sides.held_out])]
+        job.strangers, job.reranking = decide_search(
+            [held_out], labels, job.config, progress=job.callbacks.progress
+        )
     if job.reranking is not None:
-        console.say(job.reranking.describe())
+        log.info(job.reranking.describe())
     if job.strangers is not None:
-        console.say(job.strangers.describe())
+        log.info(job.strangers.describe())
     elif job.collection.labels is not None:
         rows = job.sides.train if job.fixed else job.sides.held_out
         classes = len(classes_in(job.collection, rows))
-        console.say(
+        log.info(
             f'search will not say "nothing like this": that needs {ENOUGH_ITEMS} items of '
             f"{ENOUGH_CLASSES} held-out classes, {ENOUGH_IN_FOLD} in a fold; of {classes} classes "
             f"with {len(rows)} items too few could be compared"

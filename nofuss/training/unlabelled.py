@@ -1,5 +1,6 @@
 """Training without labels: settings for triplets and pairs, and what is learned from them."""
 
+import logging
 from dataclasses import replace
 
 from nofuss.config import TrainConfig
@@ -13,7 +14,8 @@ from nofuss.data.comparisons import (
 )
 from nofuss.errors import DataError, UsageError
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.terminal import console
+
+log = logging.getLogger("nofuss")
 
 
 def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfig:
@@ -26,7 +28,7 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
         )
     if config.test_fraction is None:
         config = replace(config, test_fraction=TEST_FRACTION)
-        console.say(
+        log.info(
             f"{TEST_FRACTION:.0%} of the {kind} are held out for the scores; --test-fraction 0 "
             "learns from all"
         )
@@ -41,13 +43,13 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
     reason = contradicted(collection)
     if not as_they_are and reason is None:
         linked = links_of(collection)
-        console.say(
+        log.info(
             f"no labels: {int(linked.groups.max()) + 1:,} groups of items that the {kind} link are "
             "treated as classes; assignment is balanced"
         )
         if linked.dropped:
-            console.say(
-                f"note: some {kind} contradict each other; {linked.dropped:,} links that no others "
+            log.warning(
+                f"some {kind} contradict each other; {linked.dropped:,} links that no others "
                 "confirm are left out"
             )
         return replace(config, assignment="balanced")
@@ -55,9 +57,7 @@ def settle_unlabelled(config: TrainConfig, collection: Collection) -> TrainConfi
         cure = "correct them" if kind == "pairs" else "correct them, or use --assignment dynamic"
         raise DataError(f"{collection.name} can't be trained on groups: {reason}; {cure}")
     because = "" if as_they_are else f" ({reason})"
-    console.say(
-        f"no labels: training takes the triplets as they are{because}; assignment is dynamic"
-    )
+    log.info(f"no labels: training takes the triplets as they are{because}; assignment is dynamic")
     return replace(config, assignment="dynamic")
 
 

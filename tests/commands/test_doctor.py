@@ -52,7 +52,7 @@ def content_of(folder: Path) -> dict[str, str]:
 
 
 def test_what_was_planted_is_found(sick: Path) -> None:
-    found = diagnose(open_data(sick), data=sick, quiet=True)
+    found = diagnose(open_data(sick), data=sick)
     assert {(u["item"], u["reason"]) for u in found.unusable} == {
         ("bee/cut.png", "truncated"),
         ("bee/empty.jpg", "empty file"),
@@ -145,7 +145,7 @@ def test_arrays_have_copies_too(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
     vectors[7] = vectors[2]
     np.savez(tmp_path / "v.npz", vectors=vectors, labels=np.arange(12) // 3)
-    found = diagnose(open_data(tmp_path / "v.npz"), data=tmp_path / "v.npz", quiet=True)
+    found = diagnose(open_data(tmp_path / "v.npz"), data=tmp_path / "v.npz")
     assert [g.items for g in found.duplicates] == [["row 2", "row 7"]]
     assert len(found.duplicates[0].classes) == 2
 

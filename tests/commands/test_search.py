@@ -176,7 +176,9 @@ def test_without_an_index_search_and_page_show_the_test_items(
     assert main(["search", str(run), query, "-k", "100"]) == 0
     assert "no index yet: searching data, test classes" in lines(capsys)
     assert main(["search", str(run), query, "-k", "100", "--json"]) == 0
-    neighbours = json.loads(lines(capsys))["queries"][0]["neighbours"]
+    out, err = capsys.readouterr()
+    assert "no index yet" in err
+    neighbours = json.loads(out)["queries"][0]["neighbours"]
     shelf = open_shelf(run)
     assert sorted(n["path"] for n in neighbours) == sorted(shelf.index.names)
     assert set(shelf.classes) == test_classes

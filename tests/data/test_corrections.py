@@ -43,7 +43,10 @@ def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_corrections(tmp_path / "file.csv")[0].corrected == "b"
 
 
-def test_only_the_named_items_change(data: Path, tmp_path: Path) -> None:
+def test_only_the_named_items_change(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nofuss")
     before = labels_of(open_data(data))
     rows = [
         Correction(str(data / "red" / "0.png"), "red", "blue"),
@@ -51,27 +54,28 @@ def test_only_the_named_items_change(data: Path, tmp_path: Path) -> None:
         Correction("green/2.png", "green", "green"),  # confirmed
     ]
     write_corrections(tmp_path / "file.csv", rows)
-    said = list[str]()
-    after = labels_of(corrected(open_data(data), tmp_path / "file.csv", say=said.append))
+    after = labels_of(corrected(open_data(data), tmp_path / "file.csv"))
     assert {n for n in before if before[n] != after[n]} == {"red/0.png", "sea/gray/1.png"}
     assert (after["red/0.png"], after["sea/gray/1.png"]) == ("blue", "sea/orange")
-    assert said == ["2 labels corrected by file.csv"]
+    assert caplog.messages == ["2 labels corrected by file.csv"]
 
 
-def test_what_does_not_fit_is_counted(data: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_counted(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nofuss")
     rows = [
         Correction("gone.png", "red", "blue"),
         Correction("red/0.png", "green", "blue"),  # it was green once
         Correction("red/1.png", "green", "red"),  # and this one has been put right
     ]
     write_corrections(tmp_path / "file.csv", rows)
-    said = list[str]()
     whole = open_data(data)
-    assert corrected(whole, tmp_path / "file.csv", say=said.append) is whole
-    assert said[0].startswith("0 labels corrected")
-    assert said[1:] == [
-        "note: 1 corrections are of items that are not in the data; left out",
-        "note: 1 corrections are of items with another label now; left out",
+    assert corrected(whole, tmp_path / "file.csv") is whole
+    assert caplog.messages[0].startswith("0 labels corrected")
+    assert caplog.messages[1:] == [
+        "1 corrections are of items that are not in the data; left out",
+        "1 corrections are of items with another label now; left out",
     ]
 
 

@@ -22,11 +22,11 @@ def test_decoded_pictures_are_kept_and_made_again_when_a_file_changes(
     photos: Path, cache: Path
 ) -> None:
     data = open_data(photos)
-    seen: list[int] = []
-    decode_ahead(data, SMALL, progress=seen.append)
-    assert seen[-1] == 9
+    seen: list[tuple[str, int, int]] = []
+    decode_ahead(data, SMALL, progress=lambda *told: seen.append(told))
+    assert seen == [("decoding pictures once", done, 9) for done in range(10)]
     seen.clear()
-    decode_ahead(data, SMALL, progress=seen.append)
+    decode_ahead(data, SMALL, progress=lambda *told: seen.append(told))
     assert not seen
     shutil.copy(photos / "wren" / "0.png", photos / "tit" / "0.png")
     assert same(load(decode_ahead(data, SMALL)), load(data))
@@ -113,8 +113,8 @@ def test_one_changed_bit_is_noticed(photos: Path, cache: Path, name: str) -> Non
         found = load_kept()
     assert same(found, expected)
     assert len(said) == 1
-    seen: list[int] = []
-    whole = decode_ahead(data, SMALL, progress=seen.append)
+    seen: list[tuple[str, int, int]] = []
+    whole = decode_ahead(data, SMALL, progress=lambda *told: seen.append(told))
     assert same(load(whole), expected)
     assert bool(seen) == (name != "shapes.npy")  # of which the damage was noticed at once
 
@@ -175,7 +175,7 @@ def test_a_set_that_another_process_finished_first_is_used(
     data = open_data(photos)
     others = tmp_path / "other process"
 
-    def other_process_is_faster(done: int) -> None:
+    def other_process_is_faster(what: str, done: int, total: int) -> None:
         if done < len(data):
             return
         monkeypatch.setenv("NOFUSS_CACHE", str(others))

@@ -74,10 +74,11 @@ def test_a_second_scan_remembers_and_looks_again_where_a_file_changed(
     first = scan_pictures(data)
     (memory,) = (cache / "scans").iterdir()
     written = memory.stat().st_mtime_ns
-    seen: list[int] = []
-    assert scan_pictures(data, progress=seen.append) == first
+    seen: list[tuple[str, int, int]] = []
+    assert scan_pictures(data, progress=lambda *told: seen.append(told)) == first
     assert memory.stat().st_mtime_ns == written
-    assert seen[-1] == 14
+    assert seen[0] == ("checking files", 0, 14)
+    assert seen[-1] == ("checking files", 14, 14)
     assert seen == sorted(seen)
 
     # the same size and time of change: taken on trust, which shows that the file was not read

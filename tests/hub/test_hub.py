@@ -63,7 +63,7 @@ for step in json.loads(sys.argv[1]):
         said.append(vectors(step))
         continue
     text = io.StringIO()
-    from nofuss.terminal import console
+    from nofuss.commands import console
     console.out.file = console.err.file = text
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
         code = main(step)

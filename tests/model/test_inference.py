@@ -58,10 +58,10 @@ def test_extraction_is_the_plain_loop() -> None:
     embedder.train()
     modes = [module.training for module in embedder.modules()]
     batches = [torch.randn(n, 1, 28, 28) for n in (5, 5, 2)]
-    seen: list[int] = []
-    embeddings = extract(embedder, batches, count=12, progress=seen.append)
+    seen: list[tuple[str, int, int]] = []
+    embeddings = extract(embedder, batches, count=12, progress=lambda *told: seen.append(told))
     features = extract(embedder.backbone, iter(batches), count=12)
-    assert seen == [5, 10, 12]
+    assert seen == [("embedding", done, 12) for done in (5, 10, 12)]
     assert not embeddings.requires_grad
     assert [module.training for module in embedder.modules()] == modes
     embedder.eval()

@@ -114,7 +114,7 @@ def test_missing_data_sets_are_named_with_their_layout(
 
 
 def test_what_can_be_done_is_done_and_the_rest_said(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from nofuss.paper.reproduce import choose
     from nofuss.paper.sources import find_folders
@@ -126,7 +126,8 @@ def test_what_can_be_done_is_done_and_the_rest_said(
         names = [(name, source) for name, source, _ in choose((), found, data)]
         assert names[0] == ("cub", "cub")
         assert ("bounds", "cub") in names
-        words = capsys.readouterr().out
+        words = caplog.text
+        caplog.clear()
         assert "cars: " in words
         assert "products: " in words
         assert "cub: " not in words

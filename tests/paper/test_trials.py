@@ -25,22 +25,21 @@ from nofuss.paper.sources import Source, bare_triplets, make_source
 from nofuss.paper.statistics import summary
 from nofuss.paper.tables import LOSSES, seeds_of
 from nofuss.paper.trial import Trial, run_trial
-from nofuss.training.loop import Silent
 from tests.paper.tiny_source import tiny_budget, vectors
 
 
 def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: Path) -> None:
     """Spoilt test items change nothing: neither the rates nor a single score."""
-    with Lab(tmp_path / "a") as lab:
-        rates, tried = choose_rates(source, LOSSES, lab.run)
+    lab = Lab(tmp_path / "a")
+    rates, tried = choose_rates(source, LOSSES, lab.run)
     spoilt = vectors()
     assert spoilt.array is not None
     spoilt.array[source.test_rows] = np.nan
     other = replace(
         source, collection=spoilt, features=torch.from_numpy(spoilt.array), fingerprint="spoilt"
     )
-    with Lab(tmp_path / "b") as lab:
-        assert choose_rates(other, LOSSES, lab.run) == (rates, tried)
+    lab = Lab(tmp_path / "b")
+    assert choose_rates(other, LOSSES, lab.run) == (rates, tried)
 
 
 def test_commands_share_the_trials_of_a_folder(source: Source, tmp_path: Path) -> None:
@@ -66,8 +65,8 @@ with RunLock() as lock:
     with subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"locked\n"
-        with Lab(tmp_path) as lab:
-            found = lab.run(source, trials)
+        lab = Lab(tmp_path)
+        found = lab.run(source, trials)
     assert other.returncode == 0
     assert found[trials[0]] == {"recall@1": 0.125}
     assert all("steps" in found[trial] for trial in trials[1:])
@@ -81,10 +80,11 @@ def test_a_trial_that_another_command_does_is_waited_for_until_a_stop(
     place.mkdir()
     with RunLock() as lock:
         assert not lock.try_take(place)
-        with Lab(tmp_path, stop=lambda: True) as lab, pytest.raises(KeyboardInterrupt):
+        lab = Lab(tmp_path, stop=lambda: True)
+        with pytest.raises(KeyboardInterrupt):
             lab.run(source, [trial])
-    with Lab(tmp_path) as lab:
-        assert "steps" in lab.run(source, [trial])[trial]
+    lab = Lab(tmp_path)
+    assert "steps" in lab.run(source, [trial])[trial]
 
 
 def test_every_method_has_as_many_tries(source: Source) -> None:
@@ -101,8 +101,8 @@ def test_scales_are_chosen_on_training_classes_and_change_one_method(
     source: Source, tmp_path: Path
 ) -> None:
     rates = dict.fromkeys(LOSSES, 1e-3)
-    with Lab(tmp_path) as lab:
-        scales, tried = choose_scales(source, list(FURTHER), rates, lab.run)
+    lab = Lab(tmp_path)
+    scales, tried = choose_scales(source, list(FURTHER), rates, lab.run)
     assert all(t.fold is not None for t in scale_tries(source, list(FURTHER), rates))
     for method, row in tried.items():
         assert list(row) == [8.0, 16.0, 32.0, 64.0]  # the preset's scale is 16
@@ -117,8 +117,8 @@ def test_scales_are_chosen_on_training_classes_and_change_one_method(
 
 def test_tables_have_the_papers_methods_and_two_more(source: Source, tmp_path: Path) -> None:
     rates = dict.fromkeys(LOSSES, 1e-3)
-    with Lab(tmp_path) as lab:
-        entry = tables.entry(source, rates, lab.run(source, tables.trials(source, rates)))
+    lab = Lab(tmp_path)
+    entry = tables.entry(source, rates, lab.run(source, tables.trials(source, rates)))
     scores, pairs, stages = entry.tables
     assert {row[0] for row in scores.rows} >= set(NAMES.values())
     assert not any("best scale" in row[0] for row in pairs.rows), "the paper's order is its own"
@@ -148,16 +148,16 @@ def test_methods_share_all_but_loss_rate_and_sampling(source: Source) -> None:
 
 def test_a_trial_is_the_same_twice_and_kept(source: Source, tmp_path: Path) -> None:
     trial = Trial(source.budget.config("lifted", 1e-3, seed=1), record="curve")
-    first = run_trial(source, trial, watch=Silent())
+    first = run_trial(source, trial)
     assert [row["step"] for row in first["curve"]] == [0, 4, 8]
     assert first["curve"][-1]["recall@1"] == first["recall@1"]
     assert sum(first["hits"]) / sum(first["queries"]) == pytest.approx(first["recall@1"])
-    with Lab(tmp_path) as lab:
-        again = lab.run(source, [trial])[trial]
+    lab = Lab(tmp_path)
+    again = lab.run(source, [trial])[trial]
     for key in ("recall@1", "recall@8", "nmi", "hits"):
         assert first[key] == again[key]
-    with Lab(tmp_path, stop=lambda: True) as lab:  # would stop at the first step
-        assert lab.run(source, [trial])[trial] == again
+    lab = Lab(tmp_path, stop=lambda: True)  # would stop at the first step
+    assert lab.run(source, [trial])[trial] == again
 
 
 def test_keys_follow_settings_and_data(source: Source) -> None:
@@ -175,16 +175,16 @@ def test_keys_follow_settings_and_data(source: Source) -> None:
 
 def test_a_damaged_file_is_done_again(source: Source, tmp_path: Path) -> None:
     trial = Trial(source.budget.config("proxy-nca", 1e-3))
-    with Lab(tmp_path) as lab:
-        before = lab.run(source, [trial])[trial]
-        (file,) = tmp_path.glob("*.json")
-        file.write_bytes(file.read_bytes()[:40])
-        assert lab.run(source, [trial])[trial]["hits"] == before["hits"]
+    lab = Lab(tmp_path)
+    before = lab.run(source, [trial])[trial]
+    (file,) = tmp_path.glob("*.json")
+    file.write_bytes(file.read_bytes()[:40])
+    assert lab.run(source, [trial])[trial]["hits"] == before["hits"]
 
 
 def test_a_try_that_diverges_scores_nothing(source: Source) -> None:
     trial = Trial(source.budget.config("n-pairs", 1e30), fold=0)
-    found = run_trial(source, trial, watch=Silent())
+    found = run_trial(source, trial)
     assert found["recall@1"] == 0
     assert "diverged" in found
 
@@ -212,8 +212,8 @@ def test_batches_keep_items_and_move_rates(source: Source) -> None:
 def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: Path) -> None:
     experiment: Any = FIGURES[name]
     rates = dict.fromkeys(experiment.losses(source), 1e-3)
-    with Lab(tmp_path) as lab:
-        entry = experiment.entry(source, rates, lab.run(source, experiment.trials(source, rates)))
+    lab = Lab(tmp_path)
+    entry = experiment.entry(source, rates, lab.run(source, experiment.trials(source, rates)))
     assert entry.verdict
     assert entry.tables
     assert all(len(row) == len(entry.tables[0].head) for row in entry.tables[0].rows)
@@ -241,7 +241,8 @@ def test_seconds_are_compared_only_of_trainings_that_ran_alone(
     trials = experiment.trials(source, rates)
     other = tmp_path / "other"
     other.mkdir()
-    with Lab(tmp_path) as lab, RunLock() as lock:
+    lab = Lab(tmp_path)
+    with RunLock() as lock:
         alone = lab.run(source, trials)
         assert NOT_TIMED not in experiment.entry(source, rates, alone).verdict
         assert not lock.try_take(other)
@@ -253,14 +254,14 @@ def test_seconds_are_compared_only_of_trainings_that_ran_alone(
 def test_what_a_kill_left_of_a_result_is_cleared(source: Source, tmp_path: Path) -> None:
     trial = Trial(source.budget.config("proxy-nca", 1e-3))
     (tmp_path / f".{trial.key(source)}.json.0123456789abcdef.new").write_text("{")
-    with Lab(tmp_path) as lab:
-        lab.run(source, [trial])
+    lab = Lab(tmp_path)
+    lab.run(source, [trial])
     assert [path.name for path in tmp_path.iterdir()] == [f"{trial.key(source)}.json"]
 
 
 def test_corrected_bounds_hold_while_learning(source: Source) -> None:
     config = source.budget.config("proxy-nca", 1e-2)
-    found = run_trial(source, Trial(config, record="bounds"), watch=Silent())
+    found = run_trial(source, Trial(config, record="bounds"))
     for row in found["curve"]:
         for name in ("ranking", "expected_ranking", "nca", "triplet"):
             assert row["corrected"][name]["violations"] == 0
@@ -305,8 +306,8 @@ def test_networks_are_trained(
     trial = Trial(source.budget.config("proxy-nca", 1e-4), record="neighbours")
     c = trial.config
     assert (c.backbone, c.optimizer, c.schedule) == (backbone, optimizer, schedule)
-    with Lab(tmp_path / "work") as lab:
-        found = lab.run(source, [trial])[trial]
+    lab = Lab(tmp_path / "work")
+    found = lab.run(source, [trial])[trial]
     assert found["steps"] == 3
     pictures = [row["query"]["src"] for group in found["grid"] for row in group["rows"]]
     assert pictures
@@ -319,23 +320,6 @@ def test_networks_are_trained(
 def test_only_the_papers_setting_has_two_batches() -> None:
     batches = {n: [b.batch_of(m) for m in ("proxy-nca", "lifted")] for n, b in PHOTOGRAPHS.items()}
     assert batches == {"minutes": [64, 64], "hours": [64, 64], "paper": [32, 128]}
-
-
-def test_a_warning_of_each_kind_is_said_once_a_training(
-    source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trial = Trial(source.budget.config("proxy-nca", 1e-3))
-    with Lab(tmp_path) as lab:
-        for words in ("first", "second"):
-            lab._line.begin(words, lambda: (0, None), trial)
-            for epoch in range(3):
-                lab._line.say(f"collapsed: {epoch}")
-    said = capsys.readouterr()
-    notes = [line for line in (said.out + said.err).splitlines() if "collapsed" in line]
-    assert [note.partition(": ")[2] for note in notes] == [
-        "first: collapsed: 0",
-        "second: collapsed: 0",
-    ]
 
 
 def test_summary_of_one_seed_has_no_interval() -> None:

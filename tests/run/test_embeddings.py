@@ -40,7 +40,7 @@ def test_free_norms_assign_as_training_does(tmp_path: Path) -> None:
     """p(x) is the closest proxy of x as it is: the closest direction is often another one."""
     options = {"assignment": "dynamic", "proxies_per_class": 2.0, "free_norms": True}
     run = train_pictures(tmp_path, epochs=2, proxy_lr=0.5, start="random", **options)
-    kept, checkpoint = load_embeddings(run), load_checkpoint(run / "checkpoints", say=print)
+    kept, checkpoint = load_embeddings(run), load_checkpoint(run / "checkpoints")
     assert kept is not None
     assert checkpoint is not None
     proxies = checkpoint.tensors["criterion.proxies"]

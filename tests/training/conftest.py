@@ -14,7 +14,7 @@ def feed() -> Pictures:
 
 
 @pytest.fixture
-def watch() -> Recorder:
+def told() -> Recorder:
     return Recorder()
 
 

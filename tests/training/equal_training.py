@@ -89,9 +89,9 @@ def check_training() -> None:
     ):
         with processes.alone():
             expected = make(kind, sharded=False)
-            run_loop(expected, FEED, watch=Recorder())
+            run_loop(expected, FEED, tell=Recorder())
         t = make(kind, sharded=sharded)
-        run_loop(t, FEED, watch=Recorder())
+        run_loop(t, FEED, tell=Recorder())
         assert [row["loss"] for row in t.history] == pytest.approx(
             [row["loss"] for row in expected.history], rel=1e-9
         )
@@ -122,31 +122,31 @@ def compare(t: Training, whole: dict[str, Tensor], *, rel: float) -> None:
 
 def write_checkpoint(folder: Path) -> None:
     """Two epochs of three, then the whole state of it as one process would have it."""
-    t, watch = make("static", sharded=True), Recorder()
+    t, told = make("static", sharded=True), Recorder()
     with pytest.raises(Interrupted):
-        run_loop(t, FEED, watch=watch, checkpoints=folder, stop=lambda: len(watch.losses) >= 8)
+        run_loop(t, FEED, tell=told, checkpoints=folder, stop=lambda: len(told.losses) >= 8)
 
 
 def read_checkpoint(folder: Path, expected: Path) -> None:
     """Go on from what other processes wrote: bit for bit what they had, and the same end."""
     t = make("static", sharded=processes.world() > 1)
     with processes.alone():
-        whole = load_checkpoint(folder, say=pytest.fail)
-        end = load_checkpoint(expected, say=pytest.fail)
+        whole = load_checkpoint(folder)
+        end = load_checkpoint(expected)
     assert isinstance(whole, Checkpoint)
     assert isinstance(end, Checkpoint)
     assert len(whole.tensors["criterion.proxies"]) == 7
-    own = load_checkpoint(folder, say=pytest.fail, sharded=t.sharded)
+    own = load_checkpoint(folder, sharded=t.sharded)
     assert own is not None
     t.restore(own)
     compare(t, whole.tensors, rel=0)
-    run_loop(t, FEED, watch=Recorder())
+    run_loop(t, FEED, tell=Recorder())
     compare(t, end.tensors, rel=1e-6)
 
 
 def write_the_end(folder: Path) -> None:
     """Three epochs at a stretch in one process."""
-    run_loop(make("static", sharded=False), FEED, watch=Recorder(), checkpoints=folder)
+    run_loop(make("static", sharded=False), FEED, tell=Recorder(), checkpoints=folder)
 
 
 def check_batch_norm() -> None:
@@ -154,7 +154,7 @@ def check_batch_norm() -> None:
     t = make_training()
     t.model.double()
     t.criterion.double()
-    run_loop(t, FEED, watch=Recorder())
+    run_loop(t, FEED, tell=Recorder())
     for name, tensor in module_tensors("model", t.model).items():
         expected = tensor.clone()
         processes.copy_from_first([expected])

@@ -1,12 +1,13 @@
 """A small training that every test here builds anew: bit for bit the same each time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nofuss.losses import ProxyNCA
+from nofuss.training.callbacks import Kind
 from nofuss.training.loop import Training
 from nofuss.training.optim import build_optimizer
 
@@ -35,21 +36,17 @@ class Pictures:
 
 
 class Recorder:
-    """A watch that keeps what it is told."""
+    """Keeps what the loop tells."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.rows: list[dict[str, Any]] = []
-        self.said: list[str] = []
+        self.rows: list[Mapping[str, Any]] = []
 
-    def step(self, epoch: int, step: int, steps: int, loss: float, items: int) -> None:
-        self.losses.append(loss)
-
-    def epoch(self, history: list[dict[str, Any]]) -> None:
-        self.rows = list(history)
-
-    def say(self, message: str) -> None:
-        self.said.append(message)
+    def __call__(self, kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        if kind == "step":
+            self.losses.append(values["loss"])
+        else:
+            self.rows.append(values)
 
 
 class DropConnect(nn.Module):

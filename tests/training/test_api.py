@@ -13,7 +13,7 @@ import nofuss
 from nofuss.cli import main
 from nofuss.config import Preprocessing
 from nofuss.errors import DataError, RunError, UsageError
-from nofuss.run.events import Event
+from nofuss.training.callbacks import Event
 
 SMALL = Preprocessing(size=24, resize=24, flip=False)
 
@@ -226,8 +226,10 @@ def test_pictures_in_tensors_of_bytes_are_those_in_arrays(tmp_path: Path) -> Non
 
 
 def test_what_came_from_python_is_resumed_from_python(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "nofuss")
+
     def stop(event: Event) -> None:
         raise KeyboardInterrupt
 
@@ -235,7 +237,7 @@ def test_what_came_from_python_is_resumed_from_python(
     with pytest.raises(KeyboardInterrupt):
         nofuss.train(vectors(), epochs=2, start="pca", callback=stop, out=run)
     again = f"nofuss.train(DATA, out='{run}', resume=True)"
-    assert f"resume with: {again}" in "".join(capfd.readouterr())
+    assert f"stopped; resume with: {again}" in caplog.messages
     assert main(["train", "--out", str(run), "--resume"]) == 2
     assert f"were given from Python; give them again: {again}" in capfd.readouterr().err
     nofuss.train(vectors(), out=run, resume=True)

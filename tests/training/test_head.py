@@ -7,7 +7,7 @@ from nofuss.config import TrainConfig
 from nofuss.geometry import normalize
 from nofuss.model.start import Affine
 from nofuss.training.head import MOVE, PROXY_FACTOR, composed, head_schedule, prepare_head
-from nofuss.training.loop import Silent, run_loop
+from nofuss.training.loop import run_loop
 from nofuss.training.presets import resolve
 
 
@@ -45,7 +45,7 @@ def test_training_starts_at_the_closed_form_and_composes_with_it() -> None:
     torch.testing.assert_close(
         training.criterion.proxies.detach(), normalize(means), rtol=0, atol=1e-6
     )
-    run_loop(training, feed, watch=Silent())
+    run_loop(training, feed)
     x = torch.randn(5, 9, generator=g)
     with torch.no_grad():
         torch.testing.assert_close(

@@ -1,7 +1,7 @@
 """The loop: interrupted anywhere and resumed it ends with the same bits; it stops before a NaN."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nofuss.losses import ProxyNCA
 from nofuss.proxies.assignment import Dynamic
 from nofuss.training.checkpoint import load_checkpoint, module_tensors, optimizer_tensors
-from nofuss.training.loop import Interrupted, Silent, Training, run_loop
+from nofuss.training.loop import Interrupted, Training, run_loop
 from nofuss.training.step import NonFiniteLoss
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
@@ -40,30 +40,30 @@ def losses(t: Training) -> list[float]:
 
 
 class StopAfter:
-    """Asks for a stop once the watch has seen so many steps."""
+    """Asks for a stop once so many steps were told."""
 
-    def __init__(self, watch: Recorder, steps: int) -> None:
-        self.watch, self.steps = watch, steps
+    def __init__(self, told: Recorder, steps: int) -> None:
+        self.told, self.steps = told, steps
 
     def __call__(self) -> bool:
-        return len(self.watch.losses) >= self.steps
+        return len(self.told.losses) >= self.steps
 
 
 def run_in_pieces(make: Make, feed: Any, folder: Path, pieces: list[int]) -> Training:
     """Train, stop after so many steps, and again with everything made anew from the disk."""
     for steps in pieces:
-        t, watch = make(), Recorder()
+        t, told = make(), Recorder()
         resume(t, folder)
         with pytest.raises(Interrupted):
-            run_loop(t, feed, watch=watch, checkpoints=folder, stop=StopAfter(watch, steps))
+            run_loop(t, feed, tell=told, checkpoints=folder, stop=StopAfter(told, steps))
     t = make()
     resume(t, folder)
-    run_loop(t, feed, watch=Recorder(), checkpoints=folder)
+    run_loop(t, feed, tell=Recorder(), checkpoints=folder)
     return t
 
 
 def resume(t: Training, folder: Path) -> None:
-    checkpoint = load_checkpoint(folder, say=pytest.fail)
+    checkpoint = load_checkpoint(folder)
     if checkpoint is not None:
         t.restore(checkpoint)
 
@@ -75,7 +75,7 @@ def test_interrupted_equals_uninterrupted(
 ) -> None:
     """12 steps in three epochs; 4 and 8 are the ends of epochs."""
     whole = make_training(name)
-    run_loop(whole, feed, watch=Recorder())
+    run_loop(whole, feed, tell=Recorder())
     broken = run_in_pieces(lambda: make_training(name), feed, tmp_path, pieces)
     assert_same_bits(broken, whole)
     assert losses(broken) == losses(whole)
@@ -87,7 +87,7 @@ def test_dynamic_assignment_resumes_too(tmp_path: Path, feed: Pictures) -> None:
         return make_training(criterion=criterion)
 
     whole = make()
-    run_loop(whole, feed, watch=Recorder())
+    run_loop(whole, feed, tell=Recorder())
     assert_same_bits(run_in_pieces(make, feed, tmp_path, [2, 3, 3]), whole)
 
 
@@ -96,7 +96,7 @@ def test_the_model_really_is_random(feed: Pictures) -> None:
     runs = [make_training() for _ in range(2)]
     runs[1].seed += 1
     for t in runs:
-        run_loop(t, feed, watch=Recorder())
+        run_loop(t, feed, tell=Recorder())
     assert losses(runs[0]) != losses(runs[1])
 
 
@@ -104,7 +104,7 @@ def test_the_callers_random_numbers_are_left_alone(feed: Pictures) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    run_loop(make_training(), feed, watch=Recorder())
+    run_loop(make_training(), feed, tell=Recorder())
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -114,7 +114,7 @@ def test_an_interrupted_run_has_the_same_history(
 ) -> None:
     """An epoch has four steps: after its last one the row is written before training stops."""
     whole = make_training()
-    run_loop(whole, feed, watch=Recorder())
+    run_loop(whole, feed, tell=Recorder())
     t = run_in_pieces(make_training, feed, tmp_path, [steps])
 
     def rows(of: Training) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
         run_loop(
             t,
             feed,
-            watch=Recorder(),
+            tell=Recorder(),
             validate=validate,
             checkpoints=tmp_path,
             stop=lambda: bool(asked),
@@ -148,7 +148,7 @@ def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
 
 
 def test_checkpoints_by_time_and_by_epoch(tmp_path: Path, feed: Pictures) -> None:
-    run_loop(make_training(), feed, watch=Recorder(), checkpoints=tmp_path, checkpoint_seconds=0)
+    run_loop(make_training(), feed, tell=Recorder(), checkpoints=tmp_path, checkpoint_seconds=0)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "step-11.safetensors",
         "step-12.safetensors",
@@ -156,17 +156,17 @@ def test_checkpoints_by_time_and_by_epoch(tmp_path: Path, feed: Pictures) -> Non
 
 
 def test_rows_have_loss_and_scores(feed: Pictures) -> None:
-    t, watch, modes = make_training(), Recorder(), []
+    t, told, modes = make_training(), Recorder(), []
 
     def validate() -> dict[str, float]:
         modes.append(t.model.training)
         return {"score": 0.5}
 
-    run_loop(t, feed, watch=watch, validate=validate)
+    run_loop(t, feed, tell=told, validate=validate)
     assert modes == [False] * 3
-    assert [row["epoch"] for row in watch.rows] == [1, 2, 3]
-    assert all(row["score"] == 0.5 for row in watch.rows)
-    assert watch.rows[0]["loss"] == pytest.approx(sum(watch.losses[:4]) / 4)
+    assert [row["epoch"] for row in told.rows] == [1, 2, 3]
+    assert all(row["score"] == 0.5 for row in told.rows)
+    assert told.rows[0]["loss"] == pytest.approx(sum(told.losses[:4]) / 4)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,13 @@ def test_rows_have_loss_and_scores(feed: Pictures) -> None:
 def test_rates_follow_the_schedule(schedule: str, factors: list[float], feed: Pictures) -> None:
     t, seen = make_training(schedule=schedule), []
 
-    class Rates(Recorder):
-        def step(self, *told: Any) -> None:
-            seen.append([group["lr"] for group in t.optimizer.param_groups])
+    def tell(kind: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        if kind == "step":
+            rates = {f"lr/{group['name']}": group["lr"] for group in t.optimizer.param_groups}
+            assert rates == {name: x for name, x in values.items() if name != "loss"}
+            seen.append([*rates.values()])
 
-    run_loop(t, feed, watch=Rates())
+    run_loop(t, feed, tell=tell)
     bases = (1e-3, 1e-2, 1e-1)
     assert seen == [pytest.approx([base * f for base in bases]) for f in factors]
 
@@ -202,18 +204,18 @@ class SpoiltFeed(Pictures):
 def test_nan_loss_stops_before_the_update_and_names_the_batch(tmp_path: Path) -> None:
     t, twin = make_training(), make_training()
     with pytest.raises(NonFiniteLoss, match="nan") as raised:
-        run_loop(t, SpoiltFeed(), watch=Recorder(), checkpoints=tmp_path)
+        run_loop(t, SpoiltFeed(), tell=Recorder(), checkpoints=tmp_path)
     assert raised.value.indices.tolist() == list(range(200, 208))
-    watch = Recorder()
+    told = Recorder()
     with pytest.raises(Interrupted):
-        run_loop(twin, Pictures(), watch=watch, stop=StopAfter(watch, 6))
+        run_loop(twin, Pictures(), tell=told, stop=StopAfter(told, 6))
     # batch norm's statistics saw the batch; nothing that is learned did
     for a, b in zip(t.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert torch.equal(t.criterion.proxies, twin.criterion.proxies)  # type: ignore[arg-type]
     ours, theirs = optimizer_tensors(t.optimizer), optimizer_tensors(twin.optimizer)
     assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
-    healthy = load_checkpoint(tmp_path, say=pytest.fail)
+    healthy = load_checkpoint(tmp_path)
     assert healthy is not None
     assert all(x.isfinite().all() for x in healthy.tensors.values())
 
@@ -229,38 +231,38 @@ def test_nan_gradient_stops_before_the_update(feed: Pictures) -> None:
     t = make_training(criterion=InfiniteSlope())
     before = [p.clone() for p in t.model.parameters()]
     with pytest.raises(NonFiniteLoss, match="gradient is not finite") as raised:
-        run_loop(t, feed, watch=Recorder())
+        run_loop(t, feed, tell=Recorder())
     assert raised.value.indices.tolist() == list(range(8))
     assert all(torch.equal(a, b) for a, b in zip(before, t.model.parameters(), strict=True))
     assert not t.optimizer.state
 
 
-def test_collapse_is_said(feed: Pictures) -> None:
-    t, watch = make_training(epochs=1), Recorder()
+def test_collapse_is_logged_once(feed: Pictures, caplog: pytest.LogCaptureFixture) -> None:
+    t, told = make_training(epochs=2), Recorder()
     head = t.model[-1]  # type: ignore[index]
     with torch.no_grad():
         head.weight.mul_(1e-4)
         head.bias.fill_(1)
     for group in t.optimizer.param_groups:
         group["base_lr"] = 0.0
-    run_loop(t, feed, watch=watch)
-    assert watch.rows[0]["spread"] < 0.01
-    assert len(watch.said) == 1
-    assert "collapsed" in watch.said[0]
+    run_loop(t, feed, tell=told)
+    assert [row["spread"] < 0.01 for row in told.rows] == [True, True]
+    (line,) = caplog.messages
+    assert "collapsed" in line
 
 
-def test_a_healthy_training_says_nothing(feed: Pictures) -> None:
-    watch = Recorder()
-    run_loop(make_training(), feed, watch=watch)
-    assert watch.said == []
-    assert all(0.01 < row["spread"] <= 1 for row in watch.rows)
+def test_a_healthy_training_logs_nothing(feed: Pictures, caplog: pytest.LogCaptureFixture) -> None:
+    told = Recorder()
+    run_loop(make_training(), feed, tell=told)
+    assert caplog.messages == []
+    assert all(0.01 < row["spread"] <= 1 for row in told.rows)
 
 
 def test_proxies_in_use_are_counted(feed: Pictures) -> None:
     criterion = ProxyNCA(5, 4, scale=16, seed=3, assignment="dynamic")
-    t, watch = make_training(criterion=criterion), Recorder()
-    run_loop(t, feed, watch=watch)
-    assert all(0 < row["proxies_in_use"] <= 1 for row in watch.rows)
+    t, told = make_training(criterion=criterion), Recorder()
+    run_loop(t, feed, tell=told)
+    assert all(0 < row["proxies_in_use"] <= 1 for row in told.rows)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ def test_losses_of_pytorch_metric_learning_run_here(
 
     feed, whole = Pictures(), make()
     first = [p.clone() for p in whole.criterion.parameters()]
-    run_loop(whole, feed, watch=Recorder())
+    run_loop(whole, feed, tell=Recorder())
     moved = zip(first, whole.criterion.parameters(), strict=True)
     assert not any(torch.equal(a, b) for a, b in moved)
     assert_same_bits(run_in_pieces(make, feed, tmp_path, [3]), whole)
@@ -307,11 +309,6 @@ def test_bare_triplets(tmp_path: Path) -> None:
 
     whole = make()
     first = whole.criterion.proxies.clone()  # type: ignore[operator]
-    run_loop(whole, Thirds(), watch=Recorder())
+    run_loop(whole, Thirds(), tell=Recorder())
     assert not torch.equal(first, whole.criterion.proxies)  # type: ignore[arg-type]
     assert_same_bits(run_in_pieces(make, Thirds(), tmp_path, [3]), whole)
-
-
-def test_a_silent_watch_warns_as_libraries_do() -> None:
-    with pytest.warns(UserWarning, match="something"):
-        Silent().say("something")

@@ -1,13 +1,16 @@
-"""What reaches the terminal: names of files and classes as text, and nothing that acts on it."""
+"""What reaches the terminal: lines, progress, and no name of a file that acts on it."""
 
+import contextlib
 import io
 import json
+import logging
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +22,8 @@ from PIL import Image
 from rich.console import Console
 
 from nofuss.cli import main
+from nofuss.commands import console
 from nofuss.errors import command, visible
-from nofuss.terminal import console
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r[bold red]x[/]\u202e\x9b31m"
 """A title for the window, an empty screen, markup, text that runs the other way, C1's colours."""
@@ -36,18 +39,26 @@ def tables(title: str) -> None:
 
 
 def bars(words: str) -> None:
-    with console.progress(words, 1) as tell:
-        tell(1)
+    with console.speaking():
+        console.progress(words, 0, 1)
+        console.progress(words, 1, 1)
+
+
+def logged(words: str) -> None:
+    with console.speaking():
+        for level in (logging.INFO, logging.WARNING, logging.ERROR):
+            logging.getLogger("nofuss").log(level, words)
 
 
 def quoted(words: str) -> None:
     console.print_json({words: [words, "\x7f"]})
 
 
-@pytest.mark.parametrize(
-    "show", [console.say, console.warn, console.aside, console.fail, tables, bars, quoted]
-)
-def test_names_are_shown_and_obeyed_nowhere(show: Callable[[str], None], capsys: Capture) -> None:
+@pytest.mark.parametrize("show", [console.say, console.fail, tables, bars, logged, quoted])
+def test_names_are_shown_and_obeyed_nowhere(
+    show: Callable[[str], None], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "LONG", 0.0)  # so that all work is mentioned
     show(HOSTILE)
     out, err = capsys.readouterr()
     assert "owned" in out + err
@@ -57,7 +68,7 @@ def test_names_are_shown_and_obeyed_nowhere(show: Callable[[str], None], capsys:
 
 def test_nor_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal there are escape sequences, but they are all ours."""
-    for show in (console.say, console.warn, tables):
+    for show in (console.say, logged, tables):
         written = {}
         for words in (HOSTILE, visible(HOSTILE)):
             file = io.StringIO()
@@ -65,9 +76,72 @@ def test_nor_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
                 file=file, force_terminal=True, highlight=False, soft_wrap=True, emoji=False
             )
             monkeypatch.setattr(console, "out", screen)
+            monkeypatch.setattr(console, "err", screen)
             show(words)
             written[words] = file.getvalue()
         assert len(set(written.values())) == 1
+
+
+def test_records_are_notes_and_warnings_and_beside_json_on_standard_error(
+    capsys: Capture,
+) -> None:
+    log = logging.getLogger("nofuss")
+    for as_json in (False, True):
+        with console.speaking(as_json=as_json):
+            log.info("embedded")
+            log.warning("left out")
+            log.error("failed")
+        out, err = capsys.readouterr()
+        notes = err if as_json else out
+        assert notes.splitlines()[:2] == ["embedded", "note: left out"]
+        assert err.splitlines()[-1] == "nofuss: failed"
+        assert not (as_json and out)
+    log.warning("nobody listens")
+    with console.speaking(aloud=False):  # another process of several
+        log.info("embedded")
+        console.say("result")
+        console.progress("embedding", 0, 1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_pipe_long_work_is_mentioned_while_and_after_it_is_done(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "LONG", 0.5)
+    with console.speaking():
+        console.progress("drawing", 0, 1)
+        console.progress("drawing", 1, 1)  # at once: not worth a line
+        console.progress("embedding", 0, 2_000)
+        console.progress("embedding", 1_024, 2_000)
+        while not (said := capsys.readouterr().out):
+            time.sleep(0.01)
+        assert said == "embedding: 1,024 of 2,000\n"
+        console.progress("embedding", 2_000, 2_000)
+    assert re.fullmatch(r"embedding: 2,000 in [\d.]+ s \([\d,]+/s\)\n", capsys.readouterr().out)
+
+
+def test_on_a_terminal_there_is_a_bar_and_the_end_of_long_work_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = io.StringIO()
+    screen = Console(file=file, force_terminal=True, width=80, highlight=False, soft_wrap=True)
+    monkeypatch.setattr(console, "out", screen)
+    monkeypatch.setattr(console, "LONG", 0.0)
+    with console.speaking():
+        console.progress("embedding", 0, 40)
+        console.progress("embedding", 20, 40)
+        while "20/40" not in file.getvalue():
+            time.sleep(0.01)
+        console.progress("embedding", 40, 40)
+    assert "embedding: 40 in " in file.getvalue().splitlines()[-1]
+
+
+def test_what_hides_the_output_of_a_library_does_not_hide_ours(capsys: Capture) -> None:
+    with console.speaking(), contextlib.redirect_stdout(io.StringIO()) as hidden:
+        print("chatter")
+        console.say("ours")
+    assert hidden.getvalue() == "chatter\n"
+    assert capsys.readouterr().out == "ours\n"
 
 
 @given(st.text())

@@ -1,23 +1,25 @@
-"""Callbacks and TensorBoard: what they are told, in which order, also after a resume."""
+"""Callbacks: what they are told, in which order, also after a resume; Ctrl-C; TensorBoard."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import nofuss
-from nofuss.run.events import Event, flat_numbers
-from tests.tiny_run import CLASSES, write_pictures
+from nofuss.training.callbacks import Event, flat_numbers
+from tests.tiny_run import write_pictures
 
 SMALL = {"preset": "small", "dim": 8, "size": 24, "batch_size": 8}
-tensorboard = pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
 
 
 def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
     data, events = write_pictures(tmp_path / "data"), list[Event]()
     run = nofuss.train(data, out=tmp_path / "run", epochs=2, callback=events.append, **SMALL)
+    told, events = events, [event for event in events if event.kind != "progress"]
     kinds = [event.kind for event in events]
     steps = kinds.count("step") // 2
     assert kinds == ["start", *(["step"] * steps + ["epoch"]) * 2, "end"]
@@ -31,6 +33,70 @@ def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
     assert events[-1].values["recall@1"] == scores["recall@1"]
     assert {e.run for e in events} == {run}
     assert {"lr/head", "lr/proxies"} <= events[1].values.keys()
+    works = [event.values for event in told if event.kind == "progress"]
+    assert {"checking files", "training, 2 epochs", "writing the report"} <= {
+        work["what"] for work in works
+    }
+    training = [work["done"] for work in works if work["what"] == "training, 2 epochs"]
+    assert training == sorted(training)
+    assert (training[0], training[-1]) == (0, 2 * steps)
+    assert {event.run for event in told} == {None, run}  # files are checked before it is made
+
+
+def test_from_python_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nofuss")
+    data = write_pictures(tmp_path / "data")
+    nofuss.train(data, out=tmp_path / "run", epochs=1, **SMALL)
+    assert capfd.readouterr() == ("", "")
+    assert f"run directory {tmp_path / 'run'}, settings: small" in caplog.messages
+
+
+PROGRAM = """
+import sys, time
+from nofuss.training.callbacks import stop_on_signals
+
+with stop_on_signals() as stop:
+    print("begun", flush=True)
+    while not stop():
+        time.sleep(0.01)
+    print("asked", flush=True)
+    if "twice" in sys.argv:
+        time.sleep(600)
+try:
+    print("saved", flush=True)
+    time.sleep(600 if "later" in sys.argv else 0)
+except KeyboardInterrupt:
+    print("Ctrl-C as before")
+"""
+
+
+def ask(number: signal.Signals, *words: str) -> tuple[int, list[str]]:
+    """Send a signal to a program that trains, and another one as the words say."""
+    command = [sys.executable, "-c", PROGRAM, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == "asked\n"
+        if "twice" in words:
+            process.send_signal(number)
+        if "later" in words:
+            assert process.stdout.readline() == "saved\n"
+            process.send_signal(number)
+        said = process.stdout.read().splitlines()
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_ends_at_once(number: signal.Signals) -> None:
+    assert ask(number) == (0, ["saved"])
+    assert ask(number, "twice") == (130, [])
+
+
+def test_afterwards_signals_are_as_before() -> None:
+    assert ask(signal.SIGINT, "later") == (0, ["Ctrl-C as before"])
 
 
 def test_a_callback_that_fails_ends_training_which_resumes_to_the_same_model(
@@ -67,7 +133,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
-def test_tensorboard_has_scalars_and_a_projector_with_thumbnails(tmp_path: Path) -> None:
+def test_tensorboard_has_scalars(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
     data, board = write_pictures(tmp_path / "data"), tmp_path / "board"
     run = nofuss.train(data, out=tmp_path / "run", epochs=2, tensorboard=str(board), **SMALL)
     found = scalars(board / "run")
@@ -77,20 +144,10 @@ def test_tensorboard_has_scalars_and_a_projector_with_thumbnails(tmp_path: Path)
     assert [value for _, value in found["epoch/loss"]] == pytest.approx([r["loss"] for r in rows])
     scores = json.loads((run / "scores.json").read_text())
     assert found["scores/recall_at_1"][0][1] == pytest.approx(scores["recall@1"])
-    projector = board / "run" / "00000" / "embeddings"
-    lines = (projector / "metadata.tsv").read_text().splitlines()
-    assert lines[0] == "class\titem"
-    assert {line.split("\t")[0] for line in lines[1:]} <= set(CLASSES)
-    vectors = (projector / "tensors.tsv").read_text().splitlines()
-    assert len(vectors) == len(lines) - 1
-    assert len(vectors[0].split("\t")) == 8
-    with Image.open(projector / "sprite.png") as sprites:
-        side = int(np.ceil(len(vectors) ** 0.5))
-        assert sprites.size == (48 * side, 48 * side)
-        assert len(np.unique(np.asarray(sprites.convert("RGB")).reshape(-1, 3), axis=0)) > 3
 
 
 def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
     data, board = write_pictures(tmp_path / "data"), tmp_path / "board"
 
     def stop(event: Event) -> None:

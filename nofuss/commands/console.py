@@ -1,0 +1,354 @@
+"""Output in the terminal: lines, progress, tables, scores. Plain lines when piped.
+
+Only the commands print: results with the functions here, while `speaking` shows what the library
+logs and how far it is. Text may contain names of files, classes and tensors from outside: no
+control character reaches the terminal, and no name is interpreted as markup.
+"""
+
+import json
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from nofuss.errors import visible
+
+if TYPE_CHECKING:
+    from nofuss.training.callbacks import Event
+
+# No emoji: a folder may be called :dog:.
+out = Console(highlight=False, soft_wrap=True, emoji=False)
+err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
+
+LONGEST = 4000
+"""Characters of one message."""
+LONG = 2.0
+"""Seconds from which on work is mentioned: in a pipe while it is done, everywhere afterwards."""
+MANY = 20
+"""Pieces of work from which on there is a rate."""
+STARTING = "starting"
+EVERY = 10.0
+"""Seconds between lines about the same work in a pipe."""
+
+
+def say(message: str) -> None:
+    """Print one line; without markup, so that names are shown as they are."""
+    _print(out, _line(message))
+
+
+def print_json(content: Any) -> None:
+    """Print JSON for a program; safe to show in a terminal."""
+    _started()
+    if not out.quiet:
+        # DEL is the one control character that json does not escape.
+        print(json.dumps(content, indent=2).replace("\x7f", "\\u007f"))
+
+
+def table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """Print a small table; the first column is left-aligned, the others right-aligned."""
+    grid = Table(
+        title=Text(visible(title)),
+        title_justify="left",
+        title_style="bold",
+        header_style="",
+        box=box.SIMPLE_HEAD,
+    )
+    for i, name in enumerate(header):
+        grid.add_column(Text(visible(name)), justify="left" if i == 0 else "right")
+    for row in rows:
+        grid.add_row(*(Text(visible(cell)) for cell in row))
+    _started()
+    out.print(grid)
+
+
+def fail(message: str) -> None:
+    """Print one line to standard error."""
+    _print(err, f"nofuss: {_line(message)}", style="red" if sys.stderr.isatty() else "")
+
+
+def show_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print a traceback for --debug, with control characters escaped; a `sys.excepthook`."""
+    for text in traceback.format_exception(kind, error, trace):
+        for line in text.split("\n"):
+            err.print(visible(line), markup=False)
+
+
+def _print(screen: Console, line: str, style: str = "") -> None:
+    _started()
+    screen.print(line, markup=False, style=style)
+
+
+def _started() -> None:
+    """Note that something was printed: the program no longer starts, and is not silent."""
+    if _display is not None:
+        _display.spoke = time.monotonic()
+        _display.forget(STARTING)
+
+
+def _line(message: str) -> str:
+    """Return a message as one line that ends: a stranger's setting may have megabytes."""
+    line = visible(message)
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
+
+
+# ---- what the library logs, and how far it is
+
+
+@contextmanager
+def speaking(*, as_json: bool = False, aloud: bool = True) -> Iterator[None]:
+    """Show records of the logger "nofuss" and `progress`; beside JSON on standard error.
+
+    aloud: whether this process prints at all; of several under torchrun one does.
+    """
+    global _display
+    logger = logging.getLogger("nofuss")
+    before = _display, logger.level, out.quiet
+    out.quiet = not aloud
+    for console in (out, err):
+        console.file = console.file  # whoever hides the output of a library must not hide ours
+    screen = err if as_json else out
+    handler = _Handler(screen)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if aloud else logging.CRITICAL)
+    try:
+        with _Display(screen, disable=not aloud) as _display:
+            _display.update(STARTING, 0, 1, "")  # loading torch takes seconds
+            yield
+    finally:
+        logger.removeHandler(handler)
+        for console in (out, err):
+            console.file = None  # type: ignore[assignment]  # whatever sys.stdout is then
+        _display, level, out.quiet = before
+        logger.setLevel(level)
+
+
+def progress(what: str, done: int, total: int, note: str = "") -> None:
+    """Show how far something is; a `nofuss.progress.Progress`."""
+    if _display is not None:
+        _display.forget(STARTING)
+        _display.update(visible(what), done, total, note)
+
+
+class TrainingDisplay:
+    """A callback that shows training: a bar with the loss, a line after each epoch."""
+
+    def __init__(self) -> None:
+        self._epochs: int | None = None
+        self._loss: float | None = None
+        self._note = ""
+
+    def __call__(self, event: "Event") -> None:
+        """Show an event."""
+        values = event.values
+        if event.kind == "start":
+            self._epochs = values["epochs"]
+        elif event.kind == "progress":
+            note = self._note if values["what"].startswith("training") else ""
+            progress(values["what"], values["done"], values["total"], note)
+        elif event.kind == "step":
+            before = values["loss"] if self._loss is None else self._loss
+            self._loss = before + 0.05 * (values["loss"] - before)
+            self._note = f"epoch {event.epoch + 1}  loss {self._loss:.3f}"
+        elif event.kind == "epoch":
+            of = "" if self._epochs is None else f"/{self._epochs}"
+            parts = [f"epoch {event.epoch:>3}{of}", f"loss {values['loss']:8.4f}"]
+            if "held_out_recall@1" in values:
+                parts.append(f"held-out Recall@1 {values['held_out_recall@1']:.3f}")
+            if "proxies_in_use" in values:
+                parts.append(f"proxies in use {values['proxies_in_use']:.0%}")
+            say("  ".join([*parts, f"{values['seconds']:.1f} s"]))
+
+
+class _Handler(logging.Handler):
+    """Prints a record as a line, a warning as a note in colour."""
+
+    def __init__(self, screen: Console) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = _line(record.getMessage())
+        if record.levelno >= logging.ERROR:
+            fail(line)
+        elif record.levelno == logging.WARNING:
+            _print(self._screen, f"note: {line}", style="yellow")
+        else:
+            _print(self._screen, line)
+
+
+@dataclass
+class _Work:
+    """Something that is being done."""
+
+    bar: TaskID
+    first: int
+    """How much was done before."""
+    done: int
+    total: int
+    began: float
+    note: str = ""
+    said: float = 0.0
+    """When a line about it was printed last."""
+
+
+class _Left(TimeRemainingColumn):
+    """The time that is left of what can be counted."""
+
+    def render(self, task: Any) -> Text:
+        return super().render(task) if task.total is not None else Text("")
+
+
+class _Display:
+    """What is being done: bars on a terminal, lines in a pipe; a line remains of what took long."""
+
+    def __init__(self, screen: Console, *, disable: bool) -> None:
+        self.spoke = time.monotonic()  # when the last line was printed
+        self._screen, self._disable = screen, disable
+        self._works: dict[str, _Work] = {}
+        self._closed = threading.Event()
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            _Left(),
+            console=screen,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=disable or not screen.is_terminal,
+        )
+
+    def __enter__(self) -> "_Display":
+        if not self._disable and not self._screen.is_terminal:
+            threading.Thread(target=self._speak_now_and_then, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._bars.stop()
+
+    def update(self, what: str, done: int, total: int, note: str) -> None:
+        """Begin, advance or end some work."""
+        now = time.monotonic()
+        work = self._works.get(what)
+        if work is None:
+            if done >= total:
+                return
+            bar = self._bars.add_task(what, total=None if total == 1 else total, note="")
+            work = self._works[what] = _Work(bar, done, done, total, now)
+            self._bars.start()
+        work.done, work.total, work.note = done, total, note
+        if total > 1:
+            rate = (done - work.first) / max(1e-9, now - work.began)
+            words = f"{done:,}/{total:,}" + (f"  {rate:,.0f}/s  {note}" if total >= MANY else "")
+            self._bars.update(work.bar, completed=done, note=words)
+        if done >= total:
+            self._end(what, work, now - work.began)
+
+    def forget(self, what: str) -> None:
+        """End work without a line about it."""
+        if work := self._works.pop(what, None):
+            self._bars.remove_task(work.bar)
+            if not self._works:
+                self._bars.stop()
+
+    def _end(self, what: str, work: _Work, seconds: float) -> None:
+        self.forget(what)
+        if seconds >= LONG or work.said:
+            count = work.total - work.first
+            many = f"{count:,} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
+            self._say(f"{what}: {many if work.total >= MANY else f'{seconds:.1f} s'}")
+
+    def _speak_now_and_then(self) -> None:
+        while not self._closed.wait(0.25):
+            now, works = time.monotonic(), list(self._works.items())
+            if not works or now - self.spoke < LONG * 0.75:
+                continue
+            what, work = works[-1]
+            if work.said and now - work.said < EVERY:
+                continue
+            work.said = now
+            count = f"{what}: {work.done:,} of {work.total:,}  {work.note}".rstrip()
+            self._say(count if work.done else f"{what} …")
+
+    def _say(self, line: str) -> None:
+        self.spoke = time.monotonic()
+        if not self._disable:
+            self._screen.print(_line(line), markup=False)
+
+
+_display: _Display | None = None
+
+
+# ---- scores
+
+
+EXTENDED = ("mrr", "map", "precision@", "class_mean_")
+"""Prefixes of the names of optional scores."""
+
+
+def score_table(title: str, scores: Mapping[str, Any], method: str) -> None:
+    """Print scores and their baselines, a column per method, in percent; then intervals, gains."""
+    # here, since it loads torch
+    from nofuss.evaluate.side_by_side import compared, describe_gain, within_folds
+
+    columns = {method: scores}
+    if reranked := scores.get("reranked"):
+        columns[f"{method}, re-ranked"] = reranked
+    columns |= scores.get("baselines", {})
+    names = [n for n in scores if n.startswith("recall@") and not n.endswith("_interval")]
+    rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
+    others = {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
+    others["in the right order"] = "ordered"
+    rows |= {label: name for label, name in others.items() if name in scores}
+    rows |= {_title(name): name for name in scores if _is_extended(name)}
+    cells = [
+        [label, *(f"{100 * of[name]:.2f}" if name in of else "–" for of in columns.values())]
+        for label, name in rows.items()
+    ]
+    table(title, ["%", *columns], cells)
+    if names:
+        low, high = scores[f"{names[0]}_interval"]
+        say(
+            f"{scores['queries']:,} queries of {scores['classes']:,} classes; Recall@"
+            f"{names[0].removeprefix('recall@')} of the first column is between {100 * low:.2f} "
+            f"and {100 * high:.2f} (95%, over classes)"
+        )
+    if "ordered" in scores:
+        low, high = scores["ordered_interval"]
+        say(
+            f"{compared(scores)}; those of the first column in the right order are between "
+            f"{100 * low:.2f} and {100 * high:.2f}% (95%, over groups)"
+        )
+    if gain := scores.get("gain"):
+        say(f"over the {gain['over']}: {describe_gain(gain)}")
+    if reranked:
+        say(f"by re-ranking: {describe_gain(reranked['gain'])}")
+    if "folds" in scores:
+        say(within_folds(scores))
+
+
+def _is_extended(name: str) -> bool:
+    return name.startswith(EXTENDED) and name != "map@r" and not name.endswith("_interval")
+
+
+def _title(name: str) -> str:
+    """Return the title of an optional score in a table."""
+    of_classes = name.startswith("class_mean_")
+    name = name.removeprefix("class_mean_").replace("r_precision", "R-precision")
+    name = name.replace("map", "MAP").replace("mrr", "MRR").replace("@r", "@R")
+    return f"{name[0].upper()}{name[1:]}" + (", mean over classes" if of_classes else "")

@@ -1,0 +1,178 @@
+"""What training tells, and whom: the terminal, TensorBoard and the user's function hear the same.
+
+`nofuss.train(…, callback=function)` calls the function with an `Event`
+
+    start     once, with the settings, before the first step
+    progress  while something takes its time: {"what": "embedding", "done": 512, "total": 2040}
+    step      after each step of the optimizer: loss, rates
+    epoch     after each epoch: the row of metrics.jsonl
+    end       once, with the scores on unseen classes, when everything is written
+
+Of the folds on which training is tried there is progress only; where they decide against training,
+there are no steps. Under torchrun the first process calls, the others do not.
+"""
+
+import logging
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from nofuss.distributed.processes import first
+from nofuss.errors import UsageError, visible
+from nofuss.progress import Progress
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger("nofuss")
+Kind = Literal["start", "progress", "step", "epoch", "end"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A point of training, as a callback receives it."""
+
+    kind: Kind
+    run: Path | None
+    """The run directory; None for progress before it is made."""
+    step: int
+    """Steps of the optimizer so far; a resumed run continues to count."""
+    epoch: int
+    """Epochs finished so far."""
+    values: Mapping[str, Any]
+    """Settings by name at the start; what, done and total of progress; else numbers by name."""
+
+
+Callback = Callable[[Event], None]
+Tell = Callable[[Kind, int, int, Mapping[str, Any]], None]
+"""Called by the loop with the kind of an event, step, epoch and values."""
+
+
+class Callbacks:
+    """Calls several functions with the same events; of several processes the first alone does."""
+
+    def __init__(self, *functions: Callback | None) -> None:
+        self._functions = [function for function in functions if function is not None]
+        self.run: Path | None = None
+        self.step = self.epoch = 0
+
+    def tell(self, kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        """Call all functions with an event, which is where training now stands."""
+        self.step, self.epoch = step, epoch
+        if first():
+            event = Event(kind, self.run, step, epoch, dict(values))
+            for function in self._functions:
+                function(event)
+
+    def here(self, kind: Kind, values: Mapping[str, Any]) -> None:
+        """Tell an event where training stands already."""
+        self.tell(kind, self.step, self.epoch, values)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Tell how far something is, in the form that all functions report it."""
+        self.here("progress", {"what": what, "done": done, "total": total})
+
+    def close(self) -> None:
+        """Close those that have files open."""
+        for function in self._functions:
+            if isinstance(function, TensorBoard):
+                function.close()
+
+
+def nobody(kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+    """Tell nobody: training within another one, or of an estimator."""
+
+
+def as_progress(progress: Progress, what: str, steps: int) -> Tell:
+    """Return what reports a training that is only tried as progress, counted in steps."""
+    progress(what, 0, steps)
+    return lambda kind, step, epoch, values: progress(what, step, steps)
+
+
+def flat_numbers(scores: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of nested scores under joined names: "baselines/PCA, 64-d/recall@1"."""
+    found: dict[str, float] = {}
+    for name, value in scores.items():
+        if isinstance(value, Mapping):
+            found |= flat_numbers(value, f"{prefix}{name}/")
+        elif type(value) in (int, float):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """Yield whether to stop: Ctrl-C or SIGTERM asks for it, a second one ends the process at once.
+
+    The handlers of before are restored. Only the main thread gets signals; elsewhere none is heard.
+    """
+    asked = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            os._exit(130)
+        asked.set()
+        with suppress(RuntimeError):  # the signal may have come amid another line
+            log.warning(
+                "stopping after this step and saving; repeat to stop at once without saving"
+            )
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class TensorBoard:
+    """Writes events as scalars for TensorBoard; DIR/NAME holds one run, to lie over others."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError(
+                "--tensorboard needs another package: pip install 'nofuss[tensorboard]'"
+            ) from None
+        self._open = SummaryWriter
+        self._writer: SummaryWriter | None = None
+        self._settings: Mapping[str, Any] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Write the values of an event as scalars."""
+        if event.kind == "progress" or event.run is None:
+            return
+        if event.kind == "start":
+            self._settings = event.values
+            return
+        if self._writer is None:
+            # A resumed run repeats the steps after its checkpoint: the first of them replaces all.
+            # One that only had to be scored repeats none.
+            again = event.step + (event.kind == "end")
+            where = self.folder / event.run.resolve().name
+            self._writer = self._open(str(where), purge_step=again)
+            rows = [f"| {name} | {visible(str(v))} |" for name, v in self._settings.items()]
+            table = "\n".join(["| setting | value |", "|---|---|", *rows])
+            self._writer.add_text("settings", table)
+        group = "scores" if event.kind == "end" else event.kind
+        for name, value in event.values.items():
+            if name != "epoch":
+                tag = re.sub(r"[^\w/.-]+", "_", name.replace("@", "_at_"))  # what it allows
+                self._writer.add_scalar(f"{group}/{tag}", value, event.step)
+
+    def close(self) -> None:
+        """Write what is still in memory."""
+        if self._writer is not None:
+            self._writer.close()
