@@ -295,7 +295,7 @@ def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["search", "RUN"], "give one or more pictures"),
+        (["search", "RUN"], "PICTURE requires an argument"),
         (["search", "RUN", "missing.jpg"], "missing.jpg: missing"),
         (["search", "RUN", "missing.jpg", "-k", "0"], "-k is 0"),
         (["search", "RUN", "a.jpg", "--show", "grid.jpg"], "does not end in .png"),
