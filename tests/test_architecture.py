@@ -18,7 +18,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "geometry": set(),
     "config": {"errors"},
     "progress": set(),
-    "terminal": {"errors"},
     "distributed": {"errors", "geometry"},
     "files": {"errors", "distributed"},
     "proxies": {"geometry"},
@@ -35,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["estimator"] = MAY_IMPORT["training"] | {"training"}
 MAY_IMPORT["paper"] = MAY_IMPORT["estimator"]
 MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper", "search", "hub"}
-MAY_IMPORT["cli"] = {"errors", "distributed", "terminal", "commands"}
+MAY_IMPORT["cli"] = {"errors", "distributed", "commands"}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["__init__"] = MAY_IMPORT["commands"] | {"estimator"}
 HALL = {"__init__", "__main__", "cli", "config", "errors", "estimator", "geometry", "progress"}

@@ -1,1 +1,0 @@
-"""What the user sees in the terminal, and Ctrl-C."""
