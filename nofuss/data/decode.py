@@ -184,7 +184,8 @@ def encoded(image: Image.Image) -> tuple[bytes, str]:
     """
     tiny = max(image.size) <= 64
     with io.BytesIO() as buffer:
-        image.save(buffer, "PNG" if tiny else "JPEG", quality=82, optimize=True)
+        kind = "PNG" if tiny else "JPEG"
+        image.save(buffer, kind, quality=82, optimize=True, icc_profile=None)
         return buffer.getvalue(), "image/png" if tiny else "image/jpeg"
 
 

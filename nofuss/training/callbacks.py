@@ -22,14 +22,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from nofuss.distributed.processes import first
 from nofuss.errors import UsageError, visible
 from nofuss.progress import Progress
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("nofuss")
 Kind = Literal["start", "progress", "step", "epoch", "end"]

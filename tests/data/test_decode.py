@@ -23,7 +23,9 @@ from nofuss.data.decode import (
     _register_heif,
     decode,
     decode_resized,
+    encoded,
     resized,
+    shrunk,
 )
 from nofuss.data.detect import open_data
 from nofuss.data.scan import scan_pictures
@@ -333,3 +335,12 @@ def test_special_files_are_not_read(
     with pytest.raises(PictureError) as caught:
         decode(Path("a.png"))
     assert caught.value.reason in ("unreadable", "empty file", "not a picture")
+
+
+@pytest.mark.parametrize("side", [40, 400])
+def test_a_thumbnail_passes_no_bytes_of_the_file_on(tmp_path: Path, side: int) -> None:
+    secret = b"a profile with a secret in it"
+    file = tmp_path / "a.png"
+    Image.new("RGB", (side, side)).save(file, icc_profile=secret)
+    content, _ = encoded(shrunk(decode(file), 224))
+    assert "icc_profile" not in Image.open(io.BytesIO(content)).info
