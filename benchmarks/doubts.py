@@ -11,7 +11,7 @@ import numpy as np
 
 from nofuss.data.detect import open_data
 from nofuss.report.findings import doubtful_labels, neighbours
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 
 DRAWS = 40
@@ -19,7 +19,7 @@ DRAWS = 40
 
 def main(run: Path) -> None:
     """Print wrong labels found, of how many, and the precision."""
-    kept, data = load_embeddings(run), open_data(open_run(run).config.data)
+    kept, data = load_embeddings(run), open_data(Run.open(run).config.data)
     assert kept is not None
     assert data.labels is not None
     truth = data.labels[kept.test_rows]

@@ -139,9 +139,10 @@ def _train(folder: Path) -> None:
 
 def _evaluate(folder: Path) -> None:
     from nofuss.report.evaluation import score_run
+    from nofuss.run.directory import Run
 
     score_run(
-        folder / "run",
+        Run.open(folder / "run"),
         folder / "vectors.npz",
         gallery=None,
         ks=[1],

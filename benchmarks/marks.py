@@ -18,7 +18,7 @@ from nofuss.data.detect import open_data
 from nofuss.evaluate.neighbours import nearest
 from nofuss.evaluate.queries import PerQuery, per_query
 from nofuss.model.taught import SLACK, MarkedPairs, mapped, taught_map
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.teaching import usual_distances
 
@@ -49,7 +49,7 @@ def simulated_marks(
 
 def main(run: Path, slack: float = SLACK) -> None:
     """Print Recall@1 and MAP@R before and after, as means over seeds."""
-    kept, data = load_embeddings(run), open_data(open_run(run).config.data)
+    kept, data = load_embeddings(run), open_data(Run.open(run).config.data)
     assert kept is not None
     assert data.labels is not None
     assert not kept.seen, "the run has no unseen classes; train with --test-fraction 0.5"

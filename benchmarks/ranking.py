@@ -25,7 +25,7 @@ from nofuss.evaluate.reranking import CANDIDATES, Reranking
 from nofuss.evaluate.strangeness import RULES
 from nofuss.evaluate.strangers import Strangers, calibrate
 from nofuss.model.encoder import load
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.index import Index
 from nofuss.search.searcher import Searcher
@@ -33,7 +33,7 @@ from nofuss.search.searcher import Searcher
 
 def show(path: Path) -> None:
     """Print the tables of a run."""
-    run, extra, kept = open_run(path), load(path).extra, load_embeddings(path)
+    run, extra, kept = Run.open(path), load(path).extra, load_embeddings(path)
     collection, _ = open_usable(run.config.data)
     assert kept is not None
     assert collection.labels is not None

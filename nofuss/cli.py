@@ -119,6 +119,11 @@ def _usage(name: str, arguments: ArgumentCollection) -> str:
 
 def run(name: str, call: Call) -> None:
     """Do what the command asks; under torchrun all processes do it together, and one speaks."""
+    if sys.platform == "win32":
+        raise UsageError(
+            "the commands open folders and limit processes in ways that Windows does not have; "
+            "run them in WSL 2 (the losses and scores work on Windows too, from Python)"
+        )
     from nofuss.commands import console
 
     log = logging.getLogger("nofuss")

@@ -25,6 +25,7 @@ from safetensors.numpy import load_file, save
 from nofuss import __version__
 from nofuss.cli import COMMANDS, main, parse
 from nofuss.config import TrainConfig
+from nofuss.model.saved import model_files
 from tests.running import command, every_step, started
 
 SLOW_ENOUGH = ("--epochs", "12", "--batch-size", "16", "--dim", "8")
@@ -120,7 +121,7 @@ def final(run: Path) -> dict[str, bytes]:
     """Weights, and proxies and optimizer state at the end."""
     newest = max((run / "checkpoints").iterdir(), key=lambda p: int(p.stem[5:]))
     return {
-        "model": (run / "model" / "weights.safetensors").read_bytes(),
+        "model": model_files(run / "model")[1].read_bytes(),
         newest.name: save(load_file(newest)),
     }
 
@@ -391,14 +392,14 @@ def test_a_resumed_run_remembers_its_choice(nofuss: Call, home: Path) -> None:
     words = ("train", home / "vectors.npz", "--epochs", 2, "--dim", 4, "--out", "run")
     assert nofuss(*words).code == 0
     model = Path("run/model/model.json").read_bytes()
-    weights = Path("run/model/weights.safetensors").read_bytes()
+    weights = model_files(Path("run/model"))[1].read_bytes()
     choice = Path("run/choice.json").read_bytes()
     for content in (choice, b"{}"):  # as it was, and damaged: found again, the same
         Path("run/choice.json").write_bytes(content)
         assert nofuss("train", "--out", "run", "--resume").code == 0
         assert Path("run/choice.json").read_bytes() == choice
         assert Path("run/model/model.json").read_bytes() == model
-        assert Path("run/model/weights.safetensors").read_bytes() == weights
+        assert model_files(Path("run/model"))[1].read_bytes() == weights
 
 
 def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
@@ -592,7 +593,7 @@ def test_odd_settings_that_work(flags: str, nofuss: Call, home: Path) -> None:
     epochs = () if "--epochs" in flags else ("--epochs", 1)
     outcome = nofuss("train", home / "vectors.npz", "--out", "run", *epochs, *flags.split())
     assert outcome.code == 0, outcome.err
-    assert np.isfinite(load_file("run/model/weights.safetensors")["head.weight"]).all()
+    assert np.isfinite(load_file(model_files(Path("run/model"))[1])["head.weight"]).all()
 
 
 # Interruptions

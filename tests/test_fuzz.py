@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 
 import nofuss
 from nofuss.errors import NofussError
-from nofuss.files.atomic import seal, sha256, write_json
+from nofuss.files import read_json, sha256, write_json
 from nofuss.report.card import write_card
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import _ARRAYS, _checksum, load_embeddings
 from nofuss.search.indexing import index_run, open_index
 from nofuss.search.server import build_app
@@ -103,8 +103,7 @@ FILES = (
     "metrics.jsonl",
     "embeddings.safetensors",
     "model/model.json",
-    "model/weights.safetensors",
-    "model/manifest.json",
+    "model/weights",
     "index/manifest.json",
     "index/items",
     "index/vectors",
@@ -120,9 +119,14 @@ def find(run: Path, name: str) -> Path:
 
 def vouch(file: Path) -> None:
     """Mend the checksums, so that what reads the file sees it."""
-    if file.parent.name == "model" and file.name != "manifest.json":
-        (file.parent / "manifest.json").unlink()
-        seal(file.parent)
+    if file.parent.name == "model" and file.name != "model.json":
+        description = read_json(file.parent / "model.json") | {"weights": sha256(file)}
+        write_json(file.parent / "model.json", description)
+        file.rename(file.with_name(f"weights-{sha256(file)[:16]}.safetensors"))
+    elif file.parent.name == "model":
+        content = json.loads(file.read_bytes())
+        content.pop("checksum", None)
+        file.write_text(json.dumps(content))
     elif file.parent.name == "index" and file.name != "manifest.json":
         part = file.name.partition("-")[0]
         manifest = file.parent / "manifest.json"
@@ -137,12 +141,12 @@ def read_all(run: Path) -> None:
     vectors = np.eye(16, dtype=np.float32)[:2]
     said: list[str] = []
     for read in (
-        lambda: open_run(run),
+        lambda: Run.open(run),
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_embeddings(run),
-        lambda: open_index(open_run(run), nofuss.load(run)).search(torch.eye(8), 3),
+        lambda: open_index(Run.open(run), nofuss.load(run)).search(torch.eye(8), 3),
         lambda: load_checkpoint(run / "checkpoints"),
-        lambda: write_card(open_run(run)),
+        lambda: write_card(Run.open(run)),
     ):
         try:
             read()
@@ -226,7 +230,9 @@ def other_tensor(draw: Callable[..., Any], whole: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged and left out")
-@pytest.mark.parametrize("name", [n for n in FILES if "safetensors" in n or n == "index/vectors"])
+@pytest.mark.parametrize(
+    "name", [n for n in FILES if "safetensors" in n or n in ("index/vectors", "model/weights")]
+)
 @few
 @given(data=st.data())
 def test_other_tensors_in_a_run(name: str, run: Path, data: st.DataObject) -> None:

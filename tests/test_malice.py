@@ -1,6 +1,5 @@
 """What a stranger may put into a run, the cache or weights: one clear line, in little time."""
 
-import os
 import sqlite3
 import time
 import zipfile
@@ -16,13 +15,12 @@ from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
 from nofuss.data.detect import open_data
 from nofuss.errors import DataError, RunError, UsageError
-from nofuss.files.atomic import read_json
-from nofuss.files.lock import LOCK, RunLock
+from nofuss.model.embedder import build_embedder
 from nofuss.model.feature_store import FeatureStore
+from nofuss.model.saved import save_model
 from nofuss.model.tensors import fill, read_tensors
-from nofuss.run.marks import append_marks, read_marks
 from nofuss.search import Index
-from nofuss.search.lessons import MAP, Step, _copy_model
+from nofuss.search.lessons import MAP, Step
 from nofuss.search.stores.url import read_url
 from tests.tiny_run import draw
 from torture.forgeries import index_items
@@ -31,7 +29,7 @@ from torture.forgeries import index_items
 
 
 def step(folder: Path, matrix: torch.Tensor) -> Step:
-    save_file({"head.weight": torch.ones(3, 5)}, folder / "weights.safetensors")
+    save_model(folder, build_embedder("identity", dim=3, channels=5))
     save_file({"map": matrix}, folder / MAP)
     return Step(folder, 1, "digest")
 
@@ -57,24 +55,7 @@ def test_what_is_no_map_of_embeddings(matrix: torch.Tensor, tmp_path: Path) -> N
         _ = step(tmp_path, matrix).matrix
 
 
-def test_links_in_a_lesson_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "step").mkdir()
-    (tmp_path / "step" / "model.json").symlink_to(tmp_path / "secret")
-    (tmp_path / "new").mkdir()
-    with pytest.raises(RunError, match="link"):
-        _copy_model(tmp_path / "step", tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == []
-
-
 # Other files of a run
-
-
-def test_a_description_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
-    with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(2**26 + 1)
-    with pytest.raises(OSError, match="more than the limit"):
-        read_json(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(
@@ -89,23 +70,6 @@ def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> N
     index_items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
     with pytest.raises(RunError, match=r"holds a value that is not number|is too large"):
         Index.load(tmp_path / "index")
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda p: p.symlink_to("/dev/zero")])
-def test_marks_that_are_no_file(make: Any, tmp_path: Path) -> None:
-    make(tmp_path / "marks.jsonl")
-    with pytest.raises(OSError, match=r"not a regular file|symbolic links"):
-        append_marks(tmp_path, "a", [("b", True)])
-    with pytest.raises(OSError, match="not a regular file"):
-        read_marks(tmp_path)
-
-
-def test_a_lock_of_a_process_that_can_not_be(tmp_path: Path) -> None:
-    about = '{"process": 1000000000000, "host": "x", "since": 1e3, "command": "nofuss"}'
-    for content in (about, about.replace("1e3", str(10**30)), about.replace("1e3", "-1")):
-        (tmp_path / LOCK).write_text(content)
-        with pytest.raises(RunError, match="not made by nofuss"), RunLock() as lock:
-            lock.take(tmp_path)
 
 
 def test_thousands_of_misspelled_classes_take_no_time(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Small files of strangers that would cost much, and values that no writer of ours writes."""
 
 import json
-import os
 import struct
 import tracemalloc
 import zlib
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from nofuss.config import TrainConfig
 from nofuss.data.benchmarks import _check_unpacked
@@ -24,11 +23,11 @@ from nofuss.data.labelling import labelling_of
 from nofuss.data.table import by_number_or_name
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.evaluate.side_by_side import are_class_sums
-from nofuss.files.atomic import append_lines, parse_json
-from nofuss.files.lock import LOCK, RunLock
+from nofuss.files import write_by_content, write_json
+from nofuss.model.saved import FORMAT
 from nofuss.model.tensors import read_tensors
 from nofuss.run.choice import Choice
-from nofuss.run.marks import FILE, append_marks, read_marks
+from nofuss.run.marks import FILE, read_marks
 from nofuss.search import columns
 from nofuss.search.columns import LABEL, ColumnTable
 from nofuss.search.json_response import Json
@@ -166,35 +165,10 @@ def test_a_saved_place_for_curves_is_not_written_to(tmp_path: Path) -> None:
     assert config.tensorboard is None
 
 
-def test_nothing_is_written_through_a_hard_link(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.touch()
-    (tmp_path / "run").mkdir()
-    os.link(outside, tmp_path / "run" / LOCK)
-    os.link(outside, tmp_path / "run" / FILE)
-    with RunLock() as lock, pytest.raises(RunError, match="was not made by nofuss"):
-        lock.take(tmp_path / "run")
-    with pytest.raises(OSError, match="hard link"):
-        append_marks(tmp_path / "run", "a", [("b", True)])
-    assert outside.read_bytes() == b""
-
-
-def test_lines_beyond_the_limit_are_not_appended(tmp_path: Path) -> None:
-    append_lines(tmp_path / "x", ["a" * 10])
-    with pytest.raises(OSError, match="more than the limit"):
-        append_lines(tmp_path / "x", ["b"], limit=5)
-
-
 @pytest.mark.parametrize("same", ["1", "0", '"true"', "[]"])
 def test_a_mark_is_true_false_or_null(same: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(f'{{"query": "a", "item": "b", "same": {same}}}\n')
     assert read_marks(tmp_path).torn == 1
-
-
-def test_numbers_that_overflow_are_no_json_of_ours() -> None:
-    assert parse_json(b"[18446744073709551615, -9223372036854775808]")[0] == 2**64 - 1
-    with pytest.raises(ValueError, match="too large"):
-        parse_json(b"[1" + b"0" * 400 + b"]")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +225,9 @@ def test_a_choice_that_training_did_not_make(forged: dict[str, object]) -> None:
 
 
 def test_weights_of_a_lesson_without_a_head(tmp_path: Path) -> None:
-    save_file({"head.weight": torch.ones(())}, tmp_path / "weights.safetensors")
+    weights = save({"head.weight": torch.ones(())})
+    checksum = write_by_content(tmp_path, "weights", "safetensors", weights)
+    write_json(tmp_path / "model.json", {"format": FORMAT, "weights": checksum})
     save_file({"map": torch.eye(3).double()}, tmp_path / MAP)
     with pytest.raises(RunError, match="not a map of embeddings"):
         _ = Step(tmp_path, 1, "digest").matrix

@@ -68,11 +68,14 @@ assert nmi(x, y, seed=0) >= 0
 def test_windows_is_refused_in_a_sentence() -> None:
     done = run("""
 import sys
+from functools import partial
+from nofuss.cli import run
+from nofuss.errors import UsageError
 sys.platform = "win32"
 try:
-    import nofuss.files
-except ImportError as error:
-    assert "use WSL 2" in str(error)
+    run("train", partial(print))
+except UsageError as error:
+    assert "WSL 2" in str(error)
 else:
     raise AssertionError
 """)

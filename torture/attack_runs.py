@@ -1,5 +1,5 @@
-"""Runs that a stranger made: links where commands write, special files where they read, and values
-that training never writes (`forgeries.py`).
+"""Runs that a stranger made: links, special files, huge files, and values that training never
+writes (`forgeries.py`).
 
 Every attack gets a copy of one finished run. A folder beside it stands for the rest of the disk: no
 byte in it may change, and no file may be added.
@@ -7,11 +7,11 @@ byte in it may change, and no file may be added.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from nofuss.files.lock import LOCK
+from nofuss.files import LOCK
 from torture.forgeries import CHECKPOINT, CONFIG, INDEX, MODEL, NAMED, Forge
 from torture.forked import run_forked
 from torture.measured import Case, judged
@@ -73,25 +73,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-# Links where something is written
+# Links and special files: a run that has one is refused when it is opened
 
 
 def file_link(name: str) -> Forge:
-    """Put a link to a file elsewhere in the place of a file that is written."""
+    """Put a link to a file elsewhere in the place of a file."""
 
     def forge(run: Path, disk: Path) -> None:
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(disk / "precious")
-
-    return forge
-
-
-def hard_link(name: str) -> Forge:
-    """Put a hard link to a file elsewhere in the place of a file that is written."""
-
-    def forge(run: Path, disk: Path) -> None:
-        (run / name).unlink(missing_ok=True)
-        (run / name).hardlink_to(disk / "precious")
 
     return forge
 
@@ -106,66 +96,10 @@ def folder_link(name: str) -> Forge:
     return forge
 
 
-def checkpoint_link(run: Path, disk: Path) -> None:
-    """Replace checkpoints, which are removed when there are newer ones, by another run's."""
-    for step in (run / "checkpoints").iterdir():
-        step.unlink()
-        step.symlink_to(disk / "other run" / "checkpoints" / step.name)
-
-
-WRITERS = ("evaluate", "index", "train")
-LINKS = [
-    *(
-        Attack(f"{name} is a link", file_link(name), ("index",))
-        for name in ("index/..items.new.new", "index/.vectors.new", "index/.manifest.json.new")
-    ),
-    *(
-        Attack(f"{name} is a link", file_link(name), ("evaluate", "train"))
-        for name in (
-            *(".scores.json.new", ".report.html.new", ".README.md.new"),
-            ".embeddings.safetensors.new",
-        )
-    ),
-    *(
-        Attack(f"{name} is a link", file_link(name), ("train",))
-        for name in (".metrics.jsonl.new", ".config.json.new", "metrics.jsonl")
-    ),
-    *(
-        Attack(f"{name} is a link", file_link(name), ("evaluate",))
-        for name in ("scores.json", "report.html", "suspects.csv", "embeddings.safetensors")
-    ),
-    *(
-        Attack(f"{name} is a link", file_link(name), ("evaluate", "train"))
-        for name in ("README.md",)
-    ),
-    *(
-        Attack(f"{LOCK} is a {kind}", make(LOCK), WRITERS)
-        for kind, make in (("link", file_link), ("hard link", hard_link))
-    ),
-    *(
-        Attack(f"{name} is a hard link", hard_link(name), ("evaluate",))
-        for name in ("scores.json", "report.html")
-    ),
-    *(
-        Attack(f"{name}/ is a link", folder_link(name), WRITERS)
-        for name in ("index", "checkpoints", "model")
-    ),
-    Attack("checkpoints/step-N is a link", checkpoint_link, ("train",)),
-]
-
-
-# Special files where something is read
-
-
-def no_file(name: str, make: Callable[[Path], object]) -> Forge:
-    """Put something else in the place of a file."""
-
-    def forge(run: Path, disk: Path) -> None:
-        file = next(iter(run.glob(name)))
-        file.unlink()
-        make(file)
-
-    return forge
+def pipe(run: Path, disk: Path) -> None:
+    """Put a pipe in the place of a file that is read."""
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
 
 
 def sparse(path: Path) -> None:
@@ -174,17 +108,33 @@ def sparse(path: Path) -> None:
         file.truncate(2**40)
 
 
-SPECIAL: dict[str, Callable[[Path], object]] = {
-    "a pipe": os.mkfifo,
-    "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "a terabyte of zeros": sparse,
-    "/proc/self/pagemap": lambda path: path.symlink_to("/proc/self/pagemap"),
-}
+def large(name: str) -> Forge:
+    """Put a terabyte of zeros in the place of a file."""
+
+    def forge(run: Path, disk: Path) -> None:
+        file = next(iter(run.glob(name)))
+        file.unlink()
+        sparse(file)
+
+    return forge
+
+
+READERS, WRITERS = ("search", "embed"), ("evaluate", "index", "train")
+LINKS = [
+    *(
+        Attack(f"{name} is a link", file_link(name), (*READERS, *WRITERS))
+        for name in ("scores.json", LOCK, "index/manifest.json", "checkpoints/step-4/state.json")
+    ),
+    *(
+        Attack(f"{name}/ is a link", folder_link(name), (*READERS, *WRITERS))
+        for name in ("index", "checkpoints", "model")
+    ),
+    Attack("metrics.jsonl is a pipe", pipe, (*READERS, *WRITERS)),
+]
 READ = {
     "config.json": ("search",),
     "model/model.json": ("search",),
-    "model/manifest.json": ("search",),
-    "model/weights.safetensors": ("search",),
+    "model/weights-*": ("search",),
     "index/manifest.json": ("search",),
     "index/items-*": ("search",),
     "index/vectors-*": ("search",),
@@ -193,10 +143,9 @@ READ = {
     "metrics.jsonl": ("evaluate",),
     "checkpoints/step-4.safetensors": ("train",),
 }
-NO_FILES = [
-    Attack(f"{name} is {what}", no_file(name, make), commands)
+LARGE = [
+    Attack(f"{name} is a terabyte of zeros", large(name), commands)
     for name, commands in READ.items()
-    for what, make in SPECIAL.items()
 ]
 
 
@@ -210,4 +159,4 @@ FORGED = [
     *(Attack(f"checkpoint: {name}", forge, ("train",)) for name, forge in CHECKPOINT.items()),
     *(Attack(f"config: {name}", forge, ("evaluate", "train")) for name, forge in CONFIG.items()),
 ]
-ATTACKS = [*LINKS, *NO_FILES, *FORGED]
+ATTACKS = [*LINKS, *LARGE, *FORGED]

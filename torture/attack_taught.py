@@ -54,17 +54,14 @@ def text(name: str, content: bytes) -> Forge:
 
 MARK = b'{"query": "%s", "item": "\\u001b[31m", "same": %s}\n'
 FORGERIES: dict[str, Forge] = {
-    **{
-        f"{name} is a link": file_link(name)
-        for name in ("marks.jsonl", "corrections.csv", "taught/0/model.json", "taught/model.txt")
-    },
+    **{f"{name} is a link": file_link(name) for name in ("marks.jsonl", "taught/0/model.json")},
     **{
         f"{name} is a pipe": special(name, os.mkfifo)
-        for name in ("marks.jsonl", "corrections.csv", "taught/0/map.safetensors")
+        for name in ("corrections.csv", "taught/0/map.safetensors")
     },
     **{
         f"{name} is a terabyte": special(name, sparse)
-        for name in ("marks.jsonl", "corrections.csv", "taught/0/weights.safetensors")
+        for name in ("marks.jsonl", "corrections.csv", "taught/0/model.json")
     },
     "a map that can't be undone": mapped(torch.zeros(4, 4).double()),
     "a map of another width": mapped(torch.eye(9).double()),

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nofuss.search import Index
+from torture.disk import remains
 from torture.forked import Forked, run_forked
 from torture.measured import Case, Ended
 from torture.training import FLAGS, write_pictures
@@ -62,7 +63,7 @@ def _two_trainings(home: Path, data: Path, number: int, draw: random.Random) -> 
         complaints.append(f"{len(winners)} trained: {[e.line for e in both]}")
     elif json.loads((run / "config.json").read_text())["seed"] != winners[0]:
         complaints.append("the settings are those of the other")
-    complaints += [f"left behind: {path.name}" for path in run.rglob(".*")]
+    complaints += [f"left behind: {path.name}" for path in remains(run)]
     return _case("two trainings into one folder", both, *complaints)
 
 
@@ -113,5 +114,5 @@ def _killed_and_resumed(home: Path, data: Path, number: int, draw: random.Random
     complaints = [] if resumed.code == 130 else [f"did not resume: {resumed.line!r}"]
     if f"is being written by process {first.process.pid} " not in second.line:
         complaints.append(f"the second command printed {second.line!r}")
-    complaints += [f"left behind: {path.name}" for path in run.rglob(".*")]
+    complaints += [f"left behind: {path.name}" for path in remains(run)]
     return _case("a resumption beside, and after a kill", [second, resumed], *complaints)

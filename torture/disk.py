@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from nofuss.files import LOCK
 from nofuss.training.checkpoint import load_checkpoint
 from torture.faults import KILL, Commands, Fault, Outcome
 from torture.training import Place, differing, logged
@@ -143,4 +144,4 @@ def _resume(run_command: Commands, place: Place, run: Path) -> list[str]:
 
 def remains(run: Path) -> list[Path]:
     """Return half-written files that were not removed."""
-    return sorted(path.relative_to(run) for path in run.rglob(".*"))
+    return sorted(path.relative_to(run) for path in run.rglob(".*") if path.name != LOCK)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from nofuss.files.atomic import read_json, seal, sha256, write_json
+from nofuss.files import read_json, sha256, write_json
+from nofuss.model.saved import model_files
 from nofuss.training.checkpoint import load_checkpoint, save_checkpoint
 
+SEALED = ("config.json", "data.json", "environment.json", "scores.json", "model.json")
 Forge = Callable[[Path, Path], None]
 """Called with the run and a folder that stands for the rest of the disk."""
 
@@ -21,14 +23,13 @@ def model_json(**changes: Any) -> Forge:
 
     def forge(run: Path, disk: Path) -> None:
         file = run / "model" / "model.json"
-        content = json.loads(file.read_text())
+        content = read_json(file)
         for name, value in changes.items():
             parent = next((p for p in ("preprocessing", "extra") if name in content[p]), None)
             if name in ("strangers", "rerank"):
                 parent = "extra"
             (content if parent is None else content[parent])[name] = value
-        file.write_text(json.dumps(content))
-        _seal_model(run)
+        write_json(file, content)
 
     return forge
 
@@ -37,18 +38,19 @@ def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
     """Change the weights of the head."""
 
     def forge(run: Path, disk: Path) -> None:
-        file = run / "model" / "weights.safetensors"
+        file = model_files(run / "model")[1]
         tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
         tensors["head.weight"] = change(tensors["head.weight"])
         save_file(tensors, file)
-        _seal_model(run)
+        _seal_weights(file)
 
     return forge
 
 
-def _seal_model(run: Path) -> None:
-    (run / "model" / "manifest.json").unlink()
-    seal(run / "model")
+def _seal_weights(file: Path) -> None:
+    description = file.with_name("model.json")
+    write_json(description, read_json(description) | {"weights": sha256(file)})
+    file.rename(file.with_name(f"weights-{sha256(file)[:16]}{file.suffix}"))
 
 
 def index_vectors(change: Callable[[torch.Tensor], torch.Tensor]) -> Forge:
@@ -88,11 +90,11 @@ def reseal(file: Path) -> None:
     folder = file.parent
     if file.name == "manifest.json":
         return
-    if folder.name == "model":
-        _seal_model(folder.parent)
+    if file.name.startswith("weights-"):
+        _seal_weights(file)
     elif folder.name == "index":
         _seal_index(file)
-    elif file.name in ("config.json", "data.json", "environment.json", "scores.json"):
+    elif file.name in SEALED:
         content = json.loads(file.read_bytes())
         content.pop("checksum", None)
         write_json(file, content)

@@ -16,7 +16,7 @@ import nofuss
 from nofuss.config import TrainConfig
 from nofuss.errors import NofussError, RunError
 from nofuss.report.card import write_card
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search import lessons
 from nofuss.search.indexing import index_run, open_index
@@ -40,7 +40,7 @@ def _trained(home: Path) -> Path:
     run = run_training(config)
     index_run(run, None)
     turned = torch.eye(DIM).double() + 0.1 * torch.ones(DIM, DIM).double()
-    lessons.apply_lesson(open_run(run), turned, extra={})
+    lessons.apply_lesson(Run.open(run), turned, extra={})
     return run
 
 
@@ -72,14 +72,14 @@ def read_all(run: Path) -> None:
     vectors = np.eye(16, dtype=np.float32)[:2]
     refusals: list[NofussError] = []
     for read in (
-        lambda: open_run(run),
+        lambda: Run.open(run),
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_embeddings(run),
-        lambda: open_index(open_run(run), nofuss.load(run)).search(torch.eye(DIM), 3),
+        lambda: open_index(Run.open(run), nofuss.load(run)).search(torch.eye(DIM), 3),
         lambda: load_checkpoint(run / "checkpoints"),
-        lambda: write_card(open_run(run)),
+        lambda: write_card(Run.open(run)),
         lambda: lessons.finish_lesson(run),
-        lambda: lessons.undo(open_run(run)),
+        lambda: lessons.undo(Run.open(run)),
     ):
         try:
             read()

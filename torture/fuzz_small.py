@@ -16,7 +16,7 @@ from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
 from nofuss.data.detect import open_data
 from nofuss.errors import DataError, NofussError
-from nofuss.files.lock import LOCK, RunLock
+from nofuss.files import OWNER, _owner, locked
 from nofuss.hub.address import parse_address, parse_repository
 from nofuss.model.feature_store import FeatureStore
 from nofuss.model.tensors import fill, read_tensors
@@ -60,17 +60,15 @@ def marks(home: Path) -> Target:
 
 
 def locks(home: Path) -> Target:
-    """Take the lock of a run."""
+    """Read who holds the lock of a run, and take it."""
 
     def read(content: bytes) -> None:
-        (home / LOCK).write_bytes(content)
-        try:
-            with RunLock() as lock:
-                lock.take(home)
-        finally:
-            (home / LOCK).unlink(missing_ok=True)
+        (home / OWNER).write_bytes(content)
+        assert "\n" not in _owner(home)
+        with locked(home):
+            pass
 
-    seed = {"process": 1, "host": "x", "since": 1_700_000_000, "command": "nofuss train"}
+    seed = {"process": 1, "since": 1_700_000_000, "command": "nofuss train"}
     return Target([b"", json.dumps(seed).encode()], read, (b"NaN", b"[]", b"null"))
 
 

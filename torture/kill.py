@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nofuss.errors import NofussError
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.training.checkpoint import load_checkpoint
 from torture.training import STEPS_PER_EPOCH, Place, command, differing, environment, logged
 
@@ -139,7 +139,7 @@ def _inspect(run: Path, seen: int, tally: Tally) -> int:
     if not (run / "config.json").is_file():
         return 0
     try:
-        open_run(run)
+        Run.open(run)
     except NofussError as error:
         tally.complaints.append(f"{run.name}: {error}")
     with logged() as lines:

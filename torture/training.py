@@ -14,6 +14,9 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import load_file, save
 
+from nofuss.errors import RunError
+from nofuss.model.saved import model_files
+
 STEPS_PER_EPOCH = 2
 _SIZES = ("--size", "16", "--batch-size", "8", "--dim", "4", "--val-fraction", "0")
 FLAGS = ("--preset", "small", *_SIZES)
@@ -102,8 +105,7 @@ def bits(run: Path) -> dict[str, bytes]:
     """Return what must be equal in all finished runs: everything but times and paths."""
     last = max((run / "checkpoints").glob("step-*"), key=lambda path: int(path.stem[5:]))
     files = [
-        run / "model" / "weights.safetensors",
-        run / "model" / "model.json",
+        *model_files(run / "model"),
         run / "embeddings.safetensors",
         run / "scores.json",
         run / "data.json",
@@ -119,6 +121,6 @@ def differing(run: Path, reference: dict[str, bytes]) -> list[str]:
     """Return names of what is missing from a run or differs from the reference."""
     try:
         found = bits(run)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RunError) as error:
         return [f"unfinished: {error}"]
     return [name for name, content in reference.items() if found.get(name) != content]

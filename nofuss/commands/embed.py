@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, RunPath, console
+from nofuss.config import TrainConfig
 from nofuss.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,10 +43,13 @@ def main(
     from nofuss.data.labelling import labelling_of  # all here, so that --help does not load torch
     from nofuss.data.usable import open_any, open_usable
     from nofuss.distributed import processes
+    from nofuss.hub.address import is_address
     from nofuss.model.encoder import load
-    from nofuss.run.directory import open_run
+    from nofuss.run.directory import Run
 
-    encoder, labelling = load(run, device=device), labelling_of(open_run(run).config)
+    # A model of the Hub has no data of its own to say how labels are found.
+    labelling = labelling_of(TrainConfig() if is_address(run) else Run.open(run).config)
+    encoder = load(run, device=device)
     with processes.in_turn():
         collection, _ = open_usable(open_any(data, labelling), progress=console.progress)
     processes.check_same("data", collection.fingerprint)
@@ -60,7 +64,7 @@ def _write(out: Path, vectors: "Tensor", collection: "Collection") -> None:
     import numpy as np
     from safetensors.numpy import save
 
-    from nofuss.files.atomic import write_file
+    from nofuss.files import write_file
 
     arrays: dict[str, Any] = {"vectors": vectors.numpy()}
     if collection.labels is not None:

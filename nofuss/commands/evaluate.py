@@ -45,16 +45,13 @@ def main(
         raise UsageError("--gallery needs the queries: nofuss evaluate RUN QUERIES --gallery DIR")
     if not k or min(k) < 1:
         raise UsageError(f"--k is {' '.join(map(str, k))}; expected whole numbers from 1 up")
-    from nofuss.files.lock import RunLock  # all here, so that --help does not load torch
-    from nofuss.report import foreign
+    from nofuss.report import foreign  # all here, so that --help does not load torch
     from nofuss.report.evaluation import score_run
-    from nofuss.run.directory import open_run
+    from nofuss.run.directory import Run
 
-    with RunLock() as lock:
-        if data is None:  # the scores are written into the run
-            lock.take(open_run(run).path)
+    with Run.open(run, write=data is None) as opened:  # the scores are written into the run
         found = score_run(
-            run,
+            opened,
             data,
             gallery=gallery,
             ks=sorted(k),

@@ -18,18 +18,18 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
         onnx: The file to write; never overwritten. Needs pip install 'nofuss[onnx]'.
     """
     from nofuss.data.labelling import labelling_of  # all here, so that --help does not load torch
-    from nofuss.files.atomic import write_file
+    from nofuss.files import write_file
     from nofuss.model import export
     from nofuss.model.encoder import load
-    from nofuss.run.directory import open_run
+    from nofuss.run.directory import Run
 
     if onnx.suffix != ".onnx":
         raise UsageError(f"--onnx {onnx} does not end in .onnx; give a name that does")
     if onnx.exists():
         raise UsageError(f"{onnx} exists and is never overwritten; give another name")
     exporter, runtime = export.onnx_packages()
+    config = Run.open(run).config
     encoder = load(run, device="cpu")
-    config = open_run(run).config
     inputs, what = export.real_inputs(encoder, config.data, labelling_of(config))
     onnx.parent.mkdir(parents=True, exist_ok=True)
     content = export.to_onnx(encoder, inputs, exporter, progress=console.progress)

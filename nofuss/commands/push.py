@@ -27,25 +27,25 @@ def main(
         public: Let everybody read a new repository; without it only you can.
         message: The message of the commit.
     """
-    from nofuss.files.atomic import sealed_json  # all here, so that --help is quick
+    from nofuss.files import json_bytes  # all here, so that --help is quick
     from nofuss.hub.address import parse_repository
-    from nofuss.hub.download import FILES
+    from nofuss.hub.download import FOLDER
     from nofuss.hub.upload import upload
-    from nofuss.model.saved import load_model
+    from nofuss.model.saved import load_model, model_files
     from nofuss.report import read_optional_json
     from nofuss.report.hub_card import hub_card, public_config
-    from nofuss.run.directory import open_run
+    from nofuss.run.directory import Run
 
     name = parse_repository(repository)
-    opened = open_run(run)
+    opened = Run.open(run)
     load_model(opened.model)  # refuses what is damaged before anybody else gets it
-    files = {path: opened.path / path for path in FILES}
+    files = {f"{FOLDER}/{file.name}": file for file in model_files(opened.model)}
     described = {
         "README.md": hub_card(opened, name).encode(),
-        "config.json": sealed_json(public_config(opened.config)),
+        "config.json": json_bytes(public_config(opened.config)),
     }
     if scores := read_optional_json(opened.path / "scores.json"):
-        described["scores.json"] = sealed_json(scores)
+        described["scores.json"] = json_bytes(scores)
     with working(console.progress, f"pushing to {name}"):
         address = upload({**described, **files}, name, public=public, message=message)
     console.say(f"pushed: {address}")

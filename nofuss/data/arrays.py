@@ -30,7 +30,7 @@ from nofuss.data.collection import (
 )
 from nofuss.data.triplets import check_pairs
 from nofuss.errors import DataError
-from nofuss.files.atomic import check_regular, memory
+from nofuss.files import check_regular, memory
 
 ITEMS = ("vectors", "embeddings", "features", "X", "x", "images", "data")
 LABELS = ("labels", "y", "targets")

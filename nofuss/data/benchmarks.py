@@ -20,7 +20,7 @@ import numpy as np
 
 from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
 from nofuss.errors import DataError
-from nofuss.files.atomic import read_regular
+from nofuss.files import read_bytes
 
 LARGEST_MAT, MOST_UNPACKED = 2**23, 2**26
 """Largest size of an annotation file in bytes; those of Cars196 have less than one megabyte."""
@@ -144,7 +144,7 @@ def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tupl
     rows: list[tuple[Any, ...]] = []
     complaints: list[str] = []
     try:
-        text = read_regular(file).decode("utf-8", "surrogateescape")
+        text = read_bytes(file).decode("utf-8", "surrogateescape")
     except OSError as error:
         raise DataError(f"can't read {printable(file)}: {error.strerror}") from error
     for number, line in enumerate(text.split("\n")[skip:], start=1 + skip):
@@ -179,7 +179,7 @@ def _load_mat(file: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
     try:
-        data = read_regular(file, limit=LARGEST_MAT)
+        data = read_bytes(file, limit=LARGEST_MAT)
         _check_unpacked(data)
         content: dict[str, Any] = loadmat(BytesIO(data), simplify_cells=True)
     except Exception as error:  # a parser may raise anything on bytes from outside

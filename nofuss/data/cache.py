@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from nofuss.files.atomic import READ_LIMIT, TEMPORARY, new_file, read_json, sealed_json
+from nofuss.files import READ_LIMIT, TEMPORARY, json_bytes, new_file, read_json
 
 ABANDONED = 24 * 3600.0
 """Seconds after which a temporary file belongs to no running process."""
@@ -57,7 +57,7 @@ def try_write(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
             write(file)
         for other in path.parent.iterdir():  # of writers that were killed
             abandoned = time.time() - other.lstat().st_mtime > ABANDONED
-            if abandoned and TEMPORARY.fullmatch(other.name) and other.is_file():
+            if abandoned and other.name.startswith(TEMPORARY) and other.is_file():
                 other.unlink()
     except OSError:
         return False
@@ -113,7 +113,7 @@ def warn_damaged(path: Path, problem: object) -> None:
 
 def write_notes(path: Path, notes: dict[str, Any]) -> bool:
     """Write an object as JSON with its checksum; return False where that fails."""
-    return try_write(path, lambda file: file.write(sealed_json(notes)))
+    return try_write(path, lambda file: file.write(json_bytes(notes)))
 
 
 def read_notes(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from nofuss.data.columns import Column
 from nofuss.data.items import file_of
 from nofuss.errors import DataError, visible
-from nofuss.files.checksum import Bytes, array_bytes, digest_of
+from nofuss.files import Bytes, array_bytes, digest
 
 if TYPE_CHECKING:
     from nofuss.data.pictures import DecodedPictures
@@ -163,7 +163,7 @@ class Collection:
         It does not depend on where the data lie on the disk, nor on the pictures' content (but on
         their sizes in bytes); arrays are hashed whole.
         """
-        return digest_of(self._identity())
+        return digest(*self._identity())
 
     def _identity(self) -> Iterator[Bytes]:
         yield f"{self.layout}\0{self.kind}\0".encode()

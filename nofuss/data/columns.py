@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from nofuss.errors import visible
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 
 Type = Literal["number", "text", "date", "bool"]
 Value = float | str | bool | None
@@ -116,4 +116,4 @@ def cells_of(columns: Mapping[str, Column], item: int) -> dict[str, Value]:
 
 def facts_digest(label: str | None, cells: Cells) -> str:
     """Return a digest of what is known of an item besides its content."""
-    return digest_of([json.dumps([label, cells], sort_keys=True).encode()])[:16]
+    return digest(json.dumps([label, cells], sort_keys=True).encode())[:16]

@@ -6,8 +6,6 @@ the data, or the row of an array ("row 17", "data.npz#17"); `label` is what the 
 `corrected` says the same, somebody has looked and found it right.
 """
 
-import csv
-import io
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ import numpy as np
 from nofuss.data.collection import Collection, first_five, printable, relative
 from nofuss.data.table import read_rows
 from nofuss.errors import DataError
-from nofuss.files.atomic import write_file
+from nofuss.files import csv_cell, csv_text, write_file
 
 log = logging.getLogger("nofuss")
 FILE = "corrections.csv"
@@ -40,16 +38,12 @@ class Correction(NamedTuple):
 def read_corrections(file: Path) -> list[Correction]:
     """Read a CSV of corrections; DataError for anything else."""
     rows = read_rows(file, required=COLUMNS, optional=())
-    return [Correction(*(row.cells[column] for column in COLUMNS)) for row in rows]
+    return [Correction(*(csv_cell(row.cells[column]) for column in COLUMNS)) for row in rows]
 
 
 def write_corrections(file: Path, corrections: Sequence[Correction]) -> None:
     """Replace the CSV as a whole."""
-    with io.StringIO(newline="") as text:
-        table = csv.writer(text)
-        table.writerow(COLUMNS)
-        table.writerows(corrections)
-        content = text.getvalue()
+    content = csv_text([COLUMNS, *corrections])
     try:
         write_file(file, content.encode("utf-8", "surrogateescape"))  # a name's bytes, as they are
     except UnicodeEncodeError:

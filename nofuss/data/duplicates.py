@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.files.checksum import array_bytes, digest_of
+from nofuss.files import array_bytes, digest
 
 BITS = 8
 """Candidates differ in at most this many bits of 64."""
@@ -33,15 +33,15 @@ Look = tuple[NDArray[np.bool_], NDArray[np.float32]]
 def exact_copies(digests: Sequence[Hashable | None]) -> list[list[int]]:
     """Return groups of two or more positions with the same digest; None is equal to nothing."""
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for i, digest in enumerate(digests):
-        if digest is not None:
-            groups[digest].append(i)
+    for i, content in enumerate(digests):
+        if content is not None:
+            groups[content].append(i)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def row_digests(rows: Iterable[NDArray[Any]]) -> list[str]:
     """Return a digest of each row of an array."""
-    return [digest_of([array_bytes(row)]) for row in rows]
+    return [digest(array_bytes(row)) for row in rows]
 
 
 def look_at(image: Image.Image) -> Look:

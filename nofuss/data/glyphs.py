@@ -23,7 +23,7 @@ from PIL import features
 from nofuss.data.cache import cache_directory
 from nofuss.data.collection import TEST, TRAIN, Collection
 from nofuss.data.typefaces import Arrays, cached_or, codes_in, draw
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 
 SIDE = 28
 FONT_SIZE = 20
@@ -117,5 +117,5 @@ def _cache_file() -> Path:
     """Return the file named after all that the pictures depend on: fonts, renderer, settings."""
     settings = (SIDE, FONT_SIZE, FEWEST_FACES, FACES, SAME, unicodedata.unidata_version)
     versions = f"2 {settings} {features.version('freetype2')}".encode()
-    key = digest_of([versions, *(_font_file(face).read_bytes() for face in FACES)], size=8)
+    key = digest(versions, *(_font_file(face).read_bytes() for face in FACES), size=8)
     return cache_directory() / f"characters-{key}.npz"

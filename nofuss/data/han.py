@@ -24,7 +24,7 @@ from nofuss.data.cache import cache_directory
 from nofuss.data.collection import TEST, TRAIN, Collection
 from nofuss.data.typefaces import Arrays, Pixels, cached_or, codes_in, draw_in_processes
 from nofuss.errors import DataError
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 
 SIDE = 28
 FONT_SIZE = 26
@@ -205,5 +205,5 @@ def _cache_file(files: Sequence[Path]) -> Path:
     """Return the file named after all that the pictures depend on: fonts, renderer, settings."""
     settings = (SIDE, FONT_SIZE, BLOCKS, ALIKE, FEWEST_FACES, FEWEST_KEPT, SEED, PRODUCTS)
     versions = f"1 {settings} {features.version('freetype2')}".encode()
-    key = digest_of([versions, *(file.read_bytes() for file in files)], size=8)
+    key = digest(versions, *(file.read_bytes() for file in files), size=8)
     return cache_directory() / f"han-{key}.npz"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.files.atomic import READ_LIMIT, check_regular, open_regular, read_regular
+from nofuss.files import READ_LIMIT, check_regular, open_regular, read_bytes
 
 LARGEST_GROUP = 2**30
 """Bytes of a group of rows of Parquet, and of all groups that are kept."""
@@ -48,7 +48,7 @@ def read_item(path: Path, *, limit: int = READ_LIMIT) -> bytes:
     """Return the bytes of an item; OSError if there is none, or one of more than `limit` bytes."""
     place = place_of(path)
     if place is None:
-        return read_regular(path, limit=limit)
+        return read_bytes(path, limit=limit)
     file, row = place
     check_regular(file, limit=sys.maxsize)
     readers = {".tar": _member, ".parquet": _parquet_cell, ".arrow": _arrow_cell}

@@ -32,8 +32,7 @@ from nofuss.data.cache import cache_directory, warn_damaged
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.items import file_of
-from nofuss.files.atomic import sync, write_file
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest, sync, write_file
 from nofuss.progress import Progress, silent
 
 LIMIT = 16 * 2**30
@@ -157,7 +156,7 @@ def _key(paths: Sequence[Path], preprocessing: Preprocessing) -> str:
         return os.fsencode(path.absolute()) + changed
 
     made_for = f"1 {before_crop(preprocessing)}".encode()
-    return digest_of([made_for, *map(version, paths)])
+    return digest(made_for, *map(version, paths))
 
 
 def _open(

@@ -4,8 +4,6 @@ Each file is hashed and decoded once. The result is kept in the cache with the f
 time of change, so that a second scan only compares these. Files are never modified.
 """
 
-import csv
-import io
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from nofuss.data.collection import Collection
 from nofuss.data.decode import MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
 from nofuss.data.duplicates import exact_copies
 from nofuss.data.items import file_of, read_item
-from nofuss.files.checksum import digest_of
+from nofuss.files import csv_text, digest
 from nofuss.progress import Progress, silent
 
 PIECE = 16
@@ -64,11 +62,8 @@ class ScanReport:
 
     def as_csv(self) -> str:
         """Return all problems as a table: file, reason, detail."""
-        text = io.StringIO(newline="")
-        table = csv.writer(text)
-        table.writerow(("file", "reason", "detail"))
-        table.writerows((p.name, p.reason, p.detail) for p in self.problems)
-        return text.getvalue()
+        rows = [(p.name, p.reason, p.detail) for p in self.problems]
+        return csv_text([("file", "reason", "detail"), *rows])
 
 
 class Finding(NamedTuple):
@@ -111,7 +106,7 @@ def _look(path: Path, known: Finding | None) -> Finding:
     if known is not None and known[:2] == version and known.digest:
         return known  # an unreadable file is tried again: new permissions don't change its time
     try:
-        content = digest_of([read_item(path, limit=MAX_FILE)])
+        content = digest(read_item(path, limit=MAX_FILE))
         decode(path, at_least=1)  # the complete file, at the smallest scale
     except PictureError as error:
         return Finding(*version, "", error.reason, error.detail)
@@ -142,7 +137,7 @@ def _problems(
 
 def _cache_file(collection: Collection) -> Path:
     place = f"{collection.root}\0{collection.layout}\0{collection.name}"
-    return cache_directory() / "scans" / f"{digest_of([os.fsencode(place)])}.json"
+    return cache_directory() / "scans" / f"{digest(os.fsencode(place))}.json"
 
 
 def _recall(cache_file: Path) -> dict[str, Finding]:

@@ -27,7 +27,7 @@ from nofuss.data.collection import (
 from nofuss.data.columns import clean, read_column
 from nofuss.data.labelling import few
 from nofuss.errors import DataError
-from nofuss.files.atomic import check_regular, open_regular
+from nofuss.files import check_regular, open_regular
 
 LONGEST_LINE = 2**20
 LONGEST_LABEL = 2**12

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nofuss.data.cache import make_room, mark_used, warn_damaged
 from nofuss.data.collection import Collection
 from nofuss.data.items import file_of
-from nofuss.files.checksum import array_bytes, digest_of
+from nofuss.files import array_bytes, digest
 
 WAIT_SECONDS = 30.0
 """How long to wait for another process that writes."""
@@ -35,7 +35,7 @@ def picture_keys(collection: Collection) -> list[bytes]:
     if collection.array is not None:
         rows = np.asarray(collection.array)
         shape = f"{rows.dtype}{rows.shape[1:]}".encode()
-        return [bytes.fromhex(digest_of([shape, array_bytes(row)])) for row in rows]
+        return [bytes.fromhex(digest(shape, array_bytes(row))) for row in rows]
     keys = []
     for path in collection.paths:
         try:
@@ -44,7 +44,7 @@ def picture_keys(collection: Collection) -> list[bytes]:
             keys.append(b"")
             continue
         text = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
-        keys.append(bytes.fromhex(digest_of([os.fsencode(text)])))
+        keys.append(bytes.fromhex(digest(os.fsencode(text))))
     return keys
 
 

@@ -16,7 +16,7 @@ from nofuss.data.loader import batches, on_device
 from nofuss.data.sampling import Indices, in_order
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import all_sum, first, world
-from nofuss.files.checksum import Bytes, digest_of, tensor_parts
+from nofuss.files import Bytes, digest, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.feature_store import FeatureStore, picture_keys
@@ -91,7 +91,7 @@ def feature_store(backbone: Backbone) -> FeatureStore | None:
             yield backbone.precision.encode()
         yield from tensor_parts(backbone.state_dict())
 
-    file = cache_directory() / f"features-{digest_of(parts())}.sqlite"
+    file = cache_directory() / f"features-{digest(*parts())}.sqlite"
     return FeatureStore(file, backbone.features)
 
 

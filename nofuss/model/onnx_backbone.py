@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from nofuss.data.cache import mark_used
 from nofuss.distributed.device import device_of
-from nofuss.files.atomic import memory, read_regular
-from nofuss.files.checksum import digest_of, tensor_parts
+from nofuss.files import digest, memory, read_bytes, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 
 LARGEST_DIFFERENCE = 1e-4
@@ -101,7 +100,7 @@ def graph_file(backbone: Backbone, folder: Path) -> Path:
     """Return the file for the graph of these weights."""
     versions = (import_module("onnxruntime").__version__, torch.__version__)
     made_of = f"{backbone.name} {backbone.preprocessing} {versions}".encode()
-    key = digest_of([made_of, *tensor_parts(backbone.state_dict())])
+    key = digest(made_of, *tensor_parts(backbone.state_dict()))
     return folder / f"backbone-{key}.onnx"
 
 
@@ -114,7 +113,7 @@ def accelerate(backbone: Backbone, folder: Path, write: Write) -> bool:
         return False
     file = graph_file(backbone, folder)
     with contextlib.suppress(OSError):
-        if _replace(backbone, read_regular(file, limit=memory())):
+        if _replace(backbone, read_bytes(file, limit=memory())):
             mark_used(file)
             return True
     try:

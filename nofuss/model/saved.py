@@ -1,40 +1,47 @@
-"""A trained model as a folder: weights.safetensors, model.json and their checksums, no pickle.
+"""A trained model as a folder, safetensors and JSON, no pickle.
 
-The folder has all that embedding needs: the name of the backbone, its weights, the preprocessing of
-a picture, the names of the training classes, and what else the caller stores.
+    model.json                  what embedding needs: backbone, preprocessing of a picture, names of
+                                the training classes, what else the caller stores; and the SHA-256
+                                of the weights
+    weights-SHA16.safetensors   the weights, named after the first 16 digits of their SHA-256
+
+Weights are written first, under their own name; replacing model.json switches the model.
 """
 
 import copy
 import dataclasses
-import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
-from nofuss.files.atomic import (
-    DESCRIPTION_LIMIT,
-    MANIFEST,
-    check_seal,
-    parse_json,
-    read_regular,
-    seal,
+from nofuss.files import (
+    json_bytes,
+    memory,
+    read_bytes,
+    read_json,
+    sha256,
+    tensor_bytes,
+    write_by_content,
+    write_file,
 )
-from nofuss.files.folders import read_folder, write_folder
-from nofuss.files.lock import check_in_place
 from nofuss.model.backbones import OWN, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.tensors import check_shapes, fill, for_file, read_shapes, read_tensors
+from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
 
-FORMAT = 2
+FORMAT = 3
+DESCRIPTION = "model.json"
 LARGEST_SIDE = 4096
 """Largest side of a model's input picture: 200 MB as a tensor."""
+_TRIES = 5
+_WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
 
 def save_model(
@@ -44,7 +51,7 @@ def save_model(
     class_names: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the folder as a whole: an interrupted write leaves the previous one in place."""
+    """Replace the model in a folder: an interrupted write leaves the previous one in place."""
     preprocessing = embedder.backbone.preprocessing
     description = {
         "format": FORMAT,
@@ -58,13 +65,34 @@ def save_model(
         "class_names": list(class_names),
         "extra": dict(extra or {}),
     }
-    check_in_place(folder.parent)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with write_folder(folder) as new:
-        save_file(for_file(embedder.state_dict()), new / "weights.safetensors")
-        text = json.dumps(description, indent=2) + "\n"
-        (new / "model.json").write_text(text, encoding="utf-8")
-        seal(new)
+    _write(folder, description, tensor_bytes(embedder.state_dict()))
+
+
+def copy_model(source: Path, folder: Path) -> None:
+    """Replace the model in a folder by that of another."""
+    description = _describe(source)
+    _write(folder, description, read_bytes(_weights(source, description), limit=memory()))
+
+
+def _write(folder: Path, description: dict[str, Any], weights: bytes) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    checksum = write_by_content(folder, "weights", "safetensors", weights)
+    named = description | {"weights": checksum}
+    write_file(folder / DESCRIPTION, json_bytes(named))  # the switch
+    with suppress(OSError):  # what can't be deleted now is tried again next time
+        for file in folder.iterdir():
+            if _WEIGHTS.fullmatch(file.name) and file != _weights(folder, named):
+                file.unlink(missing_ok=True)
+
+
+def model_digest(folder: Path) -> str:
+    """Return the SHA-256 of the weights: vectors of different models can't be compared."""
+    return str(_describe(folder)["weights"])
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model, weights last."""
+    return [folder / DESCRIPTION, _weights(folder, _describe(folder))]
 
 
 def load_model(
@@ -74,32 +102,50 @@ def load_model(
 
     backbone: the module, where the model was trained on one from Python; its weights are replaced.
     """
-    return read_folder(folder, lambda: _load_model(folder, backbone))
+    for _ in range(_TRIES):
+        description = _describe(folder)
+        try:
+            return _load_model(folder, description, backbone)
+        except (RunError, UsageError):  # has another process just replaced the model?
+            if _describe(folder) == description:
+                raise
+    return _load_model(folder, _describe(folder), backbone)
 
 
-def _load_model(
-    folder: Path, backbone: nn.Module | None
-) -> tuple[Embedder, list[str], dict[str, Any]]:
+def _describe(folder: Path) -> dict[str, Any]:
+    """Read model.json; RunError for anything but a description that names its weights."""
+    file = folder / DESCRIPTION
     try:
-        if (folder / MANIFEST).exists():  # a model made by other programs has none
-            check_seal(folder)
-    except (OSError, ValueError) as error:
-        raise RunError(f"the model in {folder} is damaged ({error}); restore it") from None
-    try:
-        description = parse_json(read_regular(folder / "model.json", limit=DESCRIPTION_LIMIT))
+        description = read_json(file)
     except FileNotFoundError:
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"can't read {folder / 'model.json'}: {error}; restore it") from None
-    file_format = description.get("format") if isinstance(description, dict) else None
-    if file_format != FORMAT:
+        raise RunError(f"{file} is damaged ({error}); restore it") from None
+    if description.get("format") != FORMAT:
         raise RunError(
-            f"{folder / 'model.json'} has format {file_format}, expected {FORMAT}; "
-            "open it with the version of nofuss that wrote it, or train again"
+            f"{file} has format {description.get('format')!r:.20}, expected {FORMAT}; open it with "
+            "the version of nofuss that wrote it, or train again"
         )
-    file = folder / "weights.safetensors"
-    if not file.is_file():
-        raise RunError(f"no weights.safetensors in {folder}; restore it or train again")
+    if not re.fullmatch("[0-9a-f]{64}", str(description.get("weights"))):
+        raise RunError(f"{file} is damaged (it does not name its weights); restore it")
+    return description
+
+
+def _weights(folder: Path, description: Mapping[str, Any]) -> Path:
+    return folder / f"weights-{description['weights'][:16]}.safetensors"
+
+
+def _load_model(
+    folder: Path, description: dict[str, Any], backbone: nn.Module | None
+) -> tuple[Embedder, list[str], dict[str, Any]]:
+    file = _weights(folder, description)
+    try:
+        if sha256(file) != description["weights"]:
+            raise ValueError("its checksum differs")
+    except FileNotFoundError:
+        raise RunError(f"no {file.name} in {folder}; restore it or train again") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file} is damaged ({error}); restore it") from None
     try:
         settings = _settings(description)
         if backbone is not None:
@@ -138,7 +184,7 @@ def _with_module(
     network = own_backbone(copy.deepcopy(module), Preprocessing(**{**stored, **lists}))
     embedder = build_embedder(**settings | {"backbone": network})
     _preprocessing(stored, embedder)  # refuses what it can't be
-    file = folder / "weights.safetensors"
+    file = _weights(folder, description)
     fill(embedder, read_tensors(file), source=file)
     network.precision = _precision(description.get("precision", "fp32"))
     names, extra = _words(description["class_names"]), _extra(description["extra"])

@@ -10,22 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nofuss.errors import RunError, UsageError
-from nofuss.files.atomic import check_regular, memory
-
-
-def for_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as safetensors takes them: on the CPU, contiguous, none in another's memory.
-
-    Layers of a module may share their weights; a file holds them once for each.
-    """
-    found: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, tensor in tensors.items():
-        ready = tensor.detach().cpu().contiguous()
-        place = ready.untyped_storage().data_ptr()
-        found[name] = ready.clone() if place in taken else ready
-        taken.add(place)
-    return found
+from nofuss.files import check_regular, memory
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

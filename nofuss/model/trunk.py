@@ -14,7 +14,7 @@ from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices
 from nofuss.distributed.device import device_of
-from nofuss.files.checksum import Bytes, digest_of, tensor_parts
+from nofuss.files import Bytes, digest, tensor_parts
 from nofuss.geometry import normalize
 from nofuss.model.activations import Activations
 from nofuss.model.backbones import OWN, Backbone
@@ -101,7 +101,7 @@ def activations_of(
 
     file = None
     if collection.kind != "dataset" and embedder.backbone.name != OWN:
-        file = cache_directory() / f"activations-{digest_of(parts())}.bin"
+        file = cache_directory() / f"activations-{digest(*parts())}.bin"
     return Activations(
         compute, shape=shape, count=len(collection), views=views, file=file, say=log.info
     )

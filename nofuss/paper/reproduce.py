@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from nofuss.config import is_named_data
 from nofuss.distributed import processes
 from nofuss.errors import DataError, RunError, UsageError, unknown_name
-from nofuss.files.atomic import write_file
+from nofuss.files import write_file
 from nofuss.paper import batch_size, convergence, epsilon, retrieval, tables
 from nofuss.paper.entry import Entry, Results, how, machine
 from nofuss.paper.further import FURTHER
@@ -108,8 +108,11 @@ def reproduce(
     except OSError as error:
         raise RunError(f"can't make {out}: {error.strerror}; give another --out") from None
     try:
-        with stop_on_signals() as stop:
-            _run(tasks, Lab(out / "work", stop=stop, progress=progress), out)
+        with (
+            stop_on_signals() as stop,
+            Lab(out / "work", stop=stop, progress=progress) as lab,
+        ):
+            _run(tasks, lab, out)
     except KeyboardInterrupt:
         log.info("stopped; the same command resumes from here")
         raise
@@ -189,8 +192,7 @@ def _run(tasks: list[Task], lab: Lab, out: Path) -> None:
         entry: Entry = experiment.entry(source, rates, results)
         used = {loss: rates[loss] for loss in experiment.losses(source)}
         about = _about(name, source, used, tried, results)
-        with lab.alone_in(out):  # other commands add to the same files
-            _write(out, dataclasses.asdict(entry) | about)
+        _write(out, dataclasses.asdict(entry) | about)
         for line in entry.verdict:
             log.info(f"  {line}")
     log.info(f"report: {out / 'report.html'}")

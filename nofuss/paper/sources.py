@@ -24,7 +24,7 @@ from nofuss.data.split import Rows
 from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
 from nofuss.paper.budgets import CHARACTERS, HAN, PHOTOGRAPHS, Budget
@@ -175,7 +175,7 @@ def make_source(
         features=features,
         train_rows=np.flatnonzero(pictures.split == "train"),
         test_rows=np.flatnonzero(pictures.split == "test"),
-        fingerprint=digest_of(identity),
+        fingerprint=digest(*identity),
     )
     return source if features is None else _fit_dim(source, features.shape[1])
 

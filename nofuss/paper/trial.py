@@ -18,7 +18,7 @@ from nofuss.data.split import Rows
 from nofuss.distributed import processes
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.stages import fixed_count
 from nofuss.model.trunk import Embed, embedding_of
@@ -71,7 +71,7 @@ class Trial:
         if self.record == "neighbours":
             settings["grid"] = GRID_FORMAT
         text = json.dumps(settings, sort_keys=True)
-        return digest_of([text.encode()], size=10)
+        return digest(text.encode(), size=10)
 
     def describe(self) -> str:
         """Return words for the progress line."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from nofuss.config import TrainConfig
 from nofuss.evaluate.side_by_side import compared, describe_gain
-from nofuss.files.atomic import write_file
+from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_optional_json
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED

@@ -19,13 +19,13 @@ from nofuss.errors import DataError, RunError, UsageError
 from nofuss.evaluate.intervals import SeededDifference, paired_difference, t_interval
 from nofuss.evaluate.queries import PerQuery, per_query
 from nofuss.evaluate.side_by_side import are_class_sums, from_class_sums, scorable
-from nofuss.files.atomic import write_file
+from nofuss.files import write_file
 from nofuss.model.encoder import load
 from nofuss.progress import Progress, silent
 from nofuss.report import read_optional_json
 from nofuss.report.evaluation import warn_of_known
 from nofuss.report.queries import among_themselves
-from nofuss.run.directory import Run, check_same_data, open_run
+from nofuss.run.directory import Run, check_same_data
 from nofuss.run.embeddings import RunEmbeddings, load_embeddings
 
 SCORES = {"recall@1": "Recall@1", "map@r": "MAP@R"}
@@ -55,7 +55,7 @@ def compare_runs(
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Return the differences from the first run, with 95% intervals; draw them to `figure`."""
-    opened = [open_run(path) for path in runs]
+    opened = [Run.open(path) for path in runs]
     groups = _same_but_for_the_seed(opened)
     if len(groups) < 2:
         raise UsageError("the runs differ in their seed alone, so there is nothing to compare")
@@ -135,7 +135,7 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
 
 
 def _on_data(paths: Sequence[Path], data: Path, device: str, progress: Progress) -> list[PerQuery]:
-    labellings = [labelling_of(open_run(path).config) for path in paths]
+    labellings = [labelling_of(Run.open(path).config) for path in paths]
     if data.is_dir() and any(labelling != labellings[0] for labelling in labellings):
         raise RunError("the runs take classes from other parts of a path; compare those that agree")
     collection, _ = open_usable(data, labelling=labellings[0], progress=progress)

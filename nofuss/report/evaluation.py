@@ -28,7 +28,7 @@ from nofuss.report.card import write_card
 from nofuss.report.order import can_compare, held_out_comparisons, score_order
 from nofuss.report.queries import among_themselves, within_gallery
 from nofuss.report.report import foreign
-from nofuss.run.directory import Run, check_same_data, open_run
+from nofuss.run.directory import Run, check_same_data
 from nofuss.run.embeddings import load_embeddings, without_sample
 
 log = logging.getLogger("nofuss")
@@ -47,7 +47,7 @@ class Scored(NamedTuple):
 
 
 def score_run(
-    path: Path,
+    run: Run,
     data: Path | None,
     *,
     gallery: Path | None,
@@ -63,7 +63,7 @@ def score_run(
     The caller holds the run's lock where the scores are kept. Of several processes the first
     returns the scores.
     """
-    run = open_run(path)
+    path = run.path
     encoder = load(path, device=device)
     labelling = labelling_of(run.config)
     compared: Compared | None = None

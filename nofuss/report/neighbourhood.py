@@ -1,13 +1,11 @@
 """The report's sections on neighbours: retrieval grid, confused classes, suspects in the data."""
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.files.atomic import write_file
+from nofuss.files import csv_text, write_file
 from nofuss.report.findings import (
     Copy,
     DoubtfulLabel,
@@ -97,10 +95,8 @@ def _write_suspects(
     """Write kind, item, label, other_item, other_label, distance as CSV."""
     pairs = [("label", d.item, d.nearest, d.distance) for d in doubts]
     pairs += [("duplicate", *copy) for copy in duplicates]
-    with io.StringIO(newline="") as text:
-        rows = csv.writer(text)
-        rows.writerow(("kind", "item", "label", "other_item", "other_label", "distance"))
-        for kind, a, b, distance in pairs:
-            first, second = (items.name(a), items.label(a)), (items.name(b), items.label(b))
-            rows.writerow((kind, *first, *second, f"{distance:.4f}"))
-        write_file(file, text.getvalue().encode("utf-8", "backslashreplace"))
+    rows = [("kind", "item", "label", "other_item", "other_label", "distance")]
+    for kind, a, b, distance in pairs:
+        first, second = (items.name(a), items.label(a)), (items.name(b), items.label(b))
+        rows.append((kind, *first, *second, f"{distance:.4f}"))
+    write_file(file, csv_text(rows))

@@ -13,10 +13,10 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
+from nofuss import files
 from nofuss.data.collection import Collection
 from nofuss.errors import NofussError, RunError
 from nofuss.evaluate.side_by_side import compared, describe_gain
-from nofuss.files import atomic as files
 from nofuss.progress import Progress, silent, working
 from nofuss.report import sections
 from nofuss.report.grids import Items
@@ -143,7 +143,7 @@ def read_optional_json(file: Path) -> dict[str, Any]:
 def _read_lines(file: Path) -> list[dict[str, Any]]:
     """Return the JSON objects in a file, one a line; none where it is missing or damaged."""
     try:
-        lines = files.read_regular(file, limit=files.DESCRIPTION_LIMIT).decode().splitlines()
+        lines = files.read_bytes(file, limit=files.JSON_LIMIT).decode().splitlines()
         return [files.parse_json(line.encode()) for line in lines]
     except FileNotFoundError:
         return []

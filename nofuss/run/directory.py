@@ -17,9 +17,10 @@
     taught/            models before and after what marks taught, see search/lessons.py
     checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/saved.py
-    .nofuss.lock       exists while a command writes, see files/lock.py
+    .lock .lock.json   one command writes at a time, and which, see files.py
 
-A directory that is not empty is never overwritten; training continues it with --resume.
+A directory that is not empty is never overwritten; training continues it with --resume. Links and
+special files in a run are refused when it is opened; nobody looks for them again.
 """
 
 import dataclasses
@@ -29,8 +30,8 @@ import platform
 import shlex
 import sys
 from collections.abc import Container
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -42,11 +43,21 @@ from nofuss.config import TrainConfig, check_limits, is_named_data, read_config,
 from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError, UsageError
-from nofuss.files.atomic import read_json, read_regular, write_file, write_json
-from nofuss.files.folders import is_temporary
-from nofuss.files.lock import LOCK, RunLock, check_in_place
+from nofuss.files import (
+    LOCK,
+    OWNER,
+    TEMPORARY,
+    locked,
+    read_bytes,
+    read_json,
+    sync,
+    write_file,
+    write_json,
+)
 
 CORRECTIONS = "corrected.csv"
+DEPTH = 3
+"""Levels of a run that hold files."""
 FROM_PYTHON = " (given from Python)"
 """How the name ends that stands for the path of data which have none."""
 # Settings that may change when a run is resumed: where and how fast, never what is learned.
@@ -59,6 +70,35 @@ class Run:
 
     path: Path
     config: TrainConfig
+    _held: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool = False) -> "Run":
+        """Open a directory that training made.
+
+        write: lock it until the end of its `with`; all processes of one command call this.
+        """
+        with ExitStack() as held:
+            where = path / "config.json"
+            if not where.exists():
+                raise _no_run(path)
+            _refuse_links(path)
+            if write:
+                held.enter_context(locked(path))
+            config = read_config(_read_config(path), where=where)
+            try:
+                check_limits(config)
+            except UsageError as error:
+                raise RunError(
+                    f"{where} has settings that training refuses ({error}); restore it"
+                ) from None
+            return cls(path, config, held.pop_all())
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
 
     @property
     def checkpoints(self) -> Path:
@@ -106,33 +146,34 @@ class Run:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace a JSON file of the run; of several processes only the first writes."""
         if first():
-            check_in_place(self.path)
             write_json(self.path / name, content)
 
     def write_metrics(self, history: list[dict[str, Any]]) -> None:
         """Write metrics.jsonl, a line per epoch; of several processes only the first writes."""
         if not first():
             return
-        check_in_place(self.path)
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in history)
         write_file(self.path / "metrics.jsonl", lines)
 
 
 def create_run(
-    config: TrainConfig, *, name: str, fingerprint: str, lock: RunLock | None = None
+    config: TrainConfig, *, name: str, fingerprint: str, held: ExitStack | None = None
 ) -> Run:
     """Make a run directory, config.out or the first free runs/NAME, and describe it there.
 
-    A lock, if given, is taken before anything is written, but only of a run or an empty folder.
+    held: gets the lock of the run, before anything is written, but only of a run or an empty
+    folder.
     """
     path = config.out
     try:
         if path is None:
             path = _new_directory(Path("runs"), name.strip(".") or "run")
         path.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # as good as the file system can
+            sync(path.parent)
         is_run = (path / "config.json").is_file()
-        if lock and (is_run or _is_empty(path)):  # leave other folders alone
-            lock.take(path)
+        if held is not None and (is_run or _is_empty(path)):  # leave other folders alone
+            held.enter_context(locked(path))
         if not _is_empty(path):
             raise RunError(
                 f"{path} is not empty and is never overwritten; give another --out"
@@ -145,22 +186,31 @@ def create_run(
     data = None if config.data is None else _absolute(config.data)
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     if run.corrections is not None and config.corrections is not None and first():
-        write_file(run.corrections, read_regular(config.corrections))
+        write_file(run.corrections, read_bytes(config.corrections))
     _describe(run, fingerprint)
     return run
 
 
-def open_run(path: Path) -> Run:
-    """Open a directory that training made."""
-    where = path / "config.json"
-    config = read_config(_read_config(path), where=where)
-    try:
-        check_limits(config)
-    except UsageError as error:
-        raise RunError(
-            f"{where} has settings that training refuses ({error}); restore it"
-        ) from None
-    return Run(path, config)
+def _refuse_links(run: Path) -> None:
+    """Raise RunError for a link in a run, or anything else but files and folders."""
+    folders = [run]
+    for _ in range(DEPTH):
+        entries = [entry for folder in folders for entry in _entries(folder)]
+        folders = [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for entry in entries:
+            if entry.is_symlink():
+                raise RunError(
+                    f"{entry.path} is a link, but a run is read and written only inside its "
+                    "folder; replace it by what it links to"
+                )
+            if not (entry.is_file() or entry.is_dir()) and os.path.lexists(entry):
+                raise RunError(f"{entry.path} is neither a file nor a folder; delete it")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with suppress(FileNotFoundError):  # a writer may replace a checkpoint while the run is opened
+        return list(os.scandir(folder))
+    return []
 
 
 def resume_run(
@@ -173,7 +223,7 @@ def resume_run(
     """
     if given.out is None:
         raise RunError("--resume needs the run to resume; add --out RUN")
-    saved, default = open_run(given.out).config, TrainConfig()
+    saved, default = Run.open(given.out).config, TrainConfig()
     changes = {
         name: getattr(given, name)
         for name in _settings()
@@ -190,7 +240,7 @@ def continue_run(config: TrainConfig, *, fingerprint: str) -> Run:
     config: resolved.
     """
     assert config.out is not None
-    saved = open_run(config.out).config
+    saved = Run.open(config.out).config
     changes = ", ".join(
         f"{name} {getattr(saved, name)} → {getattr(config, name)}"
         for name in _settings()
@@ -252,12 +302,14 @@ def _read_config(run: Path) -> dict[str, Any]:
     file = run / "config.json"
     try:
         return read_json(file)
-    except FileNotFoundError:
-        raise RunError(
-            f"{run} is not a run directory: no config.json in it; give one that `nofuss train` made"
-        ) from None
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {file}: {error}; restore it or train again") from None
+
+
+def _no_run(path: Path) -> RunError:
+    return RunError(
+        f"{path} is not a run directory: no config.json in it; give one that `nofuss train` made"
+    )
 
 
 def _settings() -> list[str]:
@@ -277,7 +329,10 @@ def _describe(run: Run, fingerprint: str) -> None:
 
 def _is_empty(folder: Path) -> bool:
     """Return whether the folder holds at most what a run killed at its very start leaves."""
-    return all(entry.name == LOCK or is_temporary(entry.name) for entry in folder.iterdir())
+    return all(
+        entry.name in (LOCK, OWNER) or entry.name.startswith(TEMPORARY)
+        for entry in folder.iterdir()
+    )
 
 
 def _new_directory(parent: Path, name: str) -> Path:

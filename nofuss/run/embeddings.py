@@ -4,20 +4,17 @@ RUN/embeddings.safetensors: unit vectors of the test items and of a sample of th
 items, their rows in the collection, the proxies, and p(x) of the sample.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from nofuss.errors import RunError
-from nofuss.files.atomic import check_regular, memory, parse_json, write_file
-from nofuss.files.checksum import Bytes, array_bytes, sha256_of
+from nofuss.files import array_bytes, load_tensors, tensor_bytes, write_file
 
 FILE = "embeddings.safetensors"
 Floats = NDArray[np.float32]
@@ -49,8 +46,7 @@ class RunEmbeddings:
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         about = {"fingerprint": self.fingerprint, "scale": self.scale, "seen": self.seen}
         about["checksum"] = _checksum(about, arrays)
-        # One entry: the format stores several in any order, and equal runs must have equal bytes.
-        write_file(run / FILE, save(arrays, metadata={"about": json.dumps(about)}))
+        write_file(run / FILE, tensor_bytes(arrays, about))
 
 
 _ARRAYS = ("test", "test_rows", "sample", "sample_rows", "proxies", "assignment")
@@ -62,16 +58,14 @@ def load_embeddings(run: Path) -> RunEmbeddings | None:
     if not file.is_file():
         return None
     try:
-        check_regular(file, limit=memory())
-        with safe_open(file, framework="numpy") as stored:
-            about = parse_json((stored.metadata() or {})["about"].encode())
-            arrays = {name: stored.get_tensor(name) for name in _ARRAYS}
+        tensors, about = load_tensors(file)
+        arrays: dict[str, Any] = {name: tensors[name].numpy() for name in _ARRAYS}
         if about.pop("checksum") != _checksum(about, arrays):
             raise ValueError("its checksum differs")
         kept = RunEmbeddings(**about, **arrays)
         _check(kept)
         return kept
-    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{file} is damaged ({reason}); delete it or train again") from None
 
@@ -99,13 +93,11 @@ def _check(kept: RunEmbeddings) -> None:
 
 
 def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
-    def parts() -> Iterator[Bytes]:
-        yield json.dumps(about, sort_keys=True).encode()
-        for name in _ARRAYS:
-            yield f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode()
-            yield array_bytes(arrays[name])
-
-    return sha256_of(parts())
+    made = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in _ARRAYS:
+        made.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
+        made.update(array_bytes(arrays[name]))
+    return made.hexdigest()
 
 
 def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:

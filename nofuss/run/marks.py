@@ -5,8 +5,6 @@ earlier mark back. Of several marks of a pair the last one counts. A line that i
 kill or a full disk leaves it, is passed over and counted.
 """
 
-import csv
-import io
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nofuss.files.atomic import append_lines, parse_json, read_regular
+from nofuss.files import append_lines, check_regular, csv_text, parse_json, read_bytes
 
 FILE = "marks.jsonl"
 LARGEST = 64 * 2**20
@@ -48,14 +46,12 @@ class Marks:
 
     def as_csv(self, names: Mapping[str, str]) -> bytes:
         """Return query, item, same as a table; names: what to call the items."""
-        with io.StringIO(newline="") as text:
-            table = csv.writer(text)
-            table.writerow(("query", "item", "same"))
-            for query, marks in self.by_query.items():
-                for item, same in marks.items():
-                    row = names.get(query, query), names.get(item, item)
-                    table.writerow((*row, "same" if same else "not the same"))
-            return text.getvalue().encode("utf-8", "backslashreplace")
+        rows = [("query", "item", "same")]
+        for query, marks in self.by_query.items():
+            for item, same in marks.items():
+                word = "same" if same else "not the same"
+                rows.append((names.get(query, query), names.get(item, item), word))
+        return csv_text(rows).encode("utf-8", "backslashreplace")
 
 
 def append_marks(run: Path, query: str, marks: Iterable[tuple[str, bool | None]]) -> None:
@@ -65,14 +61,16 @@ def append_marks(run: Path, query: str, marks: Iterable[tuple[str, bool | None]]
         json.dumps({"query": query, "item": item, "same": same, "time": now})
         for item, same in marks
     ]
-    append_lines(run / FILE, lines, limit=LARGEST - sum(map(len, lines)) - len(lines))
+    if (run / FILE).exists():
+        check_regular(run / FILE, limit=LARGEST - sum(map(len, lines)) - len(lines))
+    append_lines(run / FILE, lines)
 
 
 def read_marks(run: Path) -> Marks:
     """Read the marks of a run; none where there is no file."""
     marks = Marks()
     try:
-        content = read_regular(run / FILE, limit=LARGEST)
+        content = read_bytes(run / FILE, limit=LARGEST)
     except FileNotFoundError:
         return marks
     for line in content.split(b"\n"):

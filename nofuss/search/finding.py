@@ -13,10 +13,10 @@ from nofuss.data.collection import printable
 from nofuss.data.columns import Type
 from nofuss.data.detect import open_data
 from nofuss.errors import DataError, UsageError
-from nofuss.files.atomic import write_file
+from nofuss.files import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.progress import Progress, silent
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
 from nofuss.search.searchable import Pictures, open_searchable
@@ -50,7 +50,7 @@ def find_similar(
     progress: Progress = silent,
 ) -> Answers:
     """Return the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
-    opened, encoder = open_run(run), load(run)
+    opened, encoder = Run.open(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
     with closing(
         open_searchable(opened, encoder, url, rerank=rerank, progress=progress)

@@ -26,8 +26,7 @@ from nofuss.data.items import file_of, read_item
 from nofuss.data.transforms import middle
 from nofuss.distributed import processes
 from nofuss.errors import DataError
-from nofuss.files.atomic import sha256
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 from nofuss.model.encoder import Encoder
 from nofuss.progress import Progress, silent
 from nofuss.search.index import Label
@@ -99,11 +98,6 @@ class Changes:
         counts |= {"with new labels or columns": self.revised, "unchanged": self.unchanged}
         counts |= {"unreadable": len(self.unreadable)}
         return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "nothing"
-
-
-def model_digest(model: Path) -> str:
-    """Return a digest of the model: vectors of different models can't be compared."""
-    return sha256(model / "weights.safetensors")
 
 
 def plan(
@@ -261,7 +255,7 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
                 f"{collection.name} can't be indexed: its items have no names; use arrays"
             )
         content = collection.array[item].tobytes()
-        return Version(len(content), 0, digest_of([content]))
+        return Version(len(content), 0, digest(content))
     path = collection.paths[item]
     status = file_of(path).stat()
     size, mtime_ns = status.st_size, status.st_mtime_ns
@@ -269,4 +263,4 @@ def _version(collection: Collection, item: int, before: Version | None) -> Versi
         return before
     if time.time_ns() - mtime_ns < FRESH_NS:
         mtime_ns = 0  # never equal, so that the content is compared the next time
-    return Version(size, mtime_ns, digest_of([read_item(path, limit=MAX_FILE)]))
+    return Version(size, mtime_ns, digest(read_item(path, limit=MAX_FILE)))

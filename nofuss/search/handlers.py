@@ -26,7 +26,7 @@ from nofuss.data.columns import shown
 from nofuss.data.decode import FORMATS, MAX_FILE, PictureError, data_uri, encoded
 from nofuss.data.decode_pool import PROCESSES, Decoded, DecodePool
 from nofuss.data.items import read_item
-from nofuss.files.atomic import parse_json
+from nofuss.files import parse_json
 from nofuss.search.columns import LABEL
 from nofuss.search.index import Index
 from nofuss.search.json_response import Json

@@ -16,19 +16,12 @@ from nofuss.data.labelling import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
 from nofuss.evaluate.strangers import Strangers
-from nofuss.files.folders import own_folder
-from nofuss.files.lock import RunLock, check_in_place
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.model.features import accelerate_for
+from nofuss.model.saved import model_digest
 from nofuss.progress import Progress, silent, working
-from nofuss.run.directory import Run, open_run
-from nofuss.search.gallery import (
-    Changes,
-    model_digest,
-    plan,
-    remove_source,
-    update,
-)
+from nofuss.run.directory import Run
+from nofuss.search.gallery import Changes, plan, remove_source, update
 from nofuss.search.index import MANIFEST, Index, Kind
 from nofuss.search.items import describe_items, open_items, source_of
 from nofuss.search.searcher import STRANGERS, calibrated
@@ -52,9 +45,7 @@ def index_run(
     progress: Progress = silent,
 ) -> Index:
     """Run `nofuss index`: update RUN/index from a folder; items of other folders stay."""
-    run = open_run(path)
-    with RunLock() as lock:  # from before the index is read until it is written
-        lock.take(path)
+    with Run.open(path, write=True) as run:  # from before the index is read until it is written
         encoder = load(path, device=device)
         folder = run.path / "index"
         index = _former(run, encoder, kind)
@@ -80,11 +71,9 @@ def index_into(
     progress: Progress = silent,
 ) -> None:
     """Run `nofuss index --to URL`: the same in a database; each chunk is kept as it is written."""
-    run = open_run(path)
     if processes.world() > 1:
         raise UsageError("nofuss index --to works in one process; leave torchrun out")
-    with RunLock() as lock, closing(open_store(url, flag="--to")) as store:
-        lock.take(path)
+    with Run.open(path, write=True) as run, closing(open_store(url, flag="--to")) as store:
         encoder = load(path, device=device)
         check_store(store, run, encoder, create=not remove)
         items = _items(run, data, remove)
@@ -221,8 +210,7 @@ def _calibrate(index: Index, encoder: Encoder, progress: Progress) -> Strangers 
 def _save(index: Index, folder: Path) -> None:
     """Write the index in the first process only; all processes hold the same."""
     if processes.first():
-        check_in_place(folder.parent)
-        index.save(own_folder(folder))
+        index.save(folder)
 
 
 def _shown(data: Path | None) -> str:

@@ -8,9 +8,10 @@ the pictures again would give, up to rounding.
     RUN/taught/1/ …       the model after each lesson: the model's files, map.safetensors
     RUN/taught/embeddings.safetensors   the kept embeddings before the first lesson
 
-Every lesson starts from model 0 with all marks in force. A step is written whole before the model
-is replaced; which step is in force follows from the model's own checksum. A kill in between leaves
-vectors of another step: `align` maps them, whenever the run is opened to be taught.
+Every lesson starts from model 0 with all marks in force. A step counts once its model.json, which
+is written last, is there; then the model is replaced. Which step is in force follows from the
+model's own checksum. A kill in between leaves vectors of another step: `align` maps them, whenever
+the run is opened to be taught.
 """
 
 import re
@@ -21,22 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nofuss.errors import RunError
-from nofuss.files.atomic import check_regular, memory, read_regular, sha256, sync, write_file
-from nofuss.files.folders import own_folder, refuse_link, remove, write_folder
-from nofuss.files.lock import RunLock
-from nofuss.model.saved import load_model, save_model
+from nofuss.files import load_tensors, memory, read_bytes, tensor_bytes, write_file
+from nofuss.model.saved import (
+    DESCRIPTION,
+    copy_model,
+    load_model,
+    model_digest,
+    model_files,
+    save_model,
+)
 from nofuss.model.start import Affine
 from nofuss.model.taught import mapped
 from nofuss.model.tensors import read_shapes
-from nofuss.run.directory import Run, open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
-from nofuss.search.gallery import model_digest
 from nofuss.search.indexing import load_index
 from nofuss.search.searchable import NOTE, embeddings_fit
 from nofuss.search.searcher import STRANGERS
@@ -46,7 +49,6 @@ FOLDER, MAP = "taught", "map.safetensors"
 NUMBER = re.compile("[0-9]{1,6}")
 LARGEST_RATIO = 1e10
 """Of how much a map may lengthen one direction more than another: beyond, it can't be undone."""
-MODEL_FILES = ("model.json", "weights.safetensors", "manifest.json")
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,10 @@ class Step:
     def matrix(self) -> Tensor:
         """The map from embeddings of model 0, (D, D), double."""
         try:
-            check_regular(self.folder / MAP)
-            matrix = load_file(self.folder / MAP)["map"]
-        except (OSError, SafetensorError, KeyError) as error:
+            matrix = load_tensors(self.folder / MAP)[0]["map"]
+        except (OSError, ValueError, KeyError) as error:
             raise RunError(f"{self.folder / MAP} is damaged ({error}); restore it") from None
-        shape = read_shapes(self.folder / "weights.safetensors").get("head.weight", ())
+        shape = read_shapes(model_files(self.folder)[1]).get("head.weight", ())
         dim = shape[0] if len(shape) == 2 else 0
         is_map = matrix.dtype == torch.float64 and matrix.shape == (dim, dim) and dim > 0
         if not (is_map and matrix.isfinite().all() and torch.linalg.cond(matrix) <= LARGEST_RATIO):
@@ -82,12 +83,11 @@ def steps_of(run: Run) -> list[Step]:
 
 def _all_steps(run: Run) -> list[Step]:
     home = run.path / FOLDER
-    refuse_link(home)
     folders = [f for f in (home.iterdir() if home.is_dir() else ()) if NUMBER.fullmatch(f.name)]
     return [
         Step(folder, int(folder.name), model_digest(folder))
         for folder in sorted(folders, key=lambda folder: int(folder.name))
-        if (folder / MAP).is_file() and not folder.is_symlink()
+        if (folder / DESCRIPTION).is_file() and (folder / MAP).is_file()
     ]
 
 
@@ -104,24 +104,25 @@ def apply_lesson(run: Run, matrix: Tensor, *, extra: Mapping[str, Any]) -> None:
     """
     align(run)
     steps = steps_of(run)
-    home = own_folder(run.path / FOLDER)
+    home = run.path / FOLDER
     if not steps:
-        for left in home.iterdir():  # of a model from before another training
-            remove(left)
+        shutil.rmtree(home, ignore_errors=True)  # of a model from before another training
+        home.mkdir(exist_ok=True)
         if (run.path / EMBEDDINGS).is_file():
-            write_file(home / EMBEDDINGS, read_regular(run.path / EMBEDDINGS, limit=memory()))
+            write_file(home / EMBEDDINGS, read_bytes(run.path / EMBEDDINGS, limit=memory()))
             write_file(home / NOTE, model_digest(run.model))
-        steps = [_write_step(home / "0", run.model, torch.eye(len(matrix)).double())]
+        _write_map(home / "0", torch.eye(len(matrix)).double())
+        copy_model(run.model, home / "0")
+        steps = steps_of(run)
     embedder, class_names, stored = load_model(steps[0].folder)
     head = embedder.head
     weight, bias = matrix @ head.weight.detach().double(), matrix @ head.bias.detach().double()
     embedder.set_head(Affine(weight.float(), bias.float()), root=embedder.root)
-    scratch = home / "next"
-    remove(scratch)
-    save_model(scratch, embedder, class_names=class_names, extra=stored | dict(extra))
-    step = _write_step(home / str(steps[-1].number + 1), scratch, matrix)
-    remove(scratch)
-    _put_in_force(run, step)
+    step = home / str(steps[-1].number + 1)
+    _remove(step)  # of a lesson that was killed, or undone
+    _write_map(step, matrix)
+    save_model(step, embedder, class_names=class_names, extra=stored | dict(extra))
+    copy_model(step, run.model)
     align(run)
 
 
@@ -130,18 +131,17 @@ def undo(run: Run) -> bool:
     steps = steps_of(run)
     if len(steps) < 2:
         return False
-    _put_in_force(run, steps[-2])
+    copy_model(steps[-2].folder, run.model)
     align(run)
-    remove(steps[-1].folder)
+    _remove(steps[-1].folder)
     return True
 
 
 def finish_lesson(path: Path) -> None:
     """Finish a lesson that was killed; a run that is as it should be is only read."""
-    if (path / FOLDER).is_dir() and not _is_aligned(open_run(path)):
-        with RunLock() as lock:
-            lock.take(path)
-            align(open_run(path))
+    if (path / FOLDER).is_dir() and not _is_aligned(Run.open(path)):
+        with Run.open(path, write=True) as run:
+            align(run)
 
 
 def _is_aligned(run: Run) -> bool:
@@ -172,11 +172,11 @@ def align(run: Run) -> None:
                 index = index.mapped(to_now @ torch.linalg.inv(to_before))
                 index.extra.pop(STRANGERS, None)  # of the former vectors
                 index.extra["model"] = now.digest
-                index.save(own_folder(folder))
+                index.save(folder)
     kept = home / EMBEDDINGS
     if kept.is_file() and not embeddings_fit(run):
         if now.number == 0:
-            write_file(run.path / EMBEDDINGS, read_regular(kept, limit=memory()))
+            write_file(run.path / EMBEDDINGS, read_bytes(kept, limit=memory()))
         else:
             _write_embeddings(run, home, now.matrix)
         write_file(home / NOTE, now.digest)
@@ -192,26 +192,12 @@ def _write_embeddings(run: Run, home: Path, matrix: Tensor) -> None:
     replace(before, test=test, sample=sample, proxies=proxies).save(run.path)
 
 
-def _write_step(folder: Path, model: Path, matrix: Tensor) -> Step:
-    """Copy a model's files into a step's folder, with its map."""
-    with write_folder(folder) as new:
-        _copy_model(model, new)
-        save_file({"map": matrix.contiguous()}, new / MAP)
-    return Step(folder, int(folder.name), model_digest(folder))
+def _write_map(step: Path, matrix: Tensor) -> None:
+    step.mkdir(exist_ok=True)
+    write_file(step / MAP, tensor_bytes({"map": matrix}))
 
 
-def _copy_model(source: Path, target: Path) -> None:
-    """Copy the files of a model; a stranger's may be links to anything, which are refused."""
-    for name in MODEL_FILES:
-        refuse_link(source / name)
-        if (source / name).is_file():
-            check_regular(source / name, limit=memory())
-            shutil.copyfile(source / name, target / name)
-
-
-def _put_in_force(run: Run, step: Step) -> None:
-    """Replace the run's model by that of a step, as a whole."""
-    with write_folder(run.model) as new:
-        _copy_model(step.folder, new)
-    sync(run.path)
-    assert sha256(run.model / "weights.safetensors") == step.digest
+def _remove(step: Path) -> None:
+    """Delete a step; without model.json it is none, wherever a kill stops this."""
+    (step / DESCRIPTION).unlink(missing_ok=True)
+    shutil.rmtree(step, ignore_errors=True)

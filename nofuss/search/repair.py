@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from nofuss.data.corrections import FILE, Correction, read_corrections, write_corrections
 from nofuss.errors import DataError, RunError
-from nofuss.files.lock import RunLock
+from nofuss.files import locked
 from nofuss.report.findings import copies, doubtful_labels, neighbours
 from nofuss.search.handlers import Page
 from nofuss.search.json_response import Json
@@ -122,8 +122,7 @@ class Repair:
         name, was = self.shelf.own.names[row], self.shelf.own.labels[row]
         assert was is not None
         try:
-            with RunLock() as lock:
-                lock.take(self.shelf.run.path)
+            with locked(self.shelf.run.path):
                 judged, learned = self._read(), self._learned()
                 if label is not None:  # the data say what was corrected before training
                     before = learned[name].label if name in learned else was

@@ -25,12 +25,12 @@ from nofuss.data.labelling import labelling_of
 from nofuss.data.split import sides_of
 from nofuss.data.usable import open_usable
 from nofuss.errors import DataError, RunError, command
-from nofuss.files.atomic import read_regular
+from nofuss.files import read_bytes
 from nofuss.model.encoder import Encoder
+from nofuss.model.saved import model_digest
 from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
-from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.indexing import check_store, open_index
 from nofuss.search.items import BUILT_IN, item_names, source_of
@@ -158,7 +158,7 @@ def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
 def embeddings_fit(run: Run) -> bool:
     """Return whether the kept embeddings are of the model; not where a lesson was killed."""
     note = run.path / "taught" / NOTE  # see lessons.py
-    return not note.is_file() or read_regular(note) == model_digest(run.model).encode()
+    return not note.is_file() or read_bytes(note) == model_digest(run.model).encode()
 
 
 def _test_items(run: Run, encoder: Encoder, rerank: Rerank, progress: Progress) -> Searchable:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 from nofuss.geometry import normalize
 
 FORM = re.compile(r"([0-9a-f]{8})\.([0-9a-f]{16})\.([A-Za-z0-9_-]+)")
@@ -26,7 +26,7 @@ class Sent(NamedTuple):
     @classmethod
     def new(cls, vector: Tensor) -> "Sent":
         """Return a picture just sent."""
-        return cls(digest_of([vector.numpy().tobytes()])[:16], vector)
+        return cls(digest(vector.numpy().tobytes())[:16], vector)
 
     def as_text(self, model: str) -> str:
         """Return the text for an address."""

@@ -20,15 +20,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.files.atomic import read_json
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest, read_json
 from nofuss.model.encoder import Encoder, load
+from nofuss.model.saved import model_digest
 from nofuss.model.taught import mapped
 from nofuss.progress import Progress, silent
-from nofuss.run.directory import Run, open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import RunEmbeddings
 from nofuss.search.columns import LABEL
-from nofuss.search.gallery import model_digest
 from nofuss.search.index import Index
 from nofuss.search.plane import ANCHORS, Plane, lay_out
 from nofuss.search.refusals import Refused
@@ -121,7 +120,7 @@ class Shelf:
         """Return the key of an item; in a database that is its number."""
         if not isinstance(self.index, Index):
             return f"{number_of(name):016x}"
-        return digest_of([name.encode("utf-8", "surrogatepass")])[:16]
+        return digest(name.encode("utf-8", "surrogatepass"))[:16]
 
     def row_of(self, key: str) -> int | None:
         """Return the row of a key; None where there is none."""
@@ -246,7 +245,7 @@ def open_shelf(
     progress: Progress = silent,
 ) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
-    run, encoder = open_run(path), load(path)
+    run, encoder = Run.open(path), load(path)
     kept = kept_embeddings(run, encoder)
     names: list[str] = []
     proxies = torch.empty(0, encoder.dim)

@@ -8,37 +8,38 @@ The files are named after their content and the manifest is replaced last and as
 leaves the previous index. Vectors are mapped into memory, so that opening copies nothing.
 """
 
-import errno
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import filelock
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from nofuss.data.columns import Column
 from nofuss.errors import RunError
-from nofuss.files.atomic import (
-    DESCRIPTION_LIMIT,
-    PARSED,
+from nofuss.files import (
+    JSON_LIMIT,
+    LOCK,
+    load_tensors,
     memory,
-    only_writer,
     parse_json,
-    read_regular,
+    read_bytes,
     sha256,
-    sync,
+    tensor_bytes,
+    write_by_content,
     write_file,
 )
-from nofuss.files.folders import scratch_folder
 from nofuss.search.columns import LABEL, ColumnTable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+PARSED = 24
+"""How many times its size a JSON file may take in memory when it is parsed."""
 Kind = Literal["exact", "approximate"]
 Label = str | None
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -76,26 +77,19 @@ def write_stored(folder: Path, content: Stored) -> None:
     columns = {name: [c.type, c.values] for name, c in content.table.columns.items()}
     items = {"names": content.names, "classes": classes, "columns": columns}
     items["extra"] = content.extra
-    with only_writer(folder), scratch_folder(folder) as scratch:
-        new = {part: scratch / part for part in _PARTS}
-        try:
-            save_file(tensors, new["vectors"])
-        except SafetensorError as error:  # the disk is full or failing
-            raise OSError(errno.EIO, str(error), str(new["vectors"])) from None
-        new["items"].write_text(
-            json.dumps(items)
-        )  # escapes: names may hold bytes that are no UTF-8
-        checksums = {}
-        for part, file in new.items():
-            sync(file)
-            checksums[part] = sha256(file)
-            file.rename(folder / _file(part, checksums))
+    # json.dumps escapes: names may hold bytes that are no UTF-8
+    parts = {"vectors": tensor_bytes(tensors), "items": json.dumps(items).encode()}
+    with filelock.FileLock(folder / LOCK):  # of two writers one waits for the other
+        checksums = {
+            part: write_by_content(folder, part, _PARTS[part], each) for part, each in parts.items()
+        }
         manifest = {"format": FORMAT, "kind": content.kind, "sha256": checksums}
-        write_file(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        write_file(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")  # the switch
         current = {_file(part, checksums) for part in _PARTS}
-        for file in folder.iterdir():
-            if _OURS.fullmatch(file.name) and file.name not in current:
-                file.unlink(missing_ok=True)
+        with suppress(OSError):  # what can't be deleted now is tried again next time
+            for file in folder.iterdir():
+                if _OURS.fullmatch(file.name) and file.name not in current:
+                    file.unlink(missing_ok=True)
 
 
 def holds_parts(folder: Path) -> bool:
@@ -110,11 +104,11 @@ def read_stored(folder: Path) -> Stored:
         raise RunError(f"no index in {folder}: no {MANIFEST}; make one: nofuss index RUN DIR")
     try:
         while True:
-            manifest = read_regular(folder / MANIFEST, limit=DESCRIPTION_LIMIT)
+            manifest = read_bytes(folder / MANIFEST, limit=JSON_LIMIT)
             try:
                 return _read(folder, parse_json(manifest))
             except FileNotFoundError:  # another process has just replaced it
-                if read_regular(folder / MANIFEST, limit=DESCRIPTION_LIMIT) == manifest:
+                if read_bytes(folder / MANIFEST, limit=JSON_LIMIT) == manifest:
                     raise
     except RunError:
         raise
@@ -137,13 +131,11 @@ def _read(folder: Path, manifest: Any) -> Stored:
     for part, file in files.items():
         if sha256(file) != checksums[part]:
             raise ValueError(f"{file.name} does not match its checksum")
-    items = parse_json(read_regular(files["items"], limit=memory() // PARSED))
+    items = parse_json(read_bytes(files["items"], limit=memory() // PARSED))
     names, classes, extra = items["names"], items["classes"], items["extra"]
-    filed = None
-    with safe_open(files["vectors"], framework="pt") as tensors:
-        vectors, codes = tensors.get_tensor("vectors"), tensors.get_tensor("labels")
-        if kind == "approximate":
-            filed = tensors.get_tensor("faiss")
+    tensors, _ = load_tensors(files["vectors"])
+    vectors, codes = tensors["vectors"], tensors["labels"]
+    filed = tensors["faiss"] if kind == "approximate" else None
     _check_numbers(vectors, codes, len(_unique_strings(classes, "classes")))
     if len(_unique_strings(names, "names")) != len(vectors):
         raise ValueError(f"{len(names)} names for {len(vectors)} vectors")

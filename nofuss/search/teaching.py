@@ -24,13 +24,13 @@ from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.neighbours import nearest
 from nofuss.evaluate.queries import per_query
 from nofuss.evaluate.side_by_side import scorable
-from nofuss.files.lock import RunLock
+from nofuss.files import locked
 from nofuss.model.encoder import load
+from nofuss.model.saved import model_digest
 from nofuss.model.taught import MarkedPairs, mapped, taught_map
 from nofuss.run.embeddings import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
 from nofuss.search import lessons
-from nofuss.search.gallery import model_digest
 from nofuss.search.handlers import Page
 from nofuss.search.json_response import Json
 from nofuss.search.refusals import Refused
@@ -144,8 +144,7 @@ class Teaching:
     # ---- lessons
 
     def _learn(self, sent: Sent | None) -> dict[str, Any]:
-        with RunLock() as lock:
-            lock.take(self.run)
+        with locked(self.run):
             self._check_current()
             before = self.page.shelf
             now = lessons.matrix_of(before.run)
@@ -160,8 +159,7 @@ class Teaching:
         return about | self._moved(sent, change)
 
     def _undo(self, sent: Sent | None) -> dict[str, Any]:
-        with RunLock() as lock:
-            lock.take(self.run)
+        with locked(self.run):
             self._check_current()
             run = self.page.shelf.run
             before = lessons.matrix_of(run)

@@ -5,6 +5,7 @@ What can be refused is refused here, before a run directory exists.
 
 import logging
 from collections.abc import Container
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,7 @@ from nofuss.data.usable import check_supervision, open_usable
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import DataError, RunError, UsageError, command
-from nofuss.files.checksum import digest_of, tensor_parts
-from nofuss.files.lock import RunLock
+from nofuss.files import digest, tensor_parts
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.progress import Progress
@@ -51,13 +51,16 @@ def begin(
     given: Container[str],
     backbone: Backbone | None,
     callback: Callback | None,
-    lock: RunLock,
+    held: ExitStack,
 ) -> Job:
-    """Return the job, with a run directory that describes its settings and data."""
+    """Return the job, with a run directory that describes its settings and data.
+
+    held: gets the lock of the run.
+    """
     config = _settings(config, data, given)
     if config.resume:
         assert config.out is not None
-        lock.take(config.out)
+        held.enter_context(Run.open(config.out, write=True))
         _check_taught(config.out)
     board = None if config.tensorboard is None else TensorBoard(config.tensorboard)
     callbacks = Callbacks(callback, board)
@@ -72,7 +75,7 @@ def begin(
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
     _check_loss(config, collection.subset(sides.train), embedder)
     processes.check_same("data", lambda: fingerprint)
-    run = _open_run(config, collection, fingerprint, lock)
+    run = _open_run(config, collection, fingerprint, held)
     if backbone is not None:
         _check_module(run, backbone)
     log.info(f"run directory {run.path}, settings: {config.preset}")
@@ -129,11 +132,13 @@ def _check_loss(config: TrainConfig, data: Collection, embedder: Embedder) -> No
     check_loss(replace(config, dim=dim), max(2, class_count(data)))
 
 
-def _open_run(config: TrainConfig, collection: Collection, fingerprint: str, lock: RunLock) -> Run:
+def _open_run(
+    config: TrainConfig, collection: Collection, fingerprint: str, held: ExitStack
+) -> Run:
     """Return the run to resume, or a new one; of several processes the first makes it."""
     if config.resume:
         return continue_run(config, fingerprint=fingerprint)
-    new = partial(create_run, name=collection.name, fingerprint=fingerprint, lock=lock)
+    new = partial(create_run, name=collection.name, fingerprint=fingerprint, held=held)
     path = processes.from_first(lambda: str(new(config).path))
     return Run(Path(path), replace(config, out=Path(path)))
 
@@ -153,14 +158,14 @@ def _check_module(run: Run, backbone: Backbone) -> None:
 
     They are what training is compared with; those of the module may be half trained by now.
     """
-    digest = digest_of(tensor_parts(backbone.network.state_dict()))
-    started = read_optional_json(run.path / MODULE).get("digest", digest)
-    if started != digest:
+    weights = digest(*tensor_parts(backbone.network.state_dict()))
+    started = read_optional_json(run.path / MODULE).get("digest", weights)
+    if started != weights:
         raise RunError(
             f"the backbone differs from the one {run.path} was started with; give the module as it "
             "was before training, or train into another --out"
         )
-    run.write(MODULE, {"digest": digest})
+    run.write(MODULE, {"digest": weights})
 
 
 def _say_kept_out(config: TrainConfig, collection: Collection, sides: Sides) -> None:

@@ -8,9 +8,10 @@ processes the first collects what is distributed and writes; each reads its own 
 number of processes resumes what any other number wrote.
 """
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +24,7 @@ from torch import Tensor, nn
 from nofuss.distributed.processes import first, from_first
 from nofuss.distributed.shard import Shard
 from nofuss.errors import RunError
-from nofuss.files.atomic import check_regular, memory, parse_json, write_file
-from nofuss.files.checksum import sha256_of
-from nofuss.files.lock import check_in_place
-from nofuss.model.tensors import for_file
+from nofuss.files import check_regular, for_file, memory, parse_json, write_file
 
 log = logging.getLogger("nofuss")
 FORMAT = 2
@@ -73,7 +71,6 @@ def save_checkpoint(
             whole[name] = collected
     if not first():
         return
-    check_in_place(folder.parent)
     folder.mkdir(exist_ok=True)
     _write(folder / f"step-{step}.safetensors", whole, {"step": step, **state})
     later = [path for path in _newest_first(folder) if _step(path) > step]
@@ -110,7 +107,7 @@ def _step(path: Path) -> int:
 
 def _write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     text, ready = json.dumps(state), for_file(dict(sorted(tensors.items())))
-    about = {"format": str(FORMAT), "state": text, "sha256": sha256_of(_parts(text, ready.items()))}
+    about = {"format": str(FORMAT), "state": text, "sha256": _checksum(text, ready.items())}
     write_file(path, save(ready, about))
 
 
@@ -123,7 +120,7 @@ def _verify(path: Path) -> None:
             if about.get("format") != str(FORMAT):
                 raise RunError(f"{path} has format {about.get('format')}, expected {FORMAT}")
             tensors = ((name, file.get_tensor(name)) for name in sorted(file.keys()))
-            if about["sha256"] != sha256_of(_parts(about["state"], tensors)):
+            if about["sha256"] != _checksum(about["state"], tensors):
                 raise RunError(f"{path} is damaged: its checksum differs")
     except RunError:
         raise
@@ -145,12 +142,13 @@ def _read(path: Path, sharded: Sharded | None) -> Checkpoint:
     return Checkpoint(state["step"], tensors, state)
 
 
-def _parts(state: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
-    """Return what the checksum covers: the state, then names, types, shapes and bytes."""
-    yield state.encode()
+def _checksum(state: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 of the state and of the name, type, shape and values of every tensor."""
+    made = hashlib.sha256(state.encode())
     for name, tensor in tensors:
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        made.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return made.hexdigest()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
 from nofuss.evaluate.reranking import Reranking
 from nofuss.evaluate.strangers import Strangers
-from nofuss.files.atomic import write_file
+from nofuss.files import write_file
 from nofuss.model.backbones import PRETRAINED, Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters

@@ -19,7 +19,7 @@ from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.queries import QueryScores
 from nofuss.evaluate.side_by_side import scorable, score_folds
-from nofuss.files.atomic import read_json
+from nofuss.files import read_json
 from nofuss.model.embedder import Embedder
 from nofuss.model.features import backbone_features
 from nofuss.model.start import Affine

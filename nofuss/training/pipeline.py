@@ -5,7 +5,7 @@ Other modules do the work; this one puts it in order, and says how to resume wha
 
 import logging
 from collections.abc import Container, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -15,8 +15,7 @@ from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError
 from nofuss.distributed import processes
 from nofuss.errors import TrainingError
-from nofuss.files.atomic import write_file
-from nofuss.files.lock import RunLock, check_in_place
+from nofuss.files import write_file
 from nofuss.model.backbones import Backbone
 from nofuss.training.begin import begin
 from nofuss.training.callbacks import Callback, stop_on_signals
@@ -43,9 +42,9 @@ def run_training(
     backbone: a module from Python instead of a backbone by name.
     callback: is called with an `Event` after every step and epoch.
     """
-    with RunLock() as lock:  # from before the run is read until all of it is written
+    with ExitStack() as held:  # the lock, from before the run is read until all of it is written
         job = begin(
-            config, collection, given=given, backbone=backbone, callback=callback, lock=lock
+            config, collection, given=given, backbone=backbone, callback=callback, held=held
         )
         with _failures_explained(job), closing(job.callbacks):
             describe_data(job)
@@ -76,7 +75,6 @@ def _failures_explained(job: Job) -> Iterator[None]:
             f"{error}; restore it, then resume with: {run.resume_command}"
         ) from None
     except (OSError, SafetensorError) as error:  # a full or failing disk
-        check_in_place(run.path)
         reason = " ".join(str(error).split())
         raise TrainingError(f"{reason}; fix it, then resume with: {run.resume_command}") from error
 

@@ -12,7 +12,7 @@ from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
 from nofuss.evaluate import kmeans
-from nofuss.files.atomic import memory
+from nofuss.files import memory
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss

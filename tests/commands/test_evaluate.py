@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.files.atomic import read_json, write_json
+from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.report.evaluation import still_true

@@ -13,6 +13,7 @@ from PIL import Image
 import nofuss
 from nofuss.cli import main
 from nofuss.config import TrainConfig
+from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.run.directory import create_run
@@ -255,10 +256,9 @@ def test_what_nofuss_did_not_write_is_one_line(
     name: str, run: Path, data: Path, capsys: Capture
 ) -> None:
     file = run / "model" / "model.json"
-    model = json.loads(file.read_text())
+    model = read_json(file)
     model["extra"][name] = {"rule": "mine"}
-    file.write_text(json.dumps(model))
-    (run / "model" / "manifest.json").unlink()  # changed by hand
+    write_json(file, model)
     assert main(["search", str(run), str(data / "six" / "0<i>.png")]) != 0
     printed = capsys.readouterr().err
     assert "that nofuss did not write" in printed

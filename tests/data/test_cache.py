@@ -10,7 +10,7 @@ from nofuss.data.cache import (
     mark_used,
     try_write,
 )
-from nofuss.files.atomic import temporary_name
+from nofuss.files import TEMPORARY
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_place_that_can_not_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_what_killed_writers_left_goes_after_a_day(tmp_path: Path) -> None:
-    old, new, other = (tmp_path / temporary_name("x") for _ in range(3))
+    old, new, other = (tmp_path / f"{TEMPORARY}{i}" for i in range(3))
     for file in (old, new, tmp_path / ".x.new"):
         file.touch()
     other.mkdir()

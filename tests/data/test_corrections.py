@@ -15,8 +15,8 @@ from nofuss.data.corrections import (
 )
 from nofuss.data.detect import open_data
 from nofuss.errors import DataError
-from nofuss.files.checksum import digest_of
-from nofuss.run.directory import open_run
+from nofuss.files import digest
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.indexing import index_run
 from tests.tiny_run import draw_folder
@@ -116,28 +116,18 @@ def test_train_applies_them_and_all_later_commands_too(data: Path, tmp_path: Pat
     """The run keeps its own copy; the data are as before; index and search see the new label."""
     file, run = tmp_path / "file.csv", tmp_path / "run"
     write_corrections(file, [Correction("red/0.png", "red", "blue")])
-    bytes_before = {p: digest_of([p.read_bytes()]) for p in data.rglob("*.png")}
-    flags = [
-        "--preset",
-        "small",
-        "--epochs",
-        "1",
-        "--dim",
-        "8",
-        "--size",
-        "24",
-        "--batch-size",
-        "8",
-    ]
+    bytes_before = {p: digest(p.read_bytes()) for p in data.rglob("*.png")}
+    flags = ["--preset", "small", "--epochs", "1", "--dim", "8", "--size", "24"]
+    flags += ["--batch-size", "8"]
     wanted = ["train", str(data), "--out", str(run), "--corrections", str(file)]
     assert main([*wanted, *flags]) == 0
     file.unlink()
     assert main(["train", "--out", str(run), "--resume"]) == 0
     kept = load_embeddings(run)
     assert kept is not None
-    assert open_run(run).corrections == run / "corrected.csv"
+    assert Run.open(run).corrections == run / "corrected.csv"
     assert main(["evaluate", str(run)]) == 0
     index = index_run(run, None)
     assert index.labels[index.row(str(data / "red" / "0.png"))] == "blue"
-    assert {p: digest_of([p.read_bytes()]) for p in data.rglob("*.png")} == bytes_before
+    assert {p: digest(p.read_bytes()) for p in data.rglob("*.png")} == bytes_before
     assert COLUMNS == ("item", "label", "corrected")

@@ -21,7 +21,7 @@ from nofuss.config import TrainConfig
 from nofuss.distributed.device import choose_device
 from nofuss.errors import UsageError
 from nofuss.model.embedder import build_embedder
-from nofuss.model.saved import save_model
+from nofuss.model.saved import model_files, save_model
 from nofuss.training.pipeline import run_training
 from tests.losses.test_every_loss import EVERY
 
@@ -109,7 +109,7 @@ def _last_step(run: Path) -> int:
 
 
 def _assert_alike(run: Path, other: Path) -> None:
-    found, wanted = (load_file(r / "model" / "weights.safetensors") for r in (run, other))
+    found, wanted = (load_file(model_files(r / "model")[1]) for r in (run, other))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
     scores = [json.loads((r / "scores.json").read_text()) for r in (run, other)]
     assert scores[0]["recall@1"] == pytest.approx(scores[1]["recall@1"], abs=0.03)

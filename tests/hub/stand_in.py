@@ -7,7 +7,7 @@ protocol, is a program of its own that the client is told not to use (HF_HUB_DIS
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,9 +27,10 @@ class Repository:
     private: bool
     commits: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
 
-    def add(self, files: dict[str, bytes]) -> str:
+    def add(self, files: dict[str, bytes], deleted: Collection[str] = ()) -> str:
         """Commit files on top of the last commit; return its id."""
         whole = (self.commits[-1][1] if self.commits else {}) | files
+        whole = {name: content for name, content in whole.items() if name not in deleted}
         parts = [f"{len(self.commits)}", *(f"{n} {git_id(c)}" for n, c in sorted(whole.items()))]
         oid = hashlib.sha1("\n".join(parts).encode()).hexdigest()
         self.commits.append((oid, whole))
@@ -188,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"url": f"{self.server.address}/{name}"})
 
     def commit(self, name: str, body: bytes) -> None:
-        files = {}
+        files, deleted = {}, []
         for line in body.splitlines():
             item = json.loads(line)
             value = item["value"]
@@ -196,7 +197,9 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif item["key"] == "lfsFile":
                 files[value["path"]] = self.server.objects[value["oid"]]
-        oid = self.server.repositories[name].add(files)
+            elif item["key"] == "deletedFile":
+                deleted.append(value["path"])
+        oid = self.server.repositories[name].add(files, deleted)
         url = f"{self.server.address}/{name}/commit/{oid}"
         self.answer({"success": True, "commitOid": oid, "commitUrl": url})
 

@@ -17,9 +17,10 @@ from nofuss.commands.push import main as push
 from nofuss.config import TrainConfig
 from nofuss.errors import RunError, UsageError
 from nofuss.hub.address import Address, parse_address, parse_repository
+from nofuss.model.saved import model_files
 from nofuss.report.card import without_places
 from nofuss.report.hub_card import public_config
-from tests.hub.stand_in import TOKEN, Hub, serving
+from tests.hub.stand_in import TOKEN, Hub, Repository, serving
 from tests.tiny_run import train_vectors
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs pip install 'nofuss[hub]'")
@@ -98,10 +99,14 @@ def embedding(address: object) -> list[str]:
 @pytest.fixture(scope="module")
 def address(hub: Hub, home: Path, run: Path) -> Address:
     """The run, pushed for everybody as user/coins and for its owner as user/hidden."""
+    former = {"model/weights-0123456789abcdef.safetensors": b"old", "notes.md": b"mine"}
+    hub.repositories["user/again"] = Repository(private=False)
+    hub.repositories["user/again"].add(former)
     pushes = [["push", str(run), "user/coins", "--public"], ["push", str(run), "user/hidden"]]
+    pushes.append(["push", str(run), "user/again"])
     env = environment(hub, home, HF_TOKEN=TOKEN)
-    (code, said), (hidden, _), (source, _) = driven(env, *pushes, "hf://user/hidden")
-    assert code == hidden == 0, said
+    (code, said), (hidden, _), (again, _), (source, _) = driven(env, *pushes, "hf://user/hidden")
+    assert code == hidden == again == 0, said
     assert source.startswith("hf://user/hidden@")
     line = next(line for line in said.splitlines() if line.startswith("pushed: "))
     return parse_address(line.removeprefix("pushed: "))
@@ -114,10 +119,12 @@ def test_what_is_pushed(hub: Hub, run: Path, address: Address) -> None:
     oid, files = repository.commits[-1]
     assert address == Address("user/coins", oid)
     names = {"config.json", "scores.json", "README.md"}
-    names |= {f"model/{name}" for name in ("manifest.json", "model.json", "weights.safetensors")}
-    assert files.keys() == names
-    weights = (run / "model" / "weights.safetensors").read_bytes()
-    assert files["model/weights.safetensors"] == weights
+    own = {f"model/{file.name}": file.read_bytes() for file in model_files(run / "model")}
+    assert files.keys() == names | own.keys()
+    assert all(files[name] == content for name, content in own.items())
+    # The weights of a former model are gone; what somebody else put there stays.
+    again = hub.repositories["user/again"].commits[-1][1]
+    assert again.keys() == files.keys() | {"notes.md"}
     for name, content in files.items():  # no place on this machine
         assert b"secret place" not in content, name
         assert str(run.parent).encode() not in content, name
@@ -149,8 +156,17 @@ def test_loaded_is_what_was_pushed_also_without_a_network(
         embedding("hf://user/coins@v9"),
         ["push", str(run), "user/other"],
         ["push", str(run), "user/other", "--message", "x" * 10],
+        [
+            "embed",
+            "hf://user/coins",
+            str(run.parent / "data.npz"),
+            "--out",
+            str(tmp_path / "v.npz"),
+        ],
     )
     assert found[0] == (str(address), expected)
+    assert found.pop()[0] == 0
+    assert np.load(tmp_path / "v.npz")["vectors"].shape == (72, 8)
     wanted = [line for line in hub.requests[before:] if "README" in line or "config.json" in line]
     assert wanted == []  # nothing but the model is fetched
     for code, said in found[1:]:
@@ -171,7 +187,7 @@ def test_what_does_not_fit_its_checksums_is_refused(
 ) -> None:
     repository = hub.repositories["user/coins"]
     old = repository.commits[-1][1]
-    newer = repository.add({"model/model.json": old["model/model.json"] + b"\n"})
+    newer = repository.add({"model/model.json": old["model/model.json"].replace(b"8", b"9")})
     damages, env = [b"!"], environment(hub, tmp_path)
     hub.in_transit = lambda content: content[:-1] + damages.pop() if damages else content
     try:
@@ -185,8 +201,8 @@ def test_what_does_not_fit_its_checksums_is_refused(
         hub.in_transit = bytes
         assert repository.commits.pop()[0] == newer
     assert source == str(address)  # still the commit that was asked for
-    assert code == 2  # the newest commit does not fit its manifest
-    assert "the checksum of model.json differs" in said
+    assert code == 1  # the newest commit does not fit its checksum
+    assert "model/model.json is damaged (its checksum differs)" in said
 
 
 def test_nothing_is_pushed_of_a_damaged_model(
@@ -194,7 +210,7 @@ def test_nothing_is_pushed_of_a_damaged_model(
 ) -> None:
     damaged = tmp_path / "run"
     shutil.copytree(run, damaged)
-    weights = damaged / "model" / "weights.safetensors"
+    weights = model_files(damaged / "model")[1]
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     with pytest.raises(RunError, match="damaged"):
         push(damaged, "user/damaged")

@@ -16,7 +16,7 @@ from nofuss.data.transforms import test_views as center_views
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.report.card import model_card
-from nofuss.run.directory import Run, create_run, open_run
+from nofuss.run.directory import Run, create_run
 from tests.tiny_run import train_vectors, write_pictures
 
 Capture = pytest.CaptureFixture[str]
@@ -88,7 +88,7 @@ def test_training_writes_a_card(tmp_path: Path) -> None:
 def test_a_card_of_little_is_still_a_card(tmp_path: Path) -> None:
     """No scores, no data.json, names full of markup."""
     run = create_run(TrainConfig(out=tmp_path / "a|b<i>`"), name="", fingerprint="")
-    card = model_card(Run(run.path, open_run(run.path).config))
+    card = model_card(Run(run.path, Run.open(run.path).config))
     assert card.startswith("# a\\|b&lt;i>'\n")
     assert "nothing was held out" in card
     assert "too few classes were held out" in card

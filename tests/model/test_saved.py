@@ -1,7 +1,6 @@
 """A model folder: the same bits back, and one clear line when something is wrong with it."""
 
 import dataclasses
-import json
 import math
 import os
 from pathlib import Path
@@ -9,13 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from nofuss.config import Preprocessing
 from nofuss.errors import RunError
+from nofuss.files import read_json, write_by_content, write_json
+from nofuss.model import saved
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.encoder import load
-from nofuss.model.saved import load_model, save_model
+from nofuss.model.saved import (
+    copy_model,
+    load_model,
+    model_digest,
+    model_files,
+    save_model,
+)
 
 CASES = {
     "convnet": (1, 28, 28),
@@ -33,9 +40,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    file = folder / "model.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-    (folder / "manifest.json").unlink()  # as if put together by hand
+    write_json(folder / "model.json", read_json(folder / "model.json") | changes)
+
+
+def forge(folder: Path, weights: bytes) -> None:
+    """Replace the weights, and vouch for them."""
+    model_files(folder)[1].unlink()
+    edit(folder, weights=write_by_content(folder, "weights", "safetensors", weights))
 
 
 def trained(name: str) -> tuple[Embedder, torch.Tensor]:
@@ -75,8 +86,7 @@ def test_saving_again_replaces_and_leaves_nothing_behind(folder: Path) -> None:
     save_model(folder, other)
     assert load_model(folder)[0].dim == 9
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
-    files = {"model.json", "weights.safetensors", "manifest.json"}
-    assert {path.name for path in folder.iterdir()} == files
+    assert {*folder.iterdir()} == {*model_files(folder)}
 
 
 def test_what_cannot_be_written_leaves_the_former_model(folder: Path) -> None:
@@ -89,7 +99,7 @@ def test_what_cannot_be_written_leaves_the_former_model(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 99}, "has format 99, expected 2; open it with the version"),
+        ({"format": 99}, "has format 99, expected 3; open it with the version"),
         ({"backbone": "convnot"}, "unknown backbone 'convnot'; did you mean 'convnet'"),
         ({"backbone": None}, "is damaged"),
         ({"dim": 7}, r"has head.bias \(8,\) instead of \(7,\)"),
@@ -109,34 +119,87 @@ def test_a_wrong_description_is_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "model.json", "manifest.json"])
-def test_a_flipped_bit_is_noticed(folder: Path, name: str) -> None:
-    content = bytearray((folder / name).read_bytes())
+def test_the_description_switches_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill before it is replaced leaves weights that nobody uses, until the next save."""
+    with monkeypatch.context() as patch:
+        patch.setattr("nofuss.model.saved.write_file", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            save_model(folder, build_embedder("convnet", dim=9))
+    assert len([*folder.glob("weights-*")]) == 2
+    assert load_model(folder)[0].dim == 8
+    (folder / "weights-mine.safetensors").touch()  # no name of ours
+    save_model(folder, build_embedder("convnet", dim=7))
+    assert load_model(folder)[0].dim == 7
+    left = {*model_files(folder), folder / "weights-mine.safetensors"}
+    assert {*folder.iterdir()} == left
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_model_that_is_replaced_while_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are gone when they are looked for: those of the new one are read."""
+    checksum, replaced = saved.sha256, list[bool]()
+
+    def first_replace(file: Path) -> str:
+        if not replaced:
+            replaced.append(True)
+            save_model(folder, build_embedder("convnet", dim=9))
+        return checksum(file)
+
+    monkeypatch.setattr(saved, "sha256", first_replace)
+    assert load_model(folder)[0].dim == 9
+
+
+def test_a_copy_is_the_same_model(folder: Path, tmp_path: Path) -> None:
+    copy_model(folder, tmp_path / "copy")
+    assert model_digest(tmp_path / "copy") == model_digest(folder)
+    for one, two in zip(model_files(folder), model_files(tmp_path / "copy"), strict=True):
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_model_of_an_earlier_version_is_refused_in_words(folder: Path) -> None:
+    weights = model_files(folder)[1]
+    edit(folder, format=2)
+    weights.rename(folder / "weights.safetensors")
+    with pytest.raises(RunError, match="has format 2, expected 3; open it with the version of"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["model.json", "weights"])
+def test_a_flipped_bit_is_noticed(folder: Path, number: int) -> None:
+    file = model_files(folder)[number]
+    content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 4
-    (folder / name).write_bytes(content)
+    file.write_bytes(content)
     with pytest.raises(RunError, match="is damaged"):
         load_model(folder)
 
 
 def test_missing_or_broken_files_are_named(folder: Path) -> None:
-    weights, description = folder / "weights.safetensors", folder / "model.json"
-    (folder / "manifest.json").unlink()
+    description, weights = model_files(folder)
     tensors = load_file(weights)
     del tensors["head.bias"]
-    save_file({**tensors, "tail.bias": torch.zeros(1)}, weights)
+    forge(folder, save({**tensors, "tail.bias": torch.zeros(1)}))
     with pytest.raises(RunError, match=r"lacks head\.bias; has surplus tail\.bias"):
         load_model(folder)
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(RunError, match=r"can't read .*weights\.safetensors"):
+    forge(folder, model_files(folder)[1].read_bytes()[:100])
+    with pytest.raises(RunError, match=r"can't read .*weights-.*\.safetensors"):
         load_model(folder)
-    weights.unlink()
-    with pytest.raises(RunError, match=r"no weights\.safetensors"):
+    model_files(folder)[1].unlink()
+    with pytest.raises(RunError, match=r"no weights-[0-9a-f]{16}\.safetensors in .*; restore"):
+        load_model(folder)
+    edit(folder, weights="../../../etc/passwd")
+    with pytest.raises(RunError, match="does not name its weights"):
         load_model(folder)
     description.write_text('{"format": 1')
-    with pytest.raises(RunError, match=r"can't read .*model\.json"):
+    with pytest.raises(RunError, match=r"model\.json is damaged"):
         load_model(folder)
     description.write_text("[]")
-    with pytest.raises(RunError, match="has format None"):
+    with pytest.raises(RunError, match="not an object"):
         load_model(folder)
     with pytest.raises(RunError, match=r"no model\.json in"):
         load_model(folder.parent / "elsewhere")
@@ -197,10 +260,9 @@ def test_a_forged_description_is_one_line(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_weights_that_are_no_numbers_are_named(folder: Path, value: float) -> None:
-    tensors = {k: t.clone() for k, t in load_file(folder / "weights.safetensors").items()}
+    tensors = {k: t.clone() for k, t in load_file(model_files(folder)[1]).items()}
     tensors["head.weight"][3, 5] = value
-    save_file(tensors, folder / "weights.safetensors")
-    (folder / "manifest.json").unlink()
+    forge(folder, save(tensors))
     with pytest.raises(RunError, match=r"safetensors holds NaN or infinity in head\.weight"):
         load_model(folder)
 
@@ -214,9 +276,10 @@ def test_a_model_that_overflows_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="has no pipes by name")
-@pytest.mark.parametrize("name", ["weights.safetensors", "model.json", "manifest.json"])
-def test_what_is_no_file_is_not_read(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    with pytest.raises(RunError, match=r"a named pipe, not a regular file|no weights"):
+@pytest.mark.parametrize("number", [0, 1], ids=["model.json", "weights"])
+def test_what_is_no_file_is_not_read(folder: Path, number: int) -> None:
+    file = model_files(folder)[number]
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(RunError, match="not a regular file"):
         load_model(folder)

@@ -1,7 +1,5 @@
 """Trials: what they may see, what they leave, and that they are the same twice."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from PIL import Image
 
 from nofuss.data.collection import Collection
 from nofuss.data.detect import open_data
-from nofuss.files.lock import RunLock
+from nofuss.errors import RunError
+from nofuss.files import LOCK, TEMPORARY
 from nofuss.paper import tables
 from nofuss.paper.budgets import PHOTOGRAPHS
 from nofuss.paper.convergence import NOT_TIMED
@@ -42,49 +41,12 @@ def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: P
     assert choose_rates(other, LOSSES, lab.run) == (rates, tried)
 
 
-def test_commands_share_the_trials_of_a_folder(source: Source, tmp_path: Path) -> None:
-    """What another process is doing is waited for, not done twice; the others are done here."""
-    trials = [Trial(source.budget.config("proxy-nca", rate)) for rate in (1e-4, 1e-3, 1e-2)]
-    key = trials[0].key(source)
-    elsewhere = tmp_path / key
-    elsewhere.mkdir()
-    words = f"""
-import sys, time
-from pathlib import Path
-from nofuss.files.lock import RunLock
-with RunLock() as lock:
-    assert not lock.try_take(Path({str(elsewhere)!r}))
-    print("locked", flush=True)
-    done = {[trial.key(source) for trial in trials[1:]]!r}
-    until = time.monotonic() + 60
-    while not all(Path({str(tmp_path)!r}, name + ".json").exists() for name in done):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    Path({str(tmp_path / key)!r} + ".json").write_text('{{"result": {{"recall@1": 0.125}}}}')
-"""
-    with subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"locked\n"
-        lab = Lab(tmp_path)
-        found = lab.run(source, trials)
-    assert other.returncode == 0
-    assert found[trials[0]] == {"recall@1": 0.125}
-    assert all("steps" in found[trial] for trial in trials[1:])
-
-
-def test_a_trial_that_another_command_does_is_waited_for_until_a_stop(
-    source: Source, tmp_path: Path
-) -> None:
+def test_one_command_works_in_a_folder_at_a_time(source: Source, tmp_path: Path) -> None:
     trial = Trial(source.budget.config("proxy-nca", 1e-3))
-    place = tmp_path / trial.key(source)
-    place.mkdir()
-    with RunLock() as lock:
-        assert not lock.try_take(place)
-        lab = Lab(tmp_path, stop=lambda: True)
-        with pytest.raises(KeyboardInterrupt):
-            lab.run(source, [trial])
-    lab = Lab(tmp_path)
-    assert "steps" in lab.run(source, [trial])[trial]
+    with Lab(tmp_path), pytest.raises(RunError, match="is being written by process"), Lab(tmp_path):
+        pass
+    with Lab(tmp_path) as lab:
+        assert "steps" in lab.run(source, [trial])[trial]
 
 
 def test_every_method_has_as_many_tries(source: Source) -> None:
@@ -234,29 +196,22 @@ def test_long_budgets_compare_with_what_they_train(name: str, budget: str, sourc
     assert len(entry.tables[0].rows[0]) == len(entry.tables[0].head)
 
 
-def test_seconds_are_compared_only_of_trainings_that_ran_alone(
-    source: Source, tmp_path: Path
-) -> None:
+def test_seconds_are_compared_only_of_one_machine(source: Source, tmp_path: Path) -> None:
     experiment, rates = FIGURES["convergence"], dict.fromkeys(LOSSES, 1e-3)
     trials = experiment.trials(source, rates)
-    other = tmp_path / "other"
-    other.mkdir()
-    lab = Lab(tmp_path)
-    with RunLock() as lock:
-        alone = lab.run(source, trials)
-        assert NOT_TIMED not in experiment.entry(source, rates, alone).verdict
-        assert not lock.try_take(other)
-        (tmp_path / f"{trials[0].key(source)}.json").unlink()
-        beside = lab.run(source, trials)
-    assert NOT_TIMED in experiment.entry(source, rates, beside).verdict
+    with Lab(tmp_path) as lab:
+        found = dict(lab.run(source, trials))
+    assert NOT_TIMED not in experiment.entry(source, rates, found).verdict
+    found[trials[0]] = found[trials[0]] | {"host": "elsewhere"}
+    assert NOT_TIMED in experiment.entry(source, rates, found).verdict
 
 
 def test_what_a_kill_left_of_a_result_is_cleared(source: Source, tmp_path: Path) -> None:
     trial = Trial(source.budget.config("proxy-nca", 1e-3))
-    (tmp_path / f".{trial.key(source)}.json.0123456789abcdef.new").write_text("{")
-    lab = Lab(tmp_path)
-    lab.run(source, [trial])
-    assert [path.name for path in tmp_path.iterdir()] == [f"{trial.key(source)}.json"]
+    (tmp_path / f"{TEMPORARY}0123456789abcdef").write_text("{")
+    with Lab(tmp_path) as lab:
+        lab.run(source, [trial])
+    assert {path.name for path in tmp_path.iterdir()} == {f"{trial.key(source)}.json", LOCK}
 
 
 def test_corrected_bounds_hold_while_learning(source: Source) -> None:
@@ -312,7 +267,7 @@ def test_networks_are_trained(
     pictures = [row["query"]["src"] for group in found["grid"] for row in group["rows"]]
     assert pictures
     assert all(src.startswith("data:image/") for src in pictures)
-    assert [path.suffix for path in (tmp_path / "work").iterdir()] == [".json"]
+    assert {path.suffix for path in (tmp_path / "work").iterdir()} == {".json", ""}  # the lock
     kept = list((tmp_path / "cache").glob("activations-*.bin"))
     assert len(kept) == (2 if name == "hours" else 0), "of training views, and of test pictures"
 

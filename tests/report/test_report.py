@@ -11,7 +11,7 @@ import pytest
 
 from nofuss.commands import evaluate
 from nofuss.data.detect import open_data
-from nofuss.files.atomic import read_json, write_json
+from nofuss.files import read_json, write_json
 from nofuss.report import write_report
 from nofuss.report.projection import project
 from nofuss.run.embeddings import load_embeddings, without_sample

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from nofuss.cli import main
-from nofuss.files.atomic import read_json, write_json
+from nofuss.files import read_json, write_by_content, write_json
 from tests.rubbish.catalogue import CATALOGUE, arrays, finished, resume, rubbish
 
 # Runs
@@ -21,12 +21,10 @@ def _(here: Path) -> list[object]:
     return resume(run)
 
 
-@rubbish("a model of a later version", 2, "has format 99, expected 2; open it with the version of")
+@rubbish("a model of a later version", 2, "has format 99, expected 3; open it with the version of")
 def _(here: Path) -> list[object]:
     model = finished(here) / "model"
-    description = json.loads((model / "model.json").read_text()) | {"format": 99}
-    (model / "model.json").write_text(json.dumps(description))
-    (model / "manifest.json").unlink()
+    write_json(model / "model.json", read_json(model / "model.json") | {"format": 99})
     return ["evaluate", here / "run"]
 
 
@@ -62,11 +60,12 @@ def _(here: Path) -> list[object]:
     return resume(run)
 
 
-@rubbish("weights that are a pickle in disguise", 2, "weights.safetensors")
+@rubbish("weights that are a pickle in disguise", 2, "safetensors: Error while deserializing")
 def _(here: Path) -> list[object]:
     model = finished(here) / "model"
-    (model / "weights.safetensors").write_bytes(pickle.dumps(Trap(here / "sprung")))
-    (model / "manifest.json").unlink()
+    trap = pickle.dumps(Trap(here / "sprung"))
+    checksum = write_by_content(model, "weights", "safetensors", trap)
+    write_json(model / "model.json", read_json(model / "model.json") | {"weights": checksum})
     return ["evaluate", here / "run"]
 
 

@@ -1,7 +1,8 @@
 """Run directories: never overwritten, resumed only with what they were made with."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ import pytest
 
 from nofuss.config import TrainConfig
 from nofuss.errors import RunError
-from nofuss.files.atomic import read_json, temporary_name, write_json
-from nofuss.files.lock import LOCK
-from nofuss.run.directory import check_same_data, continue_run, create_run, open_run, resume_run
+from nofuss.files import LOCK, OWNER, TEMPORARY, locked, read_json, write_json
+from nofuss.run.directory import Run, check_same_data, continue_run, create_run, resume_run
 from nofuss.training.presets import resolve
 
 
@@ -42,7 +42,7 @@ def tree(folder: Path) -> dict[Path, bytes]:
 
 def test_a_run_describes_itself(tmp_path: Path) -> None:
     path = create(tmp_path / "deep" / "run", seed=5, data=Path("x.npz"))
-    run = open_run(path)
+    run = Run.open(path)
     assert run.config == resolved(out=path, seed=5, data=Path.cwd() / "x.npz")
     environment = json.loads((path / "environment.json").read_text())
     assert environment["versions"]["torch"]
@@ -73,9 +73,9 @@ def test_a_place_that_can_not_be(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_will_do(tmp_path: Path) -> None:
-    for name in (temporary_name("config.json"), LOCK):  # a kill in the very first moment
+    for name in (f"{TEMPORARY}0", LOCK, OWNER):  # a kill in the very first moment
         (tmp_path / name).write_text("{")
-    assert open_run(create(tmp_path)).config.out == tmp_path
+    assert Run.open(create(tmp_path)).config.out == tmp_path
 
 
 @pytest.mark.parametrize("name", ["set", "..", ".hidden"])
@@ -118,7 +118,7 @@ def test_damage_of_the_configuration_is_noticed(tmp_path: Path) -> None:
     file = create(tmp_path / "run", seed=5) / "config.json"
     file.write_text(file.read_text().replace('"seed": 5', '"seed": 7'))
     with pytest.raises(RunError, match="checksum differs"):
-        open_run(file.parent)
+        Run.open(file.parent)
 
 
 def test_a_kill_before_the_environment_was_written(tmp_path: Path) -> None:
@@ -165,12 +165,59 @@ def test_resume_without_a_run(tmp_path: Path) -> None:
 def test_a_damaged_config_is_one_line(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(RunError, match=message) as raised:
-        open_run(tmp_path)
+        Run.open(tmp_path)
     assert "\n" not in str(raised.value)
 
 
+def fifo(path: Path, outside: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path, outside: Path) -> None:
+    path.symlink_to(outside)
+
+
+@pytest.mark.parametrize("make", [fifo, link])
+@pytest.mark.parametrize(
+    "place", ["scores.json", "marks.jsonl", ".lock", "model", "index/manifest.json", "taught/0/map"]
+)
+@pytest.mark.parametrize("write", [False, True])
+def test_links_and_special_files_in_a_run_are_refused(
+    make: Callable[[Path, Path], None], place: str, write: bool, tmp_path: Path
+) -> None:
+    run, outside = create(tmp_path / "run"), tmp_path / "outside"
+    outside.mkdir()
+    (run / place).parent.mkdir(parents=True, exist_ok=True)
+    make(run / place, outside)
+    with pytest.raises(RunError, match=r"is a link, but|is neither a file") as raised:
+        Run.open(run, write=write)
+    assert str(run / place) in str(raised.value)
+    assert not list(outside.iterdir())
+
+
+def test_a_run_that_is_itself_reached_by_a_link_is_opened(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    (tmp_path / "latest").symlink_to(run)
+    assert Run.open(tmp_path / "latest").config == Run.open(run).config
+
+
+def test_one_command_writes_a_run_at_a_time(tmp_path: Path) -> None:
+    path = create(tmp_path / "run")
+    with Run.open(path, write=True) as run:
+        assert Run.open(path).config == run.config  # reading takes no lock
+        with pytest.raises(RunError, match=f"is being written by process {os.getpid()} "):
+            Run.open(path, write=True)
+    with Run.open(path, write=True):
+        pass
+    (path / "config.json").write_text("{")
+    with pytest.raises(RunError, match="can't read"):
+        Run.open(path, write=True)
+    with locked(path):  # what could not be opened is not held
+        pass
+
+
 def test_metrics_are_a_line_an_epoch(tmp_path: Path) -> None:
-    run = open_run(create(tmp_path / "run"))
+    run = Run.open(create(tmp_path / "run"))
     rows = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
     run.write_metrics(rows[:1])
     run.write_metrics(rows)
@@ -179,7 +226,7 @@ def test_metrics_are_a_line_an_epoch(tmp_path: Path) -> None:
 
 
 def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
-    run = open_run(create(tmp_path / "a run"))
+    run = Run.open(create(tmp_path / "a run"))
     assert run.resume_command == f"nofuss train --out '{tmp_path}/a run' --resume"
 
 
@@ -191,4 +238,4 @@ def test_settings_that_no_training_has_are_refused(name: str, value: float, tmp_
     path, flag = create(tmp_path / "run"), name.replace("_", "-")
     write_json(path / "config.json", read_json(path / "config.json") | {name: value})
     with pytest.raises(RunError, match=rf"settings that training refuses \(--{flag} is"):
-        open_run(path)
+        Run.open(path)

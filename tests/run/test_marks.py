@@ -62,14 +62,6 @@ def test_names_of_any_bytes(tmp_path: Path) -> None:
     assert marks.as_csv({"a\nb": "x"}).decode().splitlines()[1].endswith(",x,same")
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("mine\n")
-    (tmp_path / FILE).symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match="symbolic links"):
-        append_marks(tmp_path, "a", [("b", True)])
-    assert (tmp_path / "other").read_text() == "mine\n"
-
-
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     seed = random.Random(0)
     command = [sys.executable, "-c", APPEND, str(tmp_path)]

@@ -14,11 +14,10 @@ import torch
 from nofuss.config import TrainConfig
 from nofuss.data.detect import open_data
 from nofuss.errors import RunError
-from nofuss.files.checksum import digest_of
-from nofuss.files.lock import LOCK, RunLock
+from nofuss.files import OWNER, digest, locked
 from nofuss.model.encoder import load
 from nofuss.model.taught import mapped
-from nofuss.run.directory import open_run
+from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.marks import Marks
 from nofuss.search import lessons
@@ -47,7 +46,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def bits(folder: Path) -> dict[str, str]:
-    return {p.name: digest_of([p.read_bytes()]) for p in folder.iterdir() if p.is_file()}
+    return {p.name: digest(p.read_bytes()) for p in folder.iterdir() if p.is_file()}
 
 
 def a_map(seed: int = 0) -> torch.Tensor:
@@ -57,7 +56,7 @@ def a_map(seed: int = 0) -> torch.Tensor:
 
 def check_consistent(run: Path) -> None:
     """The index and the kept embeddings are what the model makes of the data."""
-    encoder, opened = load(run), open_run(run)
+    encoder, opened = load(run), Run.open(run)
     collection = open_data(opened.config.data)
     embedded = encoder.embed_collection(collection)
     index = load_index(run / "index")
@@ -71,8 +70,8 @@ def check_consistent(run: Path) -> None:
 
 def test_a_lesson_changes_everything_alike(run: Path) -> None:
     before = load(run)
-    x = torch.from_numpy(np.asarray(open_data(open_run(run).config.data).array))
-    lessons.apply_lesson(open_run(run), a_map(), extra={"taught": {"marks": 3}})
+    x = torch.from_numpy(np.asarray(open_data(Run.open(run).config.data).array))
+    lessons.apply_lesson(Run.open(run), a_map(), extra={"taught": {"marks": 3}})
     after = load(run)
     torch.testing.assert_close(after.embed(x), mapped(before.embed(x), a_map()), **CLOSE)
     assert after.extra == before.extra | {"taught": {"marks": 3}}
@@ -81,14 +80,14 @@ def test_a_lesson_changes_everything_alike(run: Path) -> None:
 
 def test_undoing_it_restores_every_bit(run: Path) -> None:
     """Of the model and of the kept embeddings; the index as closely as numbers are rounded."""
-    opened = open_run(run)
+    opened = Run.open(run)
     model, embeddings = [bits(run / "model")], [bits(run)[EMBEDDINGS]]
     vectors = load_index(run / "index").vectors
     for seed in range(3):
         lessons.apply_lesson(opened, a_map(seed), extra={})
         model.append(bits(run / "model"))
         embeddings.append(bits(run)[EMBEDDINGS])
-    assert len({digest["weights.safetensors"] for digest in model}) == 4
+    assert len({each["model.json"] for each in model}) == 4
     for expected, kept in zip(model[-2::-1], embeddings[-2::-1], strict=True):
         assert lessons.undo(opened)
         assert bits(run / "model") == expected
@@ -100,7 +99,7 @@ def test_undoing_it_restores_every_bit(run: Path) -> None:
 
 def test_lessons_start_from_the_first_model(run: Path) -> None:
     """Two lessons are as good as the second one alone: nothing adds up."""
-    opened = open_run(run)
+    opened = Run.open(run)
     lessons.apply_lesson(opened, a_map(1), extra={})
     lessons.apply_lesson(opened, a_map(2), extra={})
     twice = bits(run / "model")
@@ -112,7 +111,7 @@ def test_lessons_start_from_the_first_model(run: Path) -> None:
 
 def teach_for_ever(run: Path) -> None:
     """Two lessons, one undone, and so on, until killed."""
-    opened = open_run(run)
+    opened = Run.open(run)
     for i in range(10_000):
         if i % 3 == 2:
             lessons.undo(opened)
@@ -138,12 +137,12 @@ def test_a_killed_lesson_is_noticed_by_who_only_reads(run: Path) -> None:
     """The model is new, embeddings and index are not yet: neither is taken for the model's."""
     old = (run / EMBEDDINGS).read_bytes()
     shutil.copytree(run / "index", run / "index.old")
-    lessons.apply_lesson(open_run(run), a_map(), extra={})
+    lessons.apply_lesson(Run.open(run), a_map(), extra={})
     shutil.rmtree(run / "index")
     (run / "index.old").rename(run / "index")
     (run / EMBEDDINGS).write_bytes(old)
-    (run / "taught" / "embeddings-of").write_text(lessons.steps_of(open_run(run))[0].digest)
-    assert kept_embeddings(open_run(run), load(run)) is None
+    (run / "taught" / "embeddings-of").write_text(lessons.steps_of(Run.open(run))[0].digest)
+    assert kept_embeddings(Run.open(run), load(run)) is None
     with pytest.raises(RunError, match="made by another model"):
         open_shelf(run)
     lessons.finish_lesson(run)
@@ -151,11 +150,10 @@ def test_a_killed_lesson_is_noticed_by_who_only_reads(run: Path) -> None:
 
 
 def test_a_taught_run_is_opened_while_another_command_writes(run: Path) -> None:
-    lessons.apply_lesson(open_run(run), a_map(), extra={})
-    with RunLock() as lock:
-        lock.take(run)
+    lessons.apply_lesson(Run.open(run), a_map(), extra={})
+    with locked(run):
         lessons.finish_lesson(run)  # nothing to finish: no lock is needed
-    assert not (run / LOCK).exists()
+    assert not (run / OWNER).exists()
     check_consistent(run)
 
 
@@ -163,17 +161,17 @@ def test_foreign_folders_are_not_followed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (run / "taught").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RunError, match="is a link"):
-        lessons.apply_lesson(open_run(run), a_map(), extra={})
+        lessons.apply_lesson(Run.open(run), a_map(), extra={})
     with pytest.raises(RunError, match="is a link"):
         lessons.finish_lesson(run)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_damaged_maps_are_one_line(run: Path) -> None:
-    lessons.apply_lesson(open_run(run), a_map(), extra={})
+    lessons.apply_lesson(Run.open(run), a_map(), extra={})
     (run / "taught" / "1" / "map.safetensors").write_bytes(b"rubbish")
     with pytest.raises(RunError, match="is damaged"):
-        lessons.undo(open_run(run))
+        lessons.undo(Run.open(run))
 
 
 def test_marks_become_a_map(run: Path) -> None:
@@ -196,11 +194,11 @@ def test_marks_become_a_map(run: Path) -> None:
 
 
 def test_training_does_not_undo_lessons(run: Path) -> None:
-    lessons.apply_lesson(open_run(run), a_map(), extra={"taught": {"marks": 3}})
+    lessons.apply_lesson(Run.open(run), a_map(), extra={"taught": {"marks": 3}})
     taught = bits(run / "model")
     with pytest.raises(RunError, match="has learned from marks on the page"):
         run_training(TrainConfig(out=run, resume=True), given={"out", "resume"})
     assert bits(run / "model") == taught
-    lessons.undo(open_run(run))
+    lessons.undo(Run.open(run))
     run_training(TrainConfig(out=run, resume=True), given={"out", "resume"})
     assert bits(run / "model") != taught

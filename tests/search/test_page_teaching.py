@@ -112,7 +112,7 @@ def test_marks_by_keyboard(page: webdriver.Chrome) -> None:
 def test_a_lesson_shows_what_changed_and_is_undone(
     page: webdriver.Chrome, taught_run: Path
 ) -> None:
-    weights = taught_run / "model" / "weights.safetensors"
+    weights = taught_run / "model" / "model.json"  # which names them
     before, seen = weights.read_bytes(), shown_items(page)
     mark_buttons(page, 20)[0].click()
     wait(page, lambda: marked(page) == ([20], []))

@@ -14,8 +14,8 @@ import pytest
 import nofuss
 from nofuss.data.corrections import FILE as CORRECTIONS
 from nofuss.data.corrections import Correction, read_corrections, write_corrections
-from nofuss.files.checksum import digest_of
-from nofuss.files.lock import RunLock
+from nofuss.files import digest, locked
+from nofuss.model.saved import model_digest
 from nofuss.run.marks import read_marks
 from nofuss.search.handlers import MAX_CONTENT
 from nofuss.search.server import build_app
@@ -58,7 +58,7 @@ def distances(found: Any) -> dict[str, float]:
 
 
 def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
-    model = digest_of([(run / "model" / "weights.safetensors").read_bytes()])
+    model = model_digest(run / "model")
     before = search(server, "item=3&k=100")
     query, results = {"like": before["query"]["key"]}, before["results"]
     wanted = [{"item": r["key"], "same": at > 2} for at, r in enumerate(results[::4])]
@@ -77,9 +77,9 @@ def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
         return sum(other) / len(other) - sum(same) / len(same)
 
     assert gap(after) > gap(before) + 0.01
-    assert digest_of([(run / "model" / "weights.safetensors").read_bytes()]) != model
+    assert model_digest(run / "model") != model
     assert tell(server, "/api/undo", {}).status == 200
-    assert digest_of([(run / "model" / "weights.safetensors").read_bytes()]) == model
+    assert model_digest(run / "model") == model
     assert distances(search(server, "item=3&k=100")) == pytest.approx(distances(before), abs=2e-4)
     assert tell(server, "/api/undo", {}).status == 409
     # The marks are still there: they were not undone, only the lesson.
@@ -177,7 +177,7 @@ def test_every_route_is_behind_the_guard(server: Server, routes: list[tuple[str,
 def test_strangers_leave_no_trace(server: Server, run: Path) -> None:
     def state() -> dict[str, str]:
         files = [p for p in run.rglob("*") if p.is_file()]
-        return {str(p): digest_of([p.read_bytes()]) for p in files}
+        return {str(p): digest(p.read_bytes()) for p in files}
 
     before, key = state(), search(server, "item=0&k=1")
     query = {"like": key["query"]["key"]}
@@ -265,8 +265,7 @@ def test_labels_that_do_not_exist_are_refused(server: Server, run: Path) -> None
 def test_a_run_that_is_being_written_says_so(server: Server, run: Path) -> None:
     """By training or indexing: nothing is lost, and one line says who writes."""
     key = search(server, "item=0&k=1")["query"]["key"]
-    with RunLock() as lock:
-        lock.take(run)
+    with locked(run):
         for path, content in (
             ("learn", {"query": {"like": key}}),
             ("undo", {}),

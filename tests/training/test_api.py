@@ -13,6 +13,7 @@ import nofuss
 from nofuss.cli import main
 from nofuss.config import Preprocessing
 from nofuss.errors import DataError, RunError, UsageError
+from nofuss.model.saved import model_files
 from nofuss.training.callbacks import Event
 
 SMALL = Preprocessing(size=24, resize=24, flip=False)
@@ -73,7 +74,7 @@ def test_a_path_gives_what_the_command_gives(tmp_path: Path) -> None:
     assert (
         main(["train", f"{tmp_path / 'x.npz'}", "--out", f"{tmp_path / 'b'}", "--seed", "3"]) == 0
     )
-    one, two = ((tmp_path / each / "model/weights.safetensors").read_bytes() for each in "ab")
+    one, two = (model_files(tmp_path / each / "model")[1].read_bytes() for each in "ab")
     assert one == two
 
 
@@ -221,7 +222,7 @@ def test_pictures_in_tensors_of_bytes_are_those_in_arrays(tmp_path: Path) -> Non
     settings = {"preset": "small", "epochs": 1, "dim": 8, "size": 24, "seed": 1}
     one = nofuss.train(Bytes(), out=tmp_path / "tensors", **settings)
     two = nofuss.train((found, labels), out=tmp_path / "arrays", **settings)
-    weights = [(run / "model/weights.safetensors").read_bytes() for run in (one, two)]
+    weights = [model_files(run / "model")[1].read_bytes() for run in (one, two)]
     assert weights[0] == weights[1]
 
 

@@ -17,6 +17,7 @@ from nofuss.errors import UsageError
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
+from nofuss.model.saved import model_files
 from nofuss.model.stages import Trunk
 from nofuss.model.start import class_scatter, signed_root, whitened_head
 from nofuss.model.trunk import activations_of, top_features
@@ -53,7 +54,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "weights.safetensors")
+    return load_file(model_files(run / "model")[1])
 
 
 @pytest.mark.parametrize("unfreeze", ["1", 2, "all"])

@@ -16,6 +16,7 @@ import nofuss
 from nofuss.config import TrainConfig
 from nofuss.data.loader import Batch, on_device
 from nofuss.errors import RunError, UsageError
+from nofuss.files import read_json, write_json
 from nofuss.losses import ProxyNCA
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import feature_store
@@ -99,11 +100,10 @@ def test_a_model_without_a_precision_is_single(tmp_path: Path) -> None:
     save_model(tmp_path / "model", embedder)
     assert load_model(tmp_path / "model")[0].backbone.precision == "bf16"
     file = tmp_path / "model" / "model.json"
-    description = json.loads(file.read_text())
-    (tmp_path / "model" / "manifest.json").unlink()
-    file.write_text(json.dumps({k: v for k, v in description.items() if k != "precision"}))
+    description = read_json(file)
+    write_json(file, {k: v for k, v in description.items() if k != "precision"})
     assert load_model(tmp_path / "model")[0].backbone.precision == "fp32"
-    file.write_text(json.dumps(description | {"precision": "fp16"}))
+    write_json(file, description | {"precision": "fp16"})
     with pytest.raises(RunError, match="precision is 'fp16'"):
         load_model(tmp_path / "model")
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nofuss.model.saved import model_files
 from tests.training.together import HERE, end, environment, start, torchrun, wait_for, workers
 
 PROGRAM = str(HERE / "sharded_cli.py")
@@ -59,7 +60,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "weights.safetensors")
+    return load_file(model_files(run / "model")[1])
 
 
 def test_losses_gradients_and_weights_are_those_of_one_process(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from nofuss.data.items import (
 from nofuss.data.labelling import BY_FOLDER, SPLIT_WORDS, Labelling, PassedOver, sides_by_name
 from nofuss.data.table import SPLITS, by_number_or_name, existing
 from nofuss.errors import DataError
-from nofuss.files.atomic import check_regular, parse_json, read_regular
+from nofuss.files import check_regular, parse_json, read_bytes
 
 LARGEST_LABEL = 2**16
 """Bytes of a .cls or .json file."""
@@ -304,7 +304,7 @@ def _labels(values: Sequence[Any], column: str, schema: Any) -> list[str]:
 def _listed(file: Path, key: str, kind: type) -> list[Any]:
     """Return the list under a key of a JSON file; of its entries those of one kind."""
     try:
-        content = parse_json(read_regular(file))
+        content = parse_json(read_bytes(file))
     except (OSError, ValueError) as error:
         raise DataError(f"can't read {printable(file)}: {error}; save the dataset again") from error
     entries = content.get(key) if isinstance(content, dict) else None

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from nofuss.data.columns import Type, Value
-from nofuss.files.checksum import digest_of
+from nofuss.files import digest
 from nofuss.search.where import Condition
 
 FORMAT = 1
@@ -184,7 +184,7 @@ def number_of(name: str) -> int:
 
     The chance that any two of a million items share one is 1 in 18 million; of a billion, 5%.
     """
-    return int(digest_of([to_utf8(name).encode()])[:16], 16) >> 1
+    return int(digest(to_utf8(name).encode())[:16], 16) >> 1
 
 
 def to_utf8(name: str) -> str:

@@ -1,0 +1,333 @@
+"""Files of ours: written whole or not at all; read only if regular and not too large; one writer.
+
+A write goes to a temporary name in the same folder, is flushed, and renamed: a crash leaves the old
+file or the new one. Contents that belong together are written under names of their own first, and
+put in force by replacing one small JSON file that names them. Checksums find damage; they are not
+signatures.
+"""
+
+import csv
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import shlex
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import filelock
+import numpy as np
+from numpy.typing import NDArray
+
+from nofuss.distributed import processes
+from nofuss.errors import RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Bytes = bytes | memoryview
+READ_LIMIT = 2**30
+"""Largest file to read from a path given by others, in bytes: no picture or text has more."""
+JSON_LIMIT = 2**26
+"""Largest JSON file that describes a run."""
+TEMPORARY = ".writing-"
+"""Begins the name of a file that is not whole yet."""
+LOCK, OWNER = ".lock", ".lock.json"
+PATIENCE = 1.0
+"""Seconds to wait for a process that has just ended to release a lock."""
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+
+
+# ---- reading
+
+
+def open_regular(path: Path, *, limit: int = READ_LIMIT) -> IO[bytes]:
+    """Open a regular file of at most `limit` bytes; OSError says what else it is. Never waits.
+
+    A file of size 0 counts as empty: files of /proc have that size, and some of them are endless.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 returned to the caller
+    try:
+        if _size(os.fstat(file.fileno()), path, limit):
+            return file
+    except OSError:
+        file.close()
+        raise
+    file.close()
+    return io.BytesIO()
+
+
+def check_regular(path: Path, *, limit: int = READ_LIMIT) -> int:
+    """Return the size of a regular file, for readers that need a path; OSError otherwise."""
+    return _size(os.stat(path), path, limit)
+
+
+def read_bytes(path: Path, *, limit: int = READ_LIMIT) -> bytes:
+    """Read a regular file of at most `limit` bytes."""
+    with open_regular(path, limit=limit) as file:
+        return file.read()
+
+
+def memory() -> int:
+    """Return the bytes of this machine's memory: larger files of numbers are not opened."""
+    return max(READ_LIMIT, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _size(status: os.stat_result, path: Path, limit: int) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if status.st_size > limit:
+        text = f"{status.st_size:,} bytes, more than the limit of {limit:,}"
+        raise OSError(errno.EFBIG, text, str(path))
+    return status.st_size
+
+
+# ---- writing
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to fill, which replaces `path` as a whole if no error occurs."""
+    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    with suppress(OSError):  # the new file is in force; an error now must not read as "not written"
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace a file as a whole."""
+    if isinstance(content, str):  # a file name may contain bytes that are not UTF-8
+        content = content.encode("utf-8", "backslashreplace")
+    with new_file(path) as file:
+        file.write(content)
+
+
+def write_by_content(folder: Path, stem: str, suffix: str, content: bytes) -> str:
+    """Write STEM-SHA16.SUFFIX, unless it is there; return the SHA-256 of the content."""
+    checksum = hashlib.sha256(content).hexdigest()
+    path = folder / f"{stem}-{checksum[:16]}.{suffix}"
+    if not (path.is_file() and sha256(path) == checksum):
+        write_file(path, content)
+    return checksum
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines and flush them.
+
+    A kill or a full disk may leave part of a line: what is appended later starts a new line, so
+    that readers find one line that is not whole, and lose no other.
+    """
+    content = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+    with open(path, "a+b") as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            content = b"\n" + content
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# ---- JSON and tables
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file with an object and its checksum."""
+    write_file(path, json_bytes(content))
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """Return an object with its checksum as JSON, for `read_json`."""
+    text = json.dumps({**content, "checksum": _checksum(content)}, indent=2, ensure_ascii=False)
+    return f"{text}\n".encode("utf-8", "backslashreplace")  # names may not be in UTF-8
+
+
+def read_json(path: Path, *, limit: int = JSON_LIMIT) -> dict[str, Any]:
+    """Read what `write_json` wrote; OSError or ValueError if it is unreadable or was changed."""
+    content = parse_json(read_bytes(path, limit=limit))
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    expected = content.pop("checksum", None)  # files made by other programs have none
+    if expected not in (None, _checksum(content)):
+        raise ValueError("its checksum differs")
+    return content
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse bytes from outside; ValueError if they are not JSON, too deep, or have huge numbers."""
+
+    def whole(digits: str) -> int:  # a larger one overflows wherever it is used
+        if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**64:
+            raise ValueError(f"the number {digits[:20]}… is too large")
+        return number
+
+    try:
+        return json.loads(content, parse_int=whole)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Return rows as CSV; text that a spreadsheet would take for a formula gets a leading '."""
+    with io.StringIO(newline="") as text:
+        csv.writer(text).writerows(
+            [f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell for cell in row]
+            for row in rows
+        )
+        return text.getvalue()
+
+
+def csv_cell(text: str) -> str:
+    """Return a cell that `csv_text` wrote as it was before."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+
+
+# ---- tensors and checksums
+
+
+def tensor_bytes(
+    tensors: Mapping[str, "Tensor | NDArray[Any]"], about: Mapping[str, Any] | None = None
+) -> bytes:
+    """Return tensors, and an object about them, as safetensors."""
+    from safetensors.torch import save
+
+    # One entry: the format stores several in any order, and equal runs must have equal bytes.
+    return save(for_file(tensors), None if about is None else {"about": json.dumps(dict(about))})
+
+
+def for_file(tensors: Mapping[str, "Tensor | NDArray[Any]"]) -> dict[str, "Tensor"]:
+    """Return tensors as safetensors takes them: on the CPU, contiguous, none in another's memory.
+
+    Layers of a module may share their weights; a file holds them once for each.
+    """
+    import torch
+
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, value in tensors.items():
+        tensor = torch.as_tensor(value).detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in taken else tensor
+        taken.add(place)
+    return found
+
+
+def load_tensors(path: Path) -> tuple[dict[str, "Tensor"], Any]:
+    """Read what `tensor_bytes` made: tensors mapped into memory, and the object, None without.
+
+    OSError or ValueError if it is unreadable or no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    check_regular(path, limit=memory())
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = (file.metadata() or {}).get("about")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+    return tensors, None if about is None else parse_json(about.encode())
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a regular file, read back from the disk."""
+    with open_regular(path, limit=memory()) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def digest(*parts: Bytes, size: int = 16) -> str:
+    """Return a BLAKE2b digest of the parts: a key for the cache, or to compare contents.
+
+    Of 2³² different contents, two share 16 bytes with a chance of 2⁻⁶⁵.
+    """
+    made = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        made.update(part)
+    return made.hexdigest()
+
+
+def array_bytes(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array's values in order, without a copy where they lie in order."""
+    return np.ascontiguousarray(array).data
+
+
+def tensor_parts(tensors: Mapping[str, "Tensor"]) -> Iterator[Bytes]:
+    """Return names and values of tensors, as keys of the cache contain them."""
+    for name, tensor in tensors.items():
+        yield name.encode()
+        yield array_bytes(tensor.detach().cpu().numpy())
+
+
+# ---- one writer
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which ends with its process; RunError says who has it.
+
+    All processes of one command call this; under torchrun the first holds the lock for all. What
+    a killed process has left half-written is deleted.
+    """
+    lock = filelock.FileLock(folder / LOCK, timeout=PATIENCE)
+
+    def take() -> str:
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            who = _owner(folder)
+            raise RunError(
+                f"{folder} is being written by {who}; wait until it ends, or stop it, and try again"
+            ) from None
+        for left in [*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"*/{TEMPORARY}*")]:
+            left.unlink(missing_ok=True)
+        command = shlex.join(["nofuss", *sys.argv[1:2]])
+        about = {"process": os.getpid(), "command": command, "since": int(time.time())}
+        write_file(folder / OWNER, json.dumps(about))
+        return ""
+
+    try:
+        processes.from_first(take)
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):  # a run that was deleted
+                (folder / OWNER).unlink()
+            lock.release()
+
+
+def _owner(folder: Path) -> str:
+    """Return which process holds the lock, as it says itself."""
+    try:
+        about = parse_json(read_bytes(folder / OWNER, limit=2**12))
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about["since"]))
+        return f"process {about['process']:d} ({about['command']!r:.100}, since {since})"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return "another process"
