@@ -1,5 +1,6 @@
 """Corrected labels: applied to the items they name, and to nothing else."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,21 @@ def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_corrections(tmp_path / "file.csv") == rows
     write_corrections(tmp_path / "file.csv", [Correction("\ud800", "a", "b")])  # of no file system
     assert read_corrections(tmp_path / "file.csv")[0].corrected == "b"
+
+
+def test_a_spreadsheet_sees_no_formula_and_names_stay(tmp_path: Path) -> None:
+    rows = [
+        Correction("=1+1/a.png", '=HYPERLINK("http://x")', "-10"),
+        Correction("@a", "'=b", "+c"),
+    ]
+    write_corrections(tmp_path / "file.csv", rows)
+    lines = (tmp_path / "file.csv").read_text().splitlines()
+    cells = [cell for row in csv.reader(lines) for cell in row]
+    assert not [cell for cell in cells if cell[0] in "=+-@"]
+    assert read_corrections(tmp_path / "file.csv") == rows
+    by_hand = "item,label,corrected\n=1+1/a.png,a,-10\n"  # as somebody types it
+    (tmp_path / "file.csv").write_text(by_hand)
+    assert read_corrections(tmp_path / "file.csv") == [Correction("=1+1/a.png", "a", "-10")]
 
 
 def test_only_the_named_items_change(

@@ -8,7 +8,7 @@ import pytest
 
 from nofuss.data.collection import compact_labels
 from nofuss.data.detect import open_data
-from nofuss.data.scan import CONFLICT, DUPLICATE, scan_pictures
+from nofuss.data.scan import CONFLICT, DUPLICATE, Problem, ScanReport, scan_pictures
 
 
 @pytest.fixture
@@ -143,3 +143,9 @@ def test_names_that_are_not_utf8_are_remembered_too(photos: Path) -> None:
     assert scan_pictures(data) == scan_pictures(data)
     assert [p.name for p in scan_pictures(data).problems] == ["tit/\\xff\\n.png"]
     assert len(compact_labels(data.labels)[1]) == 3
+
+
+def test_a_class_named_like_a_formula_stays_text() -> None:
+    problem = Problem(0, '=HYPERLINK("http://x")/1.png', CONFLICT, "@labelled")
+    _, row = csv.reader(ScanReport(1, (problem,)).as_csv().splitlines())
+    assert row == ['\'=HYPERLINK("http://x")/1.png', CONFLICT, "'@labelled"]
