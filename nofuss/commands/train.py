@@ -30,10 +30,13 @@ def main(
             on disk, the official folder of CUB-200-2011, Cars196 or Stanford Online Products, or
             the word han: 22,634 characters, drawn with fonts of Debian.
     """
-    from nofuss.training.pipeline import run_training  # here, so that --help does not load torch
+    from nofuss.distributed import processes  # all here, so that --help does not load torch
+    from nofuss.training.pipeline import run_training
 
     config = replace(config, data=data)
     run = run_training(config, given=given, callback=console.TrainingDisplay())
+    if not processes.first():  # the others are done before the scores are there
+        return
     show_scores(run)
     console.say(f"report: {run / 'report.html'}")
     console.say(f"look at it: {command('nofuss', 'serve', run)}")

@@ -17,7 +17,7 @@ from nofuss.evaluate.intervals import Difference, paired_difference
 from nofuss.evaluate.queries import QueryScores, pooled
 from nofuss.geometry import normalize
 from nofuss.model.start import untrained_head
-from nofuss.progress import Progress, silent
+from nofuss.progress import Progress, silent, working
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED
 from nofuss.training.callbacks import as_progress
 from nofuss.training.closed_form import ClosedForm
@@ -58,7 +58,8 @@ def run_folds(
     results = []
     for k, fold in enumerate(form.folds):
         recipe = form.best(without=k)
-        start = form.fit(recipe, without=k)
+        with working(progress, f"fitting the closed form on fold {k + 1} of {len(form.folds)}"):
+            start = form.fit(recipe, without=k)
         inputs, labels = form.inputs(recipe.root), form.labels[fold.held_out]
         some = sample_rows(labels, torch.arange(len(labels)), SCORED_ITEMS)
         found = {NOTHING: form.features[fold.held_out]}
