@@ -83,7 +83,8 @@ def memory() -> int:
 
 def _size(status: os.stat_result, path: Path, limit: int) -> int:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        kind = "a folder, " if stat.S_ISDIR(status.st_mode) else ""
+        raise OSError(errno.EINVAL, f"{kind}not a regular file", str(path))
     if status.st_size > limit:
         text = f"{status.st_size:,} bytes, more than the limit of {limit:,}"
         raise OSError(errno.EFBIG, text, str(path))

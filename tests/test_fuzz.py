@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,10 @@ def vouch(file: Path) -> None:
         write_json(file.parent / "model.json", description)
         file.rename(file.with_name(f"weights-{sha256(file)[:16]}.safetensors"))
     elif file.parent.name == "model":
-        content = json.loads(file.read_bytes())
-        content.pop("checksum", None)
-        file.write_text(json.dumps(content))
+        with suppress(ValueError, AttributeError, TypeError):  # no object any more
+            content = json.loads(file.read_bytes())
+            content.pop("checksum", None)
+            file.write_text(json.dumps(content))
     elif file.parent.name == "index" and file.name != "manifest.json":
         part = file.name.partition("-")[0]
         manifest = file.parent / "manifest.json"
