@@ -15,7 +15,6 @@ from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.detect import open_data
 from nofuss.data.loader import Batch
-from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import sides_of
 from nofuss.model.stages import Top, fixed_count, freeze_first
 from nofuss.model.trunk import activations_of
@@ -58,7 +57,6 @@ def rows(*, quick: bool) -> Iterator[Row]:
     embedder = build_model(config, collection)
     preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
-    collection = decode_ahead(collection, preprocessing)
     data = collection.subset(sides_of(collection, config).train)
     criterion: nn.Module = build_criterion(config, data.num_classes)
     training: Training = build_training(config, embedder, criterion)

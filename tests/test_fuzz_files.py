@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from nofuss.data.detect import open_data
 from nofuss.errors import NofussError
 from nofuss.files import LOCK, OWNER, _owner, locked
-from nofuss.model.feature_store import FeatureStore
 from tests.test_fuzz import anything, changed, other_tensor, relaxed
 from tests.tiny_run import draw
 
@@ -51,19 +50,6 @@ def test_locks(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is damaged")
-@relaxed
-@given(data=st.data())
-def test_kept_features(tmp_path: Path, data: st.DataObject) -> None:
-    """A row comes back as it was, or not at all."""
-    file, kept = tmp_path / "kept", np.arange(12, dtype=np.float32).reshape(3, 4)
-    file.unlink(missing_ok=True)
-    keys = [b"one", b"two", b"three"]
-    FeatureStore(file, 4).write(keys, kept)
-    file.write_bytes(data.draw(changed(file.read_bytes())))
-    found, is_known = FeatureStore(file, 4).read(keys)
-    assert (found[is_known] == kept[is_known]).all()
-
-
 # Tables and arrays
 
 

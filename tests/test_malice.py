@@ -1,12 +1,10 @@
 """What a stranger may put into a run, the cache or weights: one clear line, in little time."""
 
-import sqlite3
 import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,7 +14,6 @@ from nofuss.data.corrections import corrected
 from nofuss.data.detect import open_data
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.model.embedder import build_embedder
-from nofuss.model.feature_store import FeatureStore
 from nofuss.model.saved import save_model
 from nofuss.model.tensors import fill, read_tensors
 from nofuss.search import Index
@@ -111,17 +108,6 @@ def test_weights_that_are_no_plain_tensors(tensor: torch.Tensor, tmp_path: Path)
     module = torch.nn.Linear(3, 3, bias=False)
     with pytest.raises(RunError, match=r"not a plain tensor|plain tensors"):
         fill(module, read_tensors(tmp_path / "w.pth"), source=tmp_path / "w.pth")
-
-
-def test_kept_features_of_another_type_are_computed_again(tmp_path: Path) -> None:
-    file = tmp_path / "features.sqlite"
-    FeatureStore(file, 2).write([b"a", b"b"], np.ones((2, 2), dtype=np.float32))
-    with sqlite3.connect(file) as database:
-        database.execute("UPDATE features SET value = 7 WHERE key = ?", (b"a",))
-    database.close()
-    with pytest.warns(UserWarning, match="is damaged"):
-        _, is_known = FeatureStore(file, 2).read([b"a", b"b"])
-    assert is_known.tolist() == [False, True]
 
 
 def test_an_address_that_is_not_utf8_is_not_quoted() -> None:

@@ -61,7 +61,7 @@ def cache_writes_of(run_command: Commands, place: Place) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     outcome = run_command(*place.first(run), fault=Fault(place.cache, at=0))
     assert outcome.code == 0, outcome.said
-    assert list(place.cache.glob("activations-*.bin"))
+    assert list(place.cache.glob("activations-*.records"))
     shutil.rmtree(run)
     return outcome.writes
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -18,7 +17,6 @@ from nofuss.data.detect import open_data
 from nofuss.errors import DataError, NofussError
 from nofuss.files import OWNER, _owner, locked
 from nofuss.hub.address import parse_address, parse_repository
-from nofuss.model.feature_store import FeatureStore
 from nofuss.model.tensors import fill, read_tensors
 from nofuss.run.marks import read_marks
 from nofuss.search.columns import ColumnTable
@@ -70,21 +68,6 @@ def locks(home: Path) -> Target:
 
     seed = {"process": 1, "since": 1_700_000_000, "command": "nofuss train"}
     return Target([b"", json.dumps(seed).encode()], read, (b"NaN", b"[]", b"null"))
-
-
-def kept_features(home: Path) -> Target:
-    """Read kept features: as they were, or not at all."""
-    kept, keys = np.arange(12, dtype=np.float32).reshape(3, 4), [b"one", b"two", b"three"]
-    file = home / "kept"
-    FeatureStore(file, 4).write(keys, kept)
-    whole = file.read_bytes()
-
-    def read(content: bytes) -> None:
-        file.write_bytes(content)
-        found, is_known = FeatureStore(file, 4).read(keys)
-        assert (found[is_known] == kept[is_known]).all()
-
-    return Target([whole], read, (b"features", b"CREATE TABLE", b"value", b"SQLite format 3\0"))
 
 
 def weights(home: Path) -> Target:

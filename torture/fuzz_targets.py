@@ -14,7 +14,6 @@ TARGETS: dict[str, Prepare] = {
     "corrections": fuzz_small.corrections,
     "marks": fuzz_small.marks,
     "locks": fuzz_small.locks,
-    "kept features": fuzz_small.kept_features,
     "weights": fuzz_small.weights,
     "filters": fuzz_small.filters,
     "addresses": fuzz_small.addresses,

@@ -1,7 +1,7 @@
 """Data: from whatever the user has to batches of inputs and labels.
 
 detect → folder | table | triplets | arrays | readers/shards | benchmarks | glyphs → Collection
-Collection → scan (what can't be used) → split → pictures (decoded once)
+Collection → scan (what can't be used) → split
 sampling (which items) → loader (decode, transforms) → Batch(inputs, labels, indices)
 
 Nothing is imported here, so that a process that only decodes pictures needs no torch.

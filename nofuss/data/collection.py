@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,9 +17,6 @@ from nofuss.data.columns import Column
 from nofuss.data.items import file_of
 from nofuss.errors import DataError, visible
 from nofuss.files import Bytes, array_bytes, digest
-
-if TYPE_CHECKING:
-    from nofuss.data.pictures import DecodedPictures
 
 Labels = NDArray[np.int64]
 Kind = Literal["pictures", "images", "vectors", "dataset"]
@@ -70,8 +67,6 @@ class Collection:
     array: NDArray[Any] | None = None
     dataset: Any = None
     """A torch Dataset of (input, label) pairs, see `from_dataset`."""
-    decoded: "DecodedPictures | None" = None
-    """The pictures as a memory map of pixels, see `decode_ahead`."""
     labels: Labels | None = None
     """(N,) of 0…C−1 without gaps."""
     class_names: tuple[str, ...] = ()
@@ -148,7 +143,6 @@ class Collection:
             paths=[self.paths[int(i)] for i in index] if self.paths else (),
             array=None if self.array is None else self.array[index],
             dataset=None if self.dataset is None else Subset(self.dataset, index),
-            decoded=None if self.decoded is None else self.decoded.subset(index),
             labels=labels,
             class_names=names,
             split=None if self.split is None else self.split[index],

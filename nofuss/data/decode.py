@@ -167,8 +167,6 @@ def shrunk_item(collection: Collection, row: int, *, side: int) -> Image.Image |
     """Return an item's picture, shrunk; None where it has none, or it can't be read any more."""
     if collection.kind == "images" and collection.array is not None:
         return shrunk(Image.fromarray(np.ascontiguousarray(collection.array[row])), side)
-    if collection.decoded is not None:
-        return shrunk(Image.fromarray(np.asarray(collection.decoded[row])), side)
     if collection.kind != "pictures":
         return None
     try:

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import features
 
-from nofuss.data.cache import cache_directory
 from nofuss.data.collection import TEST, TRAIN, Collection
 from nofuss.data.typefaces import Arrays, cached_or, codes_in, draw
 from nofuss.files import digest
@@ -42,7 +41,7 @@ SPLIT_SEED = 0
 
 def open_glyphs() -> Collection:
     """Return the built-in characters, from the cache or rendered now."""
-    glyphs = cached_or(_cache_file(), ("images", "labels", "codes"), render)
+    glyphs = cached_or(_cache_name(), render)
     names = tuple(chr(code) for code in glyphs["codes"])
     held_out = np.zeros(len(names), dtype=bool)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(names))
@@ -113,9 +112,9 @@ def _merge_homoglyphs(
     return np.asarray(first[group], dtype=np.int64)
 
 
-def _cache_file() -> Path:
-    """Return the file named after all that the pictures depend on: fonts, renderer, settings."""
+def _cache_name() -> str:
+    """Return a name made of all that the pictures depend on: fonts, renderer, settings."""
     settings = (SIDE, FONT_SIZE, FEWEST_FACES, FACES, SAME, unicodedata.unidata_version)
     versions = f"2 {settings} {features.version('freetype2')}".encode()
-    key = digest(versions, *(_font_file(face).read_bytes() for face in FACES), size=8)
-    return cache_directory() / f"characters-{key}.npz"
+    key = digest(versions, *(_font_file(face).read_bytes() for face in FACES))
+    return f"characters-{key}"

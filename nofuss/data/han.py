@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import features
 
-from nofuss.data.cache import cache_directory
 from nofuss.data.collection import TEST, TRAIN, Collection
 from nofuss.data.typefaces import Arrays, Pixels, cached_or, codes_in, draw_in_processes
 from nofuss.errors import DataError
@@ -68,9 +67,7 @@ PRODUCTS = Shape({TRAIN: 11_318, TEST: 11_316}, {TRAIN: 59_551, TEST: 60_502})
 def open_han() -> Collection:
     """Return the characters, from the cache or rendered now."""
     files = font_files()
-    han = cached_or(
-        _cache_file(files), ("images", "labels", "codes", "split"), lambda: render(files)
-    )
+    han = cached_or(_cache_name(files), lambda: render(files))
     return Collection(
         name="han",
         layout="Han and Hangul characters",
@@ -201,9 +198,9 @@ def _some_rows(
     return np.sort(rows[first[: max(count, int((place < fewest).sum()))]])
 
 
-def _cache_file(files: Sequence[Path]) -> Path:
-    """Return the file named after all that the pictures depend on: fonts, renderer, settings."""
+def _cache_name(files: Sequence[Path]) -> str:
+    """Return a name made of all that the pictures depend on: fonts, renderer, settings."""
     settings = (SIDE, FONT_SIZE, BLOCKS, ALIKE, FEWEST_FACES, FEWEST_KEPT, SEED, PRODUCTS)
     versions = f"1 {settings} {features.version('freetype2')}".encode()
-    key = digest(versions, *(file.read_bytes() for file in files), size=8)
-    return cache_directory() / f"han-{key}.npz"
+    key = digest(versions, *(file.read_bytes() for file in files))
+    return f"han-{key}"

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tarfile
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from threading import Lock
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nofuss.cache import digests
 from nofuss.files import READ_LIMIT, check_regular, open_regular, read_bytes
 
 LARGEST_GROUP = 2**30
@@ -65,6 +67,11 @@ def read_item(path: Path, *, limit: int = READ_LIMIT) -> bytes:
         text = f"{len(content):,} bytes, more than the limit of {limit:,}"
         raise OSError(errno.EFBIG, text, str(path))
     return content
+
+
+def content_keys(paths: Sequence[Path]) -> list[bytes]:
+    """Return a digest of each item's content, b"" where it can't be read."""
+    return digests(paths, read_item, file_of=file_of)
 
 
 def _version(file: Path) -> Version:

@@ -1,8 +1,7 @@
 """Batches of inputs and labels, in the order a sampler gives.
 
-Pictures come from the memory map of decoded ones if there is one (`pictures.py`), which
-needs no workers; otherwise `num_workers` threads decode them, a few batches ahead (Pillow's
-decoders release Python's lock). Arrays are transformed a batch at a time; vectors are rows.
+`num_workers` threads decode pictures, a few batches ahead (Pillow's decoders release Python's
+lock); in training at least one does. Arrays are transformed a batch at a time; vectors are rows.
 """
 
 from collections import deque
@@ -19,7 +18,6 @@ from torch import Tensor
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.decode import decode_resized, in_mode, resized
-from nofuss.data.pictures import before_crop
 from nofuss.data.transforms import draws, fitted, test_views, train_views
 
 Indices = NDArray[np.int64]
@@ -69,6 +67,8 @@ def batches(
         inputs = inputs.pin_memory() if pin else inputs
         return Batch(inputs, torch.from_numpy(labels[chosen]), torch.from_numpy(chosen))
 
+    if train and collection.kind == "pictures" and len(index_batches) > 1:
+        num_workers = max(1, num_workers)
     return ahead(load, index_batches, num_workers, waiting=max(AHEAD, num_workers))
 
 
@@ -143,12 +143,6 @@ def _fetcher(
         return lambda chosen: fitted(images[chosen], preprocessing)
     if collection.kind == "dataset":
         return lambda chosen: _from_dataset(collection.dataset, chosen, preprocessing)
-    if (decoded := collection.decoded) is not None:
-        if decoded.made_for != before_crop(preprocessing):
-            raise ValueError(
-                "the pictures were decoded for another preprocessing; call decode_ahead() again"
-            )
-        return lambda chosen: [decoded[i] for i in chosen]
     return lambda chosen: [decode_resized(collection.paths[i], preprocessing) for i in chosen]
 
 

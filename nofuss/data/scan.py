@@ -1,7 +1,7 @@
 """Check every picture before training starts: which can't be used, and which are copies.
 
-Each file is hashed and decoded once. The result is kept in the cache with the file's path, size and
-time of change, so that a second scan only compares these. Files are never modified.
+Each file is hashed and decoded once: contents that can be decoded are noted in the cache. Files are
+never modified.
 """
 
 import os
@@ -9,24 +9,28 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 
-from nofuss.data.cache import cache_directory, read_notes, write_notes
+from nofuss.cache import Rows, key_of
 from nofuss.data.collection import Collection
-from nofuss.data.decode import MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
+from nofuss.data.decode import MAX_ASPECT, MAX_PIXELS, PictureError, decode
 from nofuss.data.duplicates import exact_copies
-from nofuss.data.items import file_of, read_item
-from nofuss.files import csv_text, digest
+from nofuss.data.items import content_keys
+from nofuss.files import csv_text
 from nofuss.progress import Progress, silent
 
 PIECE = 16
 """Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"4 {MAX_PIXELS} {MAX_ASPECT}"
+VERSION = f"4 {PIL.__version__} {MAX_PIXELS} {MAX_ASPECT}".encode()
+CHUNK = 1024
+"""Files after which what was found is written: a killed scan loses no more."""
 
 
 class Problem(NamedTuple):
@@ -36,6 +40,14 @@ class Problem(NamedTuple):
     name: str
     reason: str
     detail: str
+
+
+class Finding(NamedTuple):
+    """The digest of a file's content, and what is wrong with it."""
+
+    key: bytes
+    reason: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,53 +78,42 @@ class ScanReport:
         return csv_text([("file", "reason", "detail"), *rows])
 
 
-class Finding(NamedTuple):
-    """The state of one file: size, time of change, digest of its content, and what is wrong."""
-
-    size: int
-    mtime_ns: int
-    digest: str
-    reason: str
-    detail: str
-
-
 def scan_pictures(collection: Collection, *, progress: Progress = silent) -> ScanReport:
     """Hash and decode every picture file of the collection; for other kinds nothing is done."""
     if collection.kind != "pictures":
         return ScanReport(len(collection), ())
-    cache_file = _cache_file(collection)
-    known = _recall(cache_file)
     paths, findings = collection.paths, list[Finding]()
-    pieces = [paths[start : start + PIECE] for start in range(0, len(paths), PIECE)]
+    good = Rows(f"scans-{key_of(VERSION).hex()}")
     progress("checking files", 0, len(paths))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for found in pool.map(lambda piece: [_look(p, known.get(str(p))) for p in piece], pieces):
-            findings += found
-            progress("checking files", len(findings), len(paths))
-    files = dict(zip(map(str, paths), findings, strict=True))
-    if files != known:
-        write_notes(cache_file, {"version": VERSION, "files": files})
-    copies = exact_copies([finding.digest or None for finding in findings])
+    for start in range(0, len(paths), CHUNK):
+        part = paths[start : start + CHUNK]
+        keys = content_keys(part)
+        known = {key for key, _ in good.read(keys)}
+        jobs = list(zip(part, keys, strict=True))
+        pieces = [jobs[at : at + PIECE] for at in range(0, len(jobs), PIECE)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for found in pool.map(partial(_look, known), pieces):
+                findings += found
+                progress("checking files", len(findings), len(paths))
+        new = [f.key for f in findings[start:] if not f.reason and f.key not in known]
+        good.write(new, [b""] * len(new))
+    copies = exact_copies([None if f.reason or not f.key else f.key for f in findings])
     problems = _problems(collection, findings, copies)
     return ScanReport(len(collection), tuple(problems), tuple(map(tuple, copies)))
 
 
-def _look(path: Path, known: Finding | None) -> Finding:
-    try:
-        status = file_of(path).stat()
-        version = (status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        return Finding(-1, -1, "", "missing", error.strerror or "")
-    if known is not None and known[:2] == version and known.digest:
-        return known  # an unreadable file is tried again: new permissions don't change its time
-    try:
-        content = digest(read_item(path, limit=MAX_FILE))
-        decode(path, at_least=1)  # the complete file, at the smallest scale
-    except PictureError as error:
-        return Finding(*version, "", error.reason, error.detail)
-    except OSError as error:
-        return Finding(*version, "", "unreadable", error.strerror or "")
-    return Finding(*version, content, "", "")
+def _look(known: set[bytes], piece: Sequence[tuple[Path, bytes]]) -> list[Finding]:
+    """Decode pictures whose content is not known to be good."""
+    findings = []
+    for path, key in piece:
+        finding = Finding(key)
+        if not key or key not in known:
+            try:
+                decode(path, at_least=1)  # the complete file, at the smallest scale
+            except PictureError as error:
+                finding = Finding(key, error.reason, error.detail)
+        findings.append(finding)
+    return findings
 
 
 def _problems(
@@ -133,19 +134,3 @@ def _problems(
         else:
             problems += [Problem(i, names[i], DUPLICATE, f"of {names[first]}") for i in others]
     return sorted(problems)
-
-
-def _cache_file(collection: Collection) -> Path:
-    place = f"{collection.root}\0{collection.layout}\0{collection.name}"
-    return cache_directory() / "scans" / f"{digest(os.fsencode(place))}.json"
-
-
-def _recall(cache_file: Path) -> dict[str, Finding]:
-    """Read the findings of an earlier scan; empty if the file is missing or damaged."""
-    try:
-        content = read_notes(cache_file)
-        if content.get("version") != VERSION:
-            return {}
-        return {path: Finding(*finding) for path, finding in content["files"].items()}
-    except (KeyError, TypeError, AttributeError):
-        return {}

@@ -3,12 +3,11 @@
 Shared by the two data sets of characters: `glyphs.py` (built in) and `han.py` (optional).
 """
 
+import io
 import json
 import os
 import subprocess
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ImageFont
 
-from nofuss.data.cache import try_write, warn_damaged
+from nofuss.cache import blob
 from nofuss.errors import DataError
 
 Pixels = NDArray[np.uint8]
@@ -94,25 +93,16 @@ def draw_in_processes(
     ]
 
 
-def read_cached(file: Path, names: Sequence[str]) -> Arrays | None:
-    """Return the arrays of a file in the cache; None if there is none, or a damaged one."""
-    try:
-        with file.open("rb") as raw, np.load(raw, allow_pickle=False) as kept:
-            return {name: kept[name] for name in names}
-    except FileNotFoundError:
-        return None
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
-        warn_damaged(file, problem)
-        return None
+def cached_or(name: str, render: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays of this name in the cache, or render and keep them."""
 
+    def packed() -> bytes:
+        with io.BytesIO() as file:
+            np.savez_compressed(file, allow_pickle=False, **render())
+            return file.getvalue()
 
-def cached_or(file: Path, names: Sequence[str], render: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of a file in the cache, or render and keep them."""
-    if (kept := read_cached(file, names)) is not None:
-        return kept
-    arrays = render()
-    try_write(file, lambda raw: np.savez_compressed(raw, allow_pickle=False, **arrays))
-    return arrays
+    with np.load(io.BytesIO(blob(name, packed)), allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def main() -> None:

@@ -22,13 +22,15 @@ from nofuss.hub.address import is_address, parse_address
 from nofuss.hub.download import fetch
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
-from nofuss.model.feature_store import picture_keys
 from nofuss.model.features import (
     accelerate_for,
     feature_store,
     features_of,
     one_torch_thread,
+    picture_keys,
+    read_features,
     run_over,
+    write_features,
 )
 from nofuss.model.inference import extract, for_inference, through_head
 from nofuss.model.onnx_backbone import OnnxNetwork
@@ -114,8 +116,7 @@ class Encoder:
         if self._store is None:
             width = self.embedder.backbone.features
             return torch.zeros(len(collection), width), np.zeros(len(collection), dtype=bool)
-        features, is_known = self._store.read(picture_keys(collection))
-        return torch.from_numpy(features), is_known
+        return read_features(self._store, picture_keys(collection), self.embedder.backbone.features)
 
     def embed_features(self, features: Tensor) -> Tensor:
         """Return unit embeddings (N, dim) of features (N, F) of the backbone."""
@@ -129,7 +130,7 @@ class Encoder:
         with one_torch_thread() if in_onnx else nullcontext():
             found = extract(backbone, self._views(pictures), count=len(pictures))
         if self._store is not None:
-            self._store.write(picture_keys(collection), found.numpy())
+            write_features(self._store, picture_keys(collection), collection, found)
         return found
 
     def _views(self, items: Sequence[Any]) -> Iterator[Tensor]:

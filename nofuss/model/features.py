@@ -4,24 +4,24 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.data.cache import cache_directory, make_room, try_write
+from nofuss.cache import Rows, holds_blob
 from nofuss.data.collection import Collection
+from nofuss.data.items import content_keys
 from nofuss.data.loader import batches, on_device
 from nofuss.data.sampling import Indices, in_order
 from nofuss.distributed.device import device_of
 from nofuss.distributed.processes import all_sum, first, world
-from nofuss.files import Bytes, digest, tensor_parts
+from nofuss.files import Bytes, array_bytes, digest, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
-from nofuss.model.feature_store import FeatureStore, picture_keys
 from nofuss.model.inference import extract_together, for_inference
-from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_file
+from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_name
 from nofuss.progress import Progress, silent, working
 
 log = logging.getLogger("nofuss")
@@ -74,7 +74,7 @@ def _features(
     return completed(kept, backbone, collection, label, num_workers=num_workers, progress=progress)
 
 
-def feature_store(backbone: Backbone) -> FeatureStore | None:
+def feature_store(backbone: Backbone) -> Rows | None:
     """Return where features of this backbone are kept; None if a key can't cover what it does.
 
     The key covers preprocessing, mirroring, the kind of device, the precision and every weight, as
@@ -91,15 +91,48 @@ def feature_store(backbone: Backbone) -> FeatureStore | None:
             yield backbone.precision.encode()
         yield from tensor_parts(backbone.state_dict())
 
-    file = cache_directory() / f"features-{digest(*parts())}.sqlite"
-    return FeatureStore(file, backbone.features)
+    return Rows(f"features-{digest(*parts())}")
+
+
+def picture_keys(collection: Collection) -> list[bytes]:
+    """Return a key for each picture of a collection of files or of arrays, by its content."""
+    if collection.array is None:
+        return content_keys(collection.paths)
+    rows = np.asarray(collection.array)
+    shape = f"{rows.dtype}{rows.shape[1:]}".encode()
+    return [bytes.fromhex(digest(shape, array_bytes(row))) for row in rows]
+
+
+def read_features(
+    store: Rows, keys: Sequence[bytes], width: int
+) -> tuple[Tensor, NDArray[np.bool_]]:
+    """Return features (N, width) and which of them are known; the others are zero."""
+    values, is_known = np.zeros((len(keys), width), np.float32), np.zeros(len(keys), bool)
+    places: dict[bytes, list[int]] = {}
+    for i, key in enumerate(keys):
+        places.setdefault(key, []).append(i)
+    for key, value in store.read(keys):
+        if len(value) == values.itemsize * width:
+            values[places[key]] = np.frombuffer(value, np.float32)
+            is_known[places[key]] = True
+    return torch.from_numpy(values), is_known
+
+
+def write_features(
+    store: Rows, keys: Sequence[bytes], collection: Collection, values: Tensor
+) -> None:
+    """Write features (N, F) of pictures, without those that have changed meanwhile."""
+    now = picture_keys(collection)
+    rows = [row.tobytes() for row in values.numpy()]
+    unchanged = [i for i, key in enumerate(keys) if key == now[i]]
+    store.write([keys[i] for i in unchanged], [rows[i] for i in unchanged])
 
 
 @dataclass(frozen=True)
 class KeptFeatures:
     """Features of a collection as far as the store has them."""
 
-    store: FeatureStore | None
+    store: Rows | None
     keys: list[bytes]
     """The store's key of each item; none without a store."""
     values: Tensor
@@ -107,24 +140,24 @@ class KeptFeatures:
     missing: Indices
 
 
-def kept_features(store: FeatureStore | None, collection: Collection, width: int) -> KeptFeatures:
+def kept_features(store: Rows | None, collection: Collection, width: int) -> KeptFeatures:
     """Read what `store` has of a collection's features (N, width)."""
     count = len(collection)
     if store is None or collection.kind == "dataset":  # whose pixels can't be known beforehand
         return KeptFeatures(None, [], torch.zeros(count, width), np.arange(count))
     keys = picture_keys(collection)
-    values, is_known = store.read(keys)
+    values, is_known = read_features(store, keys, width)
     # Of several processes one may have read before another has written.
     everywhere = all_sum(torch.from_numpy(is_known).int()) == world()
     missing = np.flatnonzero(~everywhere.numpy())
-    return KeptFeatures(store, keys, torch.from_numpy(values), missing)
+    return KeptFeatures(store, keys, values, missing)
 
 
 def features_of(
     backbone: Backbone,
     collection: Collection,
     *,
-    store: FeatureStore | None,
+    store: Rows | None,
     num_workers: int = 0,
     progress: Progress = silent,
 ) -> Tensor:
@@ -159,15 +192,16 @@ def completed(
 
     for start in range(0, total, CHUNK):
         rows = kept.missing[start : start + CHUNK]
+        pictures = collection.subset(rows)
         part = run_over(
             backbone,
-            collection.subset(rows),
+            pictures,
             num_workers=num_workers,
             progress=advance,
         )
         kept.values[rows] = part
         if kept.store is not None and first():
-            kept.store.write([kept.keys[i] for i in rows], part.numpy())
+            write_features(kept.store, [kept.keys[i] for i in rows], pictures, part)
     return kept.values
 
 
@@ -242,15 +276,10 @@ def accelerate_for(
     """
     if count < WORTH_EXPORT or not can_accelerate(backbone):
         return
-    is_kept = graph_file(backbone, cache_directory()).is_file()
+    is_kept = holds_blob(graph_name(backbone))
     if missing is not None and missing < WORTH_EXPORT and not is_kept:
         return
-
-    def write(file: Path, graph: bytes) -> None:
-        if make_room(len(graph)):
-            try_write(file, lambda out: out.write(graph))
-
     with working(progress, "exporting the network to onnxruntime"):
-        is_faster = accelerate(backbone, cache_directory(), write)
+        is_faster = accelerate(backbone)
     if is_faster:
         log.info(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")

@@ -10,19 +10,18 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nofuss.data.cache import mark_used
+from nofuss.cache import blob
 from nofuss.distributed.device import device_of
-from nofuss.files import digest, memory, read_bytes, tensor_parts
+from nofuss.files import digest, tensor_parts
 from nofuss.model.backbones import OWN, Backbone
 
 LARGEST_DIFFERENCE = 1e-4
@@ -30,9 +29,6 @@ LARGEST_DIFFERENCE = 1e-4
 SMALLEST_SIDE = 96
 """Smaller pictures mean a small network, for which the export takes longer than it saves."""
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
-
-Write = Callable[[Path, bytes], object]
-
 
 PIECE = 4
 """Pictures that a thread runs at once, so that their activations fit its cache."""
@@ -96,38 +92,33 @@ def can_accelerate(backbone: Backbone) -> bool:
     )
 
 
-def graph_file(backbone: Backbone, folder: Path) -> Path:
-    """Return the file for the graph of these weights."""
+def graph_name(backbone: Backbone) -> str:
+    """Return the name of the graph of these weights in the cache."""
     versions = (import_module("onnxruntime").__version__, torch.__version__)
     made_of = f"{backbone.name} {backbone.preprocessing} {versions}".encode()
-    key = digest(made_of, *tensor_parts(backbone.state_dict()))
-    return folder / f"backbone-{key}.onnx"
+    return f"graph-{digest(made_of, *tensor_parts(backbone.state_dict()))}"
 
 
-def accelerate(backbone: Backbone, folder: Path, write: Write) -> bool:
+def accelerate(backbone: Backbone) -> bool:
     """Let onnxruntime run the backbone, in place; return False if torch still runs it.
 
-    It takes some seconds if `folder` has no graph of these weights yet.
+    It takes some seconds if the cache has no graph of these weights yet.
     """
     if not can_accelerate(backbone):
         return False
-    file = graph_file(backbone, folder)
-    with contextlib.suppress(OSError):
-        if _replace(backbone, read_bytes(file, limit=memory())):
-            mark_used(file)
-            return True
-    try:
+
+    def make() -> bytes:
         graph = exported(backbone)
-    except Exception as error:
+        if not _gives_the_same(backbone, graph):
+            raise ValueError("onnxruntime gives other features")
+        return graph
+
+    try:
+        backbone.network = OnnxNetwork(backbone.network, blob(graph_name(backbone), make))
+    except Exception as error:  # of the exporter, or of onnxruntime
         reason = " ".join(str(error).split())[:200]
         warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
         return False
-    if not _replace(backbone, graph):
-        warnings.warn(
-            f"{backbone.name} runs in torch: onnxruntime gives other features", stacklevel=2
-        )
-        return False
-    write(file, graph)
     return True
 
 
@@ -148,21 +139,15 @@ def exported(backbone: Backbone) -> bytes:
     return graph
 
 
-def _replace(backbone: Backbone, graph: bytes) -> bool:
-    """Use the graph if it gives the same features as torch; return whether it does."""
-    try:
-        network = OnnxNetwork(backbone.network, graph)
-        inputs = _example(backbone)
-        with torch.no_grad():
-            expected, features = backbone.network(inputs), network(inputs)
-    except Exception:  # a damaged file, or one of another version: export again
-        return False
+def _gives_the_same(backbone: Backbone, graph: bytes) -> bool:
+    """Return whether a graph gives the same features as torch, to rounding."""
+    inputs, network = _example(backbone), OnnxNetwork(backbone.network, graph)
+    with torch.no_grad():
+        expected, features = backbone.network(inputs), network(inputs)
     if expected.shape != features.shape:
         return False
-    if not (expected - features).abs().max() <= LARGEST_DIFFERENCE * expected.abs().max():
-        return False
-    backbone.network = network
-    return True
+    largest = LARGEST_DIFFERENCE * expected.abs().max()
+    return bool((expected - features).abs().max() <= largest)
 
 
 def _example(backbone: Backbone) -> Tensor:

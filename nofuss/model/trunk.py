@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from nofuss.config import Preprocessing
-from nofuss.data.cache import cache_directory
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices
@@ -20,8 +19,7 @@ from nofuss.model.activations import Activations
 from nofuss.model.backbones import OWN, Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder, check_finite
-from nofuss.model.feature_store import picture_keys
-from nofuss.model.features import accelerate_for
+from nofuss.model.features import accelerate_for, picture_keys
 from nofuss.model.inference import for_inference, through_head
 from nofuss.model.stages import Top, Trunk
 from nofuss.progress import Progress, silent
@@ -99,11 +97,11 @@ def activations_of(
         yield from tensor_parts(Trunk(embedder.backbone, count).state_dict())
         yield from picture_keys(collection)
 
-    file = None
+    name = None
     if collection.kind != "dataset" and embedder.backbone.name != OWN:
-        file = cache_directory() / f"activations-{digest(*parts())}.bin"
+        name = f"activations-{digest(*parts())}"
     return Activations(
-        compute, shape=shape, count=len(collection), views=views, file=file, say=log.info
+        compute, shape=shape, count=len(collection), views=views, name=name, say=log.info
     )
 
 

@@ -19,7 +19,6 @@ from nofuss.data import benchmarks
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.detect import open_data
 from nofuss.data.han import open_han
-from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import Rows
 from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
@@ -29,7 +28,6 @@ from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
 from nofuss.paper.budgets import CHARACTERS, HAN, PHOTOGRAPHS, Budget
 from nofuss.progress import Progress, silent
-from nofuss.training.job import build_model
 
 log = logging.getLogger("nofuss")
 
@@ -209,19 +207,9 @@ def _prepared(
         else:
             raw, embedder = _lite0_features(pictures, budget, progress)
             vectors = embedder.to_head(raw)
-        as_vectors = replace(
-            pictures, kind="vectors", array=vectors.numpy(), paths=(), decoded=None
-        )
+        as_vectors = replace(pictures, kind="vectors", array=vectors.numpy(), paths=())
         return as_vectors, vectors
-    if preset == "small":
-        return pictures, None
-    config = budget.config("proxy-nca", budget.rates[0])
-    embedder = build_model(config, pictures)
-    preprocessing = embedder.backbone.preprocessing
-    assert preprocessing is not None
-    with processes.in_turn():
-        decoded = decode_ahead(pictures, preprocessing, progress=progress)
-    return decoded, None
+    return pictures, None
 
 
 def _lite0_features(

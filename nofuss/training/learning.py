@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from nofuss.data.collection import compact_labels
-from nofuss.data.pictures import decode_ahead
 from nofuss.data.split import by_folds
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
@@ -72,11 +71,6 @@ def compute_features(job: Job) -> None:
             num_workers=job.config.num_workers,
             progress=job.callbacks.progress,
         )
-    if not job.fixed and job.collection.kind == "pictures":
-        with processes.in_turn():
-            job.collection = decode_ahead(
-                job.collection, job.preprocessing, progress=job.callbacks.progress
-            )
 
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:

@@ -56,7 +56,7 @@ def prepare(
     if fixed:
         assert features is not None
         vectors = embedder.to_head(features).numpy()
-        data = replace(data, kind="vectors", array=vectors, paths=(), decoded=None)
+        data = replace(data, kind="vectors", array=vectors, paths=())
     if not fixed_stages:
         return wire(config, embedder, data, None if fixed else preprocessing, directions)
     training, feed = wire(config, Top(embedder, fixed_stages), data, preprocessing, directions)

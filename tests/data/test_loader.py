@@ -13,7 +13,6 @@ from nofuss.data.collection import Collection, from_dataset
 from nofuss.data.decode import PictureError, decode_resized
 from nofuss.data.detect import open_data
 from nofuss.data.loader import Batch, batches
-from nofuss.data.pictures import decode_ahead
 from nofuss.data.sampling import in_order, shuffled
 from nofuss.data.transforms import draws, train_views
 
@@ -45,15 +44,11 @@ def test_batches_are_what_a_plain_loop_gives(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_neither_workers_nor_decoding_ahead_change_a_bit(photos: Path, workers: int) -> None:
+def test_workers_do_not_change_a_bit(photos: Path, workers: int) -> None:
     data = open_data(photos)
-    ahead = decode_ahead(data, SMALL)
-    assert ahead.decoded is not None
     for train in (True, False):
         plain = load(data, train=train)
         assert same(plain, load(data, train=train, num_workers=workers))
-        assert same(plain, load(ahead, train=train))
-        assert same(plain, load(ahead, train=train, num_workers=workers))
     assert not same(load(data), load(data, epoch=3))
 
 
@@ -62,19 +57,6 @@ def test_a_run_that_starts_in_the_middle_sees_the_same_batches(photos: Path) -> 
     order = shuffled(len(data), 2, seed=0, epoch=0)
     late = list(batches(data, SMALL, order[2:], train=True))
     assert same(list(batches(data, SMALL, order, train=True))[2:], late)
-
-
-def test_a_subset_keeps_its_decoded_pictures(photos: Path) -> None:
-    data = open_data(photos)
-    ahead = decode_ahead(data, SMALL)
-    assert same(load(ahead.subset([7, 2, 5])), load(data.subset([7, 2, 5])))
-
-
-def test_other_preprocessing_is_refused_where_the_pixels_differ(photos: Path) -> None:
-    ahead = decode_ahead(open_data(photos), SMALL)
-    assert load(ahead, Preprocessing(size=8, resize=12, flip=False))
-    with pytest.raises(ValueError, match="decoded for another preprocessing"):
-        load(ahead, Preprocessing(size=8, resize=11))
 
 
 def test_a_bad_picture_is_named_also_from_a_worker(photos: Path) -> None:

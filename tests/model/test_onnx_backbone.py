@@ -2,18 +2,21 @@
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 
+from nofuss.cache import blob
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.arrays import from_arrays
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import build_embedder
 from nofuss.model.inference import for_inference
-from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_file
+from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_name
 from nofuss.model.saved import load_model, save_model
 from nofuss.model.stages import Trunk
 from nofuss.model.trunk import fixed_stages
@@ -25,28 +28,32 @@ pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
 
 
-def write(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
-
-
 def lite0(*, mirror: bool = False) -> Backbone:
     return for_inference(build_embedder("efficientnet-lite0", dim=4, mirror=mirror)).backbone
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds the graph of Lite0: exporting takes seconds, so once."""
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the graph of Lite0: exporting takes seconds, so once."""
     folder = tmp_path_factory.mktemp("graphs")
-    assert accelerate(lite0(), folder, write)
-    assert len(list(folder.iterdir())) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOFUSS_CACHE", str(folder))
+        assert accelerate(lite0())
+    assert len(list(folder.glob("graph-*.blob"))) == 1
     return folder
+
+
+@pytest.fixture
+def folder(graphs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NOFUSS_CACHE", str(graphs))
+    return graphs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mirror", [False, True])
 def test_features_are_torchs(folder: Path, mirror: bool) -> None:
     fast, plain = lite0(mirror=mirror), lite0(mirror=mirror)
-    assert accelerate(fast, folder, write)
+    assert accelerate(fast)
     assert isinstance(fast.network, OnnxNetwork)
     assert not can_accelerate(fast)  # nothing to do twice
     g = torch.Generator().manual_seed(1)
@@ -59,7 +66,7 @@ def test_features_are_torchs(folder: Path, mirror: bool) -> None:
 @pytest.mark.slow
 def test_copies_and_forked_processes_run_sessions_of_their_own(folder: Path) -> None:
     fast = lite0()
-    assert accelerate(fast, folder, write)
+    assert accelerate(fast)
     x = torch.randn(6, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     expected = fast(x)
     for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
@@ -72,29 +79,42 @@ def test_copies_and_forked_processes_run_sessions_of_their_own(folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_damaged_graph_is_exported_anew(folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / graph_file(lite0(), folder).name
-    whole = graph_file(lite0(), folder).read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    assert accelerate(lite0(), tmp_path, write)
+def test_a_damaged_graph_is_exported_anew(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No flipped bit is taken for the graph; one of them is exported anew for real."""
+    name = graph_name(lite0())
+    whole = (folder / f"{name}.blob").read_bytes()
+    file = tmp_path / f"{name}.blob"
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(60):
+            content, random = bytearray(whole), Random(seed)
+            content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+            file.write_bytes(content)
+            assert blob(name, lambda: b"exported") == b"exported"
+        file.write_bytes(content)
+        assert accelerate(lite0())
     assert file.stat().st_size == len(whole)
 
 
-def test_other_weights_have_another_graph(tmp_path: Path) -> None:
+def test_other_weights_have_another_graph() -> None:
     backbone = lite0()
-    before = graph_file(backbone, tmp_path)
+    before = graph_name(backbone)
     with torch.no_grad():
         next(backbone.parameters()).add_(1)
-    assert graph_file(backbone, tmp_path) != before
+    assert graph_name(backbone) != before
 
 
 def test_torch_stays_where_it_is_asked_for_or_pictures_are_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not accelerate(build_embedder("convnet", dim=4).backbone, tmp_path, write)
-    assert not accelerate(build_embedder("identity", dim=4, channels=3).backbone, tmp_path, write)
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path))
+    assert not accelerate(build_embedder("convnet", dim=4).backbone)
+    assert not accelerate(build_embedder("identity", dim=4, channels=3).backbone)
     monkeypatch.setenv("NOFUSS_RUNTIME", "torch")
-    assert not accelerate(lite0(), tmp_path, write)
+    assert not accelerate(lite0())
     assert list(tmp_path.iterdir()) == []
 
 

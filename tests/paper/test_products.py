@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nofuss.cache import blob
 from nofuss.cli import main
 from nofuss.data import han
 from tests.data.test_han import FACES, LETTERS, SMALL
@@ -18,9 +19,7 @@ def miniature(
 ) -> Path:
     """The set's name stands for a few letters of matplotlib's faces, rendered before."""
     monkeypatch.setattr(han, "font_files", lambda: FACES)
-    file = han._cache_file(FACES)
-    assert file.parent == cache
-    file.write_bytes(letters_file.read_bytes())
+    blob(han._cache_name(FACES), letters_file.read_bytes)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

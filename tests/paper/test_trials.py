@@ -268,7 +268,7 @@ def test_networks_are_trained(
     assert pictures
     assert all(src.startswith("data:image/") for src in pictures)
     assert {path.suffix for path in (tmp_path / "work").iterdir()} == {".json", ""}  # the lock
-    kept = list((tmp_path / "cache").glob("activations-*.bin"))
+    kept = list((tmp_path / "cache").glob("activations-*.records"))
     assert len(kept) == (2 if name == "hours" else 0), "of training views, and of test pictures"
 
 

@@ -71,7 +71,7 @@ def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str | 
     }
     count = 4 if unfreeze == "all" else int(unfreeze)
     assert moved == set(range(4 - count, 4))
-    assert len(list(cache.glob("activations-*.bin"))) == (unfreeze != "all")
+    assert len(list(cache.glob("activations-*.records"))) == (unfreeze != "all")
 
 
 def test_what_held_out_classes_lose_is_not_kept(
@@ -86,16 +86,16 @@ def test_what_held_out_classes_lose_is_not_kept(
     assert "as before training, by which held-out classes lost" in (run / "README.md").read_text()
     assert all(torch.equal(found[f"backbone.{name}"], before) for name, before in start.items())
     assert "the run keeps the network from before training" in "".join(capfd.readouterr())
-    assert len(list(cache.glob("activations-*.bin"))) == 2  # of training and held-out items
+    assert len(list(cache.glob("activations-*.records"))) == 2  # of training and held-out items
 
 
 def test_the_bits_do_not_depend_on_the_cache(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = nofuss.train(pictures(), out=tmp_path / "first", unfreeze="2", **SETTINGS)
-    written = {file: file.stat().st_mtime_ns for file in cache.glob("activations-*.bin")}
+    written = {file: file.stat().st_mtime_ns for file in cache.glob("activations-*.records")}
     again = nofuss.train(pictures(), out=tmp_path / "again", unfreeze="2", **SETTINGS)
-    assert written.keys() == set(cache.glob("activations-*.bin"))
+    assert written.keys() == set(cache.glob("activations-*.records"))
     (tmp_path / "file").write_text("no folder can be made here")
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
     without = nofuss.train(pictures(), out=tmp_path / "without", unfreeze="2", **SETTINGS)

@@ -1,0 +1,351 @@
+"""The cache: digests of files, features, activations, exported graphs, drawn characters.
+
+    <cache>/digests-KEY.sqlite        path, size, times and inode of a file → digest of its content
+    <cache>/features-KEY.sqlite       `Rows`: values by key, as features of one backbone by picture
+    <cache>/scans-KEY.sqlite          which contents can be decoded
+    <cache>/activations-KEY.records   `Records`: arrays of one shape in a memory map
+    <cache>/graph-KEY.blob            `blob`: one value, as a backbone's graph for onnxruntime
+    <cache>/characters-KEY.blob, <cache>/han-KEY.blob
+
+Everything here can be made again. A key is a digest of all that a value depends on; pictures count
+by their content, so that a folder can be moved or copied. Every value has a checksum over its key
+*and* its bytes: what a failing disk has changed, or put in another's place, is made again. All
+files have one limit together; the ones that were not used for the longest time are deleted first.
+Only their owner can read them. A cache that can't be written makes commands slower, never wrong.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import stat
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from nofuss.files import digest
+
+LIMIT = 24 * 2**30
+"""Bytes that all files of the cache may take together."""
+FREE_FRACTION = 0.8
+"""Fraction of the free disk that the cache may take."""
+FRESH_NS = 2 * 10**9
+"""A file that changed less than this ago may change again within the resolution of its times."""
+WAIT_SECONDS = 30.0
+"""How long to wait for another process that writes."""
+_OURS = re.compile(r"[a-z]+-[0-9a-f]{32}\.(?:sqlite|records|blob)(?:\.[0-9a-f]{8})?")
+_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n# The cache of nofuss; delete it at any time.\n"
+)
+_AT_ONCE = 500  # keys in one query; SQLite allows 999 parameters at least
+_PIECE = 16  # files that a thread hashes at once: one at a time, small files wait for Python's lock
+
+
+def cache_directory() -> Path:
+    """Return $NOFUSS_CACHE, else $XDG_CACHE_HOME/nofuss, else ~/.cache/nofuss."""
+    if directory := os.environ.get("NOFUSS_CACHE"):
+        return Path(directory)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "nofuss"
+
+
+def key_of(*parts: bytes | memoryview) -> bytes:
+    """Return the digest of the parts, one after the other."""
+    return bytes.fromhex(digest(*parts))
+
+
+def room(keep: Path | None = None) -> int:
+    """Return the bytes that one file may take if all others of the cache are deleted."""
+    with suppress(OSError):
+        sizes = sum(size for _, size, _ in _files()) + (_size(keep) if keep else 0)
+        free = shutil.disk_usage(cache_directory()).free
+        return int(min(LIMIT, FREE_FRACTION * free + sizes))
+    return LIMIT
+
+
+def make_room(needed: int, *, keep: Path | None = None) -> bool:
+    """Delete files, longest unused first, until `needed` bytes fit; False if they never do.
+
+    Files under other names, folders and links are neither counted nor deleted. keep: the file that
+    is to hold the `needed` bytes, not counted and not deleted either.
+    """
+    left = room(keep) - needed
+    if left < 0:
+        return False
+    total = 0
+    for _, size, path in sorted(_files(), reverse=True):  # the last used come first, and stay
+        total += size if path != keep else 0
+        if total > left and path != keep:
+            _delete(path)
+    return True
+
+
+def _files() -> list[tuple[float, int, Path]]:
+    """Return time, size and path of each file of ours."""
+    found = []
+    with suppress(OSError):
+        for path in cache_directory().iterdir():
+            with suppress(OSError):  # another process has just deleted it
+                status = path.lstat()
+                if _OURS.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
+                    found.append((status.st_mtime, status.st_size, path))
+    return found
+
+
+def _delete(path: Path) -> None:
+    for name in (path, Path(f"{path}-journal")):  # of SQLite
+        with suppress(OSError):
+            name.unlink()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _open(file: Path, flags: int) -> int:
+    """Open a file of the cache for its owner alone; OSError if it is a link or no regular file."""
+    folder = file.parent
+    if not folder.is_dir():
+        folder.mkdir(parents=True, mode=0o700)
+        with suppress(OSError):
+            (folder / "CACHEDIR.TAG").write_text(_TAG)  # so that backup programs leave it out
+    descriptor = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(file))
+
+
+def _warn_damaged(path: Path, problem: object) -> None:
+    reason = " ".join(str(problem).split())
+    warnings.warn(f"{path} is damaged ({reason}) and made again", stacklevel=3)
+
+
+# Rows
+
+
+class Rows:
+    """Values by key, in one file of SQLite."""
+
+    def __init__(self, name: str) -> None:
+        self.file = cache_directory() / f"{name}.sqlite"
+
+    def read(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield key and value of each key that is known; an empty key never is."""
+        wanted, damaged = {key for key in keys if key}, 0
+        unique = sorted(wanted)
+        if not unique or not self.file.exists():
+            return
+        with self._failing_softly(), closing(self._connect(os.O_RDWR)) as database:
+            for start in range(0, len(unique), _AT_ONCE):
+                part = unique[start : start + _AT_ONCE]
+                marks = ",".join("?" * len(part))
+                query = f"SELECT key, value, checksum FROM rows WHERE key IN ({marks})"
+                for key, value, checksum in database.execute(query, part):
+                    is_value = isinstance(value, bytes) and key in wanted
+                    if is_value and zlib.crc32(value, zlib.crc32(key)) == checksum:
+                        yield key, value
+                    else:
+                        damaged += 1
+        if damaged:
+            _warn_damaged(self.file, f"{damaged:,} values have another checksum")
+
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write values, all or none of them: none if the disk is full."""
+        rows = [
+            (key, value, zlib.crc32(value, zlib.crc32(key)))
+            for key, value in zip(keys, values, strict=True)
+            if key
+        ]
+        needed = _size(self.file) + sum(3 * len(value) // 2 + 64 for value in values)
+        if rows and make_room(needed, keep=self.file):
+            flags = os.O_RDWR | os.O_CREAT
+            with self._failing_softly(), closing(self._connect(flags)) as database, database:
+                database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", rows)
+
+    def _connect(self, flags: int) -> sqlite3.Connection:
+        os.close(_open(self.file, flags))
+        database = sqlite3.connect(self.file, timeout=WAIT_SECONDS)
+        database.text_factory = bytes  # a damaged row may call its value a text
+        database.execute("PRAGMA page_size = 16384")  # of a new file
+        database.execute("PRAGMA synchronous = OFF")  # what a power failure damages is noticed
+        database.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, value, checksum)")
+        with suppress(OSError):
+            os.utime(self.file)
+        return database
+
+    @contextmanager
+    def _failing_softly(self) -> Iterator[None]:
+        """Delete a damaged file; one that can't be used now counts as empty."""
+        try:
+            yield
+        except (OSError, sqlite3.Error, UnicodeDecodeError) as problem:
+            # Read-only, a full disk or a lock held for too long are no damage.
+            is_damaged = not isinstance(problem, OSError | sqlite3.OperationalError)
+            if is_damaged or "no such" in str(problem):
+                _warn_damaged(self.file, problem)
+                _delete(self.file)
+
+
+# Digests of files
+
+
+def digests(
+    paths: Sequence[Path],
+    read: Callable[[Path], bytes],
+    *,
+    file_of: Callable[[Path], Path] = Path,
+) -> list[bytes]:
+    """Return the digest of each item's content, b"" where it can't be read.
+
+    Size, time of change of content *and* of the file's entry, and inode decide whether content is
+    read: a file that was exchanged with its time kept is noticed. file_of: the file that holds an
+    item.
+    """
+    now = time.time_ns()
+
+    def version(path: Path) -> tuple[bytes, bool]:
+        try:
+            s = os.stat(file_of(path))
+        except (OSError, ValueError):
+            return b"", False
+        seen = (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev)
+        is_settled = now - max(s.st_mtime_ns, s.st_ctime_ns) > FRESH_NS
+        return key_of(os.fsencode(path.absolute()), f"{seen}".encode()), is_settled
+
+    def contents(piece: Sequence[int]) -> list[bytes]:
+        return [_content_key(paths[i], read) for i in piece]
+
+    table, versions = Rows(f"digests-{0:032x}"), [version(path) for path in paths]
+    known = dict(table.read([key for key, _ in versions]))
+    found = [known.get(key, b"") for key, _ in versions]
+    missing = [i for i, (key, _) in enumerate(versions) if key and not found[i]]
+    pieces = [missing[start : start + _PIECE] for start in range(0, len(missing), _PIECE)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for piece, keys in zip(pieces, pool.map(contents, pieces), strict=True):
+            for i, key in zip(piece, keys, strict=True):
+                found[i] = key
+    settled = [i for i in missing if versions[i][1] and found[i]]
+    table.write([versions[i][0] for i in settled], [found[i] for i in settled])
+    return found
+
+
+def _content_key(path: Path, read: Callable[[Path], bytes]) -> bytes:
+    try:
+        return key_of(read(path))
+    except OSError:
+        return b""
+
+
+# Records
+
+
+class Records:
+    """Arrays of one shape by number, in a memory map; OSError where the file can't be made.
+
+    The space of all is reserved at the start, so that a full disk is noticed there.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, count: int) -> None:
+        self.count, self._key = count, name.encode()
+        self._kind = self.kind_of(shape, dtype)
+        file, size = self.file_of(name), count * self._kind.itemsize
+        if not make_room(size, keep=file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        self._descriptor = _open(file, os.O_RDWR | os.O_CREAT)
+        try:
+            os.posix_fallocate(self._descriptor, 0, size)
+            self._records = np.memmap(file, self._kind, "r", shape=(count,))
+        except BaseException:
+            self.close()
+            if _size(file) < size:
+                _delete(file)
+            raise
+        self._sound = np.zeros(count, dtype=bool)
+        with suppress(OSError):
+            os.utime(file)
+
+    @staticmethod
+    def kind_of(shape: tuple[int, ...], dtype: DTypeLike) -> np.dtype[np.void]:
+        """Return the type of a record: an array and its checksum."""
+        return np.dtype([("values", dtype, shape), ("checksum", np.uint32)])
+
+    @staticmethod
+    def file_of(name: str) -> Path:
+        """Return the file of these records."""
+        return cache_directory() / f"{name}.records"
+
+    def read(self, numbers: NDArray[np.int64]) -> NDArray[np.generic] | None:
+        """Return arrays (B, …); None if one of them was not written, or is damaged."""
+        for number in numbers[~self._sound[numbers]]:
+            record = self._records[number]
+            if self._checksum(number, record["values"]) != record["checksum"]:
+                return None
+            self._sound[number] = True  # each is checked once
+        values: NDArray[np.generic] = self._records["values"][numbers]
+        return values
+
+    def write(self, numbers: NDArray[np.int64], values: NDArray[np.generic]) -> None:
+        """Write arrays (B, …); OSError if the disk fails."""
+        for number, value in zip(numbers, values, strict=True):
+            if not self._sound[number]:
+                record = np.empty((), self._kind)
+                record["values"], record["checksum"] = value, self._checksum(number, value)
+                # Not through the memory map, where a failing disk would kill the process.
+                place = int(number) * self._kind.itemsize
+                os.pwrite(self._descriptor, record.tobytes(), place)
+
+    def _checksum(self, number: np.int64, value: NDArray[np.generic]) -> int:
+        return zlib.crc32(value.tobytes(), zlib.crc32(b"%s %d" % (self._key, number)))
+
+    def close(self) -> None:
+        """Close the file for writing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+# Single values
+
+
+def holds_blob(name: str) -> bool:
+    """Return whether the cache has a file for this value."""
+    return (cache_directory() / f"{name}.blob").is_file()
+
+
+def blob(name: str, make: Callable[[], bytes]) -> bytes:
+    """Return a value, from its file or made now."""
+    file = cache_directory() / f"{name}.blob"
+    with suppress(OSError):
+        with os.fdopen(_open(file, os.O_RDONLY), "rb") as opened:
+            checksum, content = opened.read(32), opened.read()
+        if hashlib.sha256(name.encode() + content).digest() == checksum:
+            with suppress(OSError):
+                os.utime(file)
+            return content
+        _warn_damaged(file, "its checksum differs")
+    content = make()
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    with suppress(OSError):
+        if make_room(len(content), keep=file):
+            try:
+                descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                with os.fdopen(descriptor, "wb") as opened:
+                    opened.write(hashlib.sha256(name.encode() + content).digest() + content)
+                temporary.replace(file)
+            finally:
+                temporary.unlink(missing_ok=True)
+    return content
