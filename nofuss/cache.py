@@ -24,6 +24,7 @@ import sqlite3
 import stat
 import time
 import warnings
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,13 +65,16 @@ def key_of(*parts: bytes | memoryview) -> bytes:
     return bytes.fromhex(digest(*parts))
 
 
-def room(keep: Path | None = None) -> int:
+def room() -> int:
     """Return the bytes that one file may take if all others of the cache are deleted."""
-    with suppress(OSError):
-        sizes = sum(size for _, size, _ in _files()) + (_size(keep) if keep else 0)
-        free = shutil.disk_usage(cache_directory()).free
-        return int(min(LIMIT, FREE_FRACTION * free + sizes))
-    return LIMIT
+    folder = cache_directory().absolute()
+    place = next(path for path in (folder, *folder.parents) if path.is_dir())
+    sizes = sum(size for _, size, _ in _files())
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return 0
+    return int(min(LIMIT, FREE_FRACTION * free + sizes))
 
 
 def make_room(needed: int, *, keep: Path | None = None) -> bool:
@@ -79,7 +83,7 @@ def make_room(needed: int, *, keep: Path | None = None) -> bool:
     Files under other names, folders and links are neither counted nor deleted. keep: the file that
     is to hold the `needed` bytes, not counted and not deleted either.
     """
-    left = room(keep) - needed
+    left = room() - needed
     if left < 0:
         return False
     total = 0
@@ -265,13 +269,16 @@ class Records:
         file, size = self.file_of(name), count * self._kind.itemsize
         if not make_room(size, keep=file):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
-        self._descriptor = _open(file, os.O_RDWR | os.O_CREAT)
+        before, self._descriptor = _size(file), _open(file, os.O_RDWR | os.O_CREAT)
+        self.close = weakref.finalize(self, os.close, self._descriptor)
         try:
+            if not hasattr(os, "posix_fallocate"):  # macOS
+                raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(file))
             os.posix_fallocate(self._descriptor, 0, size)
             self._records = np.memmap(file, self._kind, "r", shape=(count,))
         except BaseException:
             self.close()
-            if _size(file) < size:
+            if not before:
                 _delete(file)
             raise
         self._sound = np.zeros(count, dtype=bool)
@@ -310,12 +317,6 @@ class Records:
 
     def _checksum(self, number: np.int64, value: NDArray[np.generic]) -> int:
         return zlib.crc32(value.tobytes(), zlib.crc32(b"%s %d" % (self._key, number)))
-
-    def close(self) -> None:
-        """Close the file for writing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 # Single values

@@ -381,3 +381,16 @@ except OSError as error:
     assert done.stdout == "File too large\n"
     assert not list(cache.glob("*.blob*"))
     assert not list(cache.glob("*.records"))
+
+
+def test_a_file_that_grows_may_use_its_own_room(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts once: what it takes already, and 80% of what is free."""
+    Records(NAME, (3, 4), np.float16, 100)
+    size = Records.file_of(NAME).stat().st_size
+    free = shutil._ntuple_diskusage(10**9, 0, 1000)  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    assert room() == size + 800
+    assert not make_room(size + 801, keep=Records.file_of(NAME))
+    assert make_room(size + 800, keep=Records.file_of(NAME))

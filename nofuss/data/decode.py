@@ -183,7 +183,7 @@ def encoded(image: Image.Image) -> tuple[bytes, str]:
     tiny = max(image.size) <= 64
     with io.BytesIO() as buffer:
         kind = "PNG" if tiny else "JPEG"
-        image.save(buffer, kind, quality=82, optimize=True, icc_profile=None)
+        image.save(buffer, kind, quality=82, optimize=True, icc_profile=None, comment=b"")
         return buffer.getvalue(), "image/png" if tiny else "image/jpeg"
 
 

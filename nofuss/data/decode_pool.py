@@ -3,11 +3,12 @@
     to the process    JSON {"side", "fit"}, then the encoded picture
     and back          JSON {"shape", "media"} or {"error": [reason, detail]}, pixels, a thumbnail
 
-Hostile bytes can harm only the process that decodes them; one that answered is used again. Only
+A process may use so much time and memory, and write no file; one that answered is used again. Only
 bytes and JSON are exchanged, never pickles: whoever sent the picture may be who answers.
 """
 
 import json
+import logging
 import os
 import re
 import resource
@@ -31,6 +32,7 @@ from PIL import Image
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError, decode, encoded, in_mode, resized, shrunk
 
+log = logging.getLogger("nofuss")
 Bytes = bytes | bytearray
 PROCESSES = 2
 SECONDS, MEMORY = 5.0, 290_000_000
@@ -54,6 +56,7 @@ class DecodePool:
     def __init__(self) -> None:
         self._workers = [_Worker() for _ in range(PROCESSES)]
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._is_closed = False
         for worker in self._workers:
             self._idle.put(worker)
 
@@ -66,16 +69,21 @@ class DecodePool:
         """Return a thumbnail of at most `side`, and pixels resized by `fit`; or a PictureError."""
         worker = self._idle.get()
         try:
+            if self._is_closed:
+                raise PictureError("picture", "unreadable", "its decoder ended")
             return worker.decode(content, side, fit)
         finally:
             self._idle.put(worker)
 
     def close(self) -> None:
         """End the processes, also those at work; no picture can be decoded afterwards."""
+        self._is_closed = True
         for worker in self._workers:
             worker.kill()
-        for _ in self._workers:  # the threads that used them notice, and put them back
-            self._idle.get().end()
+        ended = [self._idle.get() for _ in self._workers]  # when the threads that used them notice
+        for worker in ended:
+            worker.end()
+            self._idle.put(worker)  # for a thread that still waits for one
 
 
 class _Worker:
@@ -105,7 +113,10 @@ class _Worker:
 
     def decode(self, content: Bytes, side: int, fit: Preprocessing | None) -> Decoded:
         """Send one picture to the process; kill it where no proper answer comes in time."""
+        began = time.monotonic()
         try:
+            if self.process is not None and self.process.poll() is not None:
+                self.end()  # it was killed while it was idle, which is not this picture's fault
             if self.process is None:
                 self.start()
             if not self._is_ready:
@@ -118,6 +129,8 @@ class _Worker:
         except PictureError:
             raise
         except Exception:  # the picture may control the process, which then sends anything
+            if not self._is_ready:
+                log.warning("a process for decoding pictures could not be started")
             is_late = self._is_ready and time.monotonic() - began >= SECONDS
             self.end()
             if is_late:
@@ -158,7 +171,7 @@ class _Worker:
         if self.process is not None:
             self.process.wait()
             self._pipe.close()
-        self.process = None
+        self.process, self._is_ready = None, False
 
 
 def work(descriptor: int) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from nofuss.cache import Rows, key_of
 from nofuss.data.collection import Collection
-from nofuss.data.decode import MAX_ASPECT, MAX_PIXELS, PictureError, decode
+from nofuss.data.decode import FORMATS, MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
 from nofuss.data.duplicates import exact_copies
 from nofuss.data.items import content_keys
 from nofuss.files import csv_text
@@ -28,7 +28,7 @@ from nofuss.progress import Progress, silent
 PIECE = 16
 """Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"4 {PIL.__version__} {MAX_PIXELS} {MAX_ASPECT}".encode()
+VERSION = f"4 {PIL.__version__} {FORMATS} {MAX_FILE} {MAX_PIXELS} {MAX_ASPECT}".encode()
 CHUNK = 1024
 """Files after which what was found is written: a killed scan loses no more."""
 

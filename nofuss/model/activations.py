@@ -63,7 +63,7 @@ class Activations:
     def _open(self, name: str, shape: tuple[int, ...]) -> None:
         """Open or make the file with room for as many views as the cache allows."""
         one_view = self.count * Records.kind_of(shape, np.float16).itemsize
-        free = room(Records.file_of(name))
+        free = room()
         views = min(self.views, free // one_view)
         try:
             if views:

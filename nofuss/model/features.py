@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -77,14 +78,15 @@ def _features(
 def feature_store(backbone: Backbone) -> Rows | None:
     """Return where features of this backbone are kept; None if a key can't cover what it does.
 
-    The key covers preprocessing, mirroring, the kind of device, the precision and every weight, as
-    they are before batch norm is folded.
+    The key covers the network's name, preprocessing, mirroring, versions, the kind of device, the
+    precision and every weight, as they are before batch norm is folded.
     """
     if backbone.preprocessing is None or backbone.name == OWN:
         return None
 
     def parts() -> Iterator[Bytes]:
-        yield f"{backbone.preprocessing} {torch.__version__} mirror {backbone.mirror}".encode()
+        yield f"{backbone.name} {backbone.preprocessing} mirror {backbone.mirror}".encode()
+        yield f"{torch.__version__} {PIL.__version__}".encode()
         if (kind := device_of(backbone).type) != "cpu":  # a GPU may round its products
             yield kind.encode()
         if backbone.precision != "fp32":
@@ -272,7 +274,8 @@ def accelerate_for(
     """Let onnxruntime run a backbone on `count` pictures, if that saves time.
 
     missing: how many of them are to be computed; for a few of many, only a graph that is kept is
-    used. The number of pictures decides, so that the same command gives the same bits again.
+    used. The number of pictures decides, so that the same command, with an empty cache or its own,
+    gives the same bits again.
     """
     if count < WORTH_EXPORT or not can_accelerate(backbone):
         return

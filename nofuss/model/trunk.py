@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import PIL
 import torch
 from torch import Tensor
 
@@ -89,7 +90,8 @@ def activations_of(
 
     def parts() -> Iterator[Bytes]:
         how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
-        yield f"{preprocessing} {how} {torch.__version__} {count} {views} {shape}".encode()
+        yield f"{embedder.backbone.name} {preprocessing} {how} {count} {views} {shape}".encode()
+        yield f"{torch.__version__} {PIL.__version__}".encode()
         if device.type != "cpu":
             yield device.type.encode()
         if trunk.precision != "fp32":

@@ -344,3 +344,6 @@ def test_a_thumbnail_passes_no_bytes_of_the_file_on(tmp_path: Path, side: int) -
     Image.new("RGB", (side, side)).save(file, icc_profile=secret)
     content, _ = encoded(shrunk(decode(file), 224))
     assert "icc_profile" not in Image.open(io.BytesIO(content)).info
+    Image.new("RGB", (side, side)).save(tmp_path / "a.gif", comment=b"secret" * 20_000)
+    content, _ = encoded(shrunk(decode(tmp_path / "a.gif"), 224))
+    assert b"secret" not in content

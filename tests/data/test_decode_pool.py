@@ -122,12 +122,13 @@ def test_closing_ends_a_process_at_work(monkeypatch: pytest.MonkeyPatch) -> None
     assert process.returncode == -9
 
 
-def test_a_process_that_dies_is_one_line(pool: DecodePool) -> None:
+def test_a_process_that_died_between_two_pictures_costs_neither(pool: DecodePool) -> None:
     pool.decode(SMALL, side=224)
-    process_of(pool).kill()
-    with pytest.raises(PictureError, match="its decoder ended"):
-        pool.decode(SMALL, side=224)
+    process = process_of(pool)
+    process.kill()
+    process.wait()
     pool.decode(SMALL, side=224)
+    assert process_of(pool) is not process
 
 
 @pytest.mark.parametrize(
