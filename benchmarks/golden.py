@@ -29,7 +29,7 @@ Case = Callable[[Path, Path], dict[str, Any]]
 
 
 def of_command(*words: object, out: Path) -> dict[str, Any]:
-    """Run a command of nofuss that trains; return what it scored and what its folds chose."""
+    """Run a command of nofuss that trains; return what it scored."""
     command = [sys.executable, "-m", "nofuss", *map(str, words), "--out", str(out), "--seed", "0"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     scores = json.loads((out / "scores.json").read_text())
@@ -235,8 +235,10 @@ def main() -> int:
     options = parser.parse_args()
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     moved, kind = False, processor()
-    if stored.setdefault("processor", kind) != kind:
-        print(f"the stored numbers are of a processor with {stored['processor']}, this has {kind}")
+    if options.write:
+        stored["processor"] = kind
+    if stored.get("processor") != kind:
+        print(f"the stored numbers are of {stored.get('processor')}, this processor has {kind}")
     for name in options.only:
         compute, needed = CASES[name]
         if not (options.data / needed).is_dir():

@@ -159,20 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # same as Ctrl-C
         run(name, call)
     except NofussError as error:
-        if debug:
-            _show_tracebacks()
-            raise
-        return _fail(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code, error if debug else None)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
     except BrokenPipeError:  # the reader of the output has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if debug:
-            _show_tracebacks()
-            raise
-        return _fail(_explain(error), 1)
+        return _fail(_explain(error), 1, error if debug else None)
     return 0
 
 
@@ -180,22 +174,11 @@ def _explain(error: Exception) -> str:
     """Return one line about an error that no other code handled."""
     if _is_out_of_memory(error):
         return "not enough memory; try smaller --batch-size, --size, --dim or data"
-    if isinstance(error, UnicodeEncodeError):
-        name, encoding = ascii(error.object), sys.getfilesystemencoding()
-        return (
-            f"file names are in {encoding} here, which can't represent {name}; set LC_ALL=C.UTF-8"
-        )
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}; fix it and run the command again"
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{reason} (unexpected; run again with --debug for the details)"
-
-
-def _show_tracebacks() -> None:
-    from nofuss.commands.console import show_traceback
-
-    sys.excepthook = show_traceback
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -207,10 +190,15 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(each in str(error).lower() for each in words)
 
 
-def _fail(message: str, code: int) -> int:
-    """Print one line, without the passwords of URLs in it; return the exit code."""
-    from nofuss.commands.console import fail
+def _fail(message: str, code: int, error: Exception | None = None) -> int:
+    """Print one line, without the passwords of URLs in it; return the exit code.
 
+    error: whose traceback is printed before it.
+    """
+    from nofuss.commands.console import fail, show_traceback
+
+    if error is not None:
+        show_traceback(error)
     message = re.sub(r"(://[^/@:\s]*:)\S*@", r"\1***@", message)
     fail(message if _rank() == "0" else f"rank {_rank()}: {message}")
     return code

@@ -155,7 +155,7 @@ class TrainConfig:
     num_workers: Annotated[int, _flag(_FURTHER, "N")] = 0
     """Threads that prepare batches in advance."""
     tensorboard: Annotated[Path | None, _flag(_FURTHER, "PATH")] = None
-    """Also write losses, scores and embeddings to PATH/NAME of the run, for TensorBoard."""
+    """Also write losses and scores to PATH/NAME of the run, for TensorBoard."""
 
     loss: Annotated[str, _flag(_PAPER, "NAME")] = "proxy-nca"
     """The loss that training minimizes: proxy-nca (the paper's), proxy-triplet, proxy-nca++,

@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -78,11 +77,9 @@ def fail(message: str) -> None:
     _print(err, f"nofuss: {_line(message)}", style="red" if sys.stderr.isatty() else "")
 
 
-def show_traceback(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print a traceback for --debug, with control characters escaped; a `sys.excepthook`."""
-    for text in traceback.format_exception(kind, error, trace):
+def show_traceback(error: BaseException) -> None:
+    """Print a traceback for --debug, with control characters escaped."""
+    for text in traceback.format_exception(error):
         for line in text.split("\n"):
             err.print(visible(line), markup=False)
 
@@ -276,9 +273,11 @@ class _Display:
     def _speak_now_and_then(self) -> None:
         while not self._closed.wait(0.25):
             now, works = time.monotonic(), list(self._works.items())
-            if not works or now - self.spoke < LONG * 0.75:
+            if not works:
                 continue
             what, work = works[-1]
+            if now - max(self.spoke, work.began) < LONG * 0.75:
+                continue
             if work.said and now - work.said < EVERY:
                 continue
             work.said = now

@@ -108,8 +108,8 @@ def joined() -> Iterator[None]:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise ProcessError(
-            f"another process has ended or hangs ({str(error).splitlines()[0]}); the last "
-            "checkpoint is complete: resume from it with --resume"
+            f"another process has ended or hangs ({str(error).splitlines()[0]}); run the command "
+            "again, or resume a training with --resume"
         ) from error
     finally:
         _group = None

@@ -22,7 +22,6 @@ from nofuss.files import locked, write_file
 from nofuss.paper.sources import Source
 from nofuss.paper.trial import Result, Trial, run_trial
 from nofuss.progress import Progress, silent
-from nofuss.training.loop import Interrupted
 
 
 class Lab:
@@ -86,17 +85,14 @@ class Lab:
             checkpoints.parent.mkdir(exist_ok=True)
         what = f"{source.name}: {trial.describe()} ({len(self.ahead):,} left)"
         began = time.monotonic()
-        try:
-            result = run_trial(
-                source,
-                trial,
-                what=what,
-                progress=self.progress,
-                stop=self.stop,
-                checkpoints=checkpoints,
-            )
-        except Interrupted:
-            raise KeyboardInterrupt from None
+        result = run_trial(
+            source,
+            trial,
+            what=what,
+            progress=self.progress,
+            stop=self.stop,
+            checkpoints=checkpoints,
+        )
         result["whole_seconds"] = time.monotonic() - began
         result["host"] = socket.gethostname()
         self.keep(key, trial.describe(), result)

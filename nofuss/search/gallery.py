@@ -208,7 +208,8 @@ def _embed_together(
     if share:
         with processes.alone():
             rows, readable, unreadable = _embed(encoder, collection, share)
-        vectors[[share.index(i) for i in rows]] = readable
+        places = {i: at for at, i in enumerate(share)}
+        vectors[[places[i] for i in rows]] = readable
     vectors = processes.gather_rows(vectors, len(chosen))
     answers = [json.loads(text) for text in processes.exchange(json.dumps([rows, unreadable]))]
     rows = [i for readable_rows, _ in answers for i in readable_rows]

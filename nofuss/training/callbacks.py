@@ -56,17 +56,17 @@ class Callbacks:
     """Calls several functions with the same events; of several processes the first alone does."""
 
     def __init__(self, *functions: Callback | None) -> None:
-        self._functions = [function for function in functions if function is not None]
+        # Asked once: a process that works on its own for a moment counts as the first.
+        self._functions = [function for function in functions if function and first()]
         self.run: Path | None = None
         self.step = self.epoch = 0
 
     def tell(self, kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         """Call all functions with an event, which is where training now stands."""
         self.step, self.epoch = step, epoch
-        if first():
-            event = Event(kind, self.run, step, epoch, dict(values))
-            for function in self._functions:
-                function(event)
+        event = Event(kind, self.run, step, epoch, dict(values))
+        for function in self._functions:
+            function(event)
 
     def here(self, kind: Kind, values: Mapping[str, Any]) -> None:
         """Tell an event where training stands already."""

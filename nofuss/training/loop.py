@@ -49,10 +49,6 @@ class Feed(Protocol):
         """Yield the epoch's batches without the first `start`."""
 
 
-class Interrupted(BaseException):
-    """Training was asked to stop; a checkpoint has been written."""
-
-
 @dataclass
 class Training:
     """Model, criterion, optimizer and the position of training."""
@@ -145,7 +141,7 @@ def run_loop(
                     t.save(checkpoints, steps)
                     saved = time.monotonic()
                 if asked:
-                    raise Interrupted
+                    raise KeyboardInterrupt
             copy_from_first(t.model.buffers())  # each has batch norm's statistics of its rows
             seconds = time.monotonic() - began
             row = {"epoch": t.epoch + 1, "loss": t.loss_sum / steps, "seconds": seconds}
@@ -164,7 +160,7 @@ def run_loop(
             if checkpoints:
                 t.save(checkpoints, steps)
             if any_true(asked or stop())[0]:
-                raise Interrupted
+                raise KeyboardInterrupt
 
 
 def _step_seed(seed: int, step: int) -> int:

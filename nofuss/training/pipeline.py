@@ -22,7 +22,6 @@ from nofuss.training.callbacks import Callback, stop_on_signals
 from nofuss.training.job import Job, describe_data
 from nofuss.training.keeping import embed_items, keep_model, report_scores
 from nofuss.training.learning import compute_features, learn
-from nofuss.training.loop import Interrupted
 from nofuss.training.step import NonFiniteLoss
 
 log = logging.getLogger("nofuss")
@@ -52,6 +51,8 @@ def run_training(
             compute_features(job)
             with stop_on_signals() as stop:
                 learn(job, stop)
+                if processes.any_true(stop())[0]:  # folds may have decided against training
+                    raise KeyboardInterrupt
             embedded = embed_items(job)
             if processes.leave():  # scores and files need one process; the others are done
                 keep_model(job, embedded)
@@ -67,9 +68,9 @@ def _failures_explained(job: Job) -> Iterator[None]:
         yield
     except NonFiniteLoss as error:
         raise _explain_non_finite(job, error) from None
-    except (KeyboardInterrupt, Interrupted):
+    except KeyboardInterrupt:
         log.info(f"stopped; resume with: {run.resume_command}")
-        raise KeyboardInterrupt from None
+        raise
     except PictureError as error:  # it was readable when training began
         raise TrainingError(
             f"{error}; restore it, then resume with: {run.resume_command}"

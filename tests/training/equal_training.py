@@ -24,7 +24,7 @@ from nofuss.training.checkpoint import (
     optimizer_tensors,
 )
 from nofuss.training.checks import loss_on_one_batch
-from nofuss.training.loop import Interrupted, Training, run_loop
+from nofuss.training.loop import Training, run_loop
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
 
@@ -123,7 +123,7 @@ def compare(t: Training, whole: dict[str, Tensor], *, rel: float) -> None:
 def write_checkpoint(folder: Path) -> None:
     """Two epochs of three, then the whole state of it as one process would have it."""
     t, told = make("static", sharded=True), Recorder()
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         run_loop(t, FEED, tell=told, checkpoints=folder, stop=lambda: len(told.losses) >= 8)
 
 
@@ -187,7 +187,7 @@ def check_failure() -> None:
     def fail(error: BaseException) -> str:
         raise error
 
-    for error, code in ((DataError("bad"), 2), (ValueError("bad"), 1), (Interrupted(), 130)):
+    for error, code in ((DataError("bad"), 2), (ValueError("bad"), 1), (KeyboardInterrupt(), 130)):
         wanted = type(error) if processes.first() else SystemExit
         with pytest.raises(wanted) as caught:
             processes.from_first(lambda error=error: fail(error))

@@ -55,9 +55,10 @@ def test_from_python_nothing_is_printed(
 
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from nofuss.training.callbacks import stop_on_signals
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where nohup has it ignored
 with stop_on_signals() as stop:
     print("begun", flush=True)
     while not stop():

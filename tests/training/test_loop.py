@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nofuss.losses import ProxyNCA
 from nofuss.proxies.assignment import Dynamic
 from nofuss.training.checkpoint import load_checkpoint, module_tensors, optimizer_tensors
-from nofuss.training.loop import Interrupted, Training, run_loop
+from nofuss.training.loop import Training, run_loop
 from nofuss.training.step import NonFiniteLoss
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
@@ -54,7 +54,7 @@ def run_in_pieces(make: Make, feed: Any, folder: Path, pieces: list[int]) -> Tra
     for steps in pieces:
         t, told = make(), Recorder()
         resume(t, folder)
-        with pytest.raises(Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             run_loop(t, feed, tell=told, checkpoints=folder, stop=StopAfter(told, steps))
     t = make()
     resume(t, folder)
@@ -134,7 +134,7 @@ def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
         return {}
 
     t = make_training()
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         run_loop(
             t,
             feed,
@@ -207,7 +207,7 @@ def test_nan_loss_stops_before_the_update_and_names_the_batch(tmp_path: Path) ->
         run_loop(t, SpoiltFeed(), tell=Recorder(), checkpoints=tmp_path)
     assert raised.value.indices.tolist() == list(range(200, 208))
     told = Recorder()
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         run_loop(twin, Pictures(), tell=told, stop=StopAfter(told, 6))
     # batch norm's statistics saw the batch; nothing that is learned did
     for a, b in zip(t.model.parameters(), twin.model.parameters(), strict=True):
