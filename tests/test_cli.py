@@ -135,7 +135,8 @@ import sys
 from nofuss.cli import main, parse
 parse(["train", "photos", "--epochs", "3"])
 assert main(["--help"]) == 0
-assert {m for m in sys.modules if m.startswith("nofuss.commands.")} == {"nofuss.commands.train"}
+loaded = {m for m in sys.modules if m.startswith("nofuss.commands.")}
+assert loaded == {"nofuss.commands.train", "nofuss.commands.console"}, loaded
 assert main(["train", "--help"]) == main(["serve", "--help"]) == 0
 assert main(["train", "--nonsense"]) == main([]) == 2
 heavy = {"torch", "numpy", "sklearn", "PIL", "matplotlib"} & sys.modules.keys()

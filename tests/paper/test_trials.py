@@ -29,16 +29,16 @@ from tests.paper.tiny_source import tiny_budget, vectors
 
 def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: Path) -> None:
     """Spoilt test items change nothing: neither the rates nor a single score."""
-    lab = Lab(tmp_path / "a")
-    rates, tried = choose_rates(source, LOSSES, lab.run)
-    spoilt = vectors()
-    assert spoilt.array is not None
-    spoilt.array[source.test_rows] = np.nan
-    other = replace(
-        source, collection=spoilt, features=torch.from_numpy(spoilt.array), fingerprint="spoilt"
-    )
-    lab = Lab(tmp_path / "b")
-    assert choose_rates(other, LOSSES, lab.run) == (rates, tried)
+    with Lab(tmp_path / "a") as lab:
+        rates, tried = choose_rates(source, LOSSES, lab.run)
+        spoilt = vectors()
+        assert spoilt.array is not None
+        spoilt.array[source.test_rows] = np.nan
+        other = replace(
+            source, collection=spoilt, features=torch.from_numpy(spoilt.array), fingerprint="spoilt"
+        )
+    with Lab(tmp_path / "b") as lab:
+        assert choose_rates(other, LOSSES, lab.run) == (rates, tried)
 
 
 def test_one_command_works_in_a_folder_at_a_time(source: Source, tmp_path: Path) -> None:
@@ -63,31 +63,31 @@ def test_scales_are_chosen_on_training_classes_and_change_one_method(
     source: Source, tmp_path: Path
 ) -> None:
     rates = dict.fromkeys(LOSSES, 1e-3)
-    lab = Lab(tmp_path)
-    scales, tried = choose_scales(source, list(FURTHER), rates, lab.run)
-    assert all(t.fold is not None for t in scale_tries(source, list(FURTHER), rates))
-    for method, row in tried.items():
-        assert list(row) == [8.0, 16.0, 32.0, 64.0]  # the preset's scale is 16
-        assert row[scales.get(method, 16.0)] == max(row.values())
-    tuned = source.with_scales({"proxy-nca-scaled": 64.0})
-    configs = {m: seeds_of(tuned, rates, m)[0].config for m in ("proxy-nca", *FURTHER)}
-    assert [c.loss for c in configs.values()] == ["proxy-nca", "proxy-nca", "proxy-nca++"]
-    assert [c.scale for c in configs.values()] == [16.0, 64.0, 16.0]
-    untuned = [seeds_of(source, rates, m) for m in ("proxy-nca", "proxy-nca-scaled")]
-    assert untuned[0] == untuned[1], "the same training is run once"
+    with Lab(tmp_path) as lab:
+        scales, tried = choose_scales(source, list(FURTHER), rates, lab.run)
+        assert all(t.fold is not None for t in scale_tries(source, list(FURTHER), rates))
+        for method, row in tried.items():
+            assert list(row) == [8.0, 16.0, 32.0, 64.0]  # the preset's scale is 16
+            assert row[scales.get(method, 16.0)] == max(row.values())
+        tuned = source.with_scales({"proxy-nca-scaled": 64.0})
+        configs = {m: seeds_of(tuned, rates, m)[0].config for m in ("proxy-nca", *FURTHER)}
+        assert [c.loss for c in configs.values()] == ["proxy-nca", "proxy-nca", "proxy-nca++"]
+        assert [c.scale for c in configs.values()] == [16.0, 64.0, 16.0]
+        untuned = [seeds_of(source, rates, m) for m in ("proxy-nca", "proxy-nca-scaled")]
+        assert untuned[0] == untuned[1], "the same training is run once"
 
 
 def test_tables_have_the_papers_methods_and_two_more(source: Source, tmp_path: Path) -> None:
     rates = dict.fromkeys(LOSSES, 1e-3)
-    lab = Lab(tmp_path)
-    entry = tables.entry(source, rates, lab.run(source, tables.trials(source, rates)))
-    scores, pairs, stages = entry.tables
-    assert {row[0] for row in scores.rows} >= set(NAMES.values())
-    assert not any("best scale" in row[0] for row in pairs.rows), "the paper's order is its own"
-    assert [row[0] for row in stages.rows] == list(NAMES.values())
-    assert all(float(cell) >= 0 for row in stages.rows for cell in row[1:])
-    assert "Proxy-NCA++ at its best scale" in entry.verdict[1]
-    assert entry.values["further"]["proxy-nca-scaled"]["mean"] == 0, "no scale was chosen"
+    with Lab(tmp_path) as lab:
+        entry = tables.entry(source, rates, lab.run(source, tables.trials(source, rates)))
+        scores, pairs, stages = entry.tables
+        assert {row[0] for row in scores.rows} >= set(NAMES.values())
+        assert not any("best scale" in row[0] for row in pairs.rows), "the paper's order is its own"
+        assert [row[0] for row in stages.rows] == list(NAMES.values())
+        assert all(float(cell) >= 0 for row in stages.rows for cell in row[1:])
+        assert "Proxy-NCA++ at its best scale" in entry.verdict[1]
+        assert entry.values["further"]["proxy-nca-scaled"]["mean"] == 0, "no scale was chosen"
 
 
 def test_tries_on_some_classes_stay_on_their_half(source: Source) -> None:
@@ -114,12 +114,12 @@ def test_a_trial_is_the_same_twice_and_kept(source: Source, tmp_path: Path) -> N
     assert [row["step"] for row in first["curve"]] == [0, 4, 8]
     assert first["curve"][-1]["recall@1"] == first["recall@1"]
     assert sum(first["hits"]) / sum(first["queries"]) == pytest.approx(first["recall@1"])
-    lab = Lab(tmp_path)
-    again = lab.run(source, [trial])[trial]
-    for key in ("recall@1", "recall@8", "nmi", "hits"):
-        assert first[key] == again[key]
-    lab = Lab(tmp_path, stop=lambda: True)  # would stop at the first step
-    assert lab.run(source, [trial])[trial] == again
+    with Lab(tmp_path) as lab:
+        again = lab.run(source, [trial])[trial]
+        for key in ("recall@1", "recall@8", "nmi", "hits"):
+            assert first[key] == again[key]
+    with Lab(tmp_path, stop=lambda: True) as lab:  # would stop at the first step
+        assert lab.run(source, [trial])[trial] == again
 
 
 def test_keys_follow_settings_and_data(source: Source) -> None:
@@ -137,11 +137,11 @@ def test_keys_follow_settings_and_data(source: Source) -> None:
 
 def test_a_damaged_file_is_done_again(source: Source, tmp_path: Path) -> None:
     trial = Trial(source.budget.config("proxy-nca", 1e-3))
-    lab = Lab(tmp_path)
-    before = lab.run(source, [trial])[trial]
-    (file,) = tmp_path.glob("*.json")
-    file.write_bytes(file.read_bytes()[:40])
-    assert lab.run(source, [trial])[trial]["hits"] == before["hits"]
+    with Lab(tmp_path) as lab:
+        before = lab.run(source, [trial])[trial]
+        file = tmp_path / f"{trial.key(source)}.json"
+        file.write_bytes(file.read_bytes()[:40])
+        assert lab.run(source, [trial])[trial]["hits"] == before["hits"]
 
 
 def test_a_try_that_diverges_scores_nothing(source: Source) -> None:
@@ -174,12 +174,12 @@ def test_batches_keep_items_and_move_rates(source: Source) -> None:
 def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: Path) -> None:
     experiment: Any = FIGURES[name]
     rates = dict.fromkeys(experiment.losses(source), 1e-3)
-    lab = Lab(tmp_path)
-    entry = experiment.entry(source, rates, lab.run(source, experiment.trials(source, rates)))
-    assert entry.verdict
-    assert entry.tables
-    assert all(len(row) == len(entry.tables[0].head) for row in entry.tables[0].rows)
-    assert all(s.points for figure in entry.figures for s in figure.series)
+    with Lab(tmp_path) as lab:
+        entry = experiment.entry(source, rates, lab.run(source, experiment.trials(source, rates)))
+        assert entry.verdict
+        assert entry.tables
+        assert all(len(row) == len(entry.tables[0].head) for row in entry.tables[0].rows)
+        assert all(s.points for figure in entry.figures for s in figure.series)
 
 
 @pytest.mark.parametrize("name", ["batch-size", "fractional", "dynamic"])
@@ -261,15 +261,15 @@ def test_networks_are_trained(
     trial = Trial(source.budget.config("proxy-nca", 1e-4), record="neighbours")
     c = trial.config
     assert (c.backbone, c.optimizer, c.schedule) == (backbone, optimizer, schedule)
-    lab = Lab(tmp_path / "work")
-    found = lab.run(source, [trial])[trial]
-    assert found["steps"] == 3
-    pictures = [row["query"]["src"] for group in found["grid"] for row in group["rows"]]
-    assert pictures
-    assert all(src.startswith("data:image/") for src in pictures)
-    assert {path.suffix for path in (tmp_path / "work").iterdir()} == {".json", ""}  # the lock
-    kept = list((tmp_path / "cache").glob("activations-*.records"))
-    assert len(kept) == (2 if name == "hours" else 0), "of training views, and of test pictures"
+    with Lab(tmp_path / "work") as lab:
+        found = lab.run(source, [trial])[trial]
+        assert found["steps"] == 3
+        pictures = [row["query"]["src"] for group in found["grid"] for row in group["rows"]]
+        assert pictures
+        assert all(src.startswith("data:image/") for src in pictures)
+        assert {path.suffix for path in (tmp_path / "work").iterdir()} == {".json", ""}  # the lock
+        kept = list((tmp_path / "cache").glob("activations-*.records"))
+        assert len(kept) == (2 if name == "hours" else 0), "of training views, and of test pictures"
 
 
 def test_only_the_papers_setting_has_two_batches() -> None:

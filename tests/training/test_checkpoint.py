@@ -1,6 +1,5 @@
 """Checkpoints: what is written comes back bit for bit, and damage is found, said and survived."""
 
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -142,14 +141,7 @@ def flip_the_state(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b'epoch\\": 8', b'epoch\\": 9'))
 
 
-def pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
-
-
-@pytest.mark.parametrize(
-    "damage", [flip, flip_the_state, truncate, empty, garbage, wrong_kind, pipe]
-)
+@pytest.mark.parametrize("damage", [flip, flip_the_state, truncate, empty, garbage, wrong_kind])
 def test_a_damaged_newest_is_logged_and_the_one_before_used(
     two: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:

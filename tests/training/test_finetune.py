@@ -75,9 +75,10 @@ def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str | 
 
 
 def test_what_held_out_classes_lose_is_not_kept(
-    tmp_path: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On so few pictures training does harm: the run ends with the network from before it."""
+    caplog.set_level("INFO", "nofuss")
     start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
     settings = SETTINGS | {"val_fraction": 0.25}
     run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings)
@@ -85,7 +86,7 @@ def test_what_held_out_classes_lose_is_not_kept(
     assert json.loads((run / "scores.json").read_text())["method"] == "before training"
     assert "as before training, by which held-out classes lost" in (run / "README.md").read_text()
     assert all(torch.equal(found[f"backbone.{name}"], before) for name, before in start.items())
-    assert "the run keeps the network from before training" in "".join(capfd.readouterr())
+    assert "the run keeps the network from before training" in caplog.text
     assert len(list(cache.glob("activations-*.records"))) == 2  # of training and held-out items
 
 
@@ -104,14 +105,14 @@ def test_the_bits_do_not_depend_on_the_cache(
 
 
 def test_a_cache_that_can_not_be_written_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "nofuss")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
     nofuss.train(pictures(), out=tmp_path / "run", unfreeze="2", **SETTINGS)
-    said = "".join(capfd.readouterr())
-    assert said.count("activations can't be kept (Not a directory)") == 1
-    assert "NOFUSS_CACHE" in said
+    assert caplog.text.count("activations can't be kept (Not a directory)") == 1
+    assert "NOFUSS_CACHE" in caplog.text
 
 
 @pytest.mark.parametrize("train_size", [None, 20])

@@ -109,7 +109,7 @@ def test_a_killed_rank_comes_back_and_ends_with_the_same_bits(
 def test_a_rank_that_hangs_ends_the_others(data: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     command = torchrun(2, PROGRAM, *train_command(data, run, "--epochs", "3000"))
-    agent = start(command, log, NOFUSS_TIMEOUT="3", NOFUSS_CACHE=str(tmp_path))
+    agent = start(command, log, NOFUSS_TIMEOUT="10", NOFUSS_CACHE=str(tmp_path))
     try:
         wait_for(_steps_beyond(run, 8), seconds=120, what="the first epoch")
         ranks = workers(agent.pid)
