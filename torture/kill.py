@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nofuss.errors import NofussError
+from nofuss.files import TEMPORARY
 from nofuss.run.directory import Run
 from nofuss.training.checkpoint import load_checkpoint
 from torture.training import STEPS_PER_EPOCH, Place, command, differing, environment, logged
@@ -128,7 +129,7 @@ def _undisturbed(place: Place, start: Start, workers: int, tally: Tally) -> floa
 def _half_written(run: Path) -> set[tuple[str, int]]:
     """Return saves that have begun, with inodes: a later save may have the same name."""
     found = set()
-    for path in (run / "checkpoints").glob(".step-*.new"):
+    for path in (run / "checkpoints").glob(f"{TEMPORARY}*"):
         with suppress(FileNotFoundError):  # just finished
             found.add((path.name, path.stat().st_ino))
     return found

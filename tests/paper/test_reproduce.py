@@ -56,7 +56,7 @@ def entries(out: Path) -> list[dict[str, object]]:
 
 def wait_for_files(folder: Path, count: int, process: subprocess.Popen[str]) -> list[Path]:
     """Until some results are kept; the process must still be at work then."""
-    while len(done := list(folder.glob("*.json"))) < count:
+    while len(done := list(folder.glob("[!.]*.json"))) < count:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     return done

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nofuss.errors import RunError
+from nofuss.files import TEMPORARY
 from nofuss.training import checkpoint
 from nofuss.training.checkpoint import (
     load_checkpoint,
@@ -187,7 +188,7 @@ def test_a_byte_anywhere_is_noticed(two: Path, caplog: pytest.LogCaptureFixture)
 
 def test_half_written_files_are_ignored(two: Path) -> None:
     for stray in (
-        f".step-12.safetensors.{'0' * 16}.new",
+        f"{TEMPORARY}{'0' * 16}",
         "step-.safetensors",
         "step-x.safetensors",
     ):
