@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 
 def command(*arguments: object) -> list[str]:
@@ -12,7 +13,8 @@ def command(*arguments: object) -> list[str]:
 
 def every_step(*arguments: object) -> list[str]:
     """The program with a checkpoint after every step."""
-    return [sys.executable, "-m", "torture.every_step", *map(str, arguments)]
+    program = Path(__file__).parents[1] / "torture" / "every_step.py"
+    return [sys.executable, "-P", str(program), *map(str, arguments)]
 
 
 def started(

@@ -303,9 +303,11 @@ def test_the_library_leaves_waiting_threads_alone() -> None:
     assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == 0
 
 
-def test_debug_shows_the_traceback(nofuss: Call) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
-        nofuss("train", "none", "--debug")
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(nofuss: Call) -> None:
+    done = nofuss("train", "none", "--debug")
+    assert done.code == nofuss("train", "none").code == 2
+    assert "Traceback" in done.err
+    assert "does not exist" in done.err.splitlines()[-1]
 
 
 # From data to scores
