@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.report.findings import doubtful_labels, neighbours
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
@@ -21,7 +21,6 @@ def main(run: Path) -> None:
     """Print wrong labels found, of how many, and the precision."""
     kept, data = load_embeddings(run), open_data(Run.open(run).config.data)
     assert kept is not None
-    assert data.labels is not None
     truth = data.labels[kept.test_rows]
     for classes in (4, 10, 50):
         for each in (4, 8, 12):

@@ -28,13 +28,13 @@ from benchmarks.dynamic_forms import OfTheBatch, Other, Reseeded, Sinkhorn, Soft
 from benchmarks.plots import draw_curves
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
-from nofuss.data.comparisons import as_groups, links_of
 from nofuss.data.split import Rows
 from nofuss.evaluate import kmeans, recall_at_k
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets, open_source
+from nofuss.paper.trials import trial_of
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
 from nofuss.training.callbacks import Kind
@@ -97,20 +97,22 @@ def data_of(
     data = bare_triplets(source, rows, batch * steps, seed=config.seed)
     if form.assignment != "balanced":
         return data, replace(config, batch_size=batch, epochs=1, per_class=0), rows
-    linked = links_of(data).groups
-    assert linked is not None
-    rows = rows[linked[rows] >= 0]
-    share = classes / len(np.unique(linked[rows]))  # as many proxies as classes
-    return as_groups(data), replace(config, proxies_per_class=share), rows
+    assert data.comparisons is not None
+    groups = data.comparisons.links(len(data)).groups
+    rows = rows[groups[rows] >= 0]
+    share = classes / len(np.unique(groups[rows]))  # as many proxies as classes
+    names = tuple(map(str, range(groups.max() + 1)))
+    grouped = replace(data, labels=groups, class_names=names, by_links=True)
+    return grouped, replace(config, proxies_per_class=share), rows
 
 
 def train(
     source: Source, form: Form, rate: float, *, seed: int, fold: int | None, curve: bool
 ) -> dict[str, Any]:
     """Train one form and score it."""
-    train_rows, test_rows = source.sides(fold)
+    train_rows, test_rows = source.split(fold)
     classes = len(np.unique(source.labels(train_rows)))
-    config = source.budget.config("proxy-nca", rate, seed=seed, assignment=form.assignment)
+    config = trial_of(source, "proxy-nca", rate, seed=seed, assignment=form.assignment).config
     data, config, rows = data_of(source, config, form, train_rows, classes)
     embedder = build_model(config, data)
     features = None if source.features is None else source.features[rows]
@@ -156,7 +158,7 @@ def in_use(criterion: nn.Module) -> float:
 
 def at_start(source: Source) -> str:
     """Say which proxies are the closest of some training item before the first step."""
-    config = source.budget.config("proxy-nca", source.budget.rates[0], assignment="dynamic")
+    config = trial_of(source, "proxy-nca", source.budget.rates[0], assignment="dynamic").config
     rows = source.train_rows
     items = source.collection.subset(rows)
     embedder = build_model(config, items)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.geometry import normalize
-from nofuss.losses.of_logits import nca_of_logits
+from nofuss.losses.proxy_nca import nca_of_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
 QUEUE = 5

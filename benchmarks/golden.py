@@ -178,7 +178,7 @@ def features(data: Path, scratch: Path) -> dict[str, Any]:
     import numpy as np
 
     from nofuss.config import TrainConfig
-    from nofuss.data.detect import open_data
+    from nofuss.data.open import open_data
     from nofuss.model.features import backbone_features
     from nofuss.training.job import build_model
     from nofuss.training.presets import resolve

@@ -138,19 +138,11 @@ def _train(folder: Path) -> None:
 
 
 def _evaluate(folder: Path) -> None:
-    from nofuss.report.evaluation import score_run
+    from nofuss.commands.evaluate import Asked, score_data
     from nofuss.run.directory import Run
 
-    score_run(
-        Run.open(folder / "run"),
-        folder / "vectors.npz",
-        gallery=None,
-        ks=[1],
-        extended=False,
-        rerank="none",
-        seed=0,
-        device="cpu",
-    )
+    how = Asked([1], rerank="none")
+    score_data(Run.open(folder / "run"), folder / "vectors.npz", None, how, device="cpu")
 
 
 def _index(folder: Path) -> None:
@@ -170,7 +162,7 @@ def _report(folder: Path) -> None:
     from dataclasses import replace
 
     from nofuss import load
-    from nofuss.data.detect import open_data
+    from nofuss.data.open import open_data
     from nofuss.report import write_report
     from nofuss.run.embeddings import load_embeddings
 

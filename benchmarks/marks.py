@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data.detect import open_data
-from nofuss.evaluate.neighbours import nearest
-from nofuss.evaluate.queries import PerQuery, per_query
+from nofuss.data.open import open_data
+from nofuss.evaluate.protocol import PerQuery, per_query
 from nofuss.model.taught import SLACK, MarkedPairs, mapped, taught_map
+from nofuss.ranking.neighbours import nearest
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.teaching import usual_distances
@@ -51,7 +51,6 @@ def main(run: Path, slack: float = SLACK) -> None:
     """Print Recall@1 and MAP@R before and after, as means over seeds."""
     kept, data = load_embeddings(run), open_data(Run.open(run).config.data)
     assert kept is not None
-    assert data.labels is not None
     assert not kept.seen, "the run has no unseen classes; train with --test-fraction 0.5"
     x, labels = torch.from_numpy(kept.test), torch.from_numpy(data.labels[kept.test_rows])
     near, far = usual_distances(x)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from nofuss.config import TrainConfig
-from nofuss.data.collection import Collection, Labels
-from nofuss.data.detect import open_data
-from nofuss.data.split import hold_out, split_collection
+from nofuss.data.collection import Collection
+from nofuss.data.open import open_data
+from nofuss.data.split import split_classes, split_collection
 from nofuss.evaluate import evaluate, recall_at_k
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
@@ -69,23 +69,16 @@ def fit(
 
 def choose_rate(method: str, data: Collection, *, seconds: float, seed: int) -> float:
     """Return the rate with the best Recall@1 on held-out training classes."""
-    sides = hold_out(labels_of(data), 0.2, seed)
-    kept, held = data.subset(sides.train), data.subset(sides.test)
+    kept, held = map(data.subset, split_classes(data.labels, fraction=0.2, seed=seed))
     found = {}
     for rate in RATES:
         embedder, _ = fit(method, rate, kept, seconds=seconds, seed=seed)
         embeddings = Encoder(embedder).embed_collection(held)
-        found[rate] = recall_at_k(embeddings, labels_of(held), ks=(1,))[1]
+        found[rate] = recall_at_k(embeddings, held.labels, ks=(1,))[1]
     print(
         f"  {method}: held-out Recall@1 " + ", ".join(f"{r:g}: {v:.3f}" for r, v in found.items())
     )
     return max(found, key=lambda rate: found[rate])
-
-
-def labels_of(collection: Collection) -> Labels:
-    """Return the labels of a labelled collection."""
-    assert collection.labels is not None
-    return collection.labels
 
 
 def main() -> None:
@@ -99,20 +92,20 @@ def main() -> None:
     torch.set_num_threads(1)
     collection = open_data(options.data)
     print(collection.describe())
-    sides = split_collection(collection)
-    data = replace(collection.subset(sides.train), split=None)
-    test = collection.subset(sides.test)
+    train_rows, test_rows = split_collection(collection)
+    data = replace(collection.subset(train_rows), split=None)
+    test = collection.subset(test_rows)
     assert test.array is not None
     pixels = torch.from_numpy(test.array.reshape(len(test), -1)).float()
     rows: list[dict[str, Any]] = [
-        {"method": "raw pixels"} | evaluate(pixels, labels_of(test)).as_dict()
+        {"method": "raw pixels"} | evaluate(pixels, test.labels).as_dict()
     ]
     for method in METHODS:
         rate = choose_rate(method, data, seconds=options.seconds / 3, seed=0)
         for seed in range(options.seeds):
             model, steps = fit(method, rate, data, seconds=options.seconds, seed=seed)
             embeddings = Encoder(model).embed_collection(test)
-            scores = evaluate(embeddings, labels_of(test)).as_dict()
+            scores = evaluate(embeddings, test.labels).as_dict()
             rows.append({"method": method, "rate": rate, "seed": seed, "steps": steps} | scores)
             low, high = scores["recall@1_interval"]
             print(

@@ -1,4 +1,4 @@
-"""Re-ranking and the recognition of strangers on the test classes of runs, and what a query costs.
+"""Re-ranking and the open-set decision on the test classes of runs, and what a query costs.
 
     nofuss train FOLDER --test-fraction 0.5 --seed S --out RUN
     python -m benchmarks.ranking RUN …
@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 
 from nofuss.commands import console
-from nofuss.data.usable import open_usable
-from nofuss.evaluate.ranked import ranked_scores, reranking_summary
-from nofuss.evaluate.reranking import CANDIDATES, Reranking
-from nofuss.evaluate.strangeness import RULES
-from nofuss.evaluate.strangers import Strangers, calibrate
+from nofuss.data.open import open_usable
 from nofuss.model.encoder import load
+from nofuss.ranking.open_set import RULES, OpenSet, calibrate
+from nofuss.ranking.rerank import CANDIDATES, Rerank, reranked_scores, summary
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.index import Index
@@ -36,23 +34,22 @@ def show(path: Path) -> None:
     run, extra, kept = Run.open(path), load(path).extra, load_embeddings(path)
     collection, _ = open_usable(run.config.data)
     assert kept is not None
-    assert collection.labels is not None
     vectors, labels = torch.from_numpy(kept.test), collection.labels[kept.test_rows]
-    rerank = Reranking.from_dict(extra["rerank"])
-    strangers = Strangers.from_dict(extra["strangers"])
+    rerank = Rerank.from_dict(extra["rerank"])
+    open_set = OpenSet.from_dict(extra["open_set"])
     show_ranking(f"{path}: the order", vectors, labels, rerank)
-    show_strangers(f"{path}: strangers", vectors, labels, strangers)
-    show_cost(f"{path}: a query", vectors, labels, rerank, strangers)
+    show_open_set(f"{path}: open set", vectors, labels, open_set)
+    show_cost(f"{path}: a query", vectors, labels, rerank, open_set)
 
 
-def show_ranking(title: str, vectors: Tensor, labels: np.ndarray, chosen: Reranking) -> None:
+def show_ranking(title: str, vectors: Tensor, labels: np.ndarray, chosen: Rerank) -> None:
     """Print scores of every candidate, with gains over the order by distance."""
-    plain, *others = ranked_scores(vectors, labels, (None, *CANDIDATES))
+    plain, *others = reranked_scores(vectors, labels, (None, *CANDIDATES))
     names = ("recall@1", "recall@8", "map@r")
     means = [*plain.hits[:, [0, 3]].mean(0).tolist(), float(plain.map_at_r.mean())]
     rows = [["by distance", *_percent(means), ""]]
     for weighting, scores in zip(CANDIDATES, others, strict=True):
-        found = reranking_summary(scores, plain, seed=0)
+        found = summary(scores, plain)
         mark = "*" if weighting == chosen.weighting else ""
         gain = ", ".join(
             f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
@@ -63,25 +60,25 @@ def show_ranking(title: str, vectors: Tensor, labels: np.ndarray, chosen: Rerank
     console.table(title, ["%", "Recall@1", "Recall@8", "MAP@R", "Recall@1 and MAP@R, 95%"], rows)
 
 
-def show_strangers(title: str, vectors: Tensor, labels: np.ndarray, chosen: Strangers) -> None:
-    """Print AUROC and the share of strangers that are rejected by every rule."""
+def show_open_set(title: str, vectors: Tensor, labels: np.ndarray, chosen: OpenSet) -> None:
+    """Print AUROC and the fraction of unknown items that is rejected by every rule."""
     rows = []
     for rule in RULES:
         found = calibrate(vectors, labels, replace(chosen, rule=rule))
         if found is not None:
             mark = "*" if rule == chosen.rule else ""
-            figures = [found.auroc, 100 * found.rejected, 100 * found.denied]
+            figures = [found.auroc, 100 * found.rejected, 100 * found.false_rejections]
             rows.append([mark + rule, *(f"{value:.2f}" for value in figures)])
-    console.table(title, ["", "AUROC", "rejected, %", "denied, %"], rows)
+    console.table(title, ["", "AUROC", "rejected, %", "false rejections, %"], rows)
 
 
 def show_cost(
-    title: str, vectors: Tensor, labels: np.ndarray, rerank: Reranking, strangers: Strangers
+    title: str, vectors: Tensor, labels: np.ndarray, rerank: Rerank, open_set: OpenSet
 ) -> None:
     """Print the median processor time of single queries."""
     names = [str(i) for i in range(len(vectors))]
     index = Index.build(vectors, names=names, labels=[str(label) for label in labels])
-    both, plain = Searcher(index, rerank.weighting, strangers), Searcher(index)
+    both, plain = Searcher(index, rerank.weighting, open_set), Searcher(index)
     kinds: dict[str, Callable[[Tensor], object]] = {
         "the 10 nearest": lambda query: index.search(query[None], 10),
         "the 200 nearest and their cosines": lambda query: plain.search(query, 10),

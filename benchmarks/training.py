@@ -13,11 +13,11 @@ from torch import nn
 from benchmarks.timing import Growth, Row, interleaved
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
-from nofuss.data.detect import open_data
 from nofuss.data.loader import Batch
-from nofuss.data.split import sides_of
+from nofuss.data.open import open_data
+from nofuss.data.split import split_collection
+from nofuss.model.activations import activations_of
 from nofuss.model.stages import Top, fixed_count, freeze_first
-from nofuss.model.trunk import activations_of
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.job import build_model
 from nofuss.training.loop import Feed, Training, run_loop
@@ -57,7 +57,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
     embedder = build_model(config, collection)
     preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
-    data = collection.subset(sides_of(collection, config).train)
+    data = collection.subset(split_collection(collection)[0])
     criterion: nn.Module = build_criterion(config, data.num_classes)
     training: Training = build_training(config, embedder, criterion)
     feed = First(CollectionFeed(data, preprocessing, int(config.batch_size or 32)), steps)

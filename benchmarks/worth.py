@@ -7,8 +7,8 @@ A FOLDER is a data set of pictures (CUB_200_2011, class folders) or a file of ar
 are those that `nofuss train` computes. Every peer gets the same number of tries, compared on the
 same folds of the *training* classes as ours, and the same number of steps; the best is scored once
 on the test classes: the official ones, or half of the classes in three splits. [ ] is the 95%
-interval of the difference from the first row, on the same queries, with classes resampled; its ends
-are averaged over the splits.
+interval over classes of the difference from the first row, on the same queries; its ends are
+averaged over the splits.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 from nofuss import ProxyEmbedding
 from nofuss.config import TrainConfig
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.data.split import split_collection
 from nofuss.evaluate import paired_difference
-from nofuss.evaluate.queries import QueryScores
+from nofuss.evaluate.protocol import QueryScores
 from nofuss.geometry import normalize
 from nofuss.model.features import backbone_features
 from nofuss.model.start import signed_root
@@ -65,7 +65,6 @@ class Task:
 def tasks(path: Path, seeds: int) -> Iterator[Task]:
     """Return a task for the official split, or one for each of several random halves."""
     collection = open_data(path)
-    assert collection.labels is not None
     if collection.kind == "vectors":
         features = torch.from_numpy(np.array(collection.array, dtype=np.float32))
     elif collection.kind == "images":
@@ -75,8 +74,8 @@ def tasks(path: Path, seeds: int) -> Iterator[Task]:
         features = backbone_features(build_model(config, collection), collection)
     labels = torch.from_numpy(collection.labels)
     for seed in range(1 if collection.split is not None else seeds):
-        sides = split_collection(collection, seed=seed)
-        yield task(f"{path.name} {seed}", features, labels, torch.from_numpy(sides.train))
+        train, _ = split_collection(collection, seed=seed)
+        yield task(f"{path.name} {seed}", features, labels, torch.from_numpy(train))
 
 
 def task(name: str, x: Tensor, y: Tensor, train: Tensor) -> Task:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nofuss.data.collection import compact_labels, from_dataset
-    from nofuss.data.detect import open_data
-    from nofuss.data.links import linked_groups
+    from nofuss.data.open import open_data
+    from nofuss.data.triplets import linked_groups
     from nofuss.estimator import ProxyEmbedding
     from nofuss.evaluate import kmeans, map_at_r, nmi, recall_at_k
     from nofuss.losses import (
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "nofuss.data.collection": ("compact_labels", "from_dataset"),
-    "nofuss.data.detect": ("open_data",),
-    "nofuss.data.links": ("linked_groups",),
+    "nofuss.data.open": ("open_data",),
+    "nofuss.data.triplets": ("linked_groups",),
     "nofuss.model.encoder": ("Encoder", "load"),
     "nofuss.estimator": ("ProxyEmbedding",),
     "nofuss.evaluate": ("kmeans", "map_at_r", "nmi", "recall_at_k"),

@@ -11,8 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
 from nofuss.config import TrainConfig
-from nofuss.data.arrays import check_vectors
 from nofuss.data.collection import compact_labels
+from nofuss.data.readers.arrays import check_vectors
 from nofuss.errors import NofussError, in_python
 from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import as_tensor, normalize

@@ -4,7 +4,7 @@ The paper's d(x, y) is the *squared* Euclidean distance |x − y|²; functions h
 "squared" when they return squares.
 """
 
-from functools import cache
+import math
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = Tensor | NDArray[np.generic]
+
+ZERO = 1e-12
+"""A row shorter than this has no direction: it counts as zero."""
 
 
 def as_tensor(values: Array) -> Tensor:
@@ -21,53 +24,43 @@ def as_tensor(values: Array) -> Tensor:
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
-def is_traced() -> bool:
-    """Return whether tensors have no values to branch on: in `torch.compile` and `torch.func`."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
-def are_ordinary(norms: Tensor) -> bool:
-    """Return whether no sum of squares behind these norms has overflowed, vanished or is NaN."""
-    low, high = _ordinary_range(norms.dtype)
-    least, largest = torch.aminmax(norms)
-    return low < least.item() and largest.item() < high
-
-
-@cache
-def _ordinary_range(dtype: torch.dtype) -> tuple[float, float]:
-    """Return limits between which the squares of a norm and of its large entries are normal."""
-    limits = torch.finfo(dtype)
-    return 1e4 * limits.tiny**0.5, 0.1 * limits.max**0.5
+def lengths(x: Tensor) -> Tensor:
+    """Return |x| of each row, (…, 1), to divide by: 1 for a row of zeros, NaN if it overflows."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    is_zero = norm < ZERO
+    if norm.requires_grad:
+        # The norm has no second derivative at zero: compute it at ones there.
+        norm = torch.linalg.vector_norm(x.masked_fill(is_zero, 1.0), dim=-1, keepdim=True)
+    return norm.masked_fill(is_zero, 1.0).masked_fill(norm == math.inf, math.nan)
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Return directions x / |x| of rows of any length; a zero row (or a subnormal one) stays."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    if not is_traced() and (x.numel() == 0 or are_ordinary(norm)):
-        return x / norm
-    # A direction does not depend on the row's scale, so autograd may treat the scale as a constant.
-    x = x / largest_entries(x.detach())
-    zero = (x.abs() < torch.finfo(x.dtype).tiny).all(-1, keepdim=True)
-    # The norm has no second derivative at zero: compute it at ones there, then replace it by 1.
-    norm = torch.linalg.vector_norm(x.masked_fill(zero, 1.0), dim=-1, keepdim=True)
-    return x / norm.masked_fill(zero, 1.0)
-
-
-def largest_entries(x: Tensor) -> Tensor:
-    """Return max |xᵢ| of each row, (…, 1), to divide by; 1 for a row of zeros."""
-    top = x.abs().amax(-1, keepdim=True)
-    return torch.where(top < torch.finfo(x.dtype).tiny, 1.0, top)
+    """Return directions x / |x|; a zero row stays, and one whose norm overflows gives NaN."""
+    return x / lengths(x)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return |xᵢ − yⱼ|² for all pairs, (…, N, D) × (…, M, D) → (…, N, M), never below zero.
 
-    Expanded as |x|² + |y|² − 2 x·y: one matrix product, with the rounding error of a
-    difference of squares. Gradients are finite everywhere, also at x = y.
+    Expanded as |x|² + |y|² − 2 x·y: one matrix product. The difference of squares cancels where
+    points lie close together and far from zero, as the embeddings of a fresh network do, so both
+    are moved by the mean of y first. Gradients are finite everywhere, also at x = y.
     """
+    center = y.detach().mean(-2, keepdim=True)
+    x, y = x - center, y - center
     x2 = x.square().sum(-1, keepdim=True)  # (…, N, 1)
     y2 = y.square().sum(-1).unsqueeze(-2)  # (…, 1, M)
     return (x2 + y2 - 2 * x @ y.transpose(-1, -2)).clamp_min(0)
+
+
+def unit_squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """Return |x̂ − ŷ|² = 2 − 2 cos for all pairs of directions, (N, D) × (M, D) → (N, M).
+
+    A zero vector has the cosine 0 with everything, so it is at 2, as in losses made of cosines.
+    """
+    x, y = normalize(x), normalize(y)
+    absent = [(v.detach() == 0).all(-1).to(v.dtype) for v in (x, y)]
+    return squared_distances(x, y) + absent[0][:, None] + absent[1]
 
 
 def exact_squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -77,6 +70,10 @@ def exact_squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
     """Return |xᵢ − yⱼ| for all pairs, with gradient zero (not NaN) where points coincide."""
-    d2 = squared_distances(x, y)
-    coincide = d2 == 0  # False for NaN, which passes through
-    return d2.masked_fill(coincide, 1.0).sqrt().masked_fill(coincide, 0.0)
+    return root(squared_distances(x, y))
+
+
+def root(squared: Tensor) -> Tensor:
+    """Return √d², with gradient zero (not NaN) at zero."""
+    coincide = squared == 0  # False for NaN, which passes through
+    return squared.masked_fill(coincide, 1.0).sqrt().masked_fill(coincide, 0.0)

@@ -21,20 +21,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": {"errors", "geometry"},
     "files": {"errors", "distributed"},
     "cache": {"files"},
-    "proxies": {"geometry"},
+    "proxies": {"distributed", "geometry"},
     "losses": {"geometry", "distributed", "proxies"},
     "evaluate": {"geometry", "progress"},
+    "ranking": {"geometry", "progress", "evaluate"},
     "data": BASE,
-    "hub": BASE,
-    "model": BASE | {"data", "hub"},  # the encoder and the kept features read collections
+    "model": BASE | {"data"},  # the encoder and the cached features read collections
     "run": BASE,
-    "report": BASE | {"data", "model", "evaluate", "run", "losses", "proxies"},
-    "search": BASE | {"data", "model", "evaluate", "run", "report"},
-    "training": BASE | {"data", "model", "proxies", "losses", "evaluate", "run", "report"},
+    "report": BASE | {"data", "model", "evaluate", "ranking", "run", "losses", "proxies"},
+    "search": BASE | {"data", "model", "evaluate", "ranking", "run", "report"},
+    "training": BASE
+    | {"data", "model", "proxies", "losses", "evaluate", "ranking", "run", "report"},
 }
 MAY_IMPORT["estimator"] = MAY_IMPORT["training"] | {"training"}
 MAY_IMPORT["paper"] = MAY_IMPORT["estimator"]
-MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper", "search", "hub"}
+MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper", "search"}
 MAY_IMPORT["cli"] = {"errors", "distributed", "commands"}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["__init__"] = MAY_IMPORT["commands"] | {"estimator"}

@@ -31,7 +31,7 @@ PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")]) if DOCS.is_dir() else [
 # Commands of ours that are only parsed: what they do is run elsewhere.
 PARSED = {
     "reproduce": "takes a quarter of an hour; tests/paper runs it on small data",
-    "push": "needs the Hub; tests/hub runs it against a stand-in",
+    "push": "needs the Hub; tests/model/test_hub.py runs it against a stand-in",
     "demo": "takes three minutes; it is `nofuss train` on the built-in set",
 }
 ONCE = {"export", "serve"}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import NofussError
 from nofuss.files import LOCK, OWNER, _owner, locked
 from tests.test_fuzz import anything, changed, other_tensor, relaxed

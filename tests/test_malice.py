@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import DataError, RunError, UsageError
+from nofuss.model.backbones import fill, read_weights
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
-from nofuss.model.tensors import fill, read_tensors
 from nofuss.search import Index
 from nofuss.search.lessons import MAP, Step
 from nofuss.search.stores.url import read_url
@@ -93,9 +93,9 @@ def test_a_compressed_file_of_weights(tmp_path: Path) -> None:
     ):
         for name in stored.namelist():
             packed.writestr(name, stored.read(name))
-    assert read_tensors(tmp_path / "w.pth").keys() == {"w"}
+    assert read_weights(tmp_path / "w.pth").keys() == {"w"}
     with pytest.raises(RunError, match="is compressed"):
-        read_tensors(tmp_path / "small.pth")
+        read_weights(tmp_path / "small.pth")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_weights_that_are_no_plain_tensors(tensor: torch.Tensor, tmp_path: Path)
     torch.save({"weight": tensor}, tmp_path / "w.pth")
     module = torch.nn.Linear(3, 3, bias=False)
     with pytest.raises(RunError, match=r"not a plain tensor|plain tensors"):
-        fill(module, read_tensors(tmp_path / "w.pth"), source=tmp_path / "w.pth")
+        fill(module, read_weights(tmp_path / "w.pth"), source=tmp_path / "w.pth")
 
 
 def test_an_address_that_is_not_utf8_is_not_quoted() -> None:

@@ -14,18 +14,17 @@ import torch
 from safetensors.torch import save, save_file
 
 from nofuss.config import TrainConfig
-from nofuss.data.benchmarks import _check_unpacked
 from nofuss.data.collection import printable, relative
 from nofuss.data.columns import Value
-from nofuss.data.detect import open_data
-from nofuss.data.folder import open_folder
-from nofuss.data.labelling import labelling_of
-from nofuss.data.table import by_number_or_name
+from nofuss.data.open import open_data
+from nofuss.data.readers.benchmarks import _check_unpacked
+from nofuss.data.readers.folder import labelling_of, open_folder
+from nofuss.data.readers.table import by_number_or_name
 from nofuss.errors import DataError, RunError, UsageError
-from nofuss.evaluate.side_by_side import are_class_sums
+from nofuss.evaluate.protocol import are_class_sums
 from nofuss.files import write_by_content, write_json
+from nofuss.model.backbones import read_weights
 from nofuss.model.saved import FORMAT
-from nofuss.model.tensors import read_tensors
 from nofuss.run.choice import Choice
 from nofuss.run.marks import FILE, read_marks
 from nofuss.search import columns
@@ -113,7 +112,7 @@ def test_each_picture_beside_train_and_test_is_looked_at_a_few_times(
         looks[picture] += 1
         return relative(picture, folder)
 
-    monkeypatch.setattr("nofuss.data.folder.relative", counted)
+    monkeypatch.setattr("nofuss.data.readers.folder.relative", counted)
     assert len(open_folder(tmp_path)) == 4
     assert max(looks.values()) < 10  # not once for each of the folders
 
@@ -238,7 +237,7 @@ def test_weights_in_an_archive_on_several_disks(tmp_path: Path) -> None:
     locator = b"PK\x06\x07" + struct.pack("<LQL", 0, 0, 2)
     (tmp_path / "w.pth").write_bytes(bytes(100) + locator + b"PK\x05\x06" + bytes(18))
     with pytest.raises(RunError, match="copy or download it again"):
-        read_tensors(tmp_path / "w.pth")
+        read_weights(tmp_path / "w.pth")
 
 
 def test_a_pattern_of_brackets_is_one_line(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from nofuss.config import Preprocessing
 from nofuss.data.decode import decode, resized
-from nofuss.data.detect import open_data
 from nofuss.data.items import read_item
+from nofuss.data.open import open_data
 from torture.bombs import saved
 from torture.fuzz import Target
 

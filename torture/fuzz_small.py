@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 from nofuss.data.columns import Column
 from nofuss.data.corrections import corrected
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import DataError, NofussError
 from nofuss.files import OWNER, _owner, locked
-from nofuss.hub.address import parse_address, parse_repository
-from nofuss.model.tensors import fill, read_tensors
+from nofuss.model.backbones import fill, read_weights
+from nofuss.model.hub import parse_address, parse_repository
 from nofuss.run.marks import read_marks
 from nofuss.search.columns import ColumnTable
 from nofuss.search.sent import Sent
@@ -83,7 +83,7 @@ def weights(home: Path) -> Target:
     def read(content: bytes) -> None:
         file = home / ("w.safetensors" if content[8:9] == b"{" else "w.pth")
         file.write_bytes(content)
-        fill(module, read_tensors(file), source=file)
+        fill(module, read_weights(file), source=file)
 
     words = (b"cos\nsystem\n", b"ctorch\ntensor\n", b"F64", b"[3,4]", b"R", b"\x94", b"data.pkl")
     return Target(seeds, read, words)

@@ -303,7 +303,7 @@ EXTENDED = ("mrr", "map", "precision@", "class_mean_")
 def score_table(title: str, scores: Mapping[str, Any], method: str) -> None:
     """Print scores and their baselines, a column per method, in percent; then intervals, gains."""
     # here, since it loads torch
-    from nofuss.evaluate.side_by_side import compared, describe_gain, within_folds
+    from nofuss.evaluate.protocol import compared, describe_gain, within_folds
 
     columns = {method: scores}
     if reranked := scores.get("reranked"):

@@ -52,13 +52,12 @@ def _show_a_search(run: Path, *, seed: int) -> None:
     """Print the neighbours of a few characters that training has not seen."""
     import numpy as np
 
-    from nofuss.data.detect import open_data
+    from nofuss.data.open import open_data
     from nofuss.run.embeddings import load_embeddings
     from nofuss.search import Index
 
     kept, characters = load_embeddings(run), open_data(None)
     assert kept is not None
-    assert characters.labels is not None
     labels = [characters.class_names[i] for i in characters.labels[kept.test_rows]]
     index = Index.build(kept.test, names=[str(i) for i in range(len(labels))], labels=labels)
     queries = np.random.default_rng(seed).choice(len(labels), 5, replace=False)

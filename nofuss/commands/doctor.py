@@ -39,7 +39,7 @@ def main(
         label_pattern: A regular expression that finds the class in a path, as for `nofuss train`.
         json: Print everything that was found as JSON.
     """
-    from nofuss.data.labelling import labelling_of  # here, so that --help does not load torch
+    from nofuss.data.readers.folder import labelling_of  # here, so that --help does not load torch
     from nofuss.report.diagnosis import diagnose_data
 
     labelling = labelling_of(TrainConfig(class_level=class_level, label_pattern=label_pattern))

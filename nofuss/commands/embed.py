@@ -40,11 +40,13 @@ def main(
         raise UsageError(f"{out} exists and is never overwritten; give another --out")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    from nofuss.data.labelling import labelling_of  # all here, so that --help does not load torch
-    from nofuss.data.usable import open_any, open_usable
+    from nofuss.data.open import open_any, open_usable
+    from nofuss.data.readers.folder import (
+        labelling_of,  # all here, so that --help does not load torch
+    )
     from nofuss.distributed import processes
-    from nofuss.hub.address import is_address
     from nofuss.model.encoder import load
+    from nofuss.model.hub import is_address
     from nofuss.run.directory import Run
 
     # A model of the Hub has no data of its own to say how labels are found.
@@ -67,7 +69,7 @@ def _write(out: Path, vectors: "Tensor", collection: "Collection") -> None:
     from nofuss.files import write_file
 
     arrays: dict[str, Any] = {"vectors": vectors.numpy()}
-    if collection.labels is not None:
+    if collection.is_labelled:
         arrays["labels"] = collection.labels
     words = {"names": collection.names, "classes": collection.class_names}
     if out.suffix == ".npz":

@@ -1,12 +1,32 @@
 """`nofuss evaluate`: score a run on its test classes, on other data, or in a gallery."""
 
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, RunPath, console
-from nofuss.errors import UsageError
+from nofuss.errors import DataError, RunError, UsageError
+from nofuss.progress import Progress, silent
+
+if TYPE_CHECKING:  # functions import what they need, so that --help does not load torch
+    from torch import Tensor
+
+    from nofuss.data.collection import Collection
+    from nofuss.data.open import TrainingData
+    from nofuss.data.split import Rows
+    from nofuss.model.encoder import Encoder
+    from nofuss.run.directory import Run
+    from nofuss.training.scoring import Queries
+
+log = logging.getLogger("nofuss")
+SHOWN = 5e-5
+"""Scores that differ by less are printed alike: half of a hundredth of a percent."""
 
 
 def main(
@@ -28,7 +48,8 @@ def main(
 
     Triplets and pairs without labels are scored by the fraction in the right order.
     Without DATA the run keeps the scores of its test classes: scores.json, report.html and
-    README.md are written again. A run that was scored by folds shows the scores that it has.
+    README.md are written again. A run that was scored by folds, or whose data have changed, shows
+    the scores that it has.
 
     Args:
         run: A run directory of `nofuss train`.
@@ -37,7 +58,7 @@ def main(
         k: The K of Recall@K; on the run's own test classes 1, 2, 4 and 8 are added.
         extended: Also print MAP over all ranks, MRR, precision@K, and all scores averaged by class.
         rerank: auto also scores re-ranked results, if the run's folds gained by it.
-        seed: Seed for k-means and the bootstrap.
+        seed: Seed for k-means.
         json: Print the scores as JSON instead of a table.
         device: Where to compute, as for `nofuss train`.
     """
@@ -45,22 +66,15 @@ def main(
         raise UsageError("--gallery needs the queries: nofuss evaluate RUN QUERIES --gallery DIR")
     if not k or min(k) < 1:
         raise UsageError(f"--k is {' '.join(map(str, k))}; expected whole numbers from 1 up")
-    from nofuss.report import foreign  # all here, so that --help does not load torch
-    from nofuss.report.evaluation import score_run
+    from nofuss.report import foreign
     from nofuss.run.directory import Run
 
+    how = Asked(sorted(k), extended, rerank, seed)
     with Run.open(run, write=data is None) as opened:  # the scores are written into the run
-        found = score_run(
-            opened,
-            data,
-            gallery=gallery,
-            ks=sorted(k),
-            extended=extended,
-            rerank=rerank,
-            seed=seed,
-            device=device,
-            progress=console.progress,
-        )
+        if data is None:
+            found = score_test_classes(opened, how, device=device, progress=console.progress)
+        else:
+            found = score_data(opened, data, gallery, how, device=device, progress=console.progress)
     if found is None:  # another process has the scores
         return
     if json:
@@ -70,3 +84,369 @@ def main(
         console.score_table(found.title, found.scores, found.method)
     if found.report is not None:
         console.say(f"report: {found.report}")
+
+
+class Asked(NamedTuple):
+    """What is to be scored, and how."""
+
+    ks: list[int]
+    extended: bool = False
+    rerank: str = "auto"
+    seed: int = 0
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is what training writes."""
+        return self == Asked([1, 2, 4, 8])
+
+
+class Scored(NamedTuple):
+    """Scores as scores.json holds them, and what they are of."""
+
+    title: str
+    method: str
+    scores: dict[str, Any]
+    report: Path | None = None
+    """The report that was written again."""
+
+
+# The run's own test classes
+
+
+def score_test_classes(
+    run: Run, how: Asked, *, device: str, progress: Progress = silent
+) -> Scored | None:
+    """Score a run on its test classes, and keep the scores; the caller holds the run's lock.
+
+    Of several processes the first returns the scores.
+    """
+    from nofuss.data.open import open_training_data
+    from nofuss.data.split import split_of
+    from nofuss.data.triplets import held_out
+    from nofuss.distributed import processes
+    from nofuss.model.encoder import load
+    from nofuss.run.directory import check_same_data
+    from nofuss.training.scoring import among_themselves, score_order
+
+    encoder = load(run.path, device=device)
+    with processes.in_turn():
+        own = open_training_data(
+            run.own_data, run.config, corrections=run.corrections, progress=progress
+        )
+    processes.check_same("data", own.collection.fingerprint)
+    try:
+        cure = "restore them, or give DATA to score the run on other data"
+        check_same_data(run.path, own.fingerprint, cure=cure)
+    except RunError as error:
+        if not how.is_usual:
+            raise
+        if not processes.leave():
+            return None
+        log.warning(f"{error}; shown are the scores that it has")
+        return _stored(run, otherwise=str(error))
+    split, whole = split_of(own, run.config), own.collection
+    if split.by_folds:
+        if not how.is_usual:
+            raise UsageError(
+                f"{run.path} was trained on all of its classes, and its scores are those of the "
+                "folds; --k, --extended, --rerank and --seed need DATA that it has not seen"
+            )
+        if not processes.leave():
+            return None
+        log.info("the run was trained on all classes; each fold was scored by a model without it")
+        return _stored(
+            run,
+            otherwise=f"{run.path} has no scores: its classes were too few; give DATA to score it "
+            "on",
+        )
+    if not len(split.test):
+        raise DataError(f"{run.path} kept no classes for testing; give DATA to score it on")
+    test = whole.subset(split.test)
+    compared = held_out(own.comparisons, split.test, len(whole))
+    has_classes = test.has_classes
+    if compared is not None and not has_classes:
+        test = replace(whole.subset(compared.rows), comparisons=compared.comparisons)
+    log.info(test.describe())
+    if compared is None or has_classes:
+        _check_scorable(test)
+    vectors = encoder.embed_collection(test, progress=progress)
+    others = vectors
+    if compared is not None and has_classes:
+        others = encoder.embed_collection(whole.subset(compared.rows), progress=progress)
+    if not processes.leave():  # scores need one process; the others are done
+        return None
+    content: dict[str, Any] = {}
+    if has_classes:
+        how = how._replace(ks=sorted({*how.ks, 1, 2, 4, 8}))  # scores.json always has the usual
+        content = _score(run, encoder, among_themselves(vectors, test), how, progress)[0]
+    if compared is not None:
+        order = score_order(compared, others).as_dict()
+        content |= _beside_labels(order) if has_classes else order
+        if not has_classes:
+            import numpy as np
+
+            vectors = vectors[np.isin(compared.rows, split.test)]
+    before = _stored_scores(run)
+    run.write("scores.json", content | still_true(before, content))
+    return _write_again(run, test.name, content, own, vectors, split.test, progress)
+
+
+def _write_again(
+    run: Run,
+    name: str,
+    scores: dict[str, Any],
+    data: TrainingData,
+    vectors: Tensor,
+    test: Rows,
+    progress: Progress,
+) -> Scored:
+    """Write the card, the embeddings of the test items and the report into the run."""
+    from nofuss.report import write_report
+    from nofuss.report.card import write_card
+    from nofuss.run.embeddings import load_embeddings, without_sample
+
+    write_card(run)
+    kept = load_embeddings(run.path) or without_sample(data.fingerprint, vectors.shape[1])
+    kept = replace(kept, test=vectors.numpy(), test_rows=test)
+    kept.save(run.path)
+    report = write_report(run.path, data.collection, kept, progress=progress)
+    return Scored(f"{run.path} on {name}", _method(run), scores, report)
+
+
+def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
+    """Return what earlier scores of the run say beyond its own: baselines, method and gain.
+
+    Baselines are of the same queries, whatever the model. The gain over one of them is left out
+    where it is no longer the difference of the scores, as after the model was replaced.
+    """
+    same = all(before.get(name) == scores.get(name) for name in ("protocol", "queries"))
+    also = ("baselines",) if same else ()
+    kept: dict[str, Any] = {name: before[name] for name in ("method", *also) if name in before}
+    if "baselines" not in kept:
+        return kept
+    try:
+        gain = before["gain"]
+        baseline = before["baselines"][gain["over"]]
+        names = [name for name in ("recall@1", "map@r", "ordered") if name in gain]
+        gaps = [scores[n] - baseline[n] - gain[n][0] for n in names]
+    except (KeyError, TypeError, IndexError):  # no gain, or a file that training did not write
+        return kept
+    return kept | ({"gain": gain} if max(map(abs, gaps), default=SHOWN) < SHOWN else {})
+
+
+def _stored(run: Run, *, otherwise: str) -> Scored:
+    """Return the scores that a run has; RunError where it has none."""
+    from nofuss.report import foreign
+
+    with foreign(run.path):
+        scores = _stored_scores(run)
+        if "recall@1" not in scores and "ordered" not in scores:
+            raise DataError(otherwise)
+        return Scored(str(run.path), str(scores.get("method", "this run")), scores)
+
+
+def _stored_scores(run: Run) -> dict[str, Any]:
+    from nofuss.report import read_optional_json
+
+    return read_optional_json(run.path / "scores.json")
+
+
+def _method(run: Run) -> str:
+    return str(_stored_scores(run).get("method", run.config.loss))
+
+
+# Other data
+
+
+def score_data(
+    run: Run,
+    data: Path,
+    gallery: Path | None,
+    how: Asked,
+    *,
+    device: str,
+    progress: Progress = silent,
+) -> Scored | None:
+    """Score a run on other data, beside features that nothing was learned for; write nothing."""
+    import numpy as np
+
+    from nofuss.data.open import open_usable
+    from nofuss.data.readers.folder import labelling_of
+    from nofuss.data.triplets import held_out
+    from nofuss.distributed import processes
+    from nofuss.evaluate.protocol import gain_over
+    from nofuss.model.encoder import load
+    from nofuss.training.scoring import among_themselves, score_orders
+
+    encoder, labelling = load(run.path, device=device), labelling_of(run.config)
+
+    def opened(source: Path, what: str) -> Collection:
+        with processes.in_turn():
+            found, _ = open_usable(source, labelling=labelling, progress=progress)
+        processes.check_same(what, found.fingerprint)
+        return found
+
+    collection = opened(data, "data")
+    searched = None if gallery is None else opened(gallery, "gallery")
+    compared = None
+    if not collection.has_classes and searched is None:
+        everything = np.arange(len(collection))
+        compared = held_out(collection.comparisons, everything, len(collection))
+    if compared is None and searched is None:
+        _check_scorable(collection)
+    if collection.has_classes:
+        warn_of_known(encoder, collection)
+    place = None if searched is None else _matched(collection, searched, same=data == gallery)
+
+    def embed(by: Callable[[Collection], Tensor]) -> Queries:
+        vectors = by(collection)
+        if searched is None or place is None:
+            return among_themselves(vectors, collection)
+        items = vectors if data == gallery else by(searched)
+        return place._replace(embeddings=vectors, options=place.options | {"gallery": items})
+
+    columns: dict[str, Any] = {
+        "": lambda items: encoder.embed_collection(items, progress=progress)
+    } | _untrained(run, encoder, collection, progress)
+    if compared is not None:
+        found = {name: by(collection) for name, by in columns.items()}
+        if not processes.leave():
+            return None
+        return Scored(
+            f"{run.path} on {collection.name}", _method(run), score_orders(compared, found)
+        )
+    tasks = {name: embed(by) for name, by in columns.items()}
+    if not processes.leave():
+        return None
+    (ours, queries), *others = (
+        _score(run, encoder if not name else None, task, how, progress)
+        for name, task in tasks.items()
+    )
+    names = [*tasks][1:]
+    ours["baselines"] = {name: scores for name, (scores, _) in zip(names, others, strict=True)}
+    if others:
+        ours["gain"] = gain_over(names[0], [queries], [others[0][1]])
+    return Scored(f"{run.path} on {collection.name}", _method(run), ours)
+
+
+def _untrained(
+    run: Run, encoder: Encoder, collection: Collection, progress: Progress
+) -> dict[str, Callable[[Collection], Tensor]]:
+    """Return by name how items are embedded without training: features as they are, or pixels."""
+    import numpy as np
+    import torch
+
+    from nofuss.model.features import backbone_features
+    from nofuss.training.job import build_model
+
+    if run.config.preset in ("frozen", "vectors"):
+        width = encoder.embedder.backbone.features
+        return {
+            f"untrained features, {width}-d": lambda items: encoder.features(
+                items, progress=progress
+            )
+        }
+    if run.config.preset == "finetune":
+        start = build_model(run.config, collection)
+        return {
+            f"untrained features, {start.backbone.features}-d": lambda items: backbone_features(
+                start, items, progress=progress
+            )
+        }
+    if collection.kind == "images":
+        return {
+            "raw pixels": lambda items: torch.from_numpy(
+                np.asarray(items.array).reshape(len(items), -1)
+            ).float()
+        }
+    return {}
+
+
+def _matched(collection: Collection, gallery: Collection, *, same: bool) -> Queries:
+    """Match queries with another collection by names of classes and files."""
+    import numpy as np
+    import torch
+
+    from nofuss.training.scoring import Queries, check_shared, names_of
+
+    labels, others = names_of(collection), names_of(gallery)
+    check_shared(labels, others)
+    rows = np.arange(len(labels)) if same else _rows_in(collection, gallery)
+    relabelled = np.flatnonzero((rows >= 0) & (others[rows] != labels))
+    if len(relabelled):
+        i = relabelled[0]
+        raise DataError(
+            f"{collection.names[i]} is {labels[i]} as a query and {others[rows[i]]} in the "
+            "gallery; give it the same class in both"
+        )
+    if missing := sorted({*labels.tolist()} - {*others.tolist()}):
+        number = int(np.isin(labels, missing).sum())
+        log.warning(
+            f"{number:,} of {len(labels):,} queries are left out: the gallery has no item of their "
+            f"classes ({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''})"
+        )
+    return Queries(torch.empty(0), labels, {"gallery_labels": others, "query_rows": rows})
+
+
+def _rows_in(collection: Collection, gallery: Collection) -> Rows:
+    """Return the row of each item in the gallery, −1 where its file is not in it."""
+    import numpy as np
+
+    if not collection.paths or not gallery.paths:
+        return np.full(len(collection), -1)
+    place = {Path(path).resolve(): i for i, path in enumerate(gallery.paths)}
+    return np.array([place.get(Path(path).resolve(), -1) for path in collection.paths])
+
+
+def warn_of_known(encoder: Encoder, data: Collection) -> None:
+    """Warn if a model has learned from classes of these names: they tell little of unseen ones."""
+    if known := len({*encoder.class_names} & {*data.class_names}):
+        which = f"{known:,} of {data.num_classes:,} classes, by their names"
+        log.warning(
+            f"{encoder.source} has learned from {which}; these scores are not of unseen ones"
+        )
+
+
+# Both
+
+
+def _check_scorable(collection: Collection) -> None:
+    from nofuss.evaluate.protocol import scorable
+
+    if not (collection.has_classes and scorable(collection.labels)):
+        raise DataError(
+            f"{collection.name} can't be scored: it needs two classes, one of them with two items"
+        )
+
+
+def _score(
+    run: Run, encoder: Encoder | None, queries: Queries, how: Asked, progress: Progress
+) -> tuple[dict[str, Any], Any]:
+    """Return the scores of some queries, and those of each; re-ranked too if the run does so.
+
+    encoder: says whether it re-ranks; None for embeddings that are not the run's.
+    """
+    from nofuss.evaluate.protocol import evaluate
+    from nofuss.ranking.rerank import Rerank, reranked_scores, summary
+    from nofuss.report import foreign
+
+    x, labels, options = queries
+    scores = evaluate(
+        x, labels, ks=how.ks, seed=how.seed, extended=how.extended, progress=progress, **options
+    )
+    content, stored = scores.as_dict(), encoder and encoder.extra.get("rerank")
+    if how.rerank == "auto" and stored:
+        with foreign(run.path):
+            weighting = Rerank.from_dict(stored).weighting
+        if weighting is not None:
+            given = options.get("gallery"), options.get("gallery_labels"), options.get("query_rows")
+            plain, after = reranked_scores(x, labels, (None, weighting), *given, progress=progress)
+            content["reranked"] = summary(after, plain)
+    return content, scores.per_query
+
+
+def _beside_labels(order: dict[str, Any]) -> dict[str, Any]:
+    """Return what the scores of triplets or pairs add to those of labels."""
+    from nofuss.evaluate.triplet_accuracy import extra_of
+
+    return extra_of(order)

@@ -1,13 +1,28 @@
 """`nofuss export`: write the model as an ONNX file, checked against the original."""
 
+import logging
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from nofuss.commands import RunPath, console
-from nofuss.errors import TrainingError, UsageError
+from nofuss.errors import NofussError, TrainingError, UsageError
 from nofuss.progress import working
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nofuss.config import TrainConfig
+    from nofuss.model.encoder import Encoder
+
+log = logging.getLogger("nofuss")
+
+CHECKED = 16
+"""Number of inputs that both runtimes are compared on."""
+LARGEST_DIFFERENCE = 1e-3
+"""Largest accepted difference of an entry of unit embeddings; a correct export stays far below."""
 
 
 def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx")]) -> None:
@@ -17,31 +32,64 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
         run: A run directory of `nofuss train`.
         onnx: The file to write; never overwritten. Needs pip install 'nofuss[onnx]'.
     """
-    from nofuss.data.labelling import labelling_of  # all here, so that --help does not load torch
-    from nofuss.files import write_file
-    from nofuss.model import export
+    from nofuss.files import write_file  # all here, so that --help does not load torch
     from nofuss.model.encoder import load
+    from nofuss.model.onnx import export_model, largest_difference, onnx_packages
     from nofuss.run.directory import Run
 
     if onnx.suffix != ".onnx":
         raise UsageError(f"--onnx {onnx} does not end in .onnx; give a name that does")
     if onnx.exists():
         raise UsageError(f"{onnx} exists and is never overwritten; give another name")
-    exporter, runtime = export.onnx_packages()
-    config = Run.open(run).config
-    encoder = load(run, device="cpu")
-    inputs, what = export.real_inputs(encoder, config.data, labelling_of(config))
+    onnx_packages()
+    config, encoder = Run.open(run).config, load(run, device="cpu")
+    inputs, what = _inputs(encoder, config)
     onnx.parent.mkdir(parents=True, exist_ok=True)
-    content = export.to_onnx(encoder, inputs, exporter, progress=console.progress)
+    names, extra = encoder.class_names, encoder.extra
+    with working(console.progress, "exporting the network"):
+        content = export_model(encoder.embedder, inputs, class_names=names, extra=extra)
     with working(console.progress, "comparing with torch"):
-        difference = export.largest_difference(encoder, inputs, content, runtime)
-    if not difference <= export.LARGEST_DIFFERENCE:
+        difference = largest_difference(encoder.embedder, inputs, content)
+    if not difference <= LARGEST_DIFFERENCE:
         raise TrainingError(
             f"the exported model differs from the original by {difference:.2g}, expected at most "
-            f"{export.LARGEST_DIFFERENCE:g}; nothing was written; please report this"
+            f"{LARGEST_DIFFERENCE:g}; nothing was written; please report this"
         )
     write_file(onnx, content)
     console.say(
         f"{onnx}: {onnx.stat().st_size / 1e6:.1f} MB, the largest difference from torch on "
         f"{len(inputs)} {what} is {difference:.1e}"
     )
+
+
+def _inputs(encoder: "Encoder", config: "TrainConfig") -> tuple["Tensor", str]:
+    """Return a few items of the run's data as model inputs; noise if the data are not readable."""
+    import numpy as np
+    import torch
+
+    from nofuss.data.decode import PictureError, decode_resized
+    from nofuss.data.open import open_data
+    from nofuss.data.readers.folder import labelling_of
+    from nofuss.data.transforms import fitted, test_views
+
+    p = encoder.preprocessing
+    try:
+        collection = open_data(config.data, labelling=labelling_of(config))
+        rows = np.linspace(0, len(collection) - 1, min(CHECKED, len(collection))).astype(int)
+        if p is None:
+            assert collection.array is not None
+            return torch.from_numpy(np.asarray(collection.array)[rows]), "of the run's own vectors"
+        pictures = []
+        if collection.array is not None:
+            pictures = list(fitted(np.asarray(collection.array)[rows], p))
+        for i in rows if collection.array is None else ():
+            with suppress(PictureError):
+                pictures.append(decode_resized(collection.paths[i], p))
+        if pictures:
+            return test_views(pictures, p), "of the run's own pictures"
+    except NofussError as error:
+        log.warning(f"the run's data can't be read ({error}); comparing on noise instead")
+    channels = encoder.embedder.backbone.channels
+    shape = (channels,) if p is None else (channels, p.size, p.size)
+    noise = torch.randn(CHECKED, *shape, generator=torch.Generator().manual_seed(0))
+    return noise, "inputs of noise"

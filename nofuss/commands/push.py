@@ -28,9 +28,7 @@ def main(
         message: The message of the commit.
     """
     from nofuss.files import json_bytes  # all here, so that --help is quick
-    from nofuss.hub.address import parse_repository
-    from nofuss.hub.download import FOLDER
-    from nofuss.hub.upload import upload
+    from nofuss.model.hub import FOLDER, parse_repository, upload
     from nofuss.model.saved import load_model, model_files
     from nofuss.report import read_optional_json
     from nofuss.report.hub_card import hub_card, public_config

@@ -31,13 +31,13 @@ def main(
             or the word han: 22,634 characters, which products also takes without --data.
         budget: minutes trains a head on fixed features, or a small convnet on characters;
             hours fine-tunes; paper uses the paper's setting.
-        out: For report.html, results.json and finished trainings, which are not run again. Several
-            commands may have the same one: they share the trainings that are left.
+        out: For report.html, results.json and finished trainings, which are not run again. One
+            command at a time works there.
         seeds: Number of trainings of each method, a seed each.
         weights: With --budget paper: a public BN-Inception file to start from, as the paper did.
         device: Where to compute, as for `nofuss train`.
     """
-    from nofuss.paper.reproduce import reproduce  # here, so that --help does not load torch
+    from nofuss.paper.runner import reproduce  # here, so that --help does not load torch
 
     reproduce(
         names,

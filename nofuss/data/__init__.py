@@ -1,6 +1,6 @@
 """Data: from whatever the user has to batches of inputs and labels.
 
-detect → folder | table | triplets | arrays | readers/shards | benchmarks | glyphs → Collection
+open → readers/ (folder | table | arrays | shards | benchmarks | glyphs | han) → Collection
 Collection → scan (what can't be used) → split
 sampling (which items) → loader (decode, transforms) → Batch(inputs, labels, indices)
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nofuss.data.columns import Column
 from nofuss.data.items import file_of
+from nofuss.data.triplets import NO_LABEL, Comparisons
 from nofuss.errors import DataError, visible
 from nofuss.files import Bytes, array_bytes, digest
 
@@ -67,31 +68,31 @@ class Collection:
     array: NDArray[Any] | None = None
     dataset: Any = None
     """A torch Dataset of (input, label) pairs, see `from_dataset`."""
-    labels: Labels | None = None
-    """(N,) of 0…C−1 without gaps."""
+    labels: Labels = field(default=None)  # type: ignore[arg-type]  # left out: no item has one
+    """(N,) of 0…C−1 without gaps, −1 for an item without a label."""
     class_names: tuple[str, ...] = ()
     split: NDArray[np.str_] | None = None
     """(N,) of "train" and "test", if the data have a split; test items may be "query" and
     "gallery"."""
-    triplets: NDArray[np.int64] | None = None
-    """(T, 3) of anchor, positive and negative, as indices of items."""
+    comparisons: Comparisons | None = None
+    """What is known of items beside or instead of labels."""
     columns: Mapping[str, Column] = field(default_factory=dict)
     """Further columns of a table; training does not see them."""
-    pairs: NDArray[np.int64] | None = None
-    """(M, 3) of two items and 1 if they are alike, else 0."""
     by_links: bool = False
-    """Whether labels number groups of linked items instead of classes, see `links.py`."""
+    """Whether labels number groups of linked items instead of classes, see `triplets.py`."""
     notes: tuple[str, ...] = ()
     """What was left out or corrected while reading, for the user."""
-    passed_over: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     """Name and reason of each file that is not used."""
 
     def __post_init__(self) -> None:
+        if self.labels is None:
+            object.__setattr__(self, "labels", np.full(len(self), NO_LABEL, dtype=np.int64))
         for values in (self.labels, self.split):
             assert values is None or values.shape == (len(self),)
-        if self.labels is not None:
-            assert self.labels.dtype == np.int64
-            assert not len(self) or self.labels.max() < len(self.class_names)
+        assert self.labels.dtype == np.int64
+        if len(self):
+            assert NO_LABEL <= self.labels.min() <= self.labels.max() < len(self.class_names)
 
     def __len__(self) -> int:
         if self.kind == "pictures":
@@ -102,6 +103,21 @@ class Collection:
     def num_classes(self) -> int:
         """The number of classes; 0 without labels."""
         return len(self.class_names)
+
+    @cached_property
+    def is_labelled(self) -> bool:
+        """Whether any item has a label: a class, or a group of linked items."""
+        return bool(len(self)) and int(self.labels.max()) != NO_LABEL
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether labels are classes: items of two groups may belong to one."""
+        return self.is_labelled and not self.by_links
+
+    def known_labels(self) -> Labels:
+        """Return the labels for training or scoring, where every item needs one."""
+        assert NO_LABEL not in self.labels, "numpy would take −1 for the last class"
+        return self.labels
 
     @property
     def has_pictures(self) -> bool:
@@ -120,23 +136,24 @@ class Collection:
         items = f"{len(self):,} {'images' if self.kind != 'vectors' else 'vectors'}"
         if self.kind == "vectors" and self.array is not None:
             items += f" of {self.array.shape[1]:,} dimensions"
-        classes = "no labels" if self.labels is None else f"{self.num_classes:,} classes"
-        parts = ["no labels" if self.by_links else classes, items, self.layout]
-        if self.triplets is not None:
-            parts.insert(1, f"{len(self.triplets):,} triplets")
-        if self.pairs is not None:
-            parts.insert(1, f"{len(self.pairs):,} pairs")
-        return ", ".join(parts)
+        parts = [f"{self.num_classes:,} classes" if self.has_classes else "no labels"]
+        if self.comparisons is not None:
+            parts.append(f"{len(self.comparisons):,} {self.comparisons.kind}")
+        unlabelled = int((self.labels == NO_LABEL).sum())
+        beside = f"; {unlabelled:,} without a label" if self.has_classes and unlabelled else ""
+        return ", ".join([*parts, items, self.layout]) + beside
 
     def subset(self, indices: ArrayLike) -> "Collection":
         """Return these items in this order; labels are renumbered without the classes left out.
 
-        Triplets and pairs are kept if all of their items are.
+        Triplets and pairs are kept if all of their items are. Where no item has a label, the names
+        stay: they only count classes then.
         """
         index = np.asarray(indices, dtype=np.int64).reshape(-1)
-        labels, names = None, self.class_names
-        if self.labels is not None:
-            labels, kept = compact_labels(self.labels[index])
+        labels, names = self.labels[index], self.class_names
+        if self.is_labelled:
+            has_label = labels != NO_LABEL
+            labels[has_label], kept = compact_labels(labels[has_label])
             names = tuple(self.class_names[i] for i in kept)
         return replace(
             self,
@@ -146,9 +163,10 @@ class Collection:
             labels=labels,
             class_names=names,
             split=None if self.split is None else self.split[index],
-            triplets=None if self.triplets is None else _reindex(self.triplets, index, len(self)),
+            comparisons=None
+            if self.comparisons is None
+            else self.comparisons.subset(index, len(self)),
             columns={name: column.subset(index) for name, column in self.columns.items()},
-            pairs=None if self.pairs is None else _reindex_pairs(self.pairs, index, len(self)),
         )
 
     def fingerprint(self) -> str:
@@ -171,10 +189,11 @@ class Collection:
         else:
             yield str(len(self)).encode()
         yield "\0".join(self.class_names).encode("utf-8", "backslashreplace")
-        for values in (self.labels, self.split, self.triplets):
-            yield b"\0" if values is None else np.ascontiguousarray(values).tobytes()
-        if self.pairs is not None:
-            yield np.ascontiguousarray(self.pairs).tobytes()
+        yield np.ascontiguousarray(self.labels).tobytes() if self.is_labelled else b"\0"
+        yield b"\0" if self.split is None else np.ascontiguousarray(self.split).tobytes()
+        if self.comparisons is not None:
+            yield self.comparisons.kind.encode()
+            yield np.ascontiguousarray(self.comparisons.rows).tobytes()
 
 
 class Subset:
@@ -250,21 +269,3 @@ def _size(path: Path) -> int:
         return file_of(path).stat().st_size
     except OSError:
         return -1
-
-
-def _reindex(triplets: NDArray[np.int64], index: Labels, count: int) -> NDArray[np.int64]:
-    """Return triplets as positions in `index`; those with an item left out are dropped."""
-    moved = _positions(index, count)[triplets]
-    return moved[(moved >= 0).all(axis=1)]
-
-
-def _reindex_pairs(pairs: NDArray[np.int64], index: Labels, count: int) -> NDArray[np.int64]:
-    moved = np.column_stack([_positions(index, count)[pairs[:, :2]], pairs[:, 2]])
-    return moved[(moved >= 0).all(axis=1)]
-
-
-def _positions(index: Labels, count: int) -> Labels:
-    """Return where each of `count` items is in `index`, −1 where it is not."""
-    position = np.full(count, -1, dtype=np.int64)
-    position[index] = np.arange(len(index))
-    return position

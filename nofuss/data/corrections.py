@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nofuss.data.collection import Collection, first_five, printable, relative
-from nofuss.data.table import read_rows
+from nofuss.data.readers.table import read_rows
 from nofuss.errors import DataError
 from nofuss.files import csv_cell, csv_text, write_file
 
@@ -52,7 +52,7 @@ def write_corrections(file: Path, corrections: Sequence[Correction]) -> None:
 
 def corrected(collection: Collection, file: Path) -> Collection:
     """Return the collection with the labels of a CSV; count what does not fit, and refuse typos."""
-    if collection.labels is None:
+    if not collection.has_classes:
         raise DataError(f"{collection.name} has no labels, so {file.name} can't correct any")
     codes = {name: code for code, name in enumerate(collection.class_names)}
     labels, rows = collection.labels.copy(), _rows(collection)

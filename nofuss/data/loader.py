@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.data.decode import decode_resized, in_mode, resized
+from nofuss.data.decode import PictureError, decode_resized, in_mode, resized
 from nofuss.data.transforms import draws, fitted, test_views, train_views
 
 Indices = NDArray[np.int64]
@@ -45,16 +45,17 @@ def batches(
     train: bool,
     seed: int = 0,
     epoch: int = 0,
+    unreadable: dict[int, str] | None = None,
     num_workers: int = 0,
     pin: bool = False,
 ) -> Iterator[Batch]:
     """Return the batches that a sampler chose; `train` takes random views, else centre crops.
 
-    `preprocessing` is None for vectors. Without labels, every label is −1. pin: put the inputs into
-    pinned memory, from which a GPU copies asynchronously.
+    `preprocessing` is None for vectors. unreadable: is filled with row and reason of each picture
+    that can't be decoded, which is black then; without it the first one is an error. pin: put the
+    inputs into pinned memory, from which a GPU copies asynchronously.
     """
-    labels = np.full(len(collection), -1) if collection.labels is None else collection.labels
-    fetch = _fetcher(collection, preprocessing)
+    fetch = _fetcher(collection, preprocessing, unreadable)
 
     def load(chosen: Indices) -> Batch:
         inputs = fetch(chosen)
@@ -65,7 +66,7 @@ def batches(
             else:
                 inputs = test_views(inputs, preprocessing)
         inputs = inputs.pin_memory() if pin else inputs
-        return Batch(inputs, torch.from_numpy(labels[chosen]), torch.from_numpy(chosen))
+        return Batch(inputs, torch.from_numpy(collection.labels[chosen]), torch.from_numpy(chosen))
 
     if train and collection.kind == "pictures" and len(index_batches) > 1:
         num_workers = max(1, num_workers)
@@ -130,7 +131,9 @@ Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
 
 
 def _fetcher(
-    collection: Collection, preprocessing: Preprocessing | None
+    collection: Collection,
+    preprocessing: Preprocessing | None,
+    unreadable: dict[int, str] | None,
 ) -> Callable[[Indices], Fetched]:
     """Return a function that loads items: as pictures still to be transformed, or as tensors."""
     if collection.kind == "vectors":
@@ -143,7 +146,18 @@ def _fetcher(
         return lambda chosen: fitted(images[chosen], preprocessing)
     if collection.kind == "dataset":
         return lambda chosen: _from_dataset(collection.dataset, chosen, preprocessing)
-    return lambda chosen: [decode_resized(collection.paths[i], preprocessing) for i in chosen]
+
+    def decoded(row: int) -> NDArray[np.uint8]:
+        try:
+            return decode_resized(collection.paths[row], preprocessing)
+        except PictureError as error:
+            if unreadable is None:
+                raise
+            unreadable[row] = str(error)
+            side = preprocessing.resize
+            return np.zeros((side, side, 3)[: 2 if preprocessing.mode == "L" else 3], np.uint8)
+
+    return lambda chosen: [decoded(int(row)) for row in chosen]
 
 
 def _from_dataset(dataset: Any, chosen: Indices, preprocessing: Preprocessing) -> Fetched:

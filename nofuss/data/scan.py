@@ -128,7 +128,7 @@ def _problems(
     ]
     for same in copies:
         first, *others = same
-        if labels is not None and len(set(labels[same])) > 1:
+        if len(set(labels[same])) > 1:
             classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))
             problems += [Problem(i, names[i], CONFLICT, f"labelled {classes}") for i in same]
         else:

@@ -39,6 +39,8 @@ class _Group:
 
 
 _group: _Group | None = None
+_is_alone = False
+"""Whether this process is inside of `alone`."""
 
 
 def under_torchrun() -> bool:
@@ -145,12 +147,12 @@ def leave() -> bool:
 @contextmanager
 def alone() -> Iterator[None]:
     """Let one process work on its own: inside, collectives do nothing."""
-    global _group
-    kept, _group = _group, None
+    global _group, _is_alone
+    (kept, _group), (was_alone, _is_alone) = (_group, None), (_is_alone, True)
     try:
         yield
     finally:
-        _group = kept
+        _group, _is_alone = kept, was_alone
 
 
 @contextmanager
@@ -251,6 +253,25 @@ def gather_rows(own: Tensor, total: int) -> Tensor:
     whole = own.new_empty(total, *own.shape[1:])
     whole[share(total)] = own
     return merge_rows(whole, share(total))
+
+
+def together() -> bool:
+    """Return whether several processes train now: `joined`, or a script's own process group."""
+    is_up = dist.is_available() and dist.is_initialized()
+    return not _is_alone and is_up and dist.get_world_size() > 1
+
+
+def rows_of_all(x: Tensor) -> list[Tensor]:
+    """Return the rows of all processes that are `together`, by rank; each may have its number."""
+    counts = [
+        torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())
+    ]
+    dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
+    padded = x.new_zeros(max(map(int, counts)), *x.shape[1:])
+    padded[: len(x)] = x
+    rows = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(rows, padded)
+    return [each[: int(count)] for each, count in zip(rows, counts, strict=True)]
 
 
 def any_true(*flags: bool) -> tuple[bool, ...]:

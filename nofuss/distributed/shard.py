@@ -1,15 +1,10 @@
 """Proxies distributed over processes: each holds neighbouring rows, their gradients and moments.
 
 A positive is its row among *all* proxies; the columns of a logit matrix are this process's rows.
-Each process also holds some rows of the batch. All have the whole batch of embeddings x and compute
-the same loss L, each its part:
-
-                 forward                    backward
-    gather       own rows → whole batch     the own rows of ∂L/∂x
-    to_shards    whole batch → itself       the sum of all processes' parts of ∂L/∂x
-
-There is one L, not one a process: adding the gradients of N equal losses would make those of the
-proxies N times too large.
+Each process also holds some rows of the batch: `gather` gives all of them the whole batch of
+embeddings x, and the own rows of ∂L/∂x in backward. All compute the same loss L, each its part, and
+add up their parts of ∂L/∂x (losses/chunked.py). There is one L, not one a process: adding the
+gradients of N equal losses would make those of the proxies N times too large.
 """
 
 from typing import Any, NamedTuple
@@ -126,12 +121,6 @@ def gather(own: Tensor, count: int | None = None) -> Tensor:
     return whole
 
 
-def to_shards(x: Tensor) -> Tensor:
-    """Return x itself, for each process's part of a loss."""
-    same: Tensor = _ToShards.apply(x)  # type: ignore[no-untyped-call]
-    return same
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, count: int) -> Tensor:
@@ -141,17 +130,6 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         _refuse_second_derivatives()
         return grad[share(len(grad))] * world(), None
-
-
-class _ToShards(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        _refuse_second_derivatives()
-        return all_sum(grad.clone(memory_format=torch.contiguous_format))
 
 
 def _refuse_second_derivatives() -> None:

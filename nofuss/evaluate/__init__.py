@@ -14,9 +14,9 @@ from nofuss.evaluate.precision import (
     precision_at_k,
     r_precision,
 )
-from nofuss.evaluate.protocol import Scores, evaluate
-from nofuss.evaluate.queries import PerQuery, per_query
+from nofuss.evaluate.protocol import PerQuery, Scores, evaluate, per_query
 from nofuss.evaluate.recall import mean_reciprocal_rank, ranks_of_first_positive, recall_at_k
+from nofuss.evaluate.triplet_accuracy import pair_accuracy, triplet_accuracy
 
 __all__ = [
     "PerQuery",
@@ -30,10 +30,12 @@ __all__ = [
     "mean_reciprocal_rank",
     "nmi",
     "normalized_mutual_information",
+    "pair_accuracy",
     "paired_difference",
     "per_query",
     "precision_at_k",
     "r_precision",
     "ranks_of_first_positive",
     "recall_at_k",
+    "triplet_accuracy",
 ]

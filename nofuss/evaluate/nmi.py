@@ -2,8 +2,8 @@
 
 NMI = 2·I(Ω, C) / (H(Ω) + H(C)). The paper's text says "harmonic"; its formula is this arithmetic
 mean, which is also what scikit-learn computes by default. How k-means is seeded and where it stops
-changes the score by several points: here it is k-means++, Lloyd and Hartigan's exchanges (see
-kmeans.py), and the same seed gives the same score.
+changes the score by several points: here it is greedy k-means++ and Lloyd, as in scikit-learn, and
+the same seed gives the same score.
 
 AMI subtracts what chance would give, which depends on the sizes of classes and clusters alone.
 scikit-learn computes it for every pair of them, 100 s for 11,316 classes; here it is computed once
@@ -16,40 +16,30 @@ from scipy.special import gammaln
 from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from torch import Tensor
 
-from nofuss.evaluate.checked import classes_of, directions, vectors_of
 from nofuss.evaluate.kmeans import kmeans
+from nofuss.evaluate.retrieval import classes_of, directions, vectors_of
 from nofuss.geometry import Array
 
 PAIRS = 2**20  # numbers held at once
 
 
-def nmi(
-    embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
-) -> float:
-    """Return the NMI of the classes and a k-means with as many clusters as there are classes.
-
-    `refine=False` clusters by Lloyd alone, as most published figures do: several points lower where
-    classes are small.
-    """
-    clusters = cluster(embeddings, labels, seed=seed, normalize=normalize, refine=refine)
+def nmi(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> float:
+    """Return the NMI of the classes and a k-means with as many clusters as there are classes."""
+    clusters = cluster(embeddings, labels, seed=seed, normalize=normalize)
     return normalized_mutual_information(clusters, labels)
 
 
-def ami(
-    embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
-) -> float:
+def ami(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> float:
     """Return the AMI (NMI corrected for chance) of the classes and the same k-means as in `nmi`."""
-    clusters = cluster(embeddings, labels, seed=seed, normalize=normalize, refine=refine)
+    clusters = cluster(embeddings, labels, seed=seed, normalize=normalize)
     return adjusted_mutual_information(clusters, labels)
 
 
-def cluster(
-    embeddings: Array, labels: Array, *, seed: int, normalize: bool = True, refine: bool = True
-) -> Tensor:
+def cluster(embeddings: Array, labels: Array, *, seed: int, normalize: bool = True) -> Tensor:
     """Return the cluster of each item (N,), with as many clusters as there are classes."""
     x = vectors_of(embeddings)
     k = int(classes_of(labels, len(x)).max()) + 1
-    return kmeans(directions(x) if normalize else x, k, seed=seed, refine=refine)[1].cpu()
+    return kmeans(directions(x) if normalize else x, k, seed=seed)[1].cpu()
 
 
 def normalized_mutual_information(a: Array, b: Array) -> float:

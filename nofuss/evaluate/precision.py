@@ -6,7 +6,7 @@ distance and m(r) the items of other classes at least as close as the r-th, its 
     precision@k = #{r : r + m(r) ≤ k} / k        R-precision is that at k = R
     MAP         = Σ r / (r + m(r)) / R           MAP@R the same over {r : r + m(r) ≤ R} alone
 
-so only the m(r) are counted, strip by strip of queries (`ranks_of_positives`).
+so only the m(r) are counted (ranks.py).
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,10 @@ from typing import NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.averages import Average, average_of
-from nofuss.evaluate.positives import ranks_of_positives
-from nofuss.evaluate.recall import checked_ks
-from nofuss.evaluate.task import Options, blocks, retrieval
+from nofuss.evaluate.ranks import BLOCK, positive_ranks
+from nofuss.evaluate.recall import Average, average_of, checked_ks
+from nofuss.evaluate.retrieval import Options, retrieval
 from nofuss.geometry import Array
-
-BLOCK = 1024  # larger than for Recall: a block has more to do than its product
-STRIP = 2**21  # ranks that are held at once
 
 
 class Precisions(NamedTuple):
@@ -44,7 +40,7 @@ def map_at_r(
 def r_precision(
     embeddings: Array, labels: Array, *, average: Average = "queries", **options: Unpack[Options]
 ) -> float:
-    """Return the mean over the queries of the share of their class among the R nearest."""
+    """Return the mean over the queries of the fraction of their class among the R nearest."""
     return average_of(precisions(embeddings, labels, **options).r_precision, labels, average)
 
 
@@ -56,7 +52,7 @@ def precision_at_k(
     average: Average = "queries",
     **options: Unpack[Options],
 ) -> dict[int, float]:
-    """Return the mean over the queries of the share of their class among the k nearest, by k.
+    """Return the mean over the queries of the fraction of their class among the k nearest, by k.
 
     A class with fewer than k other items can't reach 1.
     """
@@ -91,16 +87,14 @@ def precisions(
     task = retrieval(embeddings, labels, **options)
     n, total = len(task.left), task.positives
     scores = torch.zeros((3 + len(ks), n), dtype=torch.float64, device=total.device)
-    size = max(1, min(block, STRIP // max(1, int(total.max()))))
-    for rows in blocks(0, n, size):
-        limit = total[rows].clamp_min(max(ks, default=0))
-        ranks = ranks_of_positives(task, rows, None if all_ranks else limit, block)  # (b, R)
+    limit = None if all_ranks else total.clamp_min(max(ks, default=0))
+    for rows, ranks in positive_ranks(task, limit, block):  # (b, R)
         r = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
         hit = ranks <= total[rows, None]
-        share = (r / ranks).masked_fill_(r > total[rows, None], 0)  # precision at each positive
-        scores[0, rows] = (share * hit).sum(1)
+        at_hit = (r / ranks).masked_fill_(r > total[rows, None], 0)  # precision at each positive
+        scores[0, rows] = (at_hit * hit).sum(1)
         scores[1, rows] = hit.sum(1).double()
-        scores[2, rows] = share.sum(1)
+        scores[2, rows] = at_hit.sum(1)
         for i, k in enumerate(ks, start=3):
             # Times R, since all rows of `scores` are divided by R below.
             scores[i, rows] = (ranks <= k).sum(1).double() * total[rows] / k

@@ -2,31 +2,43 @@
 
 Recall@K and NMI as in the paper's section 5; MAP@R, R-precision and AMI beside them; MAP, MRR,
 precision@K and means over classes on request. Queries may search a separate gallery, as in In-Shop
-retrieval.
+retrieval. Scores of single queries serve paired comparisons and the search for hard classes; folds
+of classes are scored each by a model that has not seen them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from itertools import count
+from typing import Any, NamedTuple, TypeGuard, Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.evaluate.averages import average_of, class_means
-from nofuss.evaluate.checked import classes_of, shared_classes, vectors_of
-from nofuss.evaluate.intervals import class_intervals
+from nofuss.evaluate.intervals import class_intervals, paired_difference
 from nofuss.evaluate.nmi import (
     adjusted_mutual_information,
     cluster,
     normalized_mutual_information,
 )
 from nofuss.evaluate.precision import precisions
-from nofuss.evaluate.queries import PerQuery, of_queries
-from nofuss.evaluate.recall import checked_ks, hits, ranks_of_first_positive, reciprocal
-from nofuss.evaluate.task import Options
+from nofuss.evaluate.recall import (
+    average_of,
+    checked_ks,
+    class_means,
+    hits,
+    ranks_of_first_positive,
+    reciprocal,
+)
+from nofuss.evaluate.retrieval import Options, classes_of, shared_classes, vectors_of
 from nofuss.geometry import Array, as_tensor
 from nofuss.progress import Progress, silent, working
 
+KS = (1, 2, 4, 8)
+"""The K of Recall@K that a run keeps, as the paper has them."""
+CLASS_SUMS = ("queries", "recall@1", "map@r")
+MOST_QUERIES = 10**7
 QUERIES = {
     False: "every item queries all others, itself left out by index; classes with one item stay in "
     "the gallery and are no queries",
@@ -38,11 +50,81 @@ DISTANCES = {
     False: "Euclidean distance between the vectors as they are",
 }
 SCORES = (
-    "ties count as wrong; "
-    "NMI and AMI of k-means (k-means++ seeds with swaps, Lloyd, Hartigan's exchanges) with as many "
-    "clusters as classes; 95% intervals by resampling classes"
+    "ties count as wrong; NMI and AMI of k-means (k-means++, Lloyd) with as many clusters as "
+    "classes; 95% intervals over classes"
 )
 PROTOCOL = f"{QUERIES[False]}; {DISTANCES[True]}, {SCORES}"
+
+
+def scorable(labels: Any) -> bool:
+    """Return whether retrieval can be scored: two classes or more, one of them with two items."""
+    sizes = np.unique(np.asarray(labels), return_counts=True)[1]
+    return len(sizes) > 1 and int(sizes.max()) > 1
+
+
+# Single queries
+
+
+@dataclass(frozen=True)
+class QueryScores:
+    """Scores of queries, one each: Recall@1 and MAP@R, and the class of each query."""
+
+    recall: Tensor
+    map_at_r: Tensor
+    labels: Tensor
+
+    @property
+    def objective(self) -> Tensor:
+        """Return what models are chosen by: the mean of Recall@1 and MAP@R."""
+        return (self.recall + self.map_at_r) / 2
+
+
+def pooled(parts: Sequence[QueryScores]) -> QueryScores:
+    """Return the queries of all parts together."""
+    return QueryScores(
+        torch.cat([part.recall for part in parts]),
+        torch.cat([part.map_at_r for part in parts]),
+        torch.cat([part.labels for part in parts]),
+    )
+
+
+class PerQuery(NamedTuple):
+    """Scores of each query, (Q,), in the caller's order, without items alone in their class."""
+
+    rows: Tensor  # the row of each query in the embeddings
+    labels: NDArray[np.generic]  # its label, as given
+    recall1: Tensor  # 1.0 where the nearest other item is of its class, else 0.0
+    map_at_r: Tensor  # the average precision within its R nearest
+
+    @property
+    def scores(self) -> QueryScores:
+        """Return the scores without their rows, names of classes as numbers."""
+        labels = self.labels
+        if labels.dtype.kind not in "biu":  # names
+            labels = np.unique(labels, return_inverse=True)[1]
+        return QueryScores(self.recall1, self.map_at_r, torch.as_tensor(labels))
+
+
+def per_query(embeddings: Array, labels: Array, **options: Unpack[Options]) -> PerQuery:
+    """Return Recall@1 and average precision at R of each query; their means are the overall scores.
+
+    options: a gallery and whether to normalize, as for `evaluate`. The rows depend on the labels
+    alone: two models' scores of the same items align, as `paired_difference` needs them.
+    """
+    x = vectors_of(embeddings)
+    ranks = ranks_of_first_positive(x, labels, **options)
+    return of_queries(ranks, precisions(x, labels, **options).map_at_r, labels)
+
+
+def of_queries(ranks: Tensor, average: Tensor, labels: Array) -> PerQuery:
+    """Pick the queries among all items: those whose first positive has a rank."""
+    ranks, average = ranks.cpu(), average.cpu()
+    rows = (ranks > 0).nonzero()[:, 0]
+    names = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    return PerQuery(rows, names[rows.numpy()], (ranks[rows] == 1).double(), average[rows])
+
+
+# All scores
 
 
 @dataclass(frozen=True)
@@ -66,7 +148,7 @@ class Scores:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a flat dict for JSON: `recall@1`, `recall@1_interval` [low, high], `map@r` …"""
-        scores: dict[str, Any] = {f"recall@{k}": share for k, share in self.recall.items()}
+        scores: dict[str, Any] = {f"recall@{k}": value for k, value in self.recall.items()}
         scores |= {"map@r": self.map_at_r, "r_precision": self.r_precision}
         scores |= {"nmi": self.nmi, "ami": self.ami} | self.extended
         scores |= {f"{name}_interval": list(ends) for name, ends in self.intervals.items()}
@@ -78,9 +160,8 @@ def evaluate(
     embeddings: Array,
     labels: Array,
     *,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] = KS,
     seed: int = 0,
-    bootstrap: int = 1000,
     extended: bool = False,
     progress: Progress = silent,
     **options: Unpack[Options],
@@ -91,10 +172,9 @@ def evaluate(
     all items, queries and gallery. `extended` adds MRR, precision@K, MAP over all ranks, which
     takes several times as long, and the means of the classes' means.
 
-    The intervals (95%, for the retrieval scores) resample the classes `bootstrap` times and average
-    the results of their queries. They cover which classes happened to be in the test set, but not
-    a gallery of other classes, another training run, or the seed of k-means (NMI and AMI have no
-    interval). The same seed gives the same scores; `bootstrap=0` leaves the intervals out.
+    The intervals (95%, for the retrieval scores) cover which classes happened to be in the test
+    set, but not a gallery of other classes, another training run, or `seed`, which is of k-means
+    (NMI and AMI have no interval).
     """
     x, ks = vectors_of(embeddings), checked_ks(ks)
     on_sphere = bool(options.get("normalize", True))
@@ -109,8 +189,6 @@ def evaluate(
     intervals = class_intervals(
         {name: values.cpu()[is_query] for name, values in results.items()},
         classes[is_query],
-        seed=seed,
-        resamples=bootstrap,
     )
     more: dict[str, float] = {}
     if extended:
@@ -133,7 +211,7 @@ def evaluate(
         nmi=normalized_mutual_information(clusters, item_classes),
         ami=adjusted_mutual_information(clusters, item_classes),
         items=len(items),
-        classes=len(torch.unique(classes if has_gallery else item_classes)),
+        classes=len(torch.unique(classes[is_query] if has_gallery else item_classes)),
         queries=int(is_query.sum()),
         seed=seed,
         intervals=intervals,
@@ -155,3 +233,135 @@ def _all_items(x: Tensor, labels: Array, **options: Unpack[Options]) -> tuple[Te
     if rows is not None:
         alone = as_tensor(rows).cpu() < 0
     return torch.cat([x[alone], y]), torch.cat([own[alone], others])
+
+
+# Folds of classes
+
+
+def gain_over(name: str, ours: Sequence[PerQuery], theirs: Sequence[PerQuery]) -> dict[str, Any]:
+    """Return the gain over the method `name`, paired by query, over all folds."""
+    a, b = (pooled([part.scores for part in parts]) for parts in (ours, theirs))
+    recall = paired_difference(a.recall, b.recall, a.labels)
+    precision = paired_difference(a.map_at_r, b.map_at_r, a.labels)
+    return {"over": name, "recall@1": [*recall], "map@r": [*precision]}
+
+
+def score_folds(
+    kept: Sequence[Tensor],
+    baselines: Mapping[str, Sequence[Tensor]],
+    labels: Sequence[Tensor],
+    *,
+    seed: int,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Return scores of classes that were held out in turn, each searched within its fold.
+
+    They are means over the folds, weighted by queries (NMI and AMI: by items), beside those of the
+    baselines; "by_class" has what `compare` needs of ours.
+    """
+
+    def scored(embeddings: Sequence[Tensor]) -> list[Scores]:
+        found = []
+        for x, y in zip(embeddings, labels, strict=True):
+            progress(what, next(done), total)
+            found.append(evaluate(x, y, ks=KS, seed=seed))
+        return found
+
+    what, done = "scoring each class by a model that has not seen it", count()
+    total = (1 + len(baselines)) * len(labels)
+    ours, others = scored(kept), {name: scored(folds) for name, folds in baselines.items()}
+    name, first = next(iter(others.items()))
+    gain = gain_over(name, [s.per_query for s in ours], [s.per_query for s in first])
+    columns = {name: _mean_of_folds(scores, seed=seed) for name, scores in others.items()}
+    means = _mean_of_folds(ours, seed=seed)
+    progress(what, total, total)
+    return means | {
+        "gain": gain,
+        "baselines": columns,
+        "folds": len(labels),
+        "by_class": class_sums(pooled([s.per_query.scores for s in ours])),
+    }
+
+
+def within_folds(scores: Mapping[str, Any]) -> str:
+    """Say how many items each query of `score_folds` was searched among."""
+    items, classes = (round(scores[name] / scores["folds"]) for name in ("items", "classes"))
+    return (
+        f"each query was searched among the {items:,} items of {classes:,} classes in its fold; "
+        f"among all {scores['items']:,} it is harder"
+    )
+
+
+def compared(scores: Mapping[str, Any]) -> str:
+    """Return how much was compared: "1,200 triplets" or "80 pairs of alike items"."""
+    if "triplets" in scores:
+        return f"{scores['triplets']:,} triplets"
+    return f"{scores['pairs']:,} pairs of alike items"
+
+
+def describe_gain(gain: Mapping[str, Any]) -> str:
+    """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
+    words = []
+    for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r"), ("right order", "ordered")):
+        if name not in gain:
+            continue
+        mean, low, high = (100 * value for value in gain[name])
+        words.append(f"{label} {mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})")
+    return ", ".join(words)
+
+
+def class_sums(queries: QueryScores) -> dict[str, list[float]]:
+    """Return for each class the number of its queries, and the sums of their scores."""
+    _, group, counts = torch.unique(queries.labels, return_inverse=True, return_counts=True)
+    sums = {"recall@1": queries.recall, "map@r": queries.map_at_r}
+    return {"queries": counts.tolist()} | {
+        name: torch.bincount(group, values.double()).tolist() for name, values in sums.items()
+    }
+
+
+def are_class_sums(sums: object) -> TypeGuard[Mapping[str, Sequence[float]]]:
+    """Return whether JSON from outside is what `from_class_sums` takes, and not too much of it."""
+    if not isinstance(sums, dict) or not all(isinstance(sums.get(n), list) for n in CLASS_SUMS):
+        return False
+    counts, *scores = (sums[name] for name in CLASS_SUMS)
+    if not all(type(n) is int and n > 0 for n in counts) or sum(counts) > MOST_QUERIES:
+        return False
+    return all(
+        len(column) == len(counts)
+        and all(type(s) in (int, float) for s in column)
+        and all(0 <= s <= n + 1e-6 for s, n in zip(column, counts, strict=True))
+        for column in scores
+    )
+
+
+def from_class_sums(sums: Mapping[str, Sequence[float]]) -> PerQuery:
+    """Return queries that each have the mean score of their class: pairing needs no more."""
+    counts = torch.tensor(sums["queries"], dtype=torch.int64)
+    classes = torch.arange(len(counts)).repeat_interleave(counts)
+    recall, precision = (
+        (torch.tensor(sums[name], dtype=torch.float64) / counts)[classes]
+        for name in ("recall@1", "map@r")
+    )
+    return PerQuery(torch.arange(len(classes)), classes.numpy(), recall, precision)
+
+
+def _mean_of_folds(parts: Sequence[Scores], *, seed: int) -> dict[str, Any]:
+    means: dict[str, Any] = {}
+    for name, value in parts[0].as_dict().items():
+        if isinstance(value, float):
+            weights = [p.items if name in ("nmi", "ami") else p.queries for p in parts]
+            values = [p.as_dict()[name] for p in parts]
+            means[name] = float(np.average(values, weights=weights))
+    queries = pooled([part.per_query.scores for part in parts])
+    ends = class_intervals(
+        {"recall@1": queries.recall, "map@r": queries.map_at_r},
+        queries.labels,
+    )
+    means |= {f"{name}_interval": list(interval) for name, interval in ends.items()}
+    for name in ("items", "classes", "queries"):
+        means[name] = sum(getattr(part, name) for part in parts)
+    protocol = (
+        f"{len(parts)} folds of classes, each embedded by a model that learned from the others; "
+        f"searched within a fold: {PROTOCOL}"
+    )
+    return means | {"seed": seed, "protocol": protocol}

@@ -1,4 +1,4 @@
-"""Greedy k-means++ seeds, drawn in batches, then swapped where that lowers Σ D².
+"""Greedy k-means++ seeds, drawn in batches.
 
 Points are drawn with probability ∝ D², their squared distance to the nearest seed, and of several
 candidates the one that lowers Σ D² most is taken (Arthur & Vassilvitskii 2007; greedy as in
@@ -6,177 +6,46 @@ scikit-learn). Here the seeds are drawn in batches that grow with the number of 
 passes over the data into a few matrix products. A point drawn near a seed taken before it in its
 batch is dropped with the probability by which that seed lowered its D²: the points that remain
 follow the current D² and not that of the start of the batch.
-
-Some clusters are then missed and others hit twice, and Lloyd can't repair that: a centroid does not
-cross the gap between clusters. Seeds that are hardly needed therefore move to where one is missing
-(local search as in Lattanzi & Sohler 2019, here with many swaps at once). Without seed c its points
-go to their second nearest, which raises Σ D² by a loss; a new seed p lowers it by a gain. A swap
-with gain > loss lowers Σ D², and swaps far from each other do not interact.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.task import blocks
+from nofuss.evaluate.retrieval import blocks
 from nofuss.geometry import squared_distances
 
 BLOCK = 512
-CANDIDATES = 2  # points tried for each seed; swaps make up for more
-SWAP_CANDIDATES = 4  # points tried for each swap
 BATCH = 256  # most seeds drawn at once
-ROUNDS = 5  # rounds of swaps, at most
-SWAPS = 1024  # swaps of a round, at most; a quarter of the seeds if that is less
-ENOUGH = 1e-2  # a round that lowers Σ D² by a smaller share is the last
-SCORES = 2**18  # similarities to seeds that are held at once, within a core's cache
-
-
-def choose_seeds(x: Tensor, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return indices (k,) of k-means++ seeds after swaps, and the nearest of them (N,)."""
-    chosen = plus_plus(x, k, generator)
-    if 1 < k < len(x):
-        return swapped(x, chosen, generator)
-    nearest = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    if k > 1:  # every vector is a seed
-        nearest[chosen] = torch.arange(k, device=x.device)
-    return chosen, nearest
+SMALL = 256  # seeds already there for each that is drawn at once; with 64, tiny clusters are missed
 
 
 def plus_plus(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Return indices (k,) of greedy k-means++ seeds, each the best of several candidates."""
     first = torch.randint(len(x), (1,), generator=generator).to(x.device)
-    field = _Field(x, (x - x[first]).square().sum(1))
-    chosen, count = [first], 1
-    while count < k:
+    x2, nearest = x.square().sum(1), (x - x[first]).square().sum(1)
+    # One product gives D² − |x − c|² whole: [2c, −|c|², 1] · [x, 1, D² − |x|²].
+    ones = torch.ones_like(x2)
+    left = torch.cat([2 * x, torch.stack([-x2, ones], 1)], 1)
+    right = torch.cat([x, torch.stack([ones, nearest - x2], 1)], 1)
+    chosen, number = [first], 1
+    tried = 2 + int(math.log(k))  # candidates for each seed, as in scikit-learn
+    while number < k:
         # D² is not updated within a batch. That misleads little while the batch is small beside
         # the seeds already there.
-        batch = min(k - count, max(1, count // 8), BATCH)
-        taken, _ = field.draw(batch, CANDIDATES, generator)
-        field.lower(taken)
+        batch = min(k - number, max(1, number // SMALL), BATCH)
+        drawn = _draw(nearest, batch * tried, generator)
+        gain, place = _gains(left[drawn], right).view(batch, tried).max(1)
+        winners = drawn.view(batch, tried).gather(1, place[:, None])[:, 0]
+        winners = winners[gain.argsort(descending=True, stable=True)]
+        taken = winners[_thin(x[winners], nearest[winners], generator)]
+        nearest.sub_(_falls(left[taken], right)).clamp_min_(0)
+        nearest[taken] = 0  # rounding would leave more, and a seed could be drawn again
+        right[:, -1] = nearest - x2
         chosen.append(taken)
-        count += len(taken)
+        number += len(taken)
     return torch.cat(chosen)
-
-
-def swapped(x: Tensor, chosen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return seeds with a lower Σ D² and the nearest of them, after rounds of many swaps."""
-    most = max(1, min(len(chosen) // 4, SWAPS))
-    two = _TwoNearest(x, chosen)
-    nearest, next_nearest = two.squared(chosen)
-    for _ in range(ROUNDS):
-        drawn, gain = _Field(x, nearest).draw(most, SWAP_CANDIDATES, generator)
-        # Without seed c, each of its points is as far as its second nearest seed.
-        loss = torch.bincount(two.index[0], next_nearest - nearest, len(chosen))
-        removed = _removable(two.index[0], two.index[1], loss, gain)
-        if not len(removed):
-            break
-        tried = chosen.clone()
-        tried[removed] = drawn[: len(removed)]
-        two.replace(removed, tried)
-        squared = two.squared(tried)
-        before, after = float(nearest.double().sum()), float(squared[0].double().sum())
-        if after >= before:  # the swaps were too close to each other: undo them, and try fewer
-            two.replace(removed, chosen)
-            most = (len(removed) + 1) // 2
-            continue
-        chosen, (nearest, next_nearest) = tried, squared
-        if after > (1 - ENOUGH) * before:
-            break
-    return chosen, two.index[0]
-
-
-class _Field:
-    """D² of all points, and by how much candidates would lower it."""
-
-    def __init__(self, x: Tensor, nearest: Tensor) -> None:
-        self.x, self.x2, self.nearest = x, x.square().sum(1), nearest
-        # One product gives D² − |x − c|² whole: [2c, −|c|², 1] · [x, 1, D² − |x|²].
-        ones = torch.ones_like(self.x2)
-        self.left = torch.cat([2 * x, torch.stack([-self.x2, ones], 1)], 1)
-        self.right = torch.cat([x, torch.stack([ones, nearest - self.x2], 1)], 1)
-
-    def draw(
-        self, count: int, candidates: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Return up to `count` points, each the best of some, and their gains, falling."""
-        drawn = _draw(self.nearest, count * candidates, generator)
-        gain, place = _gains(self.left[drawn], self.right).view(count, candidates).max(1)
-        winners = drawn.view(count, candidates).gather(1, place[:, None])[:, 0]
-        gain, order = gain.sort(descending=True, stable=True)
-        winners = winners[order]
-        kept = _thin(self.x[winners], self.nearest[winners], generator)
-        return winners[kept], gain[kept]
-
-    def lower(self, taken: Tensor) -> None:
-        """Lower D² to the distances to new seeds."""
-        self.nearest.sub_(_falls(self.left[taken], self.right)).clamp_min_(0)
-        self.nearest[taken] = 0  # rounding would leave more, and a seed could be drawn again
-        self.right[:, -1] = self.nearest - self.x2
-
-
-class _TwoNearest:
-    """The two nearest seeds of each point: `score` x·c − |c|²/2 and `index`, (2, N) each."""
-
-    def __init__(self, x: Tensor, chosen: Tensor) -> None:
-        self.x2 = x.square().sum(1)
-        self.left = torch.cat([x, torch.ones_like(self.x2)[:, None]], 1)
-        self.right = torch.cat([x, self.x2[:, None] / -2], 1)
-        self.score, self.index = _two_best(self.left, self.right[chosen])
-
-    def squared(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the squared distances to the nearest seed and to the second, (N,) each."""
-        nearest, next_nearest = (self.x2 - 2 * self.score).clamp_min_(0)
-        nearest[chosen] = 0
-        return nearest, next_nearest
-
-    def replace(self, places: Tensor, chosen: Tensor) -> None:
-        """Update both after other seeds were put in some places."""
-        is_new = torch.zeros(len(chosen), dtype=torch.bool, device=chosen.device)
-        is_new[places] = True
-        stale = is_new[self.index].any(0)
-        # A point whose two seeds are still there only compares them with the new ones; a point
-        # that lost one of them must look at all seeds.
-        score, index = _two_best(self.left, self.right[chosen[places]])
-        both = torch.cat([self.score, score]), torch.cat([self.index, places[index]])
-        self.score, order = both[0].topk(2, dim=0)
-        self.index = both[1].gather(0, order)
-        everything = _two_best(self.left[stale], self.right[chosen])
-        self.score[:, stale], self.index[:, stale] = everything
-
-
-def _two_best(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two largest of each row of left @ right.T and their columns, (2, N) each."""
-    n, k = len(left), len(right)
-    rows = max(1, SCORES // k)
-    buffer = left.new_empty(rows * k)
-    score, index = left.new_empty(2, n), torch.empty(2, n, dtype=torch.int64, device=left.device)
-    for i in blocks(0, n, rows):
-        s = torch.mm(left[i], right.T, out=buffer[: (i.stop - i.start) * k].view(-1, k))
-        score[0, i], index[0, i] = s.max(1)
-        s.scatter_(1, index[0, i, None], -torch.inf)
-        score[1, i], index[1, i] = s.max(1)
-    return score, index
-
-
-def _removable(first: Tensor, second: Tensor, loss: Tensor, gain: Tensor) -> Tensor:
-    """Return seeds to remove, the cheapest for the candidate with the largest gain, and so on.
-
-    Where a seed is removed, the seeds that its points go to must stay: its loss counts on them.
-    """
-    order = first.argsort()
-    ends = torch.bincount(first, minlength=len(loss)).cumsum(0).tolist()
-    heirs = second[order].tolist()  # of seed c: from ends[c − 1] to ends[c]
-    removed: dict[int, None] = {}  # a set that keeps its order
-    fixed: set[int] = set()
-    gains, losses = gain.tolist(), loss.tolist()
-    # Gains fall and losses rise: from the first pair that does not pay, none does.
-    for c in loss.argsort(stable=True)[: 4 * len(gains)].tolist():
-        if len(removed) == len(gains) or gains[len(removed)] <= losses[c]:
-            break
-        own = set(heirs[ends[c - 1] if c else 0 : ends[c]])
-        if c not in fixed and own.isdisjoint(removed):
-            removed[c] = None
-            fixed |= own
-    return torch.tensor([*removed], dtype=torch.int64, device=loss.device)
 
 
 def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:

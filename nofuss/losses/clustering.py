@@ -7,57 +7,53 @@ with how different the other is, Δ = 1 − NMI:
 
     [ max_S { F(X, S) + γ Δ(g(S), y*) } − F̃(X, y*) ]₊
 
-The inner maximum (loss-augmented inference) is searched as there: greedily, one medoid at a
-time, then refined by swapping the medoid of a cluster with another of its members. Two ways:
+The inner maximum (loss-augmented inference) is searched greedily, one medoid at a time, then
+refined by swapping the medoid of a cluster with another of its members, as in tf.contrib's
+`cluster_loss`, the baseline of published results: a swap is scored by the distances within its
+cluster, with the clusters as they were before the pass; the best is always taken, and the
+objective may fall. The search runs without gradients; the two scores of its result have them.
 
-    "ascent"      a swap is scored by the whole objective, and kept if that rises
-    "tf.contrib"  a swap is scored as in tf.contrib's `cluster_loss`, by the distances within its
-                  cluster, with the clusters as they were before the pass; the best is always
-                  taken, and the objective may fall
-
-Most published results use the second; the first finds a higher objective more often than a lower
-one. The search runs without gradients; the two scores of its result have them.
+γ, the margin multiplier, decays while training goes on: 0.94 is the paper's rate.
 """
 
 import torch
 from torch import Tensor
 
-from nofuss.geometry import distances, normalize
-from nofuss.losses.inputs import check_number, zero_with_graph
+from nofuss.geometry import root, unit_squared_distances
+from nofuss.losses.checks import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss
 
 
 def structured_clustering(
-    embeddings: Tensor,
-    labels: Tensor,
-    *,
-    gamma: float = 1.0,
-    refinements: int = 5,
-    refinement: str = "ascent",
+    embeddings: Tensor, labels: Tensor, *, gamma: float = 1.0, refinements: int = 5
 ) -> Tensor:
     """[max_S {F(X,S) + γΔ(S,y*)} − F̃(X,y*)]₊ on unit directions, Eq. 5 of Song et al. 2017."""
     classes, truth = torch.unique(labels, return_inverse=True)
     if len(classes) < 2 or len(classes) == len(labels):
         return zero_with_graph(embeddings)
-    x = normalize(embeddings)
-    itself = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    itself = torch.eye(len(embeddings), dtype=torch.bool, device=embeddings.device)
     # A medoid is at distance 0 from itself; the root of a rounding error is not.
-    d = distances(x, x).masked_fill(itself, 0)  # (B, B)
-    medoids = loss_augmented_medoids(
-        d.detach(), truth, gamma=gamma, refinements=refinements, refinement=refinement
-    )
+    d = root(unit_squared_distances(embeddings, embeddings)).masked_fill(itself, 0)  # (B, B)
+    medoids = loss_augmented_medoids(d.detach(), truth, gamma=gamma, refinements=refinements)
     assigned = _assign(d.detach(), medoids[None])[:, 0]
     margin = gamma * (1 - _nmi(assigned[None], truth, len(classes)))[0]
     to_medoid = d[torch.arange(len(d), device=d.device), medoids[assigned]]
     return (margin.to(d.dtype) - to_medoid.sum() + _best_medoid_cost(d, truth)).clamp_min(0)
 
 
-def loss_augmented_medoids(
-    d: Tensor, truth: Tensor, *, gamma: float, refinements: int, refinement: str = "ascent"
-) -> Tensor:
+def loss_augmented_medoids(d: Tensor, truth: Tensor, *, gamma: float, refinements: int) -> Tensor:
     """Return rows of the medoids S, |S| = classes, searched to maximise F(X,S) + γΔ(S,y*)."""
     medoids = greedy_medoids(d, truth, gamma=gamma)
-    return REFINEMENTS[refinement](d, medoids, truth, gamma, refinements)
+    for _ in range(refinements):
+        assigned = _assign(d, medoids[None])[:, 0]
+        for cluster in range(len(medoids)):
+            members = (assigned == cluster).nonzero().squeeze(1)
+            tries = medoids.repeat(len(members), 1)  # each member in the medoid's place
+            tries[:, cluster] = members
+            within = d[members][:, members].sum(0)
+            unlike = 1 - _nmi(_assign(d, tries).T, truth, len(medoids))
+            medoids = tries[(gamma * unlike - within).argmax()]
+    return medoids
 
 
 def greedy_medoids(d: Tensor, truth: Tensor, *, gamma: float) -> Tensor:
@@ -79,58 +75,11 @@ def greedy_medoids(d: Tensor, truth: Tensor, *, gamma: float) -> Tensor:
     return medoids
 
 
-def ascend(d: Tensor, medoids: Tensor, truth: Tensor, gamma: float, passes: int) -> Tensor:
-    """Swap medoids with members of their clusters while the whole objective rises."""
-    score = _augmented_scores(d, medoids[None], truth, gamma)[0]
-    for _ in range(passes):
-        before = score
-        for cluster in range(len(medoids)):
-            tries = _swaps(medoids, cluster, _assign(d, medoids[None])[:, 0])
-            scores = _augmented_scores(d, tries, truth, gamma)
-            if scores.max() > score:
-                score, medoids = scores.max(), tries[scores.argmax()]
-        if score == before:
-            break
-    return medoids
-
-
-def swap_within_clusters(
-    d: Tensor, medoids: Tensor, truth: Tensor, gamma: float, passes: int
-) -> Tensor:
-    """Swap medoids with members of their clusters as tf.contrib's `cluster_loss` does."""
-    for _ in range(passes):
-        assigned = _assign(d, medoids[None])[:, 0]
-        for cluster in range(len(medoids)):
-            members = (assigned == cluster).nonzero().squeeze(1)
-            tries = _swaps(medoids, cluster, assigned)
-            within = d[members][:, members].sum(0)
-            unlike = 1 - _nmi(_assign(d, tries).T, truth, len(medoids))
-            medoids = tries[(gamma * unlike - within).argmax()]
-    return medoids
-
-
-REFINEMENTS = {"ascent": ascend, "tf.contrib": swap_within_clusters}
-
-
-def _swaps(medoids: Tensor, cluster: int, assigned: Tensor) -> Tensor:
-    """Return the medoids with each member of a cluster in its medoid's place, (members, K)."""
-    members = (assigned == cluster).nonzero().squeeze(1)
-    tries = medoids.repeat(len(members), 1)
-    tries[:, cluster] = members
-    return tries
-
-
 def _assign(d: Tensor, medoids: Tensor) -> Tensor:
     """Return the closest medoid of each item, (B, J) for medoids (J, K); a medoid is its own."""
     assigned = d[:, medoids].argmin(2)
     own = torch.arange(medoids.shape[1], device=d.device).expand_as(medoids)
     return assigned.scatter(0, medoids.T, own.T)
-
-
-def _augmented_scores(d: Tensor, medoids: Tensor, truth: Tensor, gamma: float) -> Tensor:
-    """Return F(X,S) + γΔ(S,y*) for each row S of medoids (J, K)."""
-    unlike = 1 - _nmi(_assign(d, medoids).T, truth, medoids.shape[1])
-    return gamma * unlike - d[:, medoids].amin(2).sum(0)
 
 
 def _best_medoid_cost(d: Tensor, truth: Tensor) -> Tensor:
@@ -162,29 +111,31 @@ class StructuredClustering(InstanceLoss):
 
     The sum over the batch is the paper's: the loss grows with the batch.
 
-    gamma: γ.
+    gamma: γ at the start.
+    gamma_decay: factor of γ from one epoch to the next, see `set_epoch`; the paper has 0.94.
     refinements: how many passes of swaps.
-    refinement: "ascent", or "tf.contrib" for the search of the public baseline code.
     """
 
     def __init__(
-        self, *, gamma: float = 1.0, refinements: int = 5, refinement: str = "ascent"
+        self, *, gamma: float = 1.0, gamma_decay: float = 1.0, refinements: int = 5
     ) -> None:
         super().__init__()
         check_number("gamma", gamma)
+        check_number("gamma_decay", gamma_decay, positive=True)
         check_number("refinements", refinements)
-        if refinement not in REFINEMENTS:
-            choices = ", ".join(map(repr, REFINEMENTS))
-            raise ValueError(f"unknown refinement {refinement!r}; choose from {choices}")
         self.gamma = gamma
+        self.gamma_decay = gamma_decay
         self.refinements = refinements
-        self.refinement = refinement
+        self.epoch = 0.0
+
+    def set_epoch(self, epoch: float) -> None:
+        """Set γ to gamma · gamma_decay^epoch; call it before each epoch (or step, in fractions).
+
+        The epoch is no part of the state_dict: a resumed training sets it again.
+        """
+        check_number("epoch", epoch)
+        self.epoch = epoch
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return structured_clustering(
-            x,
-            labels,
-            gamma=self.gamma,
-            refinements=self.refinements,
-            refinement=self.refinement,
-        )
+        gamma = self.gamma * self.gamma_decay**self.epoch
+        return structured_clustering(x, labels, gamma=gamma, refinements=self.refinements)

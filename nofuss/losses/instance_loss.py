@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.geometry import Array
-from nofuss.losses.inputs import (
+from nofuss.losses.checks import (
     check_embeddings,
     check_labels,
     full_precision,
@@ -36,10 +36,10 @@ class InstanceLoss(nn.Module, ABC):
 
     def forward(
         self,
-        embeddings: Tensor,
+        embeddings: Array,
         labels: Array | None = None,
         indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
+        ref_emb: Array | None = None,
         ref_labels: Array | None = None,
     ) -> Tensor:
         """Return the mean loss of the batch.
@@ -50,15 +50,15 @@ class InstanceLoss(nn.Module, ABC):
         ref_emb, ref_labels: (R, D) and (R,), from which positives and negatives are then taken. The
             batch itself once more, with its labels, means pairs within it: no item with itself.
         """
-        check_embeddings(embeddings)
         if ref_emb is embeddings and ref_labels is labels:
             ref_emb = ref_labels = None
+        x = check_embeddings(embeddings)
         if labels is None and indices_tuple is None:
             raise ValueError("got no labels; pass them, or the pairs of a miner as indices_tuple")
         if labels is not None:
-            labels = check_labels(labels, embeddings)
-        with without_autocast(embeddings):
-            x = full_precision(embeddings)
+            labels = check_labels(labels, x)
+        with without_autocast(x):
+            x = full_precision(x)
             within = indices_tuple is None and ref_emb is None and ref_labels is None
             if within and labels is not None:
                 return self._loss(x, labels) * one_or_nan(x)
@@ -74,7 +74,7 @@ class InstanceLoss(nn.Module, ABC):
             elif labels is None or ref_emb is None or ref_labels is None:
                 raise ValueError("got one of ref_emb and ref_labels; pass both")
             else:
-                ref_labels = check_labels(ref_labels, ref_emb).to(labels.device)
+                ref_labels = check_labels(ref_labels, ref).to(labels.device)
                 same = labels[:, None] == ref_labels
                 loss = self._loss_of_pairs(x, ref, Pairs(same, ~same))
             return loss * one_or_nan(x, ref)
@@ -94,9 +94,9 @@ class InstanceLoss(nn.Module, ABC):
         return self._loss_of_pairs(x, ref, pairs)
 
 
-def _references(x: Tensor, ref_emb: Tensor) -> Tensor:
+def _references(x: Tensor, ref_emb: Array) -> Tensor:
     """Return references (R, D), in the precision of x (B, D) or their own if it is wider."""
-    check_embeddings(ref_emb, name="ref_emb")
+    ref_emb = check_embeddings(ref_emb, name="ref_emb")
     if ref_emb.shape[1] != x.shape[1]:
         raise ValueError(
             f"ref_emb have {ref_emb.shape[1]} columns but embeddings {x.shape[1]}; make them equal"

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.geometry import distances, normalize
-from nofuss.losses.inputs import zero_with_graph
+from nofuss.geometry import distances, root, unit_squared_distances
+from nofuss.losses.checks import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss, pair_masks
 
 
@@ -17,12 +17,12 @@ def lifted_structure(
 
     D is the Euclidean distance, not squared; k and l run over the negatives of i and of j.
     """
-    x = normalize(embeddings) if unit_norm else embeddings
     positive, negative = pair_masks(labels)
     i, j = (positive & negative.any(1, keepdim=True)).nonzero(as_tuple=True)  # (T,) both ways
     if len(i) == 0:
         return zero_with_graph(embeddings)
-    d = distances(x, x)
+    x = embeddings
+    d = root(unit_squared_distances(x, x)) if unit_norm else distances(x, x)
     push = (margin - d).masked_fill(~negative, -math.inf).logsumexp(1)  # (B,)
     return (torch.logaddexp(push[i], push[j]) + d[i, j]).clamp_min(0).square().mean() / 2
 
@@ -32,6 +32,7 @@ class LiftedStructure(InstanceLoss):
 
     def __init__(self, *, margin: float = 1.0, unit_norm: bool = False) -> None:
         super().__init__()
+        check_number("margin", margin)
         self.margin = margin
         self.unit_norm = unit_norm
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from nofuss.geometry import normalize, squared_distances
-from nofuss.losses.inputs import check_number, zero_with_graph
+from nofuss.losses.checks import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss, Pairs, pair_masks
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nofuss.losses.inputs import check_number, zero_with_graph
+from nofuss.losses.checks import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss
 
 

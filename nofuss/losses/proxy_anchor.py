@@ -3,14 +3,36 @@
 Later than the paper, and here for comparison.
 """
 
-from typing import ClassVar
+import math
+from functools import partial
+from typing import ClassVar, Unpack
 
+import torch
 from torch import Tensor
 
-from nofuss.losses.fast.fused import fused_proxy_anchor
-from nofuss.losses.of_logits import anchor_of_cosines
-from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
-from nofuss.proxies.assignment import Assignment, ProxyTriplets
+from nofuss.losses import chunked_forms
+from nofuss.losses.checks import check_number
+from nofuss.losses.chunked import Computation
+from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.proxies.assignment import ProxyTriplets
+
+
+def anchor_of_cosines(
+    cosines: Tensor, triplets: ProxyTriplets, *, scale: float, margin: float
+) -> Tensor:
+    """Return Proxy-Anchor of cosines (B, P), a scalar; P⁺ are the proxies with a positive."""
+    columns = torch.arange(cosines.shape[1], device=cosines.device)
+    positive = triplets.positive[:, None] == columns  # (B, P)
+    negative = ~positive if triplets.negative is None else triplets.negative
+    pull = _log1p_sum_exp(-scale * (cosines - margin), positive)  # (P,)
+    push = _log1p_sum_exp(scale * (cosines + margin), negative)
+    return pull.sum() / positive.any(0).sum() + push.mean()
+
+
+def _log1p_sum_exp(logits: Tensor, counted: Tensor) -> Tensor:
+    """Return log(1 + Σ exp) of each column over the counted rows; log 1 = 0 without any."""
+    one = torch.zeros_like(logits[:1])
+    return torch.cat([one, logits.masked_fill(~counted, -math.inf)]).logsumexp(0)
 
 
 def proxy_anchor(
@@ -26,7 +48,7 @@ class ProxyAnchor(ProxyLoss):
 
     A proxy must stand for the same labels all the time, so dynamic assignment is refused. The
     batch is summed inside a logarithm, so a single embedding has no loss: there are no weights,
-    and no reduction but the mean over proxies.
+    no reduction but the mean over proxies, and several processes must each have the whole batch.
 
     Example::
 
@@ -34,18 +56,8 @@ class ProxyAnchor(ProxyLoss):
         >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
         >>> criterion(embeddings, labels).backward()
 
-    num_classes: labels are 0 … num_classes − 1.
-    dim: of the embeddings and the proxies.
     scale: their α, the scale of the cosines.
-    margin: their δ.
-    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "balanced", or an `Assignment` that is not dynamic.
-    reduction: "mean", the only one.
-    fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
-    seed: for the initial proxies and for which labels share one; None uses torch's global
-        generator.
-    proxies: initial proxies (num_proxies, dim), as in `ProxyNCA`; None draws random directions.
-    sharded: distribute the proxies over processes, as in `ProxyNCA`.
+    margin: their δ, from 0 up.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "balanced")
@@ -59,38 +71,16 @@ class ProxyAnchor(ProxyLoss):
         *,
         scale: float = 32.0,
         margin: float = 0.1,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
-        reduction: str = "mean",
-        fused: bool | None = None,
-        seed: int | None = None,
-        proxies: Tensor | None = None,
-        sharded: bool = False,
+        **options: Unpack[ProxyOptions],
     ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            scale=scale,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            reduction=reduction,
-            fused=fused,
-            seed=seed,
-            proxies=proxies,
-            sharded=sharded,
-        )
+        check_number("margin", margin)
+        super().__init__(num_classes, dim, scale=scale, **options)
         self.margin = margin
 
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
-        scale = self.scale
-        assert scale is not None
-        return anchor_of_cosines(x @ p.T, triplets, scale=scale, margin=self.margin)
+        assert self.scale is not None
+        return anchor_of_cosines(x @ p.T, triplets, scale=self.scale, margin=self.margin)
 
-    def _fused_loss(
-        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
-    ) -> Tensor:
-        scale = self.scale
-        assert scale is not None
-        return fused_proxy_anchor(
-            embeddings, positive, proxies, scale=scale, margin=self.margin, shard=self.shard
-        )
+    def _computation(self, batch: int) -> Computation:
+        assert self.scale is not None
+        return partial(chunked_forms.anchor, margin=self.scale * self.margin)

@@ -8,15 +8,15 @@ here. So the two norms are one number, `scale` = 2·N_x·N_p, times the cosine o
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from nofuss.distributed.shard import Shard, copy_proxies, first_proxies, own_shard, to_shards
-from nofuss.geometry import Array, is_traced, normalize, squared_distances
-from nofuss.losses.fast.fused import pays
-from nofuss.losses.inputs import (
+from nofuss.distributed.processes import rows_of_all, together
+from nofuss.distributed.shard import Shard, copy_proxies, first_proxies, own_shard
+from nofuss.geometry import Array, normalize, squared_distances
+from nofuss.losses.checks import (
     check_embeddings,
     check_labels,
     check_triplets,
@@ -24,16 +24,50 @@ from nofuss.losses.inputs import (
     full_precision,
     one_or_nan,
     without_autocast,
+    zero_with_graph,
 )
-from nofuss.losses.reduction import (
-    NOT_SEPARABLE,
-    anchor_shares,
-    check_reduction,
-    no_losses,
-    reduce_losses,
-)
+from nofuss.losses.chunked import Computation, Workspace, chunked_loss, pays
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets
 from nofuss.proxies.by_name import NAMES, build_assignment, count_proxies, kind_of
+
+REDUCTIONS = ("mean", "sum", "none")
+NOT_SEPARABLE = "it sums over the batch inside a logarithm, so a single embedding has no loss"
+
+OPTIONS = """
+    num_classes: labels are 0 … num_classes − 1.
+    dim: of the embeddings and the proxies.
+    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
+    assignment: "static" (the default), "dynamic", "balanced", or an `Assignment`. Without labels
+        (bare triplets) use "dynamic", where num_classes × proxies_per_class is just the number of
+        proxies; or "balanced" with the groups of `nofuss.linked_groups` as labels.
+    reduction: "mean" (the default), "sum", or "none" for the loss of each embedding (B,).
+    fused: compute loss and gradients together, as one node of the graph, over chunks of proxies
+        that stay in cache. True and False mean always and never; None (the default) where it is
+        faster. Free norms, `reduction="none"` and a Z that is not every other proxy have the plain
+        form only, which also serves second derivatives, torch.func and torch.compile.
+    seed: for the initial proxies and for which labels share one; None uses torch's global
+        generator.
+    proxies: initial proxies (num_proxies, dim), copied as float32; None draws random directions.
+        Row c is the proxy of label c; several proxies of a label are neighbouring rows.
+    sharded: distribute the proxies over processes (`nofuss.distributed.processes.joined`): the
+        parameter then holds the rows of this process only. Every process passes the same, whole
+        batch (see `distributed/shard.py`), and all initial proxies if any; it gets the loss
+        that one process with all proxies would get. For one proxy a label or fewer, and a scale.
+    """
+"""Describes the keywords of `ProxyOptions` and the two arguments before them; part of the
+docstring of every loss over proxies."""
+
+
+class ProxyOptions(TypedDict, total=False):
+    """The keywords that all losses over proxies share."""
+
+    proxies_per_class: float
+    assignment: str | Assignment
+    reduction: str
+    fused: bool | None
+    seed: int | None
+    proxies: Tensor | None
+    sharded: bool
 
 
 def proxy_logits(x: Tensor, p: Tensor, scale: float | None) -> Tensor:
@@ -48,15 +82,14 @@ class ProxyLoss(nn.Module, ABC):
     """`criterion(embeddings, labels)`, or `criterion(anchors, positives=…, negatives=…)`.
 
     `proxies` is one parameter (num_proxies, dim), float32 whatever the input's precision; give it
-    to the optimizer with a separate rate, often 100 times that of the backbone. Options are
-    described in `ProxyNCA`.
+    to the optimizer with a separate rate, often 100 times that of the backbone.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic", "balanced")
     fusible: ClassVar[bool] = True
-    """Whether there is a fused form."""
+    """Whether there is a chunked form."""
     fuses_few: ClassVar[bool] = False
-    """Whether the fused form is faster for few proxies too."""
+    """Whether it is faster for few proxies too."""
     needs_scale: ClassVar[bool] = True
     """False if another scale is the same as another margin."""
     free_norms: ClassVar[bool] = True
@@ -66,12 +99,18 @@ class ProxyLoss(nn.Module, ABC):
     separable: ClassVar[bool] = True
     """Whether each embedding has a loss that can be weighted or returned."""
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Add the shared options to what `help` shows."""
+        super().__init_subclass__(**given)
+        if cls.__doc__:
+            cls.__doc__ = cls.__doc__.rstrip() + OPTIONS
+
     def __init__(
         self,
         num_classes: int,
         dim: int,
         *,
-        scale: float | None = 18.0,
+        scale: float | None,
         proxies_per_class: float = 1.0,
         assignment: str | Assignment = "static",
         reduction: str = "mean",
@@ -88,27 +127,33 @@ class ProxyLoss(nn.Module, ABC):
             assignment=assignment,
             scale=scale,
         )
+        name = type(self).__name__
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(assignment, str):
             assignment = build_assignment(
                 assignment, num_classes, proxies_per_class, generator=generator
             )
+        if reduction not in REDUCTIONS:
+            choices = ", ".join(map(repr, REDUCTIONS))
+            raise ValueError(f"unknown reduction {reduction!r}; choose from {choices}")
+        if reduction != "mean" and not self.separable:
+            raise ValueError(f"{name} has no reduction={reduction!r}: {NOT_SEPARABLE}")
         self.num_classes = num_classes
         self.dim = dim
         self.scale = scale
         self.assignment = assignment
-        self.reduction = check_reduction(reduction, type(self).__name__, separable=self.separable)
-        can_fuse = self.fusible and assignment.by_label and scale is not None
-        can_fuse = can_fuse and reduction != "none"
-        if fused and not can_fuse:
+        self.reduction = reduction
+        chunks = self._can_chunk(assignment.num_proxies)
+        chunks = chunks and assignment.by_label and scale is not None and reduction != "none"
+        if fused and not chunks:
             raise ValueError(
-                f"{type(self).__name__} with {assignment.name} assignment, scale={scale} and "
+                f"{name} with {assignment.name} assignment, scale={scale} and "
                 f"reduction={reduction!r} has no fused form; leave fused out"
             )
-        self.fused = fused if can_fuse else False
+        self.fused = fused if chunks else False
         if sharded and not (self.fused is not False and self.shards(assignment.name, scale)):
             raise ValueError(
-                f"{type(self).__name__} with {assignment.name} assignment, scale={scale}, "
+                f"{name} with {assignment.name} assignment, scale={scale}, "
                 f"reduction={reduction!r} and fused={fused} can't be sharded; leave sharded out: "
                 "every process then holds all proxies"
             )
@@ -118,127 +163,170 @@ class ProxyLoss(nn.Module, ABC):
         else:
             first = copy_proxies(proxies, assignment.num_proxies, dim, self.shard)
         self.proxies = nn.Parameter(first)
+        self._work = Workspace()
+        self._has_whole_batch = False
 
     def forward(
         self,
-        embeddings: Tensor,
+        embeddings: Array,
         labels: Array | None = None,
         indices_tuple: None = None,
         ref_emb: None = None,
         ref_labels: None = None,
         *,
-        positives: Tensor | None = None,
-        negatives: Tensor | None = None,
+        positives: Array | None = None,
+        negatives: Array | None = None,
         weights: Array | None = None,
     ) -> Tensor:
         """Return the loss over the batch's triplets (x, p(y), p(Z)), reduced by `reduction`.
 
         labels: (B,); or, instead of them:
         positives, negatives: (B, D), and (B, D) or (B, K, D).
-        weights: (B,) of the embeddings; the mean is then Σ w·loss / Σ w.
+        weights: (B,) of the anchors; the mean is then Σ w·loss / Σ w.
         """
         if indices_tuple is not None:
             raise ValueError("losses over proxies need no mined pairs; leave out the miner")
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("losses over proxies compare with proxies; leave ref_emb out")
-        check_embeddings(embeddings, self.dim)
-        weights = None if weights is None else self._check_weights(weights, embeddings)
-        if self.shard is not None:
-            if is_traced():
-                raise RuntimeError("torch.compile and torch.func need all proxies; drop sharded")
-            embeddings = to_shards(embeddings)
-        with without_autocast(embeddings):
+        x = check_embeddings(embeddings, self.dim)
+        if weights is not None:
+            if not self.separable:
+                raise ValueError(f"{type(self).__name__} takes no weights: {NOT_SEPARABLE}")
+            weights = check_weights(weights, x)
+        if not self.separable and self.training and not self._has_whole_batch:
+            self._check_whole_batch(x)
+        with without_autocast(x):
+            x, proxies = full_precision(x, self.proxies), full_precision(self.proxies, x)
             if labels is None:
-                y, z = check_triplets(embeddings, positives, negatives)
-                x, y, z = (self._place(each) for each in (embeddings, y, z))
-                p = self._place(self.proxies, embeddings)
+                y, z = check_triplets(x, positives, negatives)
+                y, z, p = (self._place(full_precision(each, x)) for each in (y, z, proxies))
                 triplets = self.assignment.from_triplets(y, z, p)
-                return self._reduced(x, p, triplets, weights, one_or_nan(x, y, z))
+                return self._plain(x, proxies, triplets, weights, one_or_nan(x, y, z))
             if positives is not None or negatives is not None:
                 raise ValueError("got labels and triplets; pass one of the two")
-            labels = check_labels(labels, embeddings, self.num_classes)
-            proxies = self.proxies  # looked up once: with few proxies microseconds count
+            labels = check_labels(labels, x, self.num_classes)
             if self.training and not self.assignment.is_settled(labels):
-                p = self._place(proxies, embeddings)
-                self.assignment.settle(self._place(embeddings), labels, p)
-            if self._fuses(embeddings, proxies, weights):
-                positive = self.assignment.of(embeddings, labels, proxies)
-                share = anchor_shares(weights, embeddings, self.reduction)
-                return self._fused_loss(embeddings, positive, proxies, share)
-            x, p = self._place(embeddings), self._place(proxies, embeddings)
-            triplets = self.assignment.from_labels(x, labels, p)
+                self.assignment.settle(self._place(x), labels, self._place(proxies))
+            if self._chunks(x, proxies, weights):
+                return self._chunked(x, self.assignment.of(x, labels, proxies), proxies, weights)
+            triplets = self.assignment.from_labels(self._place(x), labels, self._place(proxies))
             sound = one_or_nan(x) if isinstance(self.assignment, Dynamic) else None
-            return self._reduced(x, p, triplets, weights, sound)
+            return self._plain(x, proxies, triplets, weights, sound)
 
-    def logits(self, embeddings: Tensor) -> Tensor:
+    def logits(self, embeddings: Array) -> Tensor:
         """Return scale · cos(x, p), or −|x − p|² with free norms, of every proxy: (B, P)."""
-        check_embeddings(embeddings, self.dim)
-        with without_autocast(embeddings):
-            return self._logits(self._place(embeddings), self._place(self.proxies, embeddings))
+        x = check_embeddings(embeddings, self.dim)
+        with without_autocast(x):
+            x, p = full_precision(x, self.proxies), full_precision(self.proxies, x)
+            return self._logits(self._place(x), self._place(p))
 
     @torch.no_grad()
-    def assign(self, embeddings: Tensor, labels: Array | None = None) -> Tensor:
+    def assign(self, embeddings: Array, labels: Array | None = None) -> Tensor:
         """Return p(x) of each embedding, rows of `proxies`, as in training.
 
         Pass raw embeddings: with free norms the closest proxy depends on their length.
         """
-        check_embeddings(embeddings, self.dim)
+        x = check_embeddings(embeddings, self.dim)
         if labels is not None:
-            labels = check_labels(labels, embeddings, self.num_classes)
-        p = self._place(self.proxies, embeddings)
-        return self.assignment.of(self._place(embeddings), labels, p)
+            labels = check_labels(labels, x, self.num_classes)
+        x, p = full_precision(x, self.proxies), full_precision(self.proxies, x)
+        return self.assignment.of(self._place(x), labels, self._place(p))
 
     @abstractmethod
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         """Return losses (T,), or () if not separable, of placed anchors (T, D) and proxies."""
 
-    def _fused_loss(
-        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
-    ) -> Tensor:
-        """Return the loss of embeddings (B, D) with positives (B,) against all others: `Form`."""
+    def _computation(self, batch: int) -> Computation:
+        """Return the chunked form for a batch of this size, if `fusible`."""
         raise NotImplementedError
 
-    def _fuses(self, x: Tensor, proxies: Tensor, weights: Tensor | None) -> bool:
-        """Return whether this batch takes the fused form, which has no gradient by the weights."""
-        if weights is not None and weights.requires_grad:
-            if self.shard is not None:
-                raise ValueError("a sharded loss has no gradient by its weights; detach them")
-            return False
-        if self.fused is False:
-            return False
-        return (
-            bool(self.fused)
-            or self.shard is not None
-            or self.fuses_few
-            or pays(len(x), *proxies.shape)
+    def _can_chunk(self, num_proxies: int) -> bool:
+        """Return whether the chunked form can have the scale of this loss."""
+        return self.fusible
+
+    def _chunks(self, x: Tensor, proxies: Tensor, weights: Tensor | None) -> bool:
+        """Return whether this batch takes the chunked form; it has no gradient by the weights."""
+        can = self.fused is not False and not torch.compiler.is_compiling()
+        can = can and not (weights is not None and weights.requires_grad)
+        if self.shard is not None:
+            if not can:
+                raise RuntimeError(
+                    "a sharded loss has no plain form, which torch.compile and a gradient by the "
+                    "weights need; drop sharded"
+                )
+            return True
+        return can and (bool(self.fused) or self.fuses_few or pays(len(x), *proxies.shape))
+
+    def _chunked(
+        self, x: Tensor, positive: Tensor, proxies: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Return the loss in chunks, with p(x) by label; weights become shares of the mean."""
+        shares = None
+        if self.reduction == "sum":
+            shares = x.new_ones(len(x)) if weights is None else weights.to(x.dtype)
+        elif weights is not None:
+            shares = (weights / weights.sum()).to(x.dtype)
+        assert self.scale is not None
+        return chunked_loss(
+            self._computation(len(x)),
+            self._plain_of_shares,
+            x,
+            positive,
+            proxies,
+            scale=self.scale,
+            shares=shares,
+            shard=self.shard,
+            work=self._work,
         )
 
-    def _reduced(
+    def _plain_of_shares(
+        self, x: Tensor, positive: Tensor, proxies: Tensor, shares: Tensor | None
+    ) -> Tensor:
+        """Return what `_chunked` computes, by autograd."""
+        losses = self._losses(self._place(x), self._place(proxies), ProxyTriplets(positive))
+        if not self.separable:
+            return losses
+        return losses.mean() if shares is None else losses @ shares
+
+    def _plain(
         self,
         x: Tensor,
-        p: Tensor,
+        proxies: Tensor,
         triplets: ProxyTriplets,
         weights: Tensor | None,
         sound: Tensor | None,
     ) -> Tensor:
         """Return the plain form times `sound`: NaN if what chooses proxies is not finite."""
         if len(triplets.positive) == 0:
-            loss = no_losses(x, self.proxies, self.reduction)
+            loss = zero_with_graph(x) + zero_with_graph(proxies)
+            loss = loss.expand(len(x)) if self.reduction == "none" else loss
         else:
-            anchors = x if triplets.anchor is None else x[triplets.anchor]
+            placed, p = self._place(x), self._place(proxies)
+            anchors = placed if triplets.anchor is None else placed[triplets.anchor]
             loss = self._losses(anchors, p, triplets)
             if self.separable:
-                loss = reduce_losses(loss, triplets, weights, len(x), self.reduction)
+                loss = reduce_losses(loss, triplets.anchor, weights, len(x), self.reduction)
         return loss if sound is None else loss * sound
 
-    def _place(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Return x in full precision: its direction, or x itself with free norms."""
-        x = full_precision(x, *others, self.proxies)
+    def _place(self, x: Tensor) -> Tensor:
+        """Return the direction of x, or x itself with free norms."""
         return x if self.scale is None else normalize(x)
 
     def _logits(self, x: Tensor, p: Tensor) -> Tensor:
         """Return `proxy_logits` of placed embeddings and proxies."""
         return -squared_distances(x, p) if self.scale is None else self.scale * (x @ p.T)
+
+    def _check_whole_batch(self, x: Tensor) -> None:
+        """Refuse a part of a batch where several processes train: once, as all call the loss."""
+        if together() and not torch.compiler.is_compiling():
+            whole = rows_of_all(x.detach())
+            if any(len(each) != len(x) or not torch.equal(each, x.detach()) for each in whole):
+                raise ValueError(
+                    f"the processes have different batches; {type(self).__name__} sums over the "
+                    "batch inside a logarithm, so the mean of their losses is another loss: pass "
+                    "the whole batch to each, with nofuss.distributed.shard.gather"
+                )
+        self._has_whole_batch = True
 
     @classmethod
     def shards(cls, assignment: str, scale: float | None) -> bool:
@@ -297,7 +385,37 @@ class ProxyLoss(nn.Module, ABC):
                 "a positive and a negative need two: raise proxies_per_class"
             )
 
-    def _check_weights(self, weights: Array, x: Tensor) -> Tensor:
-        if not self.separable:
-            raise ValueError(f"{type(self).__name__} takes no weights: {NOT_SEPARABLE}")
-        return check_weights(weights, x)
+
+def reduce_losses(
+    losses: Tensor, anchor: Tensor | None, weights: Tensor | None, batch: int, reduction: str
+) -> Tensor:
+    """Reduce losses of triplets (T,), weighted by their anchors, to a scalar or to one an anchor.
+
+    anchor: (T,) the row of each triplet's anchor in the batch; None: triplet t is of row t.
+
+    "none" gives each of the `batch` embeddings the mean over its triplets times its weight, 0 if
+    it has none; "sum" is the sum of that. The mean is over triplets, equally weighted without
+    `weights`: an anchor with more positives counts more.
+    """
+    weights = None if weights is None else weights.to(losses.dtype)
+    if anchor is None:
+        weighted = losses if weights is None else losses * weights
+        if reduction == "none":
+            return weighted
+        if reduction == "sum":
+            return weighted.sum()
+        return losses.mean() if weights is None else weighted.sum() / weights.sum()
+    if reduction == "mean":
+        if weights is None:
+            return losses.mean()
+        each = weights[anchor]
+        return (losses * each).sum() / _nonzero(each.sum())
+    zeros = losses.new_zeros(batch)
+    count = _nonzero(zeros.index_add(0, anchor, torch.ones_like(losses)))
+    of_anchors = zeros.index_add(0, anchor, losses) / count
+    of_anchors = of_anchors if weights is None else of_anchors * weights
+    return of_anchors if reduction == "none" else of_anchors.sum()
+
+
+def _nonzero(count: Tensor) -> Tensor:
+    return torch.where(count == 0, 1.0, count)

@@ -5,15 +5,47 @@ zero. Putting it in gives the softmax form, which most public code calls Proxy-N
 the name of the paper that studied it.
 """
 
-from typing import ClassVar
+import math
+from functools import partial
+from typing import ClassVar, Unpack
 
+import torch
 from torch import Tensor
 
-from nofuss.losses.fast.fused import fused_proxy_nca
-from nofuss.losses.inputs import check_number
-from nofuss.losses.of_logits import nca_of_logits
-from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
-from nofuss.proxies.assignment import Assignment, ProxyTriplets
+from nofuss.losses.checks import check_number
+from nofuss.losses.chunked import Computation
+from nofuss.losses.chunked_forms import at_once_is_faster, exponents_fit, nca, nca_at_once
+from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.proxies.assignment import ProxyTriplets
+
+
+def nca_of_logits(
+    logits: Tensor,
+    triplets: ProxyTriplets,
+    *,
+    include_positive: bool = False,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return log Σ_{z∈Z} exp(logit_z) − logit_y for each row of logits (T, P): (T,).
+
+    label_smoothing: takes that fraction of the target from y and spreads it evenly over Z and y,
+        as `torch.nn.functional.cross_entropy` does.
+    """
+    own = triplets.positive[:, None]  # (T, 1)
+    own_logit = logits.gather(1, own).squeeze(1)
+    counted = None
+    if triplets.negative is not None:
+        counted = triplets.negative.scatter(1, own, include_positive)
+        others = logits.masked_fill(~counted, -math.inf)
+    elif include_positive:
+        others = logits
+    else:
+        others = logits.scatter(1, own, -math.inf)
+    losses = others.logsumexp(1) - own_logit
+    if label_smoothing == 0:
+        return losses
+    mean = logits.mean(1) if counted is None else (logits * counted).sum(1) / counted.sum(1)
+    return losses + label_smoothing * (own_logit - mean)
 
 
 def proxy_nca(
@@ -49,44 +81,31 @@ class ProxyNCA(ProxyLoss):
         >>> criterion(model(features), labels).backward()
         >>> optimizer.step()
 
-    num_classes: labels are 0 … num_classes − 1.
-    dim: of the embeddings and the proxies.
     scale: 2·N_x·N_p, the scale of the cosine; None leaves the norms free, as the paper trains.
         18 is N_x = N_p = 3, inside the 16–28 that reproductions found to train well. On the
         unit sphere itself (scale 2) distances lie in [0, 4]: too soft to fit many classes.
-    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "dynamic", "balanced", or an `Assignment`. Without labels (bare triplets)
-        use "dynamic", where num_classes × proxies_per_class is just the number of proxies; or
-        "balanced" with the groups of `nofuss.linked_groups` as labels.
-    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
-    fused: compute the loss as one node of the graph instead of many, over chunks of proxies that
-        stay in cache; values and gradients are those of the plain form. True and False mean
-        always and never; None fuses where it is faster. Free norms, `reduction="none"` and a Z
-        that is not every other proxy have the plain form only, which also serves second
-        derivatives and torch.func.
-    seed: for the initial proxies and for which labels share one; None uses torch's global
-        generator.
-    proxies: initial proxies (num_proxies, dim), copied as float32; None draws random directions.
-        Row c is the proxy of label c; several proxies of a label are neighbouring rows.
-    sharded: distribute the proxies over processes (`nofuss.distributed.processes.joined`): the
-        parameter then holds the rows of this process only. Every process passes the same, whole
-        batch (see `distributed/shard.py`), and all initial proxies if any; it gets the loss
-        that one process with all proxies would get. For one proxy a label or fewer, and a scale.
     """
 
     fuses_few: ClassVar[bool] = True
 
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        scale: float | None = 18.0,
+        **options: Unpack[ProxyOptions],
+    ) -> None:
+        super().__init__(num_classes, dim, scale=scale, **options)
+
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets)
 
-    def _fused_loss(
-        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
-    ) -> Tensor:
-        scale = self.scale
-        assert scale is not None
-        return fused_proxy_nca(
-            embeddings, positive, proxies, scale=scale, share=share, shard=self.shard
-        )
+    def _can_chunk(self, num_proxies: int) -> bool:
+        return nca_can_chunk(self.scale, num_proxies)
+
+    def _computation(self, batch: int) -> Computation:
+        return nca_computation(self, batch, include_positive=False)
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -101,19 +120,9 @@ class ProxyNCAPlusPlus(ProxyLoss):
         >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
         >>> criterion(embeddings, labels).backward()
 
-    num_classes: labels are 0 … num_classes − 1.
-    dim: of the embeddings and the proxies.
     temperature: T; 1/9 is norms of 3, scale 18 of `ProxyNCA`.
-    label_smoothing: share of the target that is spread evenly over p(y) and p(Z), as in
+    label_smoothing: fraction of the target that is spread evenly over p(y) and p(Z), as in
         `torch.nn.CrossEntropyLoss`; above 0 it takes the plain form.
-    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "dynamic", "balanced" or an `Assignment`, as in `ProxyNCA`.
-    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
-    fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
-    seed: for the initial proxies and for which labels share one; None uses torch's global
-        generator.
-    proxies: initial proxies (num_proxies, dim), as in `ProxyNCA`; None draws random directions.
-    sharded: distribute the proxies over processes, as in `ProxyNCA`.
     """
 
     free_norms: ClassVar[bool] = False
@@ -126,32 +135,17 @@ class ProxyNCAPlusPlus(ProxyLoss):
         *,
         temperature: float = 1 / 9,
         label_smoothing: float = 0.0,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
-        reduction: str = "mean",
-        fused: bool | None = None,
-        seed: int | None = None,
-        proxies: Tensor | None = None,
-        sharded: bool = False,
+        **options: Unpack[ProxyOptions],
     ) -> None:
         check_number("temperature", temperature, positive=True)
         check_smoothing(label_smoothing)
-        if label_smoothing and (fused or sharded):
-            raise ValueError(
-                "label_smoothing has no fused and no sharded form; leave fused and sharded out"
-            )
-        super().__init__(
-            num_classes,
-            dim,
-            scale=2 / temperature,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            reduction=reduction,
-            fused=False if label_smoothing else fused,
-            seed=seed,
-            proxies=proxies,
-            sharded=sharded,
-        )
+        if label_smoothing:
+            if options.get("fused") or options.get("sharded"):
+                raise ValueError(
+                    "label_smoothing has no fused and no sharded form; leave fused and sharded out"
+                )
+            options["fused"] = False
+        super().__init__(num_classes, dim, scale=2 / temperature, **options)
         self.label_smoothing = label_smoothing
 
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
@@ -162,23 +156,27 @@ class ProxyNCAPlusPlus(ProxyLoss):
             label_smoothing=self.label_smoothing,
         )
 
-    def _fused_loss(
-        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
-    ) -> Tensor:
-        scale = self.scale
-        assert scale is not None
-        return fused_proxy_nca(
-            embeddings,
-            positive,
-            proxies,
-            scale=scale,
-            include_positive=True,
-            share=share,
-            shard=self.shard,
-        )
+    def _can_chunk(self, num_proxies: int) -> bool:
+        return nca_can_chunk(self.scale, num_proxies)
+
+    def _computation(self, batch: int) -> Computation:
+        return nca_computation(self, batch, include_positive=True)
+
+
+def nca_can_chunk(scale: float | None, num_proxies: int) -> bool:
+    """Return whether the exponentials of all proxies can be summed, in double at least."""
+    return scale is None or exponents_fit(scale, num_proxies, torch.float64)
+
+
+def nca_computation(loss: ProxyLoss, batch: int, *, include_positive: bool) -> Computation:
+    """Return the form that is faster for a batch of this size."""
+    if loss.shard is None and at_once_is_faster(batch, len(loss.proxies)):
+        return partial(nca_at_once, include_positive=include_positive)
+    assert loss.scale is not None
+    return partial(nca, scale=loss.scale, include_positive=include_positive)
 
 
 def check_smoothing(label_smoothing: float) -> None:
-    """Refuse a label smoothing that is not a share of the target."""
+    """Refuse a label smoothing that is not a fraction of the target."""
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing is {label_smoothing}; expected from 0 up, below 1")

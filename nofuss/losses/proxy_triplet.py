@@ -1,13 +1,24 @@
 """Proxy-Triplet: the margin triplet loss, Eq. 3, over proxies."""
 
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from nofuss.losses.fast.fused import fused_proxy_triplet
-from nofuss.losses.of_logits import triplet_of_logits
-from nofuss.losses.proxy_loss import ProxyLoss, proxy_logits
-from nofuss.proxies.assignment import Assignment, ProxyTriplets
+from nofuss.losses import chunked_forms
+from nofuss.losses.checks import check_number
+from nofuss.losses.chunked import Computation
+from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
+from nofuss.proxies.assignment import ProxyTriplets
+
+
+def triplet_of_logits(logits: Tensor, triplets: ProxyTriplets, *, margin: float) -> Tensor:
+    """Return the mean over z∈Z of [logit_z + M − logit_y]₊ for each row, (T,); logits are −d."""
+    own = triplets.positive[:, None]  # (T, 1)
+    hinge = (logits + margin - logits.gather(1, own)).clamp_min(0)  # (T, P)
+    if triplets.negative is None:
+        return hinge.scatter(1, own, 0).sum(1) / (hinge.shape[1] - 1)
+    return (hinge * triplets.negative).sum(1) / triplets.negative.sum(1)
 
 
 def proxy_triplet(
@@ -34,19 +45,9 @@ class ProxyTriplet(ProxyLoss):
         >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
         >>> criterion(embeddings, labels).backward()
 
-    num_classes: labels are 0 … num_classes − 1.
-    dim: of the embeddings and the proxies.
     scale: 2 is the unit sphere, N_x = N_p = 1, d in [0, 4]; a larger one only shrinks the
         margin, since the hinge is linear. None leaves the norms free.
-    margin: M.
-    proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static", "dynamic", "balanced" or an `Assignment`, as in `ProxyNCA`.
-    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
-    fused: one node in the graph instead of many; None fuses where it is faster, see `ProxyNCA`.
-    seed: for the initial proxies and for which labels share one; None uses torch's global
-        generator.
-    proxies: initial proxies (num_proxies, dim), as in `ProxyNCA`; None draws random directions.
-    sharded: distribute the proxies over processes, as in `ProxyNCA`.
+    margin: M, from 0 up.
     """
 
     needs_scale: ClassVar[bool] = False
@@ -58,42 +59,14 @@ class ProxyTriplet(ProxyLoss):
         *,
         scale: float | None = 2.0,
         margin: float = 0.1,
-        proxies_per_class: float = 1.0,
-        assignment: str | Assignment = "static",
-        reduction: str = "mean",
-        fused: bool | None = None,
-        seed: int | None = None,
-        proxies: Tensor | None = None,
-        sharded: bool = False,
+        **options: Unpack[ProxyOptions],
     ) -> None:
-        super().__init__(
-            num_classes,
-            dim,
-            scale=scale,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            reduction=reduction,
-            fused=fused,
-            seed=seed,
-            proxies=proxies,
-            sharded=sharded,
-        )
+        check_number("margin", margin)
+        super().__init__(num_classes, dim, scale=scale, **options)
         self.margin = margin
 
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return triplet_of_logits(self._logits(x, p), triplets, margin=self.margin)
 
-    def _fused_loss(
-        self, embeddings: Tensor, positive: Tensor, proxies: Tensor, share: Tensor | None
-    ) -> Tensor:
-        scale = self.scale
-        assert scale is not None
-        return fused_proxy_triplet(
-            embeddings,
-            positive,
-            proxies,
-            scale=scale,
-            margin=self.margin,
-            share=share,
-            shard=self.shard,
-        )
+    def _computation(self, batch: int) -> Computation:
+        return partial(chunked_forms.triplet, margin=self.margin)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from nofuss.geometry import normalize, squared_distances
-from nofuss.losses.inputs import zero_with_graph
+from nofuss.geometry import squared_distances, unit_squared_distances
+from nofuss.losses.checks import zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss, pair_masks
 
 
@@ -17,8 +17,7 @@ def ranking(embeddings: Tensor, labels: Tensor, *, unit_norm: bool = True) -> Te
     positive, negative = pair_masks(labels)
     if not (positive.any(1) & negative.any(1)).any():
         return zero_with_graph(embeddings)
-    x = normalize(embeddings) if unit_norm else embeddings
-    d = squared_distances(x, x)
+    d = (unit_squared_distances if unit_norm else squared_distances)(embeddings, embeddings)
     anchor, y = positive.nonzero(as_tuple=True)  # (T,)
     wrong = (d[anchor, y, None] > d[anchor]) & negative[anchor]  # (T, B)
     return wrong.sum().to(d.dtype) / negative[anchor].sum()

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from nofuss.geometry import normalize, squared_distances
-from nofuss.losses.inputs import zero_with_graph
+from nofuss.geometry import unit_squared_distances
+from nofuss.losses.checks import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss, Pairs, pair_masks
 
 
@@ -27,7 +27,7 @@ def semi_hard_of_pairs(
     anchor, y = (positive & negative.any(1, keepdim=True)).nonzero(as_tuple=True)  # (T,)
     if len(anchor) == 0:
         return zero_with_graph(embeddings)
-    d = squared_distances(normalize(embeddings), normalize(references))  # (B, R)
+    d = unit_squared_distances(embeddings, references)  # (B, R)
     d_y, d_z = d[anchor, y], d[anchor]  # (T,), (T, R)
     farther = negative[anchor] & (d_z > d_y[:, None])
     closest_farther = d_z.masked_fill(~farther, math.inf).amin(1)
@@ -43,6 +43,7 @@ class SemiHardTriplet(InstanceLoss):
 
     def __init__(self, *, margin: float = 0.2) -> None:
         super().__init__()
+        check_number("margin", margin)
         self.margin = margin
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:

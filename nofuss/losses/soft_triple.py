@@ -3,17 +3,16 @@
 Later than the paper, and here for comparison.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.geometry import distances, normalize
-from nofuss.losses.inputs import check_number
-from nofuss.losses.of_logits import nca_of_logits
-from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.losses.proxy_nca import check_smoothing
+from nofuss.losses.checks import check_number
+from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions
+from nofuss.losses.proxy_nca import check_smoothing, nca_of_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
 
@@ -62,18 +61,14 @@ class SoftTriple(ProxyLoss):
         >>> embeddings, labels = torch.randn(32, 64), torch.randint(100, (32,))
         >>> criterion(embeddings, labels).backward()
 
-    num_classes: labels are 0 … num_classes − 1.
-    dim: of the embeddings and the centers.
-    proxies_per_class: centers of each class, a whole number.
     scale: their λ, the scale of the similarities in the softmax over classes.
     gamma: their γ, the temperature of the softmax over the centers of a class.
     margin: their δ, subtracted from the similarity to the own class.
     tau: their τ, the weight of the term that merges centers; 0 leaves it out.
     label_smoothing: share of the target that is spread evenly over all classes.
-    reduction: "mean", "sum", or "none" for the loss of each embedding (B,).
-    seed: for the initial centers; None uses torch's global generator.
-    proxies: initial centers (num_classes · proxies_per_class, dim), those of a class in
-        neighbouring rows; copied, as float32. None draws random directions.
+
+    There are 10 centers of each class by default, `proxies_per_class`, a whole number; those of a
+    class are neighbouring rows. There is no fused and no sharded form.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
@@ -86,28 +81,19 @@ class SoftTriple(ProxyLoss):
         num_classes: int,
         dim: int,
         *,
-        proxies_per_class: int = 10,
         scale: float = 20.0,
         gamma: float = 0.1,
         margin: float = 0.01,
         tau: float = 0.2,
         label_smoothing: float = 0.0,
-        reduction: str = "mean",
-        seed: int | None = None,
-        proxies: Tensor | None = None,
+        **options: Unpack[ProxyOptions],
     ) -> None:
         check_number("gamma", gamma, positive=True)
+        check_number("margin", margin)
         check_number("tau", tau)
         check_smoothing(label_smoothing)
-        super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            scale=scale,
-            reduction=reduction,
-            seed=seed,
-            proxies=proxies,
-        )
+        options.setdefault("proxies_per_class", 10)
+        super().__init__(num_classes, dim, scale=scale, **options)
         self.gamma = gamma
         self.margin = margin
         self.tau = tau

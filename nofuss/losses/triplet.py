@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from nofuss.geometry import normalize, squared_distances
-from nofuss.losses.inputs import zero_with_graph
+from nofuss.geometry import squared_distances, unit_squared_distances
+from nofuss.losses.checks import check_number, zero_with_graph
 from nofuss.losses.instance_loss import InstanceLoss, Pairs, mined_pairs, pair_masks
 
 
@@ -21,10 +21,7 @@ def triplet_of_pairs(
     embeddings: Tensor, references: Tensor, pairs: Pairs, *, margin: float, unit_norm: bool
 ) -> Tensor:
     """Return the same loss for every (x, y) with every (x, z), y and z among the references."""
-    x, ref = embeddings, references
-    if unit_norm:
-        x, ref = normalize(x), normalize(ref)
-    d = squared_distances(x, ref)  # (B, R)
+    d = (unit_squared_distances if unit_norm else squared_distances)(embeddings, references)
     anchor, y = pairs.positive.nonzero(as_tuple=True)  # (T,)
     negative = pairs.negative[anchor]
     hinge = (d[anchor, y, None] + margin - d[anchor]).clamp_min(0)  # (T, R)
@@ -50,6 +47,7 @@ class Triplet(InstanceLoss):
 
     def __init__(self, *, margin: float = 0.1, unit_norm: bool = True) -> None:
         super().__init__()
+        check_number("margin", margin)
         self.margin = margin
         self.unit_norm = unit_norm
 
@@ -65,8 +63,5 @@ class Triplet(InstanceLoss):
         i, j, k = indices_tuple
         if len(i) == 0:
             return zero_with_graph(x)
-        if self.unit_norm:
-            x, ref = normalize(x), normalize(ref)
-        a, y, z = x[i], ref[j], ref[k]
-        d_y, d_z = (a - y).square().sum(1), (a - z).square().sum(1)
-        return (d_y + self.margin - d_z).clamp_min(0).mean()
+        d = (unit_squared_distances if self.unit_norm else squared_distances)(x, ref)  # (B, R)
+        return (d[i, j] + self.margin - d[i, k]).clamp_min(0).mean()

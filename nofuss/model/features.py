@@ -1,38 +1,33 @@
-"""Features of a fixed backbone, computed once and kept by picture: an epoch takes seconds."""
+"""Features of a fixed backbone, computed once and cached by picture: an epoch takes seconds."""
 
-import logging
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import numpy as np
 import PIL
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.cache import Rows, holds_blob
+from nofuss.cache import Rows
 from nofuss.data.collection import Collection
 from nofuss.data.items import content_keys
-from nofuss.data.loader import batches, on_device
+from nofuss.data.loader import ahead, batches, on_device
 from nofuss.data.sampling import Indices, in_order
+from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
-from nofuss.distributed.processes import all_sum, first, world
 from nofuss.files import Bytes, array_bytes, digest, tensor_parts
-from nofuss.model.backbones import OWN, Backbone
-from nofuss.model.embedder import Embedder
-from nofuss.model.inference import extract_together, for_inference
-from nofuss.model.onnx_backbone import OnnxNetwork, accelerate, can_accelerate, graph_name
-from nofuss.progress import Progress, silent, working
+from nofuss.model.backbones import OWN, Backbone, evaluating
+from nofuss.model.embedder import Embedder, for_inference
+from nofuss.model.onnx import OnnxNetwork, accelerate
+from nofuss.progress import Progress, silent
 
-log = logging.getLogger("nofuss")
-
-WORTH_EXPORT = 1000
-"""Number of pictures from which exporting the backbone to onnxruntime saves time."""
 ONNX_BATCH, TORCH_BATCH, GPU_BATCH, VECTOR_BATCH = 8, 16, 64, 4096
 """Items loaded at once; onnxruntime is fastest while a batch fits the processor's cache."""
 CHUNK = 2048
-"""Pictures whose features are kept at once."""
+"""Pictures whose features are written to the cache at once."""
+Unreadable = dict[int, str]
+"""Row of each picture that can't be decoded, with the reason."""
 
 
 def backbone_features(
@@ -43,57 +38,115 @@ def backbone_features(
     num_workers: int = 0,
     progress: Progress = silent,
 ) -> Tensor:
-    """Return features (N, F) of the centre crops; those that are kept are not computed again.
+    """Return features (N, F) of the centre crops; those in the cache are not computed again.
 
     straight: rows without their mirror images, where the backbone averages both.
     """
-    if straight is None or not embedder.backbone.mirror:
-        return _features(embedder, collection, len(collection), num_workers, progress)
-    features = torch.empty(len(collection), embedder.backbone.features)
-    others = np.setdiff1d(np.arange(len(collection)), straight)
-    try:
-        for rows, mirror in ((straight, False), (others, True)):
-            embedder.backbone.mirror = mirror
-            part = collection.subset(rows)
-            features[rows] = _features(embedder, part, len(collection), num_workers, progress)
-    finally:
-        embedder.backbone.mirror = True
+    original, ready = embedder.backbone, for_inference(embedder).backbone
+    all_rows = np.arange(len(collection))
+    plain = np.empty(0, np.int64) if straight is None or not original.mirror else straight
+    features = torch.empty(len(collection), original.features)
+    for rows, mirror in ((plain, False), (np.setdiff1d(all_rows, plain), original.mirror)):
+        if not len(rows):
+            continue
+        ready.mirror = mirror
+        features[rows] = features_of(
+            ready,
+            collection.subset(rows),
+            cache=feature_cache(original, mirror=mirror),
+            what="computing features once" + (", with mirror images" if mirror else ""),
+            num_workers=num_workers,
+            progress=progress,
+        )
     return features
 
 
-def _features(
-    embedder: Embedder, collection: Collection, count: int, num_workers: int, progress: Progress
+def features_of(
+    backbone: Backbone,
+    collection: Collection,
+    *,
+    cache: Rows | None,
+    what: str = "embedding",
+    unreadable: Unreadable | None = None,
+    num_workers: int = 0,
+    progress: Progress = silent,
 ) -> Tensor:
-    """Return features of a part of a collection; the whole command computes `count` of them."""
-    store = feature_store(embedder.backbone)
-    kept = kept_features(store, collection, embedder.backbone.features)
-    if not len(kept.missing):
-        return kept.values
-    backbone = for_inference(embedder).backbone
-    label = "computing features once" + (", with mirror images" if backbone.mirror else "")
-    accelerate_for(backbone, count, missing=len(kept.missing), progress=progress)
-    return completed(kept, backbone, collection, label, num_workers=num_workers, progress=progress)
+    """Return features (N, F) of all items: what `cache` has, else computed and written there.
+
+    backbone: as `for_inference` returns it. what: in words, for `progress`. unreadable: is filled
+    with the pictures that can't be decoded, whose features have no meaning; without it they are an
+    error. Features are written chunk by chunk, so that a killed command continues where it was.
+    """
+    values = torch.zeros(len(collection), backbone.features)
+    is_known, keys = np.zeros(len(collection), bool), list[bytes]()
+    if collection.kind == "dataset":
+        cache = None  # its pixels can't be known beforehand
+    if cache is not None:
+        keys = picture_keys(collection)
+        places: dict[bytes, list[int]] = {}
+        for row, key in enumerate(keys):
+            places.setdefault(key, []).append(row)
+        for key, value in cache.read(keys):
+            if len(value) == 4 * backbone.features:
+                values.numpy()[places[key]] = np.frombuffer(value, np.float32)
+                is_known[places[key]] = True
+        # Of several processes one may have read before another has written.
+        counts = processes.all_sum(torch.from_numpy(is_known).int())
+        is_known = counts.numpy() == processes.world()
+    missing = np.flatnonzero(~is_known)
+    if len(missing):
+        accelerate(backbone, len(missing), progress=progress)
+        progress(what, 0, len(missing))
+    for start in range(0, len(missing), CHUNK):
+        rows = missing[start : start + CHUNK]
+        items, failed = collection.subset(rows), Unreadable()
+
+        def advance(_: str, done: int, __: int, start: int = start) -> None:
+            progress(what, start + done, len(missing))
+
+        part = run_over(
+            backbone,
+            items,
+            unreadable=None if unreadable is None else failed,
+            num_workers=num_workers,
+            progress=advance,
+        )
+        values[rows] = part
+        if unreadable is not None:
+            unreadable |= {int(rows[i]): reason for i, reason in failed.items()}
+        if cache is not None and processes.first():
+            # A picture that changed while it was decoded has features of another content.
+            now = picture_keys(items)
+            same = [i for i, row in enumerate(rows) if keys[row] == now[i] and i not in failed]
+            cache.write([now[i] for i in same], [part[i].numpy().tobytes() for i in same])
+    return values
 
 
-def feature_store(backbone: Backbone) -> Rows | None:
-    """Return where features of this backbone are kept; None if a key can't cover what it does.
+def feature_cache(backbone: Backbone, *, mirror: bool | None = None) -> Rows | None:
+    """Return where features of this backbone are cached; None if a key can't cover what it does.
 
     The key covers the network's name, preprocessing, mirroring, versions, the kind of device, the
     precision and every weight, as they are before batch norm is folded.
     """
     if backbone.preprocessing is None or backbone.name == OWN:
         return None
+    mirror = backbone.mirror if mirror is None else mirror
 
     def parts() -> Iterator[Bytes]:
-        yield f"{backbone.name} {backbone.preprocessing} mirror {backbone.mirror}".encode()
-        yield f"{torch.__version__} {PIL.__version__}".encode()
-        if (kind := device_of(backbone).type) != "cpu":  # a GPU may round its products
-            yield kind.encode()
-        if backbone.precision != "fp32":
-            yield backbone.precision.encode()
+        yield f"{backbone.name} {backbone.preprocessing} mirror {mirror}".encode()
+        yield from numerics(backbone)
         yield from tensor_parts(backbone.state_dict())
 
     return Rows(f"features-{digest(*parts())}")
+
+
+def numerics(backbone: Backbone) -> Iterator[bytes]:
+    """Return what else decides on the bits of a result: versions, kind of device, precision."""
+    yield f"{torch.__version__} {PIL.__version__}".encode()
+    if (kind := device_of(backbone).type) != "cpu":  # a GPU may round its products
+        yield kind.encode()
+    if backbone.precision != "fp32":
+        yield backbone.precision.encode()
 
 
 def picture_keys(collection: Collection) -> list[bytes]:
@@ -105,160 +158,112 @@ def picture_keys(collection: Collection) -> list[bytes]:
     return [bytes.fromhex(digest(shape, array_bytes(row))) for row in rows]
 
 
-def read_features(
-    store: Rows, keys: Sequence[bytes], width: int
-) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Return features (N, width) and which of them are known; the others are zero."""
-    values, is_known = np.zeros((len(keys), width), np.float32), np.zeros(len(keys), bool)
-    places: dict[bytes, list[int]] = {}
-    for i, key in enumerate(keys):
-        places.setdefault(key, []).append(i)
-    for key, value in store.read(keys):
-        if len(value) == values.itemsize * width:
-            values[places[key]] = np.frombuffer(value, np.float32)
-            is_known[places[key]] = True
-    return torch.from_numpy(values), is_known
-
-
-def write_features(
-    store: Rows, keys: Sequence[bytes], collection: Collection, values: Tensor
-) -> None:
-    """Write features (N, F) of pictures, without those that have changed meanwhile."""
-    now = picture_keys(collection)
-    rows = [row.tobytes() for row in values.numpy()]
-    unchanged = [i for i, key in enumerate(keys) if key == now[i]]
-    store.write([keys[i] for i in unchanged], [rows[i] for i in unchanged])
-
-
-@dataclass(frozen=True)
-class KeptFeatures:
-    """Features of a collection as far as the store has them."""
-
-    store: Rows | None
-    keys: list[bytes]
-    """The store's key of each item; none without a store."""
-    values: Tensor
-    """(N, F), with zeros for those that are missing."""
-    missing: Indices
-
-
-def kept_features(store: Rows | None, collection: Collection, width: int) -> KeptFeatures:
-    """Read what `store` has of a collection's features (N, width)."""
-    count = len(collection)
-    if store is None or collection.kind == "dataset":  # whose pixels can't be known beforehand
-        return KeptFeatures(None, [], torch.zeros(count, width), np.arange(count))
-    keys = picture_keys(collection)
-    values, is_known = read_features(store, keys, width)
-    # Of several processes one may have read before another has written.
-    everywhere = all_sum(torch.from_numpy(is_known).int()) == world()
-    missing = np.flatnonzero(~everywhere.numpy())
-    return KeptFeatures(store, keys, values, missing)
-
-
-def features_of(
-    backbone: Backbone,
-    collection: Collection,
-    *,
-    store: Rows | None,
-    num_workers: int = 0,
-    progress: Progress = silent,
-) -> Tensor:
-    """Return features (N, F) of all items: what `store` has, else computed and put there."""
-    kept = kept_features(store, collection, backbone.features)
-    if len(kept.missing):
-        accelerate_for(backbone, len(collection), missing=len(kept.missing), progress=progress)
-    return completed(
-        kept, backbone, collection, "embedding", num_workers=num_workers, progress=progress
-    )
-
-
-def completed(
-    kept: KeptFeatures,
-    backbone: Backbone,
-    collection: Collection,
-    what: str,
-    *,
-    num_workers: int = 0,
-    progress: Progress = silent,
-) -> Tensor:
-    """Compute what is missing, and return all.
-
-    what: in words, for `progress`. Features are kept chunk by chunk, so that a killed command
-    continues where it was.
-    """
-    total, start = len(kept.missing), 0
-    progress(what, 0, total)
-
-    def advance(_: str, done: int, __: int) -> None:
-        progress(what, start + done, total)
-
-    for start in range(0, total, CHUNK):
-        rows = kept.missing[start : start + CHUNK]
-        pictures = collection.subset(rows)
-        part = run_over(
-            backbone,
-            pictures,
-            num_workers=num_workers,
-            progress=advance,
-        )
-        kept.values[rows] = part
-        if kept.store is not None and first():
-            write_features(kept.store, [kept.keys[i] for i in rows], pictures, part)
-    return kept.values
+# Running a network over items
 
 
 def run_over(
     model: Embedder | Backbone,
     collection: Collection,
     *,
+    unreadable: Unreadable | None = None,
     num_workers: int = 0,
     progress: Progress = silent,
 ) -> Tensor:
-    """Return the features (of a Backbone) or raw embeddings (of an Embedder) of all items."""
+    """Return the features (of a Backbone) or raw embeddings (of an Embedder) of all items.
+
+    Several processes share the items. unreadable: as for `features_of`.
+    """
     backbone = model.backbone if isinstance(model, Embedder) else model
-    preprocessing = backbone.preprocessing
+    preprocessing, device = backbone.preprocessing, device_of(backbone)
     in_onnx = isinstance(backbone.network, OnnxNetwork)
-    device = device_of(backbone)
     if in_onnx or device.type != "cpu":  # pictures are decoded while the last ones are computed
         num_workers = max(1, num_workers)
-    batch = ONNX_BATCH if in_onnx else TORCH_BATCH if device.type == "cpu" else GPU_BATCH
-    if preprocessing is None:
-        batch = VECTOR_BATCH
-
-    def load(chosen: Sequence[Indices]) -> Iterator[Tensor]:
-        pin = device.type == "cuda"
-        loaded = batches(
-            collection, preprocessing, chosen, train=False, num_workers=num_workers, pin=pin
-        )
-        inputs = (batch.inputs for batch in on_device(loaded, device))
-        return map(_by_planes, inputs) if in_onnx else inputs
-
+    batch = batch_size(backbone)
     chosen = in_order(len(collection), batch)
     if preprocessing is not None and len(chosen):
         # All batches have one size: a picture's features do not depend on what else is missing.
         padding = np.full(batch - len(chosen[-1]), chosen[-1][-1])
         chosen[-1] = np.concatenate([chosen[-1], padding])
+    own = processes.share(len(chosen))  # the batches of this process
+    before, count = sum(map(len, chosen[: own.start])), sum(map(len, chosen[own]))
+    loaded = batches(
+        collection,
+        preprocessing,
+        chosen[own],
+        train=False,
+        unreadable=unreadable,
+        num_workers=num_workers,
+        pin=device.type == "cuda",
+    )
 
-    def tell(what: str, done: int, _: int) -> None:
-        progress(what, min(done, len(collection)), len(collection))
+    def tell(what: str, done: int, _: int) -> None:  # other processes are about as far
+        progress(what, min(done * processes.world(), len(collection)), len(collection))
 
     tell("embedding", 0, 0)
-    threads = torch.get_num_threads() if in_onnx else 0  # so that no thread waits for a batch's end
-    with one_torch_thread() if in_onnx else nullcontext():
-        found = extract_together(model, load, chosen, progress=tell, threads=threads)
-    return found[: len(collection)]
+    inputs = (each.inputs for each in on_device(loaded, device))
+    part = extract(model, inputs, count=count, progress=tell)
+    if processes.world() == 1:
+        return part[: len(collection)]
+    whole = part.new_zeros(sum(map(len, chosen)), part.shape[1])
+    whole[before : before + count] = part
+    if unreadable is not None:
+        for text in processes.exchange(json.dumps(unreadable)):
+            unreadable |= {int(row): reason for row, reason in json.loads(text).items()}
+    return processes.merge_rows(whole, slice(before, before + count))[: len(collection)]
 
 
-def _by_planes(views: Tensor) -> Tensor:
-    """Return views channel after channel in memory, as onnxruntime takes them.
+def batch_size(backbone: Backbone) -> int:
+    """Return how many items are loaded at once."""
+    if backbone.preprocessing is None:
+        return VECTOR_BATCH
+    if isinstance(backbone.network, OnnxNetwork):
+        return ONNX_BATCH
+    return TORCH_BATCH if device_of(backbone).type == "cpu" else GPU_BATCH
 
-    Before mirroring, which would copy them in the other order; numpy takes half of torch's time.
+
+def extract(
+    model: Embedder | Backbone,
+    batches: Iterable[Tensor],
+    *,
+    count: int,
+    progress: Progress = silent,
+) -> Tensor:
+    """Return embeddings (of an Embedder) or features (of a Backbone) of `count` inputs, (count, …).
+
+    The result is on the CPU, wherever the model is. The model runs in eval mode, and its mode is
+    restored afterwards.
     """
-    return torch.from_numpy(np.ascontiguousarray(views.numpy()))
+    backbone = model.backbone if isinstance(model, Embedder) else model
+    if in_onnx := isinstance(backbone.network, OnnxNetwork):
+        backbone.network.open()  # with as many threads as torch has now
+    width = model.dim if isinstance(model, Embedder) else model.features
+    out = torch.empty(count, width, dtype=torch.float32)
+    device, done = device_of(model), 0
+
+    @torch.no_grad()  # which holds for one thread
+    def run(batch: Tensor) -> Tensor:
+        if in_onnx:
+            # Channel after channel, as onnxruntime takes them, before mirroring would copy them in
+            # the other order; numpy takes half of torch's time.
+            batch = torch.from_numpy(np.ascontiguousarray(batch.numpy()))
+        found: Tensor = model(batch.to(device)).cpu()
+        return found
+
+    threads = torch.get_num_threads() if in_onnx else 0  # so that no thread waits for a batch's end
+    with evaluating(model), _one_torch_thread() if in_onnx else nullcontext():
+        for found in ahead(run, batches, threads, waiting=threads):
+            if done + len(found) > count:
+                raise ValueError(f"batches hold more than count={count} inputs")
+            out[done : done + len(found)] = found
+            done += len(found)
+            progress("embedding", done, count)
+    if done != count:
+        raise ValueError(f"batches held {done} inputs, expected count={count}")
+    return out
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
+def _one_torch_thread() -> Iterator[None]:
     """Use one torch thread, so that onnxruntime has the cores: waiting torch threads spin."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -266,23 +271,3 @@ def one_torch_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def accelerate_for(
-    backbone: Backbone, count: int, *, missing: int | None = None, progress: Progress = silent
-) -> None:
-    """Let onnxruntime run a backbone on `count` pictures, if that saves time.
-
-    missing: how many of them are to be computed; for a few of many, only a graph that is kept is
-    used. The number of pictures decides, so that the same command, with an empty cache or its own,
-    gives the same bits again.
-    """
-    if count < WORTH_EXPORT or not can_accelerate(backbone):
-        return
-    is_kept = holds_blob(graph_name(backbone))
-    if missing is not None and missing < WORTH_EXPORT and not is_kept:
-        return
-    with working(progress, "exporting the network to onnxruntime"):
-        is_faster = accelerate(backbone)
-    if is_faster:
-        log.info(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files import (
     json_bytes,
+    load_tensors,
     memory,
     read_bytes,
     read_json,
@@ -32,9 +33,8 @@ from nofuss.files import (
     write_by_content,
     write_file,
 )
-from nofuss.model.backbones import OWN, own_backbone
+from nofuss.model.backbones import OWN, check_shapes, fill, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.tensors import check_shapes, fill, read_shapes, read_tensors
 
 FORMAT = 3
 DESCRIPTION = "model.json"
@@ -142,6 +142,7 @@ def _load_model(
     try:
         if sha256(file) != description["weights"]:
             raise ValueError("its checksum differs")
+        tensors, _ = load_tensors(file)
     except FileNotFoundError:
         raise RunError(f"no {file.name} in {folder}; restore it or train again") from None
     except (OSError, ValueError) as error:
@@ -149,10 +150,10 @@ def _load_model(
     try:
         settings = _settings(description)
         if backbone is not None:
-            return _with_module(folder, description, settings, backbone)
+            return _with_module(folder, description, settings, backbone, tensors)
         with torch.device("meta"):  # take no memory before the file's shapes are checked
             planned = build_embedder(**settings, weights=None)
-        check_shapes(planned, read_shapes(file), source=file)
+        check_shapes(planned, tensors, source=file)
         preprocessing = _preprocessing(description["preprocessing"], planned)
         if preprocessing is not None:  # the size may be too small for the network
             shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
@@ -167,14 +168,18 @@ def _load_model(
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
-    fill(embedder, read_tensors(file), source=file)
+    fill(embedder, tensors, source=file)
     embedder.backbone.preprocessing = preprocessing
     embedder.backbone.precision = precision
     return embedder.eval(), class_names, extra
 
 
 def _with_module(
-    folder: Path, description: dict[str, Any], settings: dict[str, Any], module: nn.Module
+    folder: Path,
+    description: dict[str, Any],
+    settings: dict[str, Any],
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
 ) -> tuple[Embedder, list[str], dict[str, Any]]:
     """Build the model around a module that the caller has built."""
     if settings["backbone"] != OWN:
@@ -184,8 +189,7 @@ def _with_module(
     network = own_backbone(copy.deepcopy(module), Preprocessing(**{**stored, **lists}))
     embedder = build_embedder(**settings | {"backbone": network})
     _preprocessing(stored, embedder)  # refuses what it can't be
-    file = _weights(folder, description)
-    fill(embedder, read_tensors(file), source=file)
+    fill(embedder, tensors, source=_weights(folder, description))
     network.precision = _precision(description.get("precision", "fp32"))
     names, extra = _words(description["class_names"]), _extra(description["extra"])
     return embedder.eval(), names, extra

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from nofuss.distributed.device import device_of
 from nofuss.errors import UsageError
-from nofuss.model.backbones import OWN, Backbone, ConvNet
+from nofuss.model.backbones import OWN, Backbone, ConvNet, evaluating
 from nofuss.model.embedder import Embedder
 from nofuss.model.inception import BLOCKS, InceptionBN
 from nofuss.model.lite import EfficientNetLite
-from nofuss.model.modes import evaluating
-from nofuss.model.timm_stages import timm_stages
+from nofuss.model.timm import timm_stages
 
 ALL = "all"
 USUAL = 2

@@ -1,9 +1,11 @@
 """The paper's tables and figures, one file each: what `nofuss reproduce` runs.
 
-sources (data sets) + budgets (how long to train) → trials (one training each, stored by the lab)
-rates (chosen on held-out training classes) → an experiment's trials → its entry in results.json
-statistics, published (the paper's numbers) → verdicts → report.html
+    published    the paper's numbers
+    sources      data sets, and budgets: how long to train
+    trials       one training: its settings and its result
+    runner       runs trials and keeps their results, chooses rates, `reproduce`
+    page         tables, figures, verdicts; results.json → report.html
 
-Experiments: tables, convergence, proxies_per_label (fractional, dynamic), batch_size (both use
-sweep), bounds, retrieval.
+An experiment has `losses` (whose rates it needs), `trials`, and `entry` (what their results show):
+tables, convergence, proxies_per_label (fractional, dynamic), batch_size, bounds, retrieval.
 """

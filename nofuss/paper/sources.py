@@ -1,32 +1,37 @@
-"""Find the paper's data sets under --data, and prepare them for a budget.
+"""The paper's data sets, and how long to train on them: `--data` and `--budget`.
 
 With `minutes` photographs become features of a fixed backbone, computed once and cached: a training
 then takes seconds. Without --data the built-in characters are used, and for `products` the set
 `han` of the same size.
+
+Methods share start, batch, steps, schedule and number of tries; margins and scales are the defaults
+of each. Only `paper` has a batch of 128 for losses over instances, as the paper does, and so a
+quarter of their steps.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data import benchmarks
 from nofuss.data.collection import Collection, compact_labels
-from nofuss.data.detect import open_data
-from nofuss.data.han import open_han
+from nofuss.data.open import open_data
+from nofuss.data.readers import benchmarks
+from nofuss.data.readers.han import open_han
 from nofuss.data.split import Rows
+from nofuss.data.triplets import NO_LABEL, Comparisons
 from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError
 from nofuss.files import digest
-from nofuss.model.embedder import build_embedder
+from nofuss.losses import INSTANCE_LOSSES
+from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.features import backbone_features
-from nofuss.paper.budgets import CHARACTERS, HAN, PHOTOGRAPHS, Budget
 from nofuss.progress import Progress, silent
 
 log = logging.getLogger("nofuss")
@@ -51,6 +56,124 @@ _READERS: dict[Callable[[Path], Collection], str] = {
     benchmarks.open_cars: "cars",
     benchmarks.open_cub: "cub",
     benchmarks.open_products: "products",
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long and how to train."""
+
+    name: Literal["minutes", "hours", "paper"]
+    settings: dict[str, Any]
+    """Options of `nofuss train`."""
+    words: str
+    """The same in words, for the report."""
+    rates: tuple[float, ...]
+    """Candidates for each method's rate."""
+    seeds: int = 3
+    proxy_factor: float = 10
+    """How many times as high the rate of proxies is."""
+    folds: int = 2
+    """A try is scored on the other half of the training classes; 2: and the reverse."""
+    try_epochs: int | None = None
+    """Epochs of a try, if fewer than the training's."""
+    try_classes: int | None = None
+    """Classes of each half in a try, if not all."""
+    classes: int | None = None
+    """Classes of each side, if not all."""
+    instance_batch: int | None = None
+    """The batch of losses over instances, if it differs."""
+    curve_items: int = 6000
+    """Most test items of a curve, one point per epoch; the last epoch is scored on all."""
+    long: bool = False
+    """Whether a training takes minutes: it writes checkpoints, and sweeps have fewer points."""
+
+    def batch_of(self, loss: str) -> int:
+        """Return the batch of a method."""
+        special = self.instance_batch if loss in INSTANCE_LOSSES else None
+        return special or int(self.settings["batch_size"])
+
+
+_LITE0_RATES, _CONVNET_RATES = (3e-5, 1e-4, 3e-4, 1e-3), (3e-4, 1e-3, 3e-3, 1e-2)
+_SMALL = {"preset": "small", "epochs": 10, "batch_size": 64, "val_fraction": 0.0}
+PAPER = Budget(
+    name="paper",
+    settings={"preset": "paper", "batch_size": 32, "val_fraction": 0.0},
+    words="Inception with batch norm, RMSprop, as the paper has it; rates times 0.94 an epoch (the "
+    "paper decays “the margin multiplier constant γ”), norms equal, crops mirrored",
+    rates=(1e-5, 3e-5, 1e-4, 3e-4),
+    folds=1,
+    instance_batch=128,
+    long=True,
+)
+PHOTOGRAPHS: dict[str, Budget] = {
+    "minutes": Budget(
+        name="minutes",
+        settings={"preset": "vectors", "start": "pca", "center": False}
+        | {"dim": 64, "epochs": 12, "batch_size": 64},
+        words="A linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features "
+        "(224 px, 1280-d), started at their PCA, proxies at class means (a recipe first found with "
+        "Proxy-NCA, which may favour it)",
+        rates=_LITE0_RATES,
+    ),
+    "hours": Budget(
+        name="hours",
+        # From the PCA most methods have more to forget than to learn.
+        settings={"preset": "finetune", "unfreeze": "1", "views": 4, "start": "random", "dim": 64}
+        | {"epochs": 10, "batch_size": 64, "size": 224, "val_fraction": 0.0, "mirror": False},
+        words="The last stage of EfficientNet-Lite0 and a head of 64 dimensions on the roots of "
+        "its features, which starts at random weights as the proxies do, fine-tuned at 224 px on "
+        "cached activations of 4 random crops per picture; scored on the centre crop, as in the "
+        "paper",
+        rates=_LITE0_RATES,
+        proxy_factor=100,  # as in the README's loop; 10 to 200 differ by noise (LOG.md)
+        folds=1,
+        try_epochs=5,
+        curve_items=2000,
+        long=True,
+    ),
+    "paper": PAPER,
+}
+CHARACTERS: dict[str, Budget] = {
+    "minutes": Budget(
+        name="minutes",
+        settings=_SMALL | {"epochs": 6, "size": 16},
+        words="The small convnet from random weights on 16 × 16 pixels, 160 characters in training "
+        "and 160 in the test",
+        rates=_CONVNET_RATES,
+        classes=160,
+    ),
+    "hours": Budget(
+        name="hours",
+        settings=_SMALL,
+        words="The small convnet from random weights on 28 × 28 pixels, all characters",
+        rates=_CONVNET_RATES,
+    ),
+    "paper": PAPER,
+}
+# A class has five pictures: its proxy is the positive so rarely that it needs a higher rate (found
+# on halves of the training classes, LOG.md).
+HAN: dict[str, Budget] = {
+    "minutes": Budget(
+        name="minutes",
+        settings=_SMALL | {"size": 16},
+        words="The small convnet from random weights on 16 × 16 pixels, all characters",
+        rates=_CONVNET_RATES[:3],
+        seeds=1,
+        proxy_factor=100,
+        folds=1,
+        try_classes=1000,
+    ),
+    "hours": Budget(
+        name="hours",
+        settings=_SMALL,
+        words="The small convnet from random weights on 28 × 28 pixels, all characters",
+        rates=_CONVNET_RATES[:3],
+        proxy_factor=100,
+        try_classes=2000,
+        long=True,
+    ),
+    "paper": PAPER,
 }
 
 
@@ -80,16 +203,11 @@ class Source:
         """The K of Recall@K."""
         return (1, 10, 100, 1000) if self.name in ("products", "han") else (1, 2, 4, 8)
 
-    def with_scales(self, scales: dict[str, float]) -> "Source":
-        """Return the same data with the scales that were chosen for methods."""
-        return replace(self, budget=replace(self.budget, scales=scales))
-
     def labels(self, rows: Rows) -> Rows:
         """Return the classes of these rows."""
-        assert self.collection.labels is not None
-        return self.collection.labels[rows]
+        return self.collection.known_labels()[rows]
 
-    def sides(self, fold: int | None) -> tuple[Rows, Rows]:
+    def split(self, fold: int | None) -> tuple[Rows, Rows]:
         """Return rows to train on and to score: train, test; or halves of the *training* classes.
 
         Halves follow the order of the classes, as the official splits do (CUB lists related birds
@@ -141,11 +259,8 @@ def open_source(
 ) -> Source:
     """Open a data set for a budget; slow steps are cached."""
     chosen = {"characters": CHARACTERS, "han": HAN}.get(name, PHOTOGRAPHS)[budget]
-    chosen = replace(chosen, settings={**chosen.settings, "device": device})
-    if seeds is not None:
-        chosen = replace(chosen, seeds=seeds)
-    if weights is not None:
-        chosen = replace(chosen, settings={**chosen.settings, "weights": weights})
+    more: dict[str, Any] = {"device": device} | ({"weights": weights} if weights else {})
+    chosen = replace(chosen, settings=chosen.settings | more, seeds=seeds or chosen.seeds)
     with processes.in_turn():
         pictures = open_han() if name == "han" else open_data(folder)
     log.info(f"{name}: {pictures.describe()}")
@@ -156,8 +271,6 @@ def make_source(
     name: str, pictures: Collection, budget: Budget, *, progress: Progress = silent
 ) -> Source:
     """Prepare a collection that has a split for trials."""
-    assert pictures.split is not None
-    assert pictures.labels is not None
     if budget.classes is not None:
         pictures = _fewer_classes(pictures, budget.classes)
     assert pictures.split is not None
@@ -165,7 +278,10 @@ def make_source(
     collection, features = _prepared(pictures, budget, progress)
     if features is not None:
         identity.append(f"{tuple(features.shape)} {features.double().sum():.6g}".encode())
-    source = Source(
+        # The PCA has no more directions than there are features.
+        dim = min(budget.settings["dim"], features.shape[1])
+        budget = replace(budget, settings={**budget.settings, "dim": dim})
+    return Source(
         name=name,
         budget=budget,
         pictures=pictures,
@@ -175,17 +291,6 @@ def make_source(
         test_rows=np.flatnonzero(pictures.split == "test"),
         fingerprint=digest(*identity),
     )
-    return source if features is None else _fit_dim(source, features.shape[1])
-
-
-def _fit_dim(source: Source, width: int) -> Source:
-    """Lower the dimension to the number of features: the PCA has no more directions."""
-    dim = source.budget.config("proxy-nca", source.budget.rates[0]).dim
-    assert dim is not None
-    if dim <= width:
-        return source
-    settings = {**source.budget.settings, "dim": width}
-    return replace(source, budget=replace(source.budget, settings=settings))
 
 
 def raw_features(source: Source) -> Tensor | None:
@@ -200,21 +305,19 @@ def _prepared(
     pictures: Collection, budget: Budget, progress: Progress
 ) -> tuple[Collection, Tensor | None]:
     """Return what trials train on, and the features that the head is initialized from."""
-    preset = budget.settings["preset"]
-    if preset == "vectors":
-        if pictures.kind == "vectors":
-            vectors = torch.from_numpy(np.array(pictures.array, dtype=np.float32))
-        else:
-            raw, embedder = _lite0_features(pictures, budget, progress)
-            vectors = embedder.to_head(raw)
-        as_vectors = replace(pictures, kind="vectors", array=vectors.numpy(), paths=())
-        return as_vectors, vectors
-    return pictures, None
+    if budget.settings["preset"] != "vectors":
+        return pictures, None
+    if pictures.kind == "vectors":
+        return pictures, torch.from_numpy(np.array(pictures.array, dtype=np.float32))
+    raw, embedder = _lite0_features(pictures, budget, progress)
+    vectors = embedder.to_head(raw)
+    return replace(pictures, kind="vectors", array=vectors.numpy(), paths=()), vectors
 
 
 def _lite0_features(
     pictures: Collection, budget: Budget, progress: Progress = silent
-) -> tuple[Tensor, Any]:
+) -> tuple[Tensor, Embedder]:
+    """Return the features, from the cache if they are there, and the network that computes them."""
     embedder = build_embedder("efficientnet-lite0", root=True)
     embedder.to(choose_device(budget.settings.get("device", "auto")))
     return backbone_features(embedder, pictures, progress=progress), embedder
@@ -223,7 +326,6 @@ def _lite0_features(
 def _fewer_classes(pictures: Collection, most: int) -> Collection:
     """Keep `most` classes of each side, the same every time."""
     assert pictures.split is not None
-    assert pictures.labels is not None
     kept = []
     for side in ("train", "test"):
         classes = np.unique(pictures.labels[pictures.split == side])
@@ -255,4 +357,9 @@ def bare_triplets(source: Source, rows: Rows, count: int, *, seed: int) -> Colle
     negative = order[(start[label] + sizes[label] + outside) % len(labels)]
     triplets = rows[np.stack([anchor, positive, negative], axis=1)]
     names = tuple(map(str, classes))
-    return replace(source.collection, labels=None, triplets=triplets, class_names=names)
+    return replace(
+        source.collection,
+        labels=np.full(len(source.collection), NO_LABEL),
+        comparisons=Comparisons("triplets", triplets),
+        class_names=names,
+    )

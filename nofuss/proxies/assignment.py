@@ -20,7 +20,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nofuss.geometry import is_traced, squared_distances
+from nofuss.geometry import squared_distances
 
 
 class ProxyTriplets(NamedTuple):
@@ -32,8 +32,6 @@ class ProxyTriplets(NamedTuple):
     """(T, P) True where a proxy is in p(Z). None: every one but p(y)."""
     anchor: Tensor | None = None
     """(T,) row of x in the batch. None: triplet t belongs to row t."""
-    counted: Tensor | None = None
-    """(T,) False for rows that only pad a fixed shape. None: all count."""
 
 
 class Assignment(nn.Module, ABC):
@@ -150,7 +148,8 @@ class Dynamic(Assignment):
 
     Proxies that are never the closest get no gradient and stay behind; in the worst case all
     points share one proxy and nothing is learned. `share_in_use` reports it, and one warning is
-    given. Under torch.func, which shows no values, use is not counted.
+    given. Under torch.func use is not counted. The number of triplets depends on the values, so
+    torch.compile breaks the graph here, and torch.vmap refuses it.
     """
 
     name = "dynamic"
@@ -175,17 +174,11 @@ class Dynamic(Assignment):
         self._count(chosen)
         same = labels[:, None] == labels
         pairs = same & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
-        counted = None
-        if is_traced():  # shapes can't depend on values: all B² pairs, of which some don't count
-            rows = torch.arange(len(x), device=x.device)
-            anchor, other = rows.repeat_interleave(len(x)), rows.repeat(len(x))
-            counted = pairs.flatten()
-        else:
-            anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
+        anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
         holds = self._one_hot(chosen).to(x.dtype)  # (B, P)
         # (B, P), the proxies of x's negatives: a product, where a mask would be (B, B, P).
         of_others = ((~same).to(x.dtype) @ holds) > 0
-        return self._without_empty(chosen[other], of_others[anchor], anchor, counted)
+        return self._without_empty(chosen[other], of_others[anchor], anchor)
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return (x, p(y), p(Z)) with y and Z as given, one triplet a row."""
@@ -196,16 +189,10 @@ class Dynamic(Assignment):
         negative = negative.scatter(1, chosen, True)
         return self._without_empty(positive, negative, torch.arange(len(y), device=y.device))
 
-    def _without_empty(
-        self, positive: Tensor, negative: Tensor, anchor: Tensor, counted: Tensor | None = None
-    ) -> ProxyTriplets:
+    def _without_empty(self, positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
         """Remove p(y) from p(Z), then triplets with no negative left."""
         negative = negative & ~self._one_hot(positive)
         is_useful = negative.any(1)
-        if is_traced():
-            counted = is_useful if counted is None else counted & is_useful
-            # Where a triplet does not count, every proxy is a negative: any that keep it finite.
-            return ProxyTriplets(positive, negative | ~counted[:, None], anchor, counted)
         return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])
 
     def _one_hot(self, row: Tensor) -> Tensor:
@@ -218,13 +205,14 @@ class Dynamic(Assignment):
         return float((self.idle < seen).float().mean())
 
     def _count(self, chosen: Tensor) -> None:
-        compiling = torch.compiler.is_compiling()
-        if not self.training or (is_traced() and not compiling):
+        if not self.training:
             return
-        self.batches += 1
-        self.idle += 1
-        self.idle[chosen] = 0
-        if compiling:
+        idle = self.idle + 1
+        try:
+            idle[chosen] = 0
+            self.idle.copy_(idle)
+            self.batches += 1
+        except RuntimeError:  # torch.func refuses to change a tensor from outside
             return
         # Long enough for every proxy to have been chosen ten times, had the choice been even.
         window = max(100, 10 * self.num_proxies // max(1, len(chosen)))

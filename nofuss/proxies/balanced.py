@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.geometry import is_traced, normalize, squared_distances
+from nofuss.distributed.processes import rows_of_all, together
+from nofuss.geometry import normalize, squared_distances
 from nofuss.proxies.assignment import Assignment, ProxyTriplets, required
 
 FREE = -1
@@ -25,8 +26,10 @@ class Balanced(Assignment):
     With as many proxies as labels each label has its own, as in static assignment; with fewer,
     labels that are close when they are first seen share one, where `Fractional` draws lots.
 
-    Labels choose in training. In evaluation, and under torch.func and torch.compile, which show no
-    values, a label that has not chosen has proxy `label % num_proxies`, which is even too.
+    Labels choose in training. Several processes agree: those of all their batches choose together,
+    so every process must call the loss in every training step. In evaluation, and under torch.func
+    and torch.compile, which change no table, a label that has not chosen has proxy
+    `label % num_proxies`, which is even too.
     """
 
     name = "balanced"
@@ -57,8 +60,17 @@ class Balanced(Assignment):
         )
 
     def is_settled(self, labels: Tensor) -> bool:
-        """Return whether all these labels have chosen; True where values can't be seen."""
-        return is_traced() or bool((self.proxy_of_label[labels] != FREE).all())
+        """Return whether all these labels have chosen; True where values can't be seen.
+
+        Several processes ask for all labels: whether they choose now must not depend on one batch.
+        """
+        if torch.compiler.is_compiling():
+            return True
+        proxies = self.proxy_of_label if together() else self.proxy_of_label[labels]
+        try:
+            return bool((proxies != FREE).all())
+        except RuntimeError:  # under torch.vmap
+            return True
 
     @torch.no_grad()
     def settle(self, x: Tensor, labels: Tensor, proxies: Tensor) -> None:
@@ -67,17 +79,22 @@ class Balanced(Assignment):
         Labels are compared by their mean around the mean of all: the embeddings of a network
         with random weights all point nearly the same way, and differ in the rest.
         """
+        if together():
+            x, labels = torch.cat(rows_of_all(x.detach())), torch.cat(rows_of_all(labels))
         present, group = torch.unique(labels, return_inverse=True)
         sums = x.new_zeros(len(present), x.shape[1]).index_add_(0, group, x - x.mean(0))
-        is_new = self.proxy_of_label[present] == FREE
-        new, means = present[is_new], normalize(sums[is_new])
-        distances = squared_distances(means, normalize(proxies))  # (new, P)
-        chosen = self.proxy_of_label[self.proxy_of_label != FREE]
-        uses = torch.bincount(chosen, minlength=self.num_proxies)
-        for label, row in zip(new.tolist(), distances, strict=True):
+        chosen = self.proxy_of_label.clone()
+        is_new = chosen[present] == FREE
+        distances = squared_distances(normalize(sums[is_new]), normalize(proxies))  # (new, P)
+        uses = torch.bincount(chosen[chosen != FREE], minlength=self.num_proxies)
+        for label, row in zip(present[is_new], distances, strict=True):
             proxy = row.masked_fill(uses > uses.min(), math.inf).argmin()
-            self.proxy_of_label[label] = proxy
+            chosen[label] = proxy
             uses[proxy] += 1
+        try:
+            self.proxy_of_label.copy_(chosen)
+        except RuntimeError:  # torch.func refuses to change a tensor from outside
+            return
 
     def share_in_use(self) -> float:
         """Return the share of proxies that some label holds."""

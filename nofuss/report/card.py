@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nofuss.config import TrainConfig
-from nofuss.evaluate.side_by_side import compared, describe_gain
+from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_optional_json
@@ -107,7 +107,7 @@ def _how(config: TrainConfig, choice: dict[str, Any]) -> str:
 def _data(data: dict[str, Any]) -> str:
     if not data:
         return "Unknown: data.json is missing."
-    sides = {"train": "training", "held_out": "held out of training", "test": "test, never seen"}
+    sides = {"train": "training", "val": "validation", "test": "test, never seen"}
     rows = [
         f"| {sides[side]} | {len(data['classes'][side]):,} | {count:,} |"
         for side, count in data["items"].items()
@@ -160,18 +160,18 @@ def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
         "It ranks by what distinguishes the training classes; other similarities may not count.",
         "The scores hold for items of the same kind as those that were tested above.",
     ]
-    if (strangers := extra.get("strangers")) and strangers["useful"]:
+    if (open_set := extra.get("open_set")) and open_set["useful"]:
         lines.append(
-            f'Search answers "nothing like this here" by the {strangers["rule"]}. On '
-            f"{strangers['classes']:,} held-out training classes this was wrong for "
-            f"{strangers['denied']:.0%} of the items whose class was there, and right for "
-            f"{strangers['rejected']:.0%} of the others (AUROC {strangers['auroc']:.2f}). An index "
+            f'Search answers "nothing like this here" by the {open_set["rule"]}. On '
+            f"{open_set['classes']:,} held-out training classes this was wrong for "
+            f"{open_set['false_rejections']:.0%} of the items whose class was there, and right for "
+            f"{open_set['rejected']:.0%} of the others (AUROC {open_set['auroc']:.2f}). An index "
             "is calibrated again whenever it changes: `nofuss index` prints its own figures."
         )
-    elif strangers:
+    elif open_set:
         lines.append(
             'Search does not answer "nothing like this here" with confidence: on held-out training '
-            f"classes strangers look like the others (AUROC {strangers['auroc']:.2f})."
+            f"classes unknown ones look like the others (AUROC {open_set['auroc']:.2f})."
         )
     elif "ordered" in scores and "recall@1" not in scores:
         lines.append('Search never answers "nothing like this here": that needs labels.')

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.data.arrays import check_vectors, is_finite
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode
-from nofuss.data.detect import open_data
 from nofuss.data.duplicates import Look, exact_copies, look_at, near_duplicates, row_digests
-from nofuss.data.labelling import BY_FOLDER, Labelling, check_used
+from nofuss.data.open import open_data
+from nofuss.data.readers.arrays import check_vectors, is_finite
+from nofuss.data.readers.folder import BY_FOLDER, Labelling, check_used
 from nofuss.data.scan import CONFLICT, DUPLICATE, scan_pictures
+from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError, command
 from nofuss.model.encoder import load
 from nofuss.progress import Progress, silent, working
@@ -59,7 +60,7 @@ class Diagnosis:
     histogram: list[tuple[str, int]] = field(default_factory=list)
     """Items a class, in doubling steps → number of classes."""
     notes: list[str] = field(default_factory=list)
-    passed_over: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
     """Name and reason of each file that is not read at all."""
     unusable: list[dict[str, str]] = field(default_factory=list)
     duplicates: list[Group] = field(default_factory=list)
@@ -91,8 +92,8 @@ def diagnose(
     """Count items, scan files, find copies, and (with a run) compare labels with neighbours."""
     diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
     diagnosis.notes += collection.notes
-    diagnosis.passed_over += collection.passed_over
-    if collection.labels is not None:
+    diagnosis.skipped += collection.skipped
+    if collection.has_classes:
         sizes = np.bincount(collection.labels, minlength=collection.num_classes)
         diagnosis.per_class = {
             "min": float(sizes.min()),
@@ -125,7 +126,7 @@ def diagnose(
         diagnosis.near_duplicates = [
             _group(collection, rows) for rows in groups if frozenset(rows) not in exact
         ]
-    if run is not None and collection.labels is not None:
+    if run is not None and collection.has_classes:
         subset = collection.subset(usable)
         with working(progress, "opening the run"):
             encoder = load(run)
@@ -165,7 +166,6 @@ def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
 
 def doubts_of(vectors: Tensor, collection: Collection) -> list[Doubt]:
     """Return the labels that a run's report would doubt, over all items; the clearest first."""
-    assert collection.labels is not None
     neighbours = findings.neighbours(vectors.numpy(), queries=len(vectors))
     names = collection.class_names
     return [
@@ -182,12 +182,10 @@ def suggest(collection: Collection, data: Path, labelling: Labelling) -> str:
         if value is not None
     ]
     train = command("nofuss", "train", data, *(word for flag in flags for word in flag))
-    if collection.labels is None:
+    if not collection.has_classes:
         return train
     if int((np.bincount(collection.labels) > 1).sum()) < 2:
         return "add pictures: training needs at least two classes with two items each"
-    if collection.split is None and collection.num_classes < 4:
-        return f"{train} --test-fraction 0"  # too few classes to reserve some for testing
     return train
 
 
@@ -224,7 +222,6 @@ def _look_alikes(
 
 
 def _group(collection: Collection, rows: Sequence[int]) -> Group:
-    classes: list[str] = []
-    if collection.labels is not None:
-        classes = sorted({collection.class_names[collection.labels[i]] for i in rows})
+    labels = {int(collection.labels[i]) for i in rows} - {NO_LABEL}
+    classes = sorted(collection.class_names[label] for label in labels)
     return Group([collection.names[i] for i in rows], classes)

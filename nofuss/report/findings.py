@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nofuss.evaluate.neighbours import nearest
+from nofuss.ranking.neighbours import nearest
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]

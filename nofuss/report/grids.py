@@ -59,8 +59,7 @@ class Items:
 
     def __init__(self, collection: Collection, rows: Rows) -> None:
         self.collection, self.rows = collection, rows
-        labels = collection.labels
-        self.labels: Rows = np.full(len(rows), -1, np.int64) if labels is None else labels[rows]
+        self.labels: Rows = collection.labels[rows]
 
     def name(self, position: int) -> str:
         """Return the item's name."""

@@ -29,7 +29,7 @@ def neighbourhood(
 
     `tested` says whether the items are of test classes, which training has not seen.
     """
-    if items.collection.labels is None or len(vectors) < 3:
+    if not items.collection.has_classes or len(vectors) < 3:
         return dict.fromkeys(("neighbours", "confused", "suspects"))
     nearest = neighbours(vectors, seed=seed)
     pictures = items.collection.has_pictures

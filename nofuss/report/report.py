@@ -16,7 +16,7 @@ from jinja2 import UndefinedError
 from nofuss import files
 from nofuss.data.collection import Collection
 from nofuss.errors import NofussError, RunError
-from nofuss.evaluate.side_by_side import compared, describe_gain
+from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.progress import Progress, silent, working
 from nofuss.report import sections
 from nofuss.report.grids import Items

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from nofuss.data.collection import Collection
-from nofuss.evaluate.reranking import Reranking
-from nofuss.evaluate.strangers import Strangers
+from nofuss.data.collection import Collection, Labels
 from nofuss.proxies.bounds import proxy_bounds
+from nofuss.ranking.open_set import OpenSet
+from nofuss.ranking.rerank import Rerank
 from nofuss.report import figures
 from nofuss.report.charts import line_chart
 from nofuss.report.projection import project
@@ -29,7 +29,7 @@ _CAPTIONS = {
     "ordered": "Comparisons in the right order, with 95% intervals over groups of linked items",
 }
 """The score that is drawn, the first that a run has → the words below it."""
-_SIDES = {"train": "trained on", "held_out": "held out", "test": "test"}
+_SPLIT = {"train": "trained on", "val": "validation", "test": "test"}
 
 
 def scores(stored: dict[str, Any]) -> Section | None:
@@ -96,8 +96,8 @@ def choice(stored: dict[str, Any]) -> Section | None:
 
 
 def search(extra: Mapping[str, Any]) -> Section | None:
-    """Tell how the run searches: whether it re-ranks, and how it recognises strangers."""
-    kinds = (("rerank", Reranking), ("strangers", Strangers))
+    """Tell how the run searches: whether it re-ranks, and how it recognises unknown classes."""
+    kinds = (("rerank", Rerank), ("open_set", OpenSet))
     lines = [kind.from_dict(extra[name]).describe() for name, kind in kinds if extra.get(name)]
     return {"lines": lines} if lines else None
 
@@ -117,15 +117,9 @@ def training(metrics: list[dict[str, Any]]) -> Section | None:
 
 def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> Section | None:
     """Draw both sides on one plane, twice: training items with proxies, and test items."""
-    labels = collection.labels
+    labels = _classes(collection)
     chosen = [
-        sample_by_class(
-            None if labels is None else labels[rows],
-            len(rows),
-            items=ON_MAP,
-            per_class=25,
-            seed=seed,
-        )
+        sample_by_class(labels[rows], items=ON_MAP, per_class=25, seed=seed)
         for rows in (kept.sample_rows, kept.test_rows[:0] if kept.seen else kept.test_rows)
     ]
     seen, new = chosen
@@ -135,12 +129,10 @@ def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> 
     used = np.unique(kept.assignment[seen]) if len(kept.proxies) else np.empty(0, np.int64)
     vectors = [kept.sample[seen], kept.test[new], kept.proxies[used]]
     places = project(np.concatenate(vectors), seed=seed)
-    classes, proxy_classes = np.full(items, -1), np.full(len(used), -1)
-    if labels is not None:
-        classes = labels[np.r_[kept.sample_rows[seen], kept.test_rows[new]]]
-        # A proxy has the class of any item that is assigned to it.
-        first = [classes[: len(seen)][kept.assignment[seen] == p][0] for p in used]
-        proxy_classes = np.array(first, dtype=np.int64)
+    classes = labels[np.r_[kept.sample_rows[seen], kept.test_rows[new]]]
+    # A proxy has the class of any item that is assigned to it.
+    first = [classes[: len(seen)][kept.assignment[seen] == p][0] for p in used]
+    proxy_classes = np.array(first, dtype=np.int64)
     is_training, names = np.arange(items) < len(seen), collection.class_names
     panels = [
         figures.map_panel(
@@ -159,9 +151,14 @@ def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> 
     return {"panels": panels, "shown": items, "proxies": len(used)}
 
 
+def _classes(collection: Collection) -> Labels:
+    """Return the class of each item; −1 for all where labels are groups, which have no names."""
+    return collection.labels if collection.has_classes else np.full_like(collection.labels, -1)
+
+
 def bounds(collection: Collection, kept: RunEmbeddings) -> Section | None:
     """Evaluate ε and the paper's inequalities on the training sample."""
-    if not len(kept.proxies) or collection.labels is None:
+    if not len(kept.proxies) or not collection.has_classes:
         return None
     labels = collection.labels[kept.sample_rows]
     sizes = np.unique(labels, return_counts=True)[1]
@@ -183,16 +180,18 @@ def bounds(collection: Collection, kept: RunEmbeddings) -> Section | None:
 
 def data(collection: Collection, stored: dict[str, Any]) -> Section:
     """Describe the data and its sides."""
-    labels, classes = collection.labels, stored.get("classes", {})
+    classes, sizes = stored.get("classes", {}), None
+    if collection.has_classes:
+        sizes = figures.class_sizes(np.bincount(collection.known_labels()))
     return {
         "description": stored.get("description", ""),
         "kind": "groups" if stored.get("by_links") else "classes",
         "sides": [
-            {"name": _SIDES.get(side, side), "size": size, "classes": len(classes.get(side, ()))}
+            {"name": _SPLIT.get(side, side), "size": size, "classes": len(classes.get(side, ()))}
             for side, size in stored.get("items", {}).items()
         ],
         "notes": collection.notes,
-        "class_sizes": None if labels is None else figures.class_sizes(np.bincount(labels)),
+        "class_sizes": sizes,
     }
 
 

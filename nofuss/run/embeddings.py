@@ -106,16 +106,14 @@ def without_sample(fingerprint: str, dim: int) -> RunEmbeddings:
     return RunEmbeddings(fingerprint, vectors, rows, vectors, rows, vectors, rows)
 
 
-def sample_by_class(
-    labels: Rows | None, count: int, *, items: int = 1500, per_class: int = 60, seed: int = 0
-) -> Rows:
-    """Draw about `items` of `count` positions, ascending, as whole classes.
+def sample_by_class(labels: Rows, *, items: int = 1500, per_class: int = 60, seed: int = 0) -> Rows:
+    """Draw about `items` positions, ascending, as whole classes.
 
     Whole classes are drawn until the number is reached, so that the neighbours of an item are in
-    the sample too. Without labels, single items are drawn.
+    the sample too. Where no item has a label (−1), single items are drawn.
     """
-    random = np.random.default_rng(seed)
-    if labels is None:
+    random, count = np.random.default_rng(seed), len(labels)
+    if labels.max(initial=-1) < 0:
         return np.sort(random.permutation(count)[:items]).astype(np.int64)
     order = random.permutation(count)
     by_class = order[np.argsort(labels[order], kind="stable")]  # shuffled within each class

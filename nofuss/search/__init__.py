@@ -7,8 +7,8 @@ searcher (order and verdict) → searchable (what a run is searched in) → grid
 server, guard, connections → handlers, refusals → shelf, plane (the map): `nofuss serve`
 """
 
-from nofuss.evaluate.neighbours import nearest
-from nofuss.evaluate.strangers import Strangers, calibrate
+from nofuss.ranking.neighbours import nearest
+from nofuss.ranking.open_set import OpenSet, calibrate
 from nofuss.search.index import Index
 
-__all__ = ["Index", "Strangers", "calibrate", "nearest"]
+__all__ = ["Index", "OpenSet", "calibrate", "nearest"]

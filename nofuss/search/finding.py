@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nofuss.data.collection import printable
 from nofuss.data.columns import Type
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import DataError, UsageError
 from nofuss.files import write_file
 from nofuss.model.encoder import Encoder, load
@@ -20,7 +20,7 @@ from nofuss.run.directory import Run
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
 from nofuss.search.searchable import Pictures, open_searchable
-from nofuss.search.searcher import COPIED, STRANGERS, Found, Rerank, Searcher
+from nofuss.search.searcher import COPIED, OPEN_SET, Found, RerankMode, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.where import Condition, FilterError, parse_filter
 
@@ -31,7 +31,7 @@ class Answers(NamedTuple):
     """What a search found."""
 
     content: dict[str, Any]
-    """As --json prints it: metric, re-ranking, the rule for strangers, queries."""
+    """As --json prints it: metric, re-ranking, the open-set rule, queries."""
     types: dict[str, Type]
     """Of the columns."""
     why_no_verdict: str
@@ -46,7 +46,7 @@ def find_similar(
     where: str | None = None,
     url: str | None = None,
     show: Path | None,
-    rerank: Rerank = "auto",
+    rerank: RerankMode = "auto",
     progress: Progress = silent,
 ) -> Answers:
     """Return the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
@@ -70,27 +70,27 @@ def find_similar(
 
 
 def about(searcher: Searcher, *, filtered: bool = False) -> dict[str, Any]:
-    """Return how the index is searched, ready for JSON: re-ranking, and the rule for strangers.
+    """Return how the index is searched, ready for JSON: re-ranking, and the open-set rule.
 
     Neither is used with a filter, so both are None then.
     """
-    weighting, strangers = searcher.weighting, searcher.strangers
+    weighting, open_set = searcher.weighting, searcher.open_set
     if filtered:
-        weighting = strangers = None
-    names = ("rule", "auroc", "rejected", "denied", "useful", "items", "classes")
+        weighting = open_set = None
+    names = ("rule", "auroc", "rejected", "false_rejections", "useful", "items", "classes")
     return {
         "rerank": weighting and weighting._asdict(),
-        "strangers": strangers and {name: getattr(strangers, name) for name in names},
+        "open_set": open_set and {name: getattr(open_set, name) for name in names},
     }
 
 
 def why_no_verdict(searcher: Searcher, encoder: Encoder) -> str:
     """Return why search can't say "nothing like this"; empty if it can."""
-    if searcher.strangers is not None:
-        return "" if searcher.strangers.useful else searcher.strangers.describe()
-    if encoder.extra.get(STRANGERS) is None and not encoder.class_names:
+    if searcher.open_set is not None:
+        return "" if searcher.open_set.useful else searcher.open_set.describe()
+    if encoder.extra.get(OPEN_SET) is None and not encoder.class_names:
         reason = "that needs labels, and the run was trained without"
-    elif encoder.extra.get(STRANGERS) is None:
+    elif encoder.extra.get(OPEN_SET) is None:
         reason = "training had too few held-out classes to find a rule; train on more classes"
     elif isinstance(searcher.index, Index):
         reason = "that needs labels of more classes in the index"

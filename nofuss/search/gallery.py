@@ -5,29 +5,20 @@ written when it was last read, its content is compared. An item of an array is c
 Label and columns may change without embedding again. Nothing is written into the data.
 """
 
-import json
-import os
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
 from nofuss.data.collection import Collection, printable
 from nofuss.data.columns import Column, cells_of, facts_digest
-from nofuss.data.decode import MAX_FILE, PictureError, decode_resized
+from nofuss.data.decode import MAX_FILE
 from nofuss.data.items import file_of, read_item
-from nofuss.data.transforms import middle
-from nofuss.distributed import processes
 from nofuss.errors import DataError
 from nofuss.files import digest
 from nofuss.model.encoder import Encoder
+from nofuss.model.features import Unreadable
 from nofuss.progress import Progress, silent
 from nofuss.search.index import Label
 from nofuss.search.items import item_labels, item_names, source_of
@@ -174,14 +165,17 @@ def update(
     progress("embedding", 0, len(todo.stale))
     for start in range(0, len(todo.stale), CHUNK):
         chosen = todo.stale[start : start + CHUNK]
-        rows, vectors, unreadable = _embed_together(encoder, collection, chosen)
-        target.put([todo.record(i) for i in rows], vectors)
+        failed = Unreadable()
+        vectors = encoder.embed_collection(collection.subset(chosen), unreadable=failed)
+        readable = [at for at in range(len(chosen)) if at not in failed]
+        rows = [chosen[at] for at in readable]
+        target.put([todo.record(i) for i in rows], vectors[readable])
         lost = todo.replaced.intersection(chosen).difference(rows)
         target.discard([todo.names[i] for i in lost])
         changed = len(todo.replaced.intersection(rows))
         changes.changed += changed
         changes.added += len(rows) - changed
-        changes.unreadable += unreadable
+        changes.unreadable += [failed[at] for at in sorted(failed)]
         progress("embedding", start + len(chosen), len(todo.stale))
     return changes
 
@@ -194,58 +188,6 @@ def remove_source(target: Target, path: Path | None) -> int:
     target.discard(names)
     target.forget(source)
     return len(names)
-
-
-def _embed_together(
-    encoder: Encoder, collection: Collection, chosen: list[int]
-) -> tuple[list[int], Tensor, list[str]]:
-    """Call `_embed` with a share of the items in each process."""
-    if processes.world() == 1:
-        return _embed(encoder, collection, chosen)
-    share = chosen[processes.share(len(chosen))]
-    vectors = torch.zeros(len(share), encoder.dim)  # zeros where a picture can't be read
-    rows, unreadable = list[int](), list[str]()
-    if share:
-        with processes.alone():
-            rows, readable, unreadable = _embed(encoder, collection, share)
-        places = {i: at for at, i in enumerate(share)}
-        vectors[[places[i] for i in rows]] = readable
-    vectors = processes.gather_rows(vectors, len(chosen))
-    answers = [json.loads(text) for text in processes.exchange(json.dumps([rows, unreadable]))]
-    rows = [i for readable_rows, _ in answers for i in readable_rows]
-    position = {i: at for at, i in enumerate(chosen)}
-    messages = [message for _, lines in answers for message in lines]
-    return rows, vectors[[position[i] for i in rows]], messages
-
-
-def _embed(
-    encoder: Encoder, collection: Collection, chosen: list[int]
-) -> tuple[list[int], Tensor, list[str]]:
-    """Return the items that could be read, their embeddings, and messages about the others."""
-    if collection.kind != "pictures":
-        return chosen, encoder.embed_collection(collection.subset(chosen)), []
-    preprocessing = encoder.preprocessing
-    assert preprocessing is not None
-    features, is_known = encoder.kept_features(collection.subset(chosen))
-    missing = [at for at, known in enumerate(is_known) if not known]
-
-    def read(at: int) -> NDArray[np.uint8] | PictureError:
-        try:
-            return middle(
-                decode_resized(collection.paths[chosen[at]], preprocessing), preprocessing
-            )
-        except PictureError as error:
-            return error
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pictures = dict(zip(missing, pool.map(read, missing), strict=True))
-    readable = {at: p for at, p in pictures.items() if not isinstance(p, PictureError)}
-    if readable:
-        new = collection.subset([chosen[at] for at in readable])
-        features[list(readable)] = encoder.features(list(readable.values()), new)
-    kept = [at for at in range(len(chosen)) if is_known[at] or at in readable]
-    messages = [str(p) for p in pictures.values() if isinstance(p, PictureError)]
-    return [chosen[at] for at in kept], encoder.embed_features(features[kept]), messages
 
 
 def _version(collection: Collection, item: int, before: Version | None) -> Version:

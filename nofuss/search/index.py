@@ -13,9 +13,9 @@ from torch import Tensor
 
 from nofuss.data.columns import Column, Type, as_column, cells_of
 from nofuss.errors import unknown_name
-from nofuss.evaluate.neighbours import nearest
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.model.taught import mapped
+from nofuss.ranking.neighbours import nearest
 from nofuss.search.approximate import Approximate
 from nofuss.search.columns import LABEL, ColumnTable
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored

@@ -12,19 +12,19 @@ import torch
 from nofuss.data.collection import printable
 from nofuss.data.columns import Type
 from nofuss.data.corrections import corrected
-from nofuss.data.labelling import labelling_of
+from nofuss.data.readers.folder import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import RunError, UsageError, command
-from nofuss.evaluate.strangers import Strangers
 from nofuss.model.encoder import Encoder, check_fits, load
-from nofuss.model.features import accelerate_for
+from nofuss.model.onnx import accelerate
 from nofuss.model.saved import model_digest
 from nofuss.progress import Progress, silent, working
+from nofuss.ranking.open_set import OpenSet
 from nofuss.run.directory import Run
 from nofuss.search.gallery import Changes, plan, remove_source, update
 from nofuss.search.index import MANIFEST, Index, Kind
-from nofuss.search.items import describe_items, open_items, source_of
-from nofuss.search.searcher import STRANGERS, calibrated
+from nofuss.search.items import open_items, source_of
+from nofuss.search.searcher import OPEN_SET, calibrated
 from nofuss.search.stores import open_store
 from nofuss.search.stores.exactness import describe_recall
 from nofuss.search.stores.local import Local
@@ -50,7 +50,7 @@ def index_run(
         folder = run.path / "index"
         index = _former(run, encoder, kind)
         target = Local(index, save=lambda: _save(index, folder))
-        index.extra.pop(STRANGERS, None)  # until all is embedded
+        index.extra.pop(OPEN_SET, None)  # until all is embedded
         items = _items(run, data, remove)
         changes = change(target, run, encoder, items, remove=remove, progress=progress)
         found = _calibrate(index, encoder, progress)
@@ -188,22 +188,22 @@ def change(
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
         collection = corrected(collection, run.corrections)
     check_fits(collection, encoder.embedder.backbone)
-    log.info(describe_items(collection))
+    log.info(collection.describe())
     for note in collection.notes:
         log.warning(note)
     todo = plan(target, collection, data, progress=progress)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
-    accelerate_for(encoder.embedder.backbone, len(todo.stale), progress=progress)
+    accelerate(encoder.embedder.backbone, len(todo.stale), progress=progress)
     changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)
     return changes
 
 
-def _calibrate(index: Index, encoder: Encoder, progress: Progress) -> Strangers | None:
-    """Keep with the index what strangers look like among its present classes."""
+def _calibrate(index: Index, encoder: Encoder, progress: Progress) -> OpenSet | None:
+    """Keep with the index what unknown classes look like among its present classes."""
     with working(progress, "calibrating on the items of the index"):
         found = calibrated(index, encoder)
-    index.extra[STRANGERS] = found and found.as_dict()
+    index.extra[OPEN_SET] = found and found.as_dict()
     return found
 
 

@@ -36,13 +36,12 @@ from nofuss.model.saved import (
 )
 from nofuss.model.start import Affine
 from nofuss.model.taught import mapped
-from nofuss.model.tensors import read_shapes
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.indexing import load_index
 from nofuss.search.searchable import NOTE, embeddings_fit
-from nofuss.search.searcher import STRANGERS
+from nofuss.search.searcher import OPEN_SET
 from nofuss.search.stored import holds_parts
 
 FOLDER, MAP = "taught", "map.safetensors"
@@ -64,10 +63,10 @@ class Step:
         """The map from embeddings of model 0, (D, D), double."""
         try:
             matrix = load_tensors(self.folder / MAP)[0]["map"]
+            head = load_tensors(model_files(self.folder)[1])[0].get("head.weight")
         except (OSError, ValueError, KeyError) as error:
             raise RunError(f"{self.folder / MAP} is damaged ({error}); restore it") from None
-        shape = read_shapes(model_files(self.folder)[1]).get("head.weight", ())
-        dim = shape[0] if len(shape) == 2 else 0
+        dim = len(head) if head is not None and head.ndim == 2 else 0
         is_map = matrix.dtype == torch.float64 and matrix.shape == (dim, dim) and dim > 0
         if not (is_map and matrix.isfinite().all() and torch.linalg.cond(matrix) <= LARGEST_RATIO):
             raise RunError(f"{self.folder / MAP} is not a map of embeddings; restore it")
@@ -170,7 +169,7 @@ def align(run: Run) -> None:
                 if not to_now.shape == to_before.shape == (index.dim, index.dim):
                     raise RunError(f"{folder} does not fit {home}; index the pictures again")
                 index = index.mapped(to_now @ torch.linalg.inv(to_before))
-                index.extra.pop(STRANGERS, None)  # of the former vectors
+                index.extra.pop(OPEN_SET, None)  # of the former vectors
                 index.extra["model"] = now.digest
                 index.save(folder)
     kept = home / EMBEDDINGS

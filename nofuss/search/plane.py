@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.evaluate.neighbours import nearest
+from nofuss.ranking.neighbours import nearest
 from nofuss.report.projection import project
 
 ANCHORS = 1200

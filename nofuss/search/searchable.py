@@ -19,11 +19,9 @@ from PIL import Image
 from nofuss.config import is_named_data
 from nofuss.data.collection import Collection
 from nofuss.data.decode import shrunk_item
-from nofuss.data.detect import open_data
 from nofuss.data.items import place_of
-from nofuss.data.labelling import labelling_of
-from nofuss.data.split import sides_of
-from nofuss.data.usable import open_usable
+from nofuss.data.open import TrainingData, open_data, open_training_data
+from nofuss.data.split import split_of
 from nofuss.errors import DataError, RunError, command
 from nofuss.files import read_bytes
 from nofuss.model.encoder import Encoder
@@ -33,8 +31,8 @@ from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
 from nofuss.search.index import Index
 from nofuss.search.indexing import check_store, open_index
-from nofuss.search.items import BUILT_IN, item_names, source_of
-from nofuss.search.searcher import Rerank, Searcher, open_searcher
+from nofuss.search.items import BUILT_IN, item_labels, item_names, source_of
+from nofuss.search.searcher import RerankMode, Searcher, open_searcher
 from nofuss.search.stored import holds_parts
 from nofuss.search.stores import Searched, Store, open_store
 from nofuss.search.stores.local import Local
@@ -106,7 +104,7 @@ def open_searchable(
     encoder: Encoder,
     url: str | None = None,
     *,
-    rerank: Rerank = "auto",
+    rerank: RerankMode = "auto",
     progress: Progress = silent,
 ) -> Searchable:
     """Open the index at a URL, or the run's, or build one of its test items in memory.
@@ -132,7 +130,7 @@ def open_searchable(
     return Searchable("the index of this run", index, list(Local(index).sources()), searcher)
 
 
-def _in_database(url: str, run: Run, encoder: Encoder, rerank: Rerank) -> Searchable:
+def _in_database(url: str, run: Run, encoder: Encoder, rerank: RerankMode) -> Searchable:
     with ExitStack() as on_failure:
         store = on_failure.enter_context(closing(open_store(url, flag="--index")))
         check_store(store, run, encoder)
@@ -161,25 +159,21 @@ def embeddings_fit(run: Run) -> bool:
     return not note.is_file() or read_bytes(note) == model_digest(run.model).encode()
 
 
-def _test_items(run: Run, encoder: Encoder, rerank: Rerank, progress: Progress) -> Searchable:
+def _test_items(run: Run, encoder: Encoder, rerank: RerankMode, progress: Progress) -> Searchable:
     kept, data = kept_embeddings(run, encoder), run.own_data
-    labelling = labelling_of(run.config)
-    collection, _ = open_usable(
-        data, labelling=labelling, corrections=run.corrections, progress=progress
-    )
-    rows, vectors = _test_vectors(run, encoder, kept, collection, progress)
+    opened = open_training_data(data, run.config, corrections=run.corrections, progress=progress)
+    collection = opened.collection
+    rows, vectors = _test_vectors(run, encoder, kept, opened, progress)
     all_names = item_names(collection, data)
     _, firsts = np.unique([all_names[row] for row in rows], return_index=True)
     firsts = np.sort(firsts)  # a list may name a file twice, names of an index are unique
     rows, vectors = rows[firsts], vectors[firsts]
-    labels = None
-    if collection.labels is not None:
-        labels = [collection.class_names[label] for label in collection.labels[rows]]
+    labels = item_labels(collection.subset(rows))
     names = [all_names[row] for row in rows]
     columns = {name: column.subset(rows) for name, column in collection.columns.items()}
     index = Index.build(vectors, names=names, labels=labels, columns=columns)
     only_test = len(rows) < len(collection)
-    side = "test items" if labels is None else "test classes"
+    side = "test classes" if collection.has_classes else "test items"
     title = f"{collection.name}, {side}" if only_test else collection.name
     searcher = open_searcher(index, encoder, rerank=rerank)
     return Searchable(title, index, [source_of(data)], searcher)
@@ -189,16 +183,17 @@ def _test_vectors(
     run: Run,
     encoder: Encoder,
     kept: RunEmbeddings | None,
-    collection: Collection,
+    opened: TrainingData,
     progress: Progress,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the rows of the test items, or of all items if there are none, and their vectors."""
-    same = kept is not None and kept.fingerprint == collection.fingerprint()
+    collection = opened.collection
+    same = kept is not None and kept.fingerprint == opened.fingerprint
     if kept is not None and same and len(kept.test):
         if kept.test_rows.max() >= len(collection):
             raise RunError(f"{run.path / FILE} names items that are not in the data; delete it")
         return kept.test_rows, kept.test
-    rows = sides_of(collection, run.config).test
+    rows = split_of(opened, run.config).test
     if not len(rows):
         rows = np.arange(len(collection))
     if not len(rows):

@@ -13,22 +13,21 @@ import torch
 from torch import Tensor
 
 from nofuss.errors import RunError
-from nofuss.evaluate.reranking import Reranking
-from nofuss.evaluate.smoothing import Weighting, fitting, reranked
-from nofuss.evaluate.strangeness import RULES
-from nofuss.evaluate.strangers import Confidence, Strangers, calibrate
-from nofuss.evaluate.vicinity import SIZE, Vicinity, query_blocks, vicinity_of
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
+from nofuss.ranking.neighbours import SIZE, Vicinity, query_blocks, vicinity_of
+from nofuss.ranking.open_set import RULES, Confidence, OpenSet, calibrate
+from nofuss.ranking.rerank import Rerank, Weighting, fitting
+from nofuss.ranking.rerank import rerank as rerank_vicinity
 from nofuss.search.index import Index, Label
 from nofuss.search.stores import Searched
 from nofuss.search.where import Condition
 
-Rerank = Literal["auto", "none"]
-_Kept = TypeVar("_Kept", Strangers, Reranking)
+RerankMode = Literal["auto", "none"]
+_Kept = TypeVar("_Kept", OpenSet, Rerank)
 COPIED = 5_000
 """Most items of a database that are read to calibrate on."""
-STRANGERS, RERANK = "strangers", "rerank"
+OPEN_SET, RERANK = "open_set", "rerank"
 """Keys of what training and `nofuss index` keep in `extra`."""
 
 
@@ -62,9 +61,9 @@ class Searcher:
         self,
         index: Searched,
         weighting: Weighting | None = None,
-        strangers: Strangers | None = None,
+        open_set: OpenSet | None = None,
     ) -> None:
-        self.index, self.weighting, self.strangers = index, weighting, strangers
+        self.index, self.weighting, self.open_set = index, weighting, open_set
 
     def of(self, index: Index, encoder: Encoder) -> "Searcher":
         """Return the same way to search an index whose vectors have changed, calibrated again."""
@@ -105,7 +104,9 @@ class Searcher:
         nearest = self._vectors(rows[:, :SIZE])
         around = vicinity_of(normalize(queries.float()), nearest, rows[:, :SIZE])
         if self.weighting is not None and rows.shape[1]:
-            order = reranked(around, self.weighting).sort(dim=1, descending=True, stable=True)
+            order = rerank_vicinity(around, self.weighting).sort(
+                dim=1, descending=True, stable=True
+            )
             for column in (rows, distances):
                 column[:, :SIZE] = column[:, :SIZE].gather(1, order.indices)
         verdicts = self._judge(around)
@@ -123,7 +124,7 @@ class Searcher:
         return vectors
 
     def _judge(self, around: Vicinity) -> list[tuple[Confidence | None, str]]:
-        if self.strangers is None or not around.rows.shape[1]:
+        if self.open_set is None or not around.rows.shape[1]:
             return [(None, "")] * len(around.rows)
         rows = around.rows.tolist()
         known = sorted({row for each in rows for row in each if row >= 0})
@@ -132,14 +133,14 @@ class Searcher:
         }
         names = [[label[row] for row in each] for each in rows]
         codes = torch.from_numpy(np.stack([_codes(labels)[0] for labels in names]))
-        strangeness = RULES[self.strangers.rule](around, codes)
-        return [self.strangers.judge(value) for value in strangeness.tolist()]
+        novelty = RULES[self.open_set.rule](around, codes)
+        return [self.open_set.judge(value) for value in novelty.tolist()]
 
 
-def open_searcher(index: Searched, encoder: Encoder, *, rerank: Rerank = "auto") -> Searcher:
+def open_searcher(index: Searched, encoder: Encoder, *, rerank: RerankMode = "auto") -> Searcher:
     """Return how the run searches this index; calibrated now if the index was not yet.
 
-    A large database is not read for it: it is searched by distance, and says nothing of strangers.
+    A large database is not read for it: it is searched by distance, and gives no open-set verdict.
     """
     local = index if isinstance(index, Index) else _copy(index)
     if local is None:
@@ -147,10 +148,10 @@ def open_searcher(index: Searched, encoder: Encoder, *, rerank: Rerank = "auto")
     weighting = None
     if rerank == "auto" and (decision := kept_reranking(encoder)) is not None:
         weighting = fitting(decision.weighting, _codes(local.labels)[1])
-    strangers = _read(Strangers, local.extra.get(STRANGERS), "the index")
-    if STRANGERS not in local.extra:
-        strangers = calibrated(local, encoder)
-    return Searcher(index, weighting, strangers)
+    open_set = _read(OpenSet, local.extra.get(OPEN_SET), "the index")
+    if OPEN_SET not in local.extra:
+        open_set = calibrated(local, encoder)
+    return Searcher(index, weighting, open_set)
 
 
 def _copy(index: Searched) -> Index | None:
@@ -162,14 +163,14 @@ def _copy(index: Searched) -> Index | None:
     return Index.build(index.vectors_of(rows), names=names, labels=labels)
 
 
-def kept_reranking(encoder: Encoder) -> Reranking | None:
+def kept_reranking(encoder: Encoder) -> Rerank | None:
     """Return what the folds of the run decided; None if they were too few to decide."""
-    return _read(Reranking, encoder.extra.get(RERANK), "model.json")
+    return _read(Rerank, encoder.extra.get(RERANK), "model.json")
 
 
-def calibrated(index: Index, encoder: Encoder) -> Strangers | None:
-    """Return what strangeness means in this index; None if it or training had too few classes."""
-    rule = _read(Strangers, encoder.extra.get(STRANGERS), "model.json")
+def calibrated(index: Index, encoder: Encoder) -> OpenSet | None:
+    """Return what novelty means in this index; None if it or training had too few classes."""
+    rule = _read(OpenSet, encoder.extra.get(OPEN_SET), "model.json")
     if rule is None:
         return None
     learned = set(encoder.class_names)
@@ -191,7 +192,8 @@ def _read(kind: type[_Kept], stored: object, where: str) -> _Kept | None:
         return kind.from_dict(stored)
     except (KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
+        name = OPEN_SET if kind is OpenSet else RERANK
         raise RunError(
-            f"{where} holds {kind.__name__.lower()} that nofuss did not write ({reason:.100}); "
+            f"{where} holds {name} that nofuss did not write ({reason:.100}); "
             "restore it, or make it again"
         ) from None

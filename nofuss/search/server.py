@@ -35,7 +35,7 @@ from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
 from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
-from nofuss.search.searcher import Rerank
+from nofuss.search.searcher import RerankMode
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.search.teaching import Teaching
 
@@ -90,7 +90,7 @@ def serve(
     port: int,
     token: bool = True,
     index: str | None = None,
-    rerank: Rerank = "auto",
+    rerank: RerankMode = "auto",
     progress: Progress = silent,
 ) -> None:
     """Run `nofuss serve` until interrupted."""

@@ -32,7 +32,7 @@ from nofuss.search.index import Index
 from nofuss.search.plane import ANCHORS, Plane, lay_out
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
-from nofuss.search.searcher import Found, Rerank, Searcher
+from nofuss.search.searcher import Found, RerankMode, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.stores.store import number_of
 from nofuss.search.where import Compare, Condition, Every, Some
@@ -97,8 +97,8 @@ class Shelf:
     @property
     def threshold(self) -> float | None:
         """Distance within which items of one class mostly lie; None if that could not be found."""
-        strangers = self.searcher.strangers
-        return None if strangers is None or not strangers.useful else strangers.distance
+        open_set = self.searcher.open_set
+        return None if open_set is None or not open_set.useful else open_set.distance
 
     @cached_property
     def classes(self) -> list[str]:
@@ -241,7 +241,7 @@ def open_shelf(
     path: Path,
     url: str | None = None,
     *,
-    rerank: Rerank = "auto",
+    rerank: RerankMode = "auto",
     progress: Progress = silent,
 ) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""

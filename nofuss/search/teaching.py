@@ -21,13 +21,12 @@ from torch import Tensor
 
 from nofuss.errors import NofussError
 from nofuss.evaluate.intervals import paired_difference
-from nofuss.evaluate.neighbours import nearest
-from nofuss.evaluate.queries import per_query
-from nofuss.evaluate.side_by_side import scorable
+from nofuss.evaluate.protocol import per_query, scorable
 from nofuss.files import locked
 from nofuss.model.encoder import load
 from nofuss.model.saved import model_digest
 from nofuss.model.taught import MarkedPairs, mapped, taught_map
+from nofuss.ranking.neighbours import nearest
 from nofuss.run.embeddings import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
 from nofuss.search import lessons
@@ -220,12 +219,12 @@ def _compared(shelf: Shelf, lesson: Lesson) -> dict[str, Any] | None:
     """Return Recall@1 and MAP@R before and after on the classes without a mark, paired."""
     marked = np.unique(shelf.codes[lesson.marked_rows])
     rows = np.flatnonzero((shelf.codes >= 0) & ~np.isin(shelf.codes, marked))
-    rows = rows[sample_by_class(shelf.codes[rows], len(rows), items=SCORED)]
+    rows = rows[sample_by_class(shelf.codes[rows], items=SCORED)]
     labels = shelf.codes[rows]
     if not len(rows) or not scorable(labels):
         return None
     before, after = (per_query(v[rows], labels) for v in (shelf.own.vectors, lesson.vectors))
-    gain = paired_difference(after.map_at_r, before.map_at_r, torch.as_tensor(before.labels), 0)
+    gain = paired_difference(after.map_at_r, before.map_at_r, torch.as_tensor(before.labels))
     return {
         "classes": len(np.unique(labels)),
         "items": len(rows),

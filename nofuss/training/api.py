@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig, fits
-from nofuss.data.arrays import from_arrays
 from nofuss.data.collection import Collection, from_dataset
+from nofuss.data.readers.arrays import from_arrays
 from nofuss.errors import DataError, NofussError, UsageError, in_python
-from nofuss.model.backbones import OWN, own_backbone
-from nofuss.model.modes import left_as_given
+from nofuss.model.backbones import OWN, left_as_given, own_backbone
 from nofuss.training.callbacks import Callback
 from nofuss.training.pipeline import run_training
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
-from nofuss.data.labelling import check_used, labelling_of
-from nofuss.data.scan import ScanReport
-from nofuss.data.split import Sides, classes_in, sides_of
-from nofuss.data.usable import check_supervision, open_usable
+from nofuss.data.open import TrainingData, open_training_data
+from nofuss.data.split import FEWEST_CLASSES, Split, classes_in, split_of
+from nofuss.data.triplets import held_out
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.errors import DataError, RunError, UsageError, command
@@ -24,8 +23,6 @@ from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder
 from nofuss.progress import Progress
 from nofuss.report import read_optional_json
-from nofuss.report.order import held_out_comparisons
-from nofuss.report.queries import query_and_gallery
 from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, resume_run
 from nofuss.training.callbacks import Callback, Callbacks, TensorBoard
 from nofuss.training.job import (
@@ -37,8 +34,8 @@ from nofuss.training.job import (
 )
 from nofuss.training.prepare import class_count
 from nofuss.training.presets import head_dim
+from nofuss.training.scoring import query_and_gallery
 from nofuss.training.setup import check_loss
-from nofuss.training.unlabelled import learnable
 
 log = logging.getLogger("nofuss")
 MODULE = "backbone.json"
@@ -64,25 +61,27 @@ def begin(
         _check_taught(config.out)
     board = None if config.tensorboard is None else TensorBoard(config.tensorboard)
     callbacks = Callbacks(callback, board)
-    opened, scan = _open(config, data, callbacks.progress)
+    opened = _open(config, data, callbacks.progress)
+    collection, fingerprint = opened.collection, opened.fingerprint
     config = settle(config, opened)
-    fingerprint, sides = opened.fingerprint(), sides_of(opened, config)
-    collection = learnable(opened, config)
-    if len(sides.test) and opened.labels is not None:  # refused here, not after training
-        query_and_gallery(opened.subset(sides.test))
+    split = split_of(opened, config)
+    if len(split.test) and collection.has_classes:  # refused here, not after training
+        query_and_gallery(collection.subset(split.test))
     embedder = build_model(config, collection, backbone)
     config = check_stages(check_dim(config, embedder.backbone.features), embedder)
     processes.check_same("kinds of device", lambda: device_of(embedder).type)
-    _check_loss(config, collection.subset(sides.train), embedder)
+    _check_loss(config, collection.subset(split.train), embedder)
     processes.check_same("data", lambda: fingerprint)
     run = _open_run(config, collection, fingerprint, held)
     if backbone is not None:
         _check_module(run, backbone)
     log.info(f"run directory {run.path}, settings: {config.preset}")
-    _say_kept_out(config, collection, sides)
-    compared = held_out_comparisons(opened, config, sides.test)
+    _say_kept_out(config, collection, split)
+    scored = held_out(opened.comparisons, split.test, len(collection))
     callbacks.run = run.path
-    return Job(run, collection, sides, embedder, callbacks, fingerprint, scan, compared=compared)
+    return Job(
+        run, collection, split, embedder, callbacks, fingerprint, opened.scan, compared=scored
+    )
 
 
 def _settings(config: TrainConfig, data: Collection | None, given: Container[str]) -> TrainConfig:
@@ -106,9 +105,7 @@ def _settings(config: TrainConfig, data: Collection | None, given: Container[str
     return resumed
 
 
-def _open(
-    config: TrainConfig, data: Collection | None, progress: Progress
-) -> tuple[Collection, ScanReport]:
+def _open(config: TrainConfig, data: Collection | None, progress: Progress) -> TrainingData:
     """Open the data as the settings say; refuse what nothing can be learned from."""
     if data is None and str(config.data).endswith(FROM_PYTHON) and config.out is not None:
         cure = Run(config.out, config).resume_command
@@ -117,13 +114,10 @@ def _open(
     if config.resume and config.out is not None:  # the run's own copy
         corrections = Run(config.out, config).corrections
     with processes.in_turn():
-        labelling = labelling_of(config)
         source = config.data if data is None else data
-        opened = open_usable(
-            source, labelling=labelling, corrections=corrections, progress=progress
-        )
-        check_used(opened[0], labelling)
-    check_supervision(opened[0])
+        opened = open_training_data(source, config, corrections=corrections, progress=progress)
+    for note in opened.notes:
+        log.info(note)
     return opened
 
 
@@ -168,7 +162,14 @@ def _check_module(run: Run, backbone: Backbone) -> None:
     run.write(MODULE, {"digest": weights})
 
 
-def _say_kept_out(config: TrainConfig, collection: Collection, sides: Sides) -> None:
-    if collection.split is None and config.test_fraction is None and len(sides.test):
-        out = len(classes_in(collection, sides.test))
+def _say_kept_out(config: TrainConfig, collection: Collection, split: Split) -> None:
+    if collection.split is not None or config.test_fraction is not None:
+        return
+    if len(split.test):
+        out = len(classes_in(collection, split.test))
         log.info(f"{out:,} classes are kept out for the scores; --test-fraction 0 learns from all")
+    elif not split.by_folds and collection.num_classes < FEWEST_CLASSES:
+        log.info(
+            f"training learns from all {collection.num_classes} classes, and there are no scores: "
+            f"these need {FEWEST_CLASSES} classes"
+        )

@@ -1,8 +1,8 @@
 """Untrained features, closed form or training: which of them a run keeps, decided on folds.
 
-Training is kept if its gain over the closed form is above zero with 95% confidence (classes
-resampled, the same queries on both sides); neither is kept if Recall@1 falls below that of the
-untrained features.
+Training is kept if it is significantly (95%, over classes, the same queries on both sides) better
+than the closed form; neither is kept if Recall@1 is significantly below that of the untrained
+features.
 """
 
 from collections.abc import Sequence
@@ -50,9 +50,9 @@ def choice_of(
     another. With too few classes for folds the closed form of the likeliest recipe is kept; with
     `folds` 0, training.
     """
-    seed, kept = config.seed, CLOSED
+    kept = CLOSED
     if results:
-        kept = winner(results, seed=seed)
+        kept = winner(results)
     elif not config.folds and config.epochs != 0:
         kept = TRAINED
     recipe = form.best() if results else next(iter(pinned.candidates(SHRINKAGES)))
@@ -68,7 +68,7 @@ def choice_of(
             name: dict(zip(SCORES, mean_scores(of), strict=True)) for name, of in scores.items()
         },
         gains={
-            f"{a} over {b}": {name: gain_of(scores, a, b, name, seed) for name in SCORES}
+            f"{a} over {b}": {name: gain_of(scores, a, b, name) for name in SCORES}
             for a, b in ((CLOSED, NOTHING), (TRAINED, CLOSED), (TRAINED, NOTHING))
             if a in scores
         },

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nofuss.config import Preprocessing
-from nofuss.data.collection import Collection
+from nofuss.data.collection import Collection, Labels
 from nofuss.data.loader import Batch, batches
 from nofuss.data.sampling import m_per_class, shuffled, triplet_batches
 from nofuss.distributed.processes import share, world
@@ -36,12 +36,17 @@ class CollectionFeed:
                 "fewer, or raise --batch-size"
             )
 
+    @property
+    def labels(self) -> Labels | None:
+        """(N,) of the items; None where triplets are learned as they are."""
+        return self.collection.known_labels() if self.collection.is_labelled else None
+
     def __len__(self) -> int:
         return len(self.indices(0))
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the epoch's batches without the first `start`."""
-        labels, chosen = self.collection.labels, self.indices(epoch)[start:]
+        labels, chosen = self.labels, self.indices(epoch)[start:]
         own = batches(
             self.collection,
             self.preprocessing,
@@ -59,9 +64,10 @@ class CollectionFeed:
     def indices(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
         """Return the rows of each batch of an epoch."""
         c = self.collection
-        if c.labels is None:
-            assert c.triplets is not None
-            return triplet_batches(c.triplets, self.batch_size, seed=self.seed, epoch=epoch)
+        if not c.is_labelled:
+            assert c.comparisons is not None
+            triplets = c.comparisons.rows
+            return triplet_batches(triplets, self.batch_size, seed=self.seed, epoch=epoch)
         if self.per_class:
             return m_per_class(
                 c.labels, self.batch_size, self.per_class, seed=self.seed, epoch=epoch
@@ -81,7 +87,7 @@ class ActivationFeed:
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the epoch's batches without the first `start`."""
-        labels, view = self.feed.collection.labels, epoch % self.activations.views
+        labels, view = self.feed.labels, epoch % self.activations.views
         for indices in self.feed.indices(epoch)[start:]:
             inputs = self.activations.take(view, indices[share(len(indices))])
             inputs = inputs.pin_memory() if self.feed.pin else inputs

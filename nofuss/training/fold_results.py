@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nofuss.config import TrainConfig
 from nofuss.evaluate.intervals import Difference, paired_difference
-from nofuss.evaluate.queries import QueryScores, pooled
+from nofuss.evaluate.protocol import QueryScores, pooled
 from nofuss.geometry import normalize
 from nofuss.model.start import untrained_head
 from nofuss.progress import Progress, silent, working
@@ -134,24 +134,24 @@ def untrained_folds(form: ClosedForm) -> list[Tensor]:
     ]
 
 
-def winner(results: Sequence[FoldResult], *, seed: int = 0, resamples: int = 2000) -> str:
+def winner(results: Sequence[FoldResult]) -> str:
     """Return the method that these folds keep."""
     scores, kept = pooled_scores(results), CLOSED
     if TRAINED in scores:
-        gain = gain_of(scores, TRAINED, CLOSED, "objective", seed, resamples)
+        gain = gain_of(scores, TRAINED, CLOSED, "objective")
         kept = TRAINED if gain.low > 0 else CLOSED
-    gain = gain_of(scores, kept, NOTHING, "recall@1", seed, resamples)
+    gain = gain_of(scores, kept, NOTHING, "recall@1")
     return NOTHING if gain.high < 0 else kept
 
 
-def held_out_embeddings(results: Sequence[FoldResult], *, seed: int) -> list[Tensor]:
+def held_out_embeddings(results: Sequence[FoldResult]) -> list[Tensor]:
     """Return embeddings of each fold's rows by the method that the *other* folds would keep.
 
     The choice of a method for a class therefore never depends on that class's scores.
     """
     found = []
     for k, result in enumerate(results):
-        kept = winner([*results[:k], *results[k + 1 :]], seed=seed, resamples=500)
+        kept = winner([*results[:k], *results[k + 1 :]])
         found.append(result.embeddings[kept])
     return found
 
@@ -161,14 +161,7 @@ def pooled_scores(results: Sequence[FoldResult]) -> dict[str, QueryScores]:
     return {name: pooled([r.scores[name] for r in results]) for name in results[0].scores}
 
 
-def gain_of(
-    scores: dict[str, QueryScores],
-    method: str,
-    other: str,
-    name: str,
-    seed: int,
-    resamples: int = 2000,
-) -> Difference:
+def gain_of(scores: dict[str, QueryScores], method: str, other: str, name: str) -> Difference:
     """Return the paired difference of a score between two methods."""
     a, b = scores[method], scores[other]
     pair = {
@@ -176,7 +169,7 @@ def gain_of(
         "map@r": (a.map_at_r, b.map_at_r),
         "objective": (a.objective, b.objective),
     }[name]
-    return paired_difference(*pair, a.labels, seed, resamples=resamples)
+    return paired_difference(*pair, a.labels)
 
 
 def mean_scores(scores: QueryScores) -> tuple[float, float]:

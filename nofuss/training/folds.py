@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from nofuss.data.split import FEWEST_CLASSES
-from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.side_by_side import scorable
+from nofuss.evaluate.protocol import QueryScores, scorable
 from nofuss.geometry import normalize
 
 FOLDS = 4

@@ -12,27 +12,27 @@ from torch import Tensor, nn
 
 from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
-from nofuss.data.comparisons import Compared
 from nofuss.data.decode import decode
+from nofuss.data.open import TEST_FRACTION, TrainingData
 from nofuss.data.scan import ScanReport
-from nofuss.data.split import Rows, Sides, classes_in
+from nofuss.data.split import Rows, Split, classes_in
+from nofuss.data.triplets import HeldOut
 from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, UsageError
-from nofuss.evaluate.reranking import Reranking
-from nofuss.evaluate.strangers import Strangers
 from nofuss.files import write_file
-from nofuss.model.backbones import PRETRAINED, Backbone
+from nofuss.losses import INSTANCE_LOSSES
+from nofuss.model.backbones import PRETRAINED, Backbone, check_precision
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
-from nofuss.model.precision import check_precision
 from nofuss.model.stages import ALL, check_unfreeze, fixed_count, freeze_first
+from nofuss.ranking.open_set import OpenSet
+from nofuss.ranking.rerank import Rerank
 from nofuss.run.choice import Choice
 from nofuss.run.directory import Run
 from nofuss.training.callbacks import Callbacks
 from nofuss.training.presets import DIM, head_dim, resolve
 from nofuss.training.setup import items_per_class
-from nofuss.training.unlabelled import settle_unlabelled
 
 log = logging.getLogger("nofuss")
 SMALL_SIDE = 96
@@ -49,7 +49,7 @@ class Job:
 
     run: Run
     collection: Collection
-    sides: Sides
+    split: Split
     embedder: Embedder
     callbacks: Callbacks
     fingerprint: str
@@ -59,9 +59,9 @@ class Job:
     features: Tensor | None = None
     """(N, F) of a pretrained backbone before training, or the vectors themselves."""
     criterion: nn.Module | None = None
-    strangers: Strangers | None = None
-    """How search recognises strangers, if held-out classes sufficed to find out."""
-    reranking: Reranking | None = None
+    open_set: OpenSet | None = None
+    """How search recognises unknown classes, if held-out classes sufficed to find out."""
+    reranking: Rerank | None = None
     """Whether search re-ranks, if held-out classes sufficed to find out."""
     choice: Choice | None = None
     """What the folds decided, if the head starts from its closed form."""
@@ -69,7 +69,7 @@ class Job:
     """Whether the network from before training is kept, since held-out classes lost by it."""
     fold_scores: dict[str, Any] | None = None
     """Scores of classes held out in turn, if no classes are kept out for good."""
-    compared: Compared | None = None
+    compared: HeldOut | None = None
     """Held-out triplets or pairs, where the data have any."""
 
     @property
@@ -163,15 +163,29 @@ def _check_size(backbone: Backbone, size: int, flag: str) -> None:
         ) from None
 
 
-def settle(config: TrainConfig, collection: Collection) -> TrainConfig:
+def settle(config: TrainConfig, data: TrainingData) -> TrainConfig:
     """Fill in the settings that follow from the data."""
+    collection = data.collection
     kind = "vectors" if collection.kind == "vectors" else "pictures"
     side = _side(collection)
-    if collection.labels is None:
-        config = settle_unlabelled(config, collection)
-    labelled = collection.labels is not None or config.assignment == "balanced"
+    if not collection.has_classes:
+        if config.loss in INSTANCE_LOSSES:
+            raise UsageError(
+                f"--loss {config.loss} needs labels, and {collection.name} has none; use a loss "
+                "over proxies: proxy-nca, proxy-triplet"
+            )
+        is_shared = float(config.proxies_per_class or 1) < 1
+        by_groups = "balanced" if is_shared else config.assignment
+        config = replace(
+            config,
+            assignment=by_groups if collection.is_labelled else "dynamic",
+            test_fraction=TEST_FRACTION if config.test_fraction is None else config.test_fraction,
+        )
     config = resolve(
-        config, kind=kind, small=side is not None and side < SMALL_SIDE, labelled=labelled
+        config,
+        kind=kind,
+        small=side is not None and side < SMALL_SIDE,
+        labelled=collection.is_labelled,
     )
     if config.per_class is None:
         config = replace(config, per_class=items_per_class(config))
@@ -215,10 +229,16 @@ def check_stages(config: TrainConfig, embedder: Embedder) -> TrainConfig:
 
 def describe_data(job: Job) -> None:
     """Write data.json, and scan.csv if the scan found anything."""
-    c, s = job.collection, job.sides
-    sides = [side for side in ("train", "held_out", "test") if len(getattr(s, side))]
-    counts = {side: len(getattr(s, side)) for side in sides}
-    classes = {side: [c.class_names[i] for i in classes_in(c, getattr(s, side))] for side in counts}
+    c, s = job.collection, job.split
+    parts = {
+        name: rows
+        for name, rows in (("train", s.train), ("val", s.val), ("test", s.test))
+        if len(rows)
+    }
+    counts = {name: len(rows) for name, rows in parts.items()}
+    classes = {
+        name: [c.class_names[i] for i in classes_in(c, rows)] for name, rows in parts.items()
+    }
     described = {"description": c.describe(), "items": counts, "classes": classes}
     job.run.write("data.json", described | ({"by_links": True} if c.by_links else {}))
     if job.scan.problems and processes.first():

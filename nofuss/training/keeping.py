@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data.collection import compact_labels
-from nofuss.data.comparisons import without_groups
-from nofuss.data.split import by_folds, classes_in
+from nofuss.data.split import classes_in
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
@@ -38,8 +36,8 @@ def embed_items(job: Job) -> Embedded:
     """Embed all that is kept or scored; several processes share the items."""
     merge_adapters(job.embedder)
     held_out = compared = None
-    if not job.fixed and len(job.sides.held_out) and not job.collection.by_links:
-        data = job.collection.subset(job.sides.held_out)
+    if not job.fixed and len(job.split.val) and not job.collection.by_links:
+        data = job.collection.subset(job.split.val)
         progress = job.callbacks.progress
         held_out = Encoder(job.embedder).embed_collection(data, progress=progress)
     if job.compared is not None and job.fold_scores is None:
@@ -51,11 +49,11 @@ def keep_model(job: Job, embedded: Embedded) -> None:
     """Write the model with what search needs to know, and the embeddings."""
     settle_search(job, embedded.held_out)
     names = job.collection.class_names
-    rules = {"strangers": job.strangers, "rerank": job.reranking}
+    rules = {"open_set": job.open_set, "rerank": job.reranking}
     save_model(
         job.run.model,
         job.embedder,
-        class_names=[names[i] for i in classes_in(job.collection, job.sides.train)],
+        class_names=[names[i] for i in classes_in(job.collection, job.split.train)],
         extra={name: found.as_dict() for name, found in rules.items() if found},
     )
     embedded.kept.save(job.run.path)
@@ -65,20 +63,18 @@ def report_scores(job: Job, embedded: Embedded) -> None:
     """Score what was kept on what training has not seen, and write it down for people."""
     kept = embedded.kept
     scores = score(job, torch.from_numpy(kept.test), embedded.compared)
-    run, data = job.run, without_groups(job.collection)
+    run = job.run
     write_card(run)
-    write_report(run.path, data, kept, progress=job.callbacks.progress)
+    write_report(run.path, job.collection, kept, progress=job.callbacks.progress)
     job.callbacks.here("end", flat_numbers(scores))
 
 
 def _embed_sides(job: Job) -> RunEmbeddings:
     """Return unit embeddings of the test items and a sample of the training items, and proxies."""
-    learned, labels = job.sides.train, None
-    if job.collection.labels is not None:
-        labels = compact_labels(job.collection.labels[learned])[0]
-    few = sample_by_class(labels, len(learned), seed=job.config.seed)
-    folded = by_folds(job.config, job.collection)
-    shown = np.arange(len(job.collection)) if folded else job.sides.test
+    learned, folded = job.split.train, job.split.by_folds
+    labels = job.collection.subset(learned).labels
+    few = sample_by_class(labels, seed=job.config.seed)
+    shown = np.arange(len(job.collection)) if folded else job.split.test
     rows = np.r_[shown, learned[few]]
     raw = embed_rows(job, rows)
     unit = normalize(raw)
@@ -87,7 +83,7 @@ def _embed_sides(job: Job) -> RunEmbeddings:
     if isinstance(job.criterion, ProxyLoss):
         job.criterion.cpu()  # training is over
         proxies = normalize(job.criterion.proxies.detach())
-        own = None if labels is None else torch.from_numpy(labels[few])
+        own = torch.from_numpy(labels[few]) if job.collection.is_labelled else None
         # As in training: with free norms the closest proxy is that of the raw vectors.
         assignment = job.criterion.assign(raw[len(shown) :], own)
         if job.criterion.shard is not None:  # no process holds them all: those of the sample

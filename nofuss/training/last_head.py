@@ -15,9 +15,9 @@ from nofuss.data.collection import Collection, compact_labels
 from nofuss.distributed import processes
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.activations import activations_of, top_features
+from nofuss.model.embedder import through_head
 from nofuss.model.features import backbone_features
-from nofuss.model.inference import through_head
-from nofuss.model.trunk import activations_of, top_features
 from nofuss.run.choice import Recipe
 from nofuss.training.choice import start_of
 from nofuss.training.closed_form import ClosedForm
@@ -30,7 +30,7 @@ their scatter says less of how new classes vary than it did at the start."""
 
 def solve_head(job: Job) -> None:
     """Replace head and proxies by the closed form of what the trained network gives."""
-    features = _features(job, job.collection.subset(job.sides.train))
+    features = _features(job, job.collection.subset(job.split.train))
     trained = _embedded(job, features)
     _solve(job, features)
     _move_proxies(job, trained, _embedded(job, features))
@@ -50,7 +50,7 @@ def _move_proxies(job: Job, before: Tensor, after: Tensor) -> None:
     if not isinstance(criterion, ProxyLoss):
         return
     criterion.cpu()
-    own = criterion.assign(before, _labels(job.collection.subset(job.sides.train)))
+    own = criterion.assign(before, _labels(job.collection.subset(job.split.train)))
     directions = normalize(after)
     # One that stands for no item is nowhere in particular: in the middle of all.
     middle = directions.mean(0).expand(criterion.assignment.num_proxies, -1)
@@ -66,7 +66,7 @@ def _solve(job: Job, features: Tensor) -> None:
     choice = job.choice
     if job.config.shrinkage is None:
         choice = replace(choice, recipe=after_training(choice.recipe))
-    labels, root = _labels(job.collection.subset(job.sides.train)), choice.recipe.root
+    labels, root = _labels(job.collection.subset(job.split.train)), choice.recipe.root
     form = ClosedForm(features, labels, (), dim=choice.dim)
     length = float(form.inputs(root).norm(dim=1).mean())  # as at the start: see `learning`
     job.embedder.set_head(start_of(form, choice).times(length), root=root)

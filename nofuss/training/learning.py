@@ -12,18 +12,17 @@ import torch
 from torch import nn
 
 from nofuss.data.collection import compact_labels
-from nofuss.data.split import by_folds
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
-from nofuss.evaluate.queries import QueryScores
-from nofuss.evaluate.side_by_side import scorable, score_folds
+from nofuss.evaluate.protocol import QueryScores, scorable, score_folds
 from nofuss.files import read_json
+from nofuss.model.activations import embedding_of
 from nofuss.model.embedder import Embedder
 from nofuss.model.features import backbone_features
 from nofuss.model.start import Affine
-from nofuss.model.trunk import embedding_of
 from nofuss.progress import working
+from nofuss.ranking.rerank import rerank_folds
 from nofuss.report import read_optional_json
 from nofuss.run.choice import CLOSED, TRAINED, Choice
 from nofuss.training.callbacks import Kind
@@ -57,11 +56,11 @@ def compute_features(job: Job) -> None:
     if job.fixed or job.config.start != "random":
         # Averages with mirror images are for search. Statistics of the training classes change as
         # little by them as any average over hundreds of pictures (LOG.md).
-        is_scored = by_folds(job.config, job.collection)
+        is_scored = job.split.by_folds
         if job.embedder.backbone.mirror:
             which = "pictures" if is_scored else "pictures that are scored"
             log.info(f"{which} are averaged with their mirror images; --no-mirror is faster")
-        straight = None if is_scored else job.sides.train
+        straight = None if is_scored else job.split.train
         if straight is not None and job.compared is not None:  # a triplet may hold training items
             straight = np.setdiff1d(straight, job.compared.rows)
         job.features = backbone_features(
@@ -75,7 +74,7 @@ def compute_features(job: Job) -> None:
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:
     """Train the embedder of the job in place."""
-    if job.config.start == "whitened" and job.collection.labels is not None:
+    if job.config.start == "whitened" and job.collection.is_labelled:
         form, start = _closed_form(job, stop)
         if job.fixed:
             _learn_head(job, form, start, stop)
@@ -85,16 +84,16 @@ def learn(job: Job, stop: Callable[[], bool]) -> None:
 
 def _closed_form(job: Job, stop: Callable[[], bool]) -> tuple[ClosedForm, Affine]:
     """Decide on folds, and set the head to the start that they chose."""
-    config, rows = job.config, job.sides.train
+    config, rows = job.config, job.split.train
     assert job.features is not None
-    labels = torch.from_numpy(compact_labels(np.asarray(job.collection.labels)[rows])[0])
+    labels = torch.from_numpy(compact_labels(job.collection.labels[rows])[0])
     form = ClosedForm.of(config, job.features[rows], labels)
     found = _decided_before(job) if config.resume else None
     if found is None:
         found = json.loads(processes.from_first(lambda: json.dumps(_decide(job, form, stop))))
         job.run.write(CHOICE, found)
     choice = job.choice = Choice.from_dict(found["choice"])
-    job.strangers, job.reranking = read_search(found)
+    job.open_set, job.reranking = read_search(found)
     job.fold_scores = found["scores"]
     for line in choice.describe():
         log.info(line)
@@ -118,25 +117,24 @@ def _decide(job: Job, form: ClosedForm, stop: Callable[[], bool]) -> dict[str, A
     else:
         pinned = Pinned.of(config)
         results = _try_on_folds(job, form, pinned, stop)
-        found = held_out_embeddings(results, seed=config.seed)
+        found = held_out_embeddings(results)
         asked = config if job.fixed else replace(config, epochs=0)  # the network trains later
         choice = choice_of(form, results, pinned, config=asked)
     own = [labels[fold.held_out] for fold in form.folds]
     progress = job.callbacks.progress
-    strangers, rerank = decide_search(found, own, config, progress=progress)
+    open_set, rerank = decide_search(found, own, config, progress=progress)
     scores, by_class = None, None
-    if found and by_folds(config, job.collection):
+    if found and job.split.by_folds:
         columns = {f"untrained features, {form.features.shape[1]}-d": form.held_out_features()}
         if results and choice.kept == TRAINED:
             columns["closed form"] = [result.embeddings[CLOSED] for result in results]
-        weightings = rerank.by_fold if rerank else None  # chosen on the classes of other folds
-        scores = score_folds(
-            found, columns, own, seed=config.seed, weightings=weightings, progress=progress
-        )
+        scores = score_folds(found, columns, own, seed=config.seed, progress=progress)
+        if rerank and rerank.by_fold:  # weightings chosen on the classes of other folds
+            scores["reranked"] = rerank_folds(found, own, rerank.by_fold)
         by_class = scores.pop("by_class")
     return {
         "choice": choice.as_dict(),
-        "strangers": strangers and strangers.as_dict(),
+        "open_set": open_set and open_set.as_dict(),
         "rerank": rerank and rerank.as_dict(),
         "scores": scores,
         "by_class": by_class,
@@ -191,17 +189,17 @@ def _learn_head(job: Job, form: ClosedForm, start: Affine, stop: Callable[[], bo
 
 def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     """Train backbone and head, or a head from another start than the closed form."""
-    sides = job.sides
-    held_out = job.collection.subset(sides.held_out)
-    watched = held_out.labels is not None and scorable(held_out.labels)
+    split = job.split
+    held_out = job.collection.subset(split.val)
+    watched = scorable(held_out.known_labels())
     solved = job.choice is not None and bool(job.config.epochs)
     # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
     can_harm = job.config.start != "random" or job.collection.by_links
     compared = watched and can_harm and bool(job.config.epochs)
     training, feed = prepare(
         job.config,
-        job.collection.subset(sides.train),
-        None if job.features is None else job.features[sides.train],
+        job.collection.subset(split.train),
+        None if job.features is None else job.features[split.train],
         embedder=job.embedder,
         fixed_stages=job.fixed_stages,
         progress=job.callbacks.progress,
@@ -213,7 +211,7 @@ def _learn_network(job: Job, stop: Callable[[], bool]) -> None:
     )
 
     def look(embedder: Embedder) -> QueryScores:
-        labels = torch.from_numpy(np.asarray(held_out.labels))
+        labels = torch.from_numpy(held_out.labels)
         return query_scores(embed_held_out(embedder), labels)
 
     def validate() -> dict[str, float]:
@@ -234,7 +232,7 @@ def _keep_the_better(
 ) -> None:
     """Restore embedder and proxies from before training if that scored higher on held-out ones."""
     old, new = look(before[0]), look(job.embedder)
-    gain = paired_difference(new.objective, old.objective, new.labels, job.config.seed)
+    gain = paired_difference(new.objective, old.objective, new.labels)
     classes = len(torch.unique(new.labels))
     log.info(
         f"{classes} held-out training classes: Recall@1 {old.recall.mean():.3f} before and "

@@ -83,7 +83,7 @@ def _failures_explained(job: Job) -> Iterator[None]:
 def _explain_non_finite(job: Job, error: NonFiniteLoss) -> TrainingError:
     """Write the names of the batch's items to a file and suggest what to try."""
     file = job.run.path / "non_finite_batch.txt"
-    names = [job.collection.names[job.sides.train[i]] for i in error.indices.tolist()]
+    names = [job.collection.names[job.split.train[i]] for i in error.indices.tolist()]
     where = f"the batch's items are in {file}"
     try:
         if processes.first():

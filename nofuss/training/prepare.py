@@ -12,11 +12,10 @@ from nofuss.config import Preprocessing, TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.distributed.device import device_of
 from nofuss.geometry import normalize
-from nofuss.model.embedder import Embedder
-from nofuss.model.inference import through_head
+from nofuss.model.activations import activations_of
+from nofuss.model.embedder import Embedder, through_head
 from nofuss.model.stages import Top
 from nofuss.model.start import pca_head
-from nofuss.model.trunk import activations_of
 from nofuss.progress import Progress, silent
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.loop import Feed, Training
@@ -86,9 +85,9 @@ def wire(
     classes = class_count(data)
     criterion = build_criterion(config, classes)
     if directions is not None:
-        labels = None if data.labels is None else torch.from_numpy(data.labels)
+        labels = torch.from_numpy(data.known_labels()) if data.is_labelled else None
         place_proxies(criterion, directions, labels, seed=config.seed)
-    if data.labels is None:
+    if not data.is_labelled:
         config = replace(config, per_class=0)
     feed = CollectionFeed(
         data,

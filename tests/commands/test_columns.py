@@ -8,7 +8,7 @@ import pytest
 
 from nofuss.cli import main
 from nofuss.data.columns import read_column
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.search.index import Index
 from tests.tiny_run import train_pictures
 

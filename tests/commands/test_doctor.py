@@ -13,7 +13,7 @@ from PIL import Image
 from nofuss.cli import main
 from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
@@ -67,7 +67,7 @@ def test_what_was_planted_is_found(sick: Path) -> None:
     assert found.per_class == {"min": 4, "median": 6, "max": 7}
     assert found.histogram == [("4–7", 3)]
     assert found.doubtful_labels is None
-    assert found.suggestion == f"nofuss train {sick} --test-fraction 0"
+    assert found.suggestion == f"nofuss train {sick}"
 
 
 def test_the_data_stay_untouched(sick: Path, capsys: Capture) -> None:

@@ -1,5 +1,6 @@
 """`nofuss evaluate RUN`: all files of the run that hold scores say the same afterwards."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 from PIL import Image
 
 from nofuss.cli import main
+from nofuss.commands.evaluate import still_true
+from nofuss.evaluate import recall_at_k
 from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
-from nofuss.report.evaluation import still_true
 from tests.tiny_run import train_vectors
 
 Capture = pytest.CaptureFixture[str]
@@ -132,3 +134,78 @@ def test_data_that_have_moved(tmp_path: Path, run: Path, capsys: Capture) -> Non
     assert (run / "environment.json").read_bytes() == made, "how the run was made is not forgotten"
     assert not read_json(run / "config.json")["resume"]
     assert main(["evaluate", str(run)]) == 0
+
+
+def photos(folder: Path, classes: range, each: int, *, seed: int = 0) -> Path:
+    """Noisy pictures of a shade a class, in folders."""
+    random = np.random.default_rng(seed)
+    for label in classes:
+        (folder / f"class {label}").mkdir(parents=True)
+        for i in range(each):
+            shade = np.clip(25 * label + random.integers(0, 40, (32, 32, 3)), 0, 255)
+            Image.fromarray(shade.astype(np.uint8)).save(folder / f"class {label}" / f"{i}.png")
+    return folder
+
+
+SMALL = ["--preset", "small", "--epochs", "1", "--dim", "8", "--val-fraction", "0"]
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Path:
+    data, run = photos(tmp_path / "photos", range(8), 5), tmp_path / "run"
+    words = ["train", str(data), "--out", str(run), "--test-fraction", "0.5", *SMALL]
+    assert main(words) == 0
+    return run
+
+
+def test_queries_of_classes_that_the_gallery_lacks(
+    tmp_path: Path, small_run: Path, capsys: Capture
+) -> None:
+    """They are no queries, are counted as none, and are said to be left out."""
+    queries = photos(tmp_path / "queries", range(6), 3, seed=1)
+    gallery = photos(tmp_path / "gallery", range(4), 4, seed=2)
+    some = photos(tmp_path / "some", range(4), 3, seed=1)  # the same pictures of classes 0 to 3
+    found = {}
+    for name, data in (("all", queries), ("some", some)):
+        capsys.readouterr()
+        words = ["evaluate", str(small_run), str(data), "--gallery", str(gallery), "--json"]
+        assert main(words) == 0
+        said = capsys.readouterr()
+        found[name] = json.loads(said.out)
+        assert ("6 of 18 queries are left out" in said.err) == (name == "all")
+    assert (found["all"]["queries"], found["all"]["classes"]) == (12, 4)
+    for score in ("recall@1", "map@r", "recall@1_interval"):
+        assert found["all"][score] == pytest.approx(found["some"][score])
+
+
+def test_known_scores_are_shown_after_a_photograph_was_deleted(
+    tmp_path: Path, small_run: Path, capsys: Capture
+) -> None:
+    before = scores_of(small_run)
+    (tmp_path / "photos" / "class 0" / "0.png").unlink()
+    capsys.readouterr()
+    assert main(["evaluate", str(small_run), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == before
+    assert "the data differ from what" in said.err
+    assert "shown are the scores that it has" in said.err
+    assert scores_of(small_run) == before
+    assert main(["evaluate", str(small_run), "--extended"]) == 2  # can't be known
+
+
+def test_other_data_are_scored_beside_the_untrained_features(
+    tmp_path: Path, run: Path, capsys: Capture
+) -> None:
+    random = np.random.default_rng(5)
+    x, labels = random.normal(size=(60, 16)).astype(np.float32), np.arange(60) % 6
+    x[:, :6] += 3 * np.eye(6, dtype=np.float32)[labels]
+    np.savez(tmp_path / "other.npz", features=x, labels=labels)
+    capsys.readouterr()
+    assert main(["evaluate", str(run), str(tmp_path / "other.npz"), "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    ((name, raw),) = scores["baselines"].items()
+    assert name == "untrained features, 16-d"
+    assert raw["recall@1"] == pytest.approx(recall_at_k(x, labels)[1])
+    assert scores["gain"]["over"] == name
+    gap = scores["recall@1"] - raw["recall@1"]
+    assert scores["gain"]["recall@1"][0] == pytest.approx(gap)

@@ -20,7 +20,7 @@ from nofuss.run.directory import create_run
 from nofuss.search.index import Index
 from nofuss.search.items import open_items
 from nofuss.search.shelf import open_shelf
-from tests.search.verdicts import strangers
+from tests.search.verdicts import open_set
 from tests.tiny_run import CLASSES, draw, write_pictures
 
 Capture = pytest.CaptureFixture[str]
@@ -36,7 +36,7 @@ def run(tmp_path: Path, data: Path) -> Path:
     """A run whose network is untrained: it distinguishes colours all the same."""
     made = create_run(TrainConfig(data=data, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
-    save_model(made.model, embedder, extra={"strangers": strangers().as_dict()})
+    save_model(made.model, embedder, extra={"open_set": open_set().as_dict()})
     return made.path
 
 
@@ -144,7 +144,7 @@ def test_of_pictures_without_a_class_those_that_are_skipped_stay_named(tmp_path:
         draw(0, 1).save(tmp_path / name)
     found = open_items(tmp_path)
     assert found.paths[-1] == tmp_path / "loose.png"
-    assert found.passed_over == (("train/direct.png", "pictures outside any class folder"),)
+    assert found.skipped == (("train/direct.png", "pictures outside any class folder"),)
     assert found.notes == ("1 pictures outside any class folder skipped: train/direct.png",)
 
 
@@ -206,7 +206,7 @@ def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsy
             index.names[i] for i in d.argsort()[:4].tolist()
         }
         assert result["found"] is None  # three items a class are too few to calibrate on
-    assert content["strangers"] is None
+    assert content["open_set"] is None
     assert content["rerank"] is None
 
 
@@ -229,7 +229,7 @@ def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> N
     white = {"white": (250, 250, 250)}
     main(["index", str(run), str(write_plain(tmp_path / "few", few, spread=9))])
     assert 'search says "nothing like this" by the nearest item' in lines(capsys)
-    before = index_of(run).extra["strangers"]
+    before = index_of(run).extra["open_set"]
     assert (before["items"], before["classes"]) == (56, 7)
     query = write_plain(tmp_path / "grain", {"white": (250, 250, 250)}, spread=11) / "white/3.png"
     assert main(["search", str(run), str(query)]) == 0
@@ -241,17 +241,17 @@ def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> N
     assert result["verdict"].startswith("Its class")
 
     main(["index", str(run), str(write_plain(tmp_path / "white", white, spread=9))])
-    after = index_of(run).extra["strangers"]
+    after = index_of(run).extra["open_set"]
     assert (after["items"], after["classes"]) == (64, 8)
     assert after["known"] != before["known"]
     capsys.readouterr()
     assert main(["search", str(run), str(query)]) == 0
     assert "Nothing like this here" not in lines(capsys)
     main(["index", str(run), str(tmp_path / "few"), "--remove"])
-    assert index_of(run).extra["strangers"] is None  # one class is left
+    assert index_of(run).extra["open_set"] is None  # one class is left
 
 
-@pytest.mark.parametrize("name", ["strangers", "rerank"])
+@pytest.mark.parametrize("name", ["open_set", "rerank"])
 def test_what_nofuss_did_not_write_is_one_line(
     name: str, run: Path, data: Path, capsys: Capture
 ) -> None:

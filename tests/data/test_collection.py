@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nofuss.data.collection import Collection, compact_labels, first_five, from_dataset, printable
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
+from nofuss.data.triplets import Comparisons
 from nofuss.errors import DataError
 
 
@@ -45,13 +47,28 @@ def test_a_subset_keeps_each_items_array_class_and_split() -> None:
 
 
 def test_a_subset_keeps_the_triplets_that_lie_in_it() -> None:
-    whole = vectors(None, triplets=np.array([[0, 1, 2], [3, 4, 5], [1, 0, 5]]))
-    assert whole.subset([5, 1, 0]).triplets.tolist() == [[1, 2, 0]]
+    triplets = Comparisons("triplets", np.array([[0, 1, 2], [3, 4, 5], [1, 0, 5]]))
+    whole = vectors(None, comparisons=triplets)
+    assert whole.subset([5, 1, 0]).comparisons.rows.tolist() == [[1, 2, 0]]
+
+
+def test_an_item_may_have_no_label_and_training_never_meets_it() -> None:
+    whole = replace(vectors([7, 3, 9, 3]), labels=np.array([1, -1, 2, 0]))
+    assert whole.describe() == "3 classes, 4 vectors of 2 dimensions, arrays; 1 without a label"
+    part = whole.subset([1, 2, 0])
+    assert part.labels.tolist() == [-1, 1, 0]
+    assert part.class_names == ("7", "9")
+    with pytest.raises(AssertionError, match="last class"):
+        part.known_labels()
+    assert part.subset([1, 2]).known_labels().tolist() == [1, 0]
+    assert not part.subset([0]).is_labelled
+    with pytest.raises(AssertionError):
+        replace(whole, labels=np.array([1, -2, 2, 0]))
 
 
 def test_the_line_said_aloud() -> None:
     assert vectors([0, 1]).describe() == "2 classes, 2 vectors of 2 dimensions, arrays"
-    triplets = vectors(None, triplets=np.array([[0, 1, 2]]))
+    triplets = vectors(None, comparisons=Comparisons("triplets", np.array([[0, 1, 2]])))
     assert triplets.describe() == "no labels, 1 triplets, 6 vectors of 2 dimensions, arrays"
 
 

@@ -14,7 +14,7 @@ from nofuss.data.corrections import (
     read_corrections,
     write_corrections,
 )
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import DataError
 from nofuss.files import digest
 from nofuss.run.directory import Run
@@ -109,7 +109,7 @@ def test_a_class_that_loses_its_last_item_is_gone(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", vectors=np.eye(4), labels=[0, 0, 1, 2])
     write_corrections(tmp_path / "file.csv", [Correction("row 2", "1", "2")])
     found = corrected(open_data(tmp_path / "d.npz"), tmp_path / "file.csv")
-    assert (found.class_names, found.labels is not None and found.labels.tolist()) == (
+    assert (found.class_names, found.labels.tolist()) == (
         ("0", "2"),
         [0, 0, 1, 1],
     )

@@ -27,7 +27,7 @@ from nofuss.data.decode import (
     resized,
     shrunk,
 )
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.data.scan import scan_pictures
 from nofuss.data.transforms import fitted
 from torture.bombs import png, saved

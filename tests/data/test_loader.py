@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection, from_dataset
 from nofuss.data.decode import PictureError, decode_resized
-from nofuss.data.detect import open_data
 from nofuss.data.loader import Batch, batches
+from nofuss.data.open import open_data
 from nofuss.data.sampling import in_order, shuffled
 from nofuss.data.transforms import draws, train_views
 

@@ -7,7 +7,7 @@ import pytest
 
 from nofuss.data.collection import compact_labels
 from nofuss.data.decode import decode
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.data.scan import CONFLICT, DUPLICATE, Problem, ScanReport, scan_pictures
 
 

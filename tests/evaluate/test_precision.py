@@ -1,5 +1,8 @@
 """MAP@R and R-precision, against a loop, by hand, and against pytorch-metric-learning."""
 
+import sys
+import time
+
 import pytest
 import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
@@ -73,3 +76,21 @@ def test_perfect_and_collapsed(scene):
     # All at one point: every wrong item ties with every positive and ranks before it.
     assert map_at_r(torch.ones(60, 3), labels) == 0.0
     assert r_precision(torch.ones(60, 3), labels) == 0.0
+
+
+@pytest.mark.parametrize("classes", [3, 20, 200])  # searched for, or compared with each threshold
+def test_ties_everywhere_take_no_longer_than_sorting(classes):
+    """Each pair once went back threshold by threshold: 20 seconds."""
+    labels = torch.arange(2000) % classes
+    began = time.process_time()
+    assert map_at_r(torch.ones(2000, 4), labels) == 0.0
+    assert time.process_time() - began < 4
+
+
+def test_strips_of_queries_give_what_all_at_once_do(scene, monkeypatch):
+    x, labels = scene(300, 6)
+    expected = precisions(x, labels, all_ranks=True)
+    monkeypatch.setattr(sys.modules["nofuss.evaluate.ranks"], "WHOLE", 2000)
+    found = precisions(x, labels, all_ranks=True)
+    for name in ("map_at_r", "r_precision", "average"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))

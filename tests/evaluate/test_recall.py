@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 
-from nofuss.evaluate import ranks_of_first_positive, recall_at_k
+from nofuss.evaluate import evaluate, ranks_of_first_positive, recall_at_k
 
 
 def slow_ranks(x: Tensor, labels: Tensor, *, normalize: bool) -> list[int]:
@@ -190,3 +190,17 @@ def test_reversed_rows_are_rows() -> None:
     options = {"gallery": x[::-1], "gallery_labels": labels[::-1]}
     found = recall_at_k(x, labels, query_rows=np.arange(60)[::-1], **options)
     assert found == recall_at_k(x, labels)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_thousands_of_queries_whose_classes_the_gallery_lacks(normalize: bool) -> None:
+    """More than are laid out at once, so that a whole part has no positive."""
+    random = np.random.default_rng(0)
+    x, labels = random.normal(size=(9000, 3)), np.arange(9000) // 100
+    gallery, gallery_labels = random.normal(size=(300, 3)), 3 + np.arange(300) % 4
+    options = {"gallery": gallery, "gallery_labels": gallery_labels, "normalize": normalize}
+    found = evaluate(x, labels, **options)
+    alone = evaluate(x[300:700], labels[300:700], **options)
+    assert (found.queries, found.classes) == (400, 4)
+    assert (found.recall, found.map_at_r) == (alone.recall, alone.map_at_r)
+    assert found.intervals == alone.intervals

@@ -10,10 +10,8 @@ from torch.func import functional_call
 
 from nofuss import ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, SoftTriple
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.losses.fast.fused import fused_loss
-from nofuss.losses.fast.margin import WalkedAnchor, WalkedTriplet
-from nofuss.losses.fast.nca import WalkedNCA
 from nofuss.losses.proxy_loss import ProxyLoss
+from tests.losses.test_chunked_forms import FORMS, in_chunks, plain_form
 
 # torch.func scripts some of torch's own formulas when it is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
@@ -62,13 +60,6 @@ def cases() -> dict[str, Callable[[], ProxyLoss]]:
 
 
 CASES = cases()
-FORMS = {
-    "nca": WalkedNCA(),
-    "nca, recomputed": WalkedNCA(keep=False),
-    "softmax": WalkedNCA(include_positive=True),
-    "triplet": WalkedTriplet(0.5),
-    "anchor": WalkedAnchor(0.5),
-}
 
 
 def points() -> Tensor:
@@ -106,16 +97,16 @@ def test_first_and_second_derivatives_over_proxies(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_first_and_second_derivatives_of_the_walks(name: str) -> None:
-    form, x = FORMS[name], 2 * points()
     p = torch.randn(5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    inputs = x.requires_grad_(), p.requires_grad_()
-    share = None if name == "anchor" else torch.linspace(0.1, 1, 6).double()
+    inputs = points().requires_grad_(), p.requires_grad_()
+    shares = None if name == "anchor" else torch.linspace(0.1, 1, 6).double()
 
     def loss(x: Tensor, p: Tensor) -> Tensor:
-        return fused_loss(form, x, LABELS, p, share)
+        return in_chunks(name, x, LABELS, p, scale=2.0, shares=shares)
 
     assert torch.autograd.gradcheck(loss, inputs)
     assert torch.autograd.gradgradcheck(loss, inputs)
+    assert torch.autograd.gradcheck(loss, inputs, check_forward_ad=True, check_backward_ad=False)
 
 
 @pytest.mark.parametrize("name", INSTANCE_LOSSES)
@@ -129,8 +120,8 @@ def test_first_and_second_derivatives_over_instances(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_torch_func_sees_the_plain_form(name: str) -> None:
     criterion = CASES[name]().double()
-    if criterion.reduction == "none":
-        pytest.skip("a Hessian is of one number")
+    if criterion.reduction == "none" or "dynamic" in name:
+        pytest.skip("a Hessian is of one number; vmap has no shapes that depend on values")
     loss, x, p = as_function(criterion), points(), criterion.proxies.detach()
     exact = torch.autograd.functional.hessian(loss, (x, p))
     found = torch.func.hessian(loss, argnums=(0, 1))(x, p)
@@ -150,12 +141,13 @@ def test_torch_func_sees_the_plain_form(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_hessian_of_the_walks_is_the_plain_form_s(name: str) -> None:
-    form, x = FORMS[name], 2 * points()
+    x = points()
     p = torch.randn(5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    plain = torch.func.hessian(lambda x: form.plain(x, LABELS, p, None))(x)
-    assert name == "triplet" or plain.any()  # a hinge is linear
+    plain = torch.func.hessian(lambda x: plain_form(name, 2.0)(x, LABELS, p))(x)
+    assert plain.any()
     for hessian in (torch.func.hessian, hessian_by_two_backwards):
-        torch.testing.assert_close(hessian(lambda x: fused_loss(form, x, LABELS, p))(x), plain)
+        found = hessian(lambda x: in_chunks(name, x, LABELS, p, scale=2.0))(x)
+        torch.testing.assert_close(found, plain)
 
 
 def hessian_by_two_backwards(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -169,7 +161,11 @@ def test_torch_func_over_instances(name: str) -> None:
     torch.testing.assert_close(torch.func.hessian(lambda x: criterion(x, LABELS))(x), exact)
 
 
-COMPILED = {n: c for n, c in CASES.items() if "summed" not in n and "each" not in n}
+COMPILED = {
+    name: case
+    for name, case in CASES.items()
+    if not any(word in name for word in ("summed", "each", "dynamic"))
+}
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -182,55 +178,6 @@ def test_compiles_as_one_graph(name: str) -> None:
     torch.testing.assert_close(*losses)
     found = torch.autograd.grad(losses[0], (x, criterion.proxies))
     torch.testing.assert_close(found, torch.autograd.grad(losses[1], (x, same.proxies)))
-
-
-@pytest.mark.parametrize("loss", FUSIBLE)
-def test_many_proxies_compile_to_one_operator(loss: type[ProxyLoss]) -> None:
-    torch.compiler.reset()
-    criterion, nodes = loss(20_000, DIM, seed=0), []
-
-    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
-        nodes.extend(str(node.target) for node in graph.graph.nodes)
-        return graph
-
-    x = points().float().requires_grad_()
-    compiled = torch.compile(criterion, fullgraph=True, backend=keep)
-    value = compiled(x, LABELS)
-    assert [n for n in nodes if "nofuss" in n] == ["nofuss.fused_loss"]
-    torch.testing.assert_close(value, criterion(x, LABELS))
-    found = torch.autograd.grad(value, (x, criterion.proxies), create_graph=True)
-    right = torch.autograd.grad(criterion(x, LABELS), (x, criterion.proxies), create_graph=True)
-    torch.testing.assert_close(found, right)
-    if loss is not ProxyTriplet:  # the second derivative of a hinge is that of its norms alone
-        twice = [torch.autograd.grad(g[0].square().sum(), x)[0] for g in (found, right)]
-        assert twice[0].any()
-        torch.testing.assert_close(*twice)
-
-
-def test_the_operator_passes_torch_s_own_check() -> None:
-    x, p = points().requires_grad_(), points().repeat(2, 1)[:9].flip(1).requires_grad_()
-    for name in ("nca", "softmax", "triplet", "anchor"):
-        arguments = (x, LABELS, p, None, name, 0.5, True, True)
-        torch.library.opcheck(
-            torch.ops.nofuss.fused_loss.default,
-            arguments,
-            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-        )
-
-
-def test_a_compiled_loss_still_checks_its_labels() -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(ProxyNCA(4, 3), fullgraph=True, backend="aot_eager")
-    with pytest.raises(RuntimeError, match="labels are not within 0 to 3"):
-        compiled(torch.ones(2, 3), torch.tensor([0, 4]))
-
-
-def test_forward_mode_of_a_fused_loss_names_the_way_out() -> None:
-    x = points()
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(RuntimeError, match="fused=False"):
-            ProxyNCA(4, 3)(dual, LABELS)
 
 
 def test_batched_gradients_of_a_fused_loss() -> None:
@@ -260,5 +207,5 @@ def test_a_sharded_loss_refuses_what_it_can_not_do(
     x = points().requires_grad_()
     with pytest.raises(RuntimeError, match="can't be differentiated twice"):
         torch.autograd.grad(criterion(x, LABELS), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="need all proxies; drop sharded"):
+    with pytest.raises(RuntimeError, match=r"twice or by torch\.func"):
         torch.func.grad(lambda x: criterion(x, LABELS))(x.detach())

@@ -1,10 +1,13 @@
-"""The head, what freezing means, and where randomness comes from."""
+"""The head, what freezing means, where randomness comes from; folding changes only the speed."""
 
 import pytest
 import torch
+from torch import nn
 
-from nofuss.model.backbones import build_backbone
-from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.backbones import BACKBONES, build_backbone
+from nofuss.model.embedder import Embedder, build_embedder, fold_batch_norm, for_inference
+
+SHAPES = {"convnet": (1, 28, 28), "identity": (6,)}
 
 
 def step(embedder: Embedder, inputs: torch.Tensor) -> None:
@@ -122,3 +125,44 @@ def test_the_root_of_the_features_keeps_their_sign_and_has_a_gradient_at_zero() 
     assert features.grad is not None
     assert features.grad.isfinite().all()
     torch.testing.assert_close(embedder(features), embedder.head(rooted))
+
+
+def trained(name: str) -> tuple[Embedder, torch.Tensor]:
+    """An embedder whose batch norms have moved away from the identity."""
+    shape = SHAPES.get(name, (3, 64, 64))
+    torch.manual_seed(0)
+    embedder = build_embedder(name, channels=shape[0], dim=8, weights=None)
+    for module in embedder.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5)
+            module.bias.data.normal_()
+            module.momentum = 0.5
+    inputs = torch.randn(4, *shape)
+    embedder.train()(inputs)
+    return embedder, inputs
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@torch.no_grad()
+def test_folding_leaves_the_embeddings_and_the_original_alone(name: str) -> None:
+    embedder, inputs = trained(name)
+    before = {k: t.clone() for k, t in embedder.state_dict().items()}
+    ready = for_inference(embedder)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in ready.modules())
+    assert not ready.training
+    assert embedder.training
+    assert all(torch.equal(before[k], t) for k, t in embedder.state_dict().items())
+    expected = embedder.eval()(inputs)
+    assert (ready(inputs) - expected).norm() <= 1e-4 * expected.norm()
+
+
+def test_folding_by_hand() -> None:
+    conv, norm = nn.Conv2d(1, 1, 1, bias=False), nn.BatchNorm2d(1, eps=0.0)
+    conv.weight.data.fill_(3.0)
+    norm.running_mean, norm.running_var = torch.tensor([5.0]), torch.tensor([4.0])
+    norm.weight.data.fill_(10.0)
+    norm.bias.data.fill_(7.0)
+    block = nn.Sequential(conv, norm).eval()
+    fold_batch_norm(block)
+    # 10 · (3x − 5) / 2 + 7 = 15x − 18
+    assert block(torch.tensor([[[[2.0]]]])).item() == pytest.approx(12.0)

@@ -10,7 +10,7 @@ from PIL import Image
 
 import nofuss
 from nofuss.config import Preprocessing
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import DataError, RunError
 from nofuss.model.backbones import build_backbone
 from nofuss.model.embedder import build_embedder

@@ -13,10 +13,17 @@ from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.data.detect import open_data
-from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.features import backbone_features, features_of, run_over
-from nofuss.model.inference import for_inference
+from nofuss.data.decode import PictureError
+from nofuss.data.open import open_data
+from nofuss.model.embedder import Embedder, build_embedder, for_inference
+from nofuss.model.features import (
+    Unreadable,
+    backbone_features,
+    extract,
+    feature_cache,
+    features_of,
+    run_over,
+)
 from tests.tiny_run import draw, write_pictures
 
 
@@ -126,7 +133,7 @@ def test_only_new_and_changed_pictures_are_computed(
     order = [grown.paths.index(path) for path in pictures.paths if path != changed]
     expected = [i for i, path in enumerate(pictures.paths) if path != changed]
     assert torch.equal(found[order], features[expected])
-    fresh = features_of(for_inference(embedder).backbone, grown, store=None)
+    fresh = features_of(for_inference(embedder).backbone, grown, cache=None)
     assert torch.equal(found, fresh)  # the same bits as if all had been computed together
 
 
@@ -216,3 +223,51 @@ def test_rows_that_are_learned_from_are_not_mirrored(
     assert torch.equal(mixed, torch.cat([straight[:20], both[20:]]))
     assert not torch.equal(straight, both)
     assert computed == [31, 31]  # each way once, whatever is asked later
+
+
+def test_pictures_that_can_not_be_decoded_are_named_and_not_cached(
+    cache: Path, pictures: Collection, embedder: Embedder
+) -> None:
+    expected = backbone_features(embedder, pictures)
+    kept_in(cache).unlink()
+    good = {row: pictures.paths[row].read_bytes() for row in (0, 17)}
+    for row in good:
+        pictures.paths[row].write_bytes(b"no picture")
+    backbone, store = for_inference(embedder).backbone, feature_cache(embedder.backbone)
+    with pytest.raises(PictureError):
+        features_of(backbone, pictures, cache=store)
+    for _ in range(2):  # computed, then read
+        failed = Unreadable()
+        found = features_of(backbone, pictures, cache=store, unreadable=failed)
+        assert failed.keys() == good.keys()
+        assert pictures.paths[17].name in failed[17]
+        rest = np.setdiff1d(np.arange(len(pictures)), list(good))
+        assert torch.equal(found[rest], expected[rest])
+    for row, content in good.items():
+        pictures.paths[row].write_bytes(content)
+    assert torch.equal(features_of(backbone, pictures, cache=store), expected)
+
+
+def test_extraction_is_the_plain_loop(embedder: Embedder) -> None:
+    embedder.freeze_batch_norm()
+    embedder.train()
+    modes = [module.training for module in embedder.modules()]
+    batches = [torch.randn(n, 3, 28, 28) for n in (5, 5, 2)]
+    seen: list[tuple[str, int, int]] = []
+    embeddings = extract(embedder, batches, count=12, progress=lambda *told: seen.append(told))
+    features = extract(embedder.backbone, iter(batches), count=12)
+    assert seen == [("embedding", done, 12) for done in (5, 10, 12)]
+    assert not embeddings.requires_grad
+    assert [module.training for module in embedder.modules()] == modes
+    embedder.eval()
+    assert torch.equal(embeddings, torch.cat([embedder(batch) for batch in batches]))
+    assert torch.equal(features, torch.cat([embedder.backbone(batch) for batch in batches]))
+
+
+def test_a_wrong_count_is_refused(embedder: Embedder) -> None:
+    inputs = torch.randn(4, 3, 28, 28)
+    with pytest.raises(ValueError, match="held 4 inputs, expected count=5"):
+        extract(embedder, [inputs], count=5)
+    with pytest.raises(ValueError, match="more than count=3 inputs"):
+        extract(embedder, [inputs], count=3)
+    assert embedder.training

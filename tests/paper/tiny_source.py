@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from nofuss.data.collection import Collection
-from nofuss.paper.budgets import Budget
+from nofuss.paper.sources import Budget
 
 CLASSES, ITEMS, WIDTH = 16, 8, 12
 

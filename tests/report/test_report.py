@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nofuss.commands import evaluate
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.files import read_json, write_json
 from nofuss.report import write_report
 from nofuss.report.projection import project

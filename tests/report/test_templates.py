@@ -11,7 +11,7 @@ import pytest
 
 import nofuss
 from nofuss.data.collection import Collection
-from nofuss.paper.results_page import results_page as render_results
+from nofuss.paper.page import results_page as render_results
 from nofuss.report import write_report
 from nofuss.report.svg import drawing, shape, text
 from nofuss.report.templates import render
@@ -87,7 +87,8 @@ def entry(name: str) -> dict[str, Any]:
         "budget": "minutes",
         "title": name,
         "claim": name,
-        "verdict": [name, name],
+        "verdict": name,
+        "sentence": name,
         "tables": [{"title": name, "head": ["", name, "last"], "rows": [[name, name]]}],
         "figures": [
             {

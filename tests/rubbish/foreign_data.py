@@ -48,12 +48,12 @@ def _(here: Path) -> list[object]:
     return train(photos(here) / "class 0")
 
 
-@rubbish("one class", 2, "1 class can't be split by class; at least two are needed")
+@rubbish("one class", 2, "has one class to train on; training needs two or more: add classes")
 def _(here: Path) -> list[object]:
     return train(photos(here, classes=1))
 
 
-@rubbish("two classes, one of them for testing", 2, "has one class to train on")
+@rubbish("two classes", 0, "learns from all 2 classes")
 def _(here: Path) -> list[object]:
     return train(photos(here, classes=2))
 

@@ -60,7 +60,7 @@ def _(here: Path) -> list[object]:
     return resume(run)
 
 
-@rubbish("weights that are a pickle in disguise", 2, "safetensors: Error while deserializing")
+@rubbish("weights that are a pickle in disguise", 2, "is damaged (Error while deserializing")
 def _(here: Path) -> list[object]:
     model = finished(here) / "model"
     trap = pickle.dumps(Trap(here / "sprung"))

@@ -43,7 +43,7 @@ def test_no_file_has_no_marks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ['{"query": "a", "item": "b", "sa', "[1]", "null", '{"query": 1, "item": "b"}', "\x00"]
 )
-def test_a_line_that_is_not_whole_is_passed_over(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_not_whole_is_skipped(tmp_path: Path, line: str) -> None:
     append_marks(tmp_path, "a", [("b", True)])
     with (tmp_path / FILE).open("a") as file:
         file.write(line)

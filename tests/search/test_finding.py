@@ -11,15 +11,15 @@ import torch
 from nofuss import Index
 from nofuss.cli import main
 from nofuss.config import TrainConfig
-from nofuss.evaluate.reranking import Reranking
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder
 from nofuss.model.saved import save_model
+from nofuss.ranking.rerank import Rerank
 from nofuss.run.directory import create_run
 from nofuss.search.finding import why_no_verdict
-from nofuss.search.items import describe_items, open_items
+from nofuss.search.items import open_items
 from nofuss.search.searcher import Searcher
-from tests.search.verdicts import strangers
+from tests.search.verdicts import open_set
 from tests.tiny_run import draw, draw_folder
 
 Capture = pytest.CaptureFixture[str]
@@ -46,17 +46,17 @@ def write_table(data: Path, *, cheaper: int = 0, relabelled: int = 0) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, table: Path) -> Path:
-    """A run on the table whose network is untrained, but re-ranks and recognises strangers."""
+    """A run on the table whose untrained network re-ranks and recognises unknown classes."""
     made = create_run(TrainConfig(data=table, out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
-    rerank = Reranking(
+    rerank = Rerank(
         2,
         1.0,
         on=True,
         scores={"without": [0.5, 0.4], "with": [0.6, 0.5]},
         gains={"recall@1": [0.1, 0.0, 0.2], "map@r": [0.1, 0.0, 0.2]},
     )
-    extra = {"strangers": strangers().as_dict(), "rerank": rerank.as_dict()}
+    extra = {"open_set": open_set().as_dict(), "rerank": rerank.as_dict()}
     save_model(made.model, embedder, extra=extra)
     return made.path
 
@@ -88,10 +88,10 @@ def test_a_filter_turns_off_what_is_about_the_whole_index(
     query = table.parent / "cat" / "0.png"
     content = json.loads(said(capsys, "search", run, query, "--json"))
     assert content["rerank"] is not None
-    assert content["strangers"] is not None
+    assert content["open_set"] is not None
     assert content["queries"][0]["confidence"] is not None
     content = json.loads(said(capsys, "search", run, query, "--where", "price<9", "--json"))
-    assert (content["rerank"], content["strangers"]) == (None, None)
+    assert (content["rerank"], content["open_set"]) == (None, None)
     [answer] = content["queries"]
     assert (answer["confidence"], answer["verdict"]) == (None, "")
     distances = [neighbour["distance"] for neighbour in answer["neighbours"]]
@@ -125,12 +125,12 @@ def test_columns_can_be_filtered_before_anything_is_indexed(
 
 def test_why_there_is_no_verdict() -> None:
     embedder = build_embedder("identity", dim=8, channels=8, weights=None)
-    with_rule = Encoder(embedder, extra={"strangers": strangers().as_dict()})
+    with_rule = Encoder(embedder, extra={"open_set": open_set().as_dict()})
     index = Index.build(torch.eye(8), names=[str(i) for i in range(8)])
-    assert why_no_verdict(Searcher(index, strangers=strangers()), with_rule) == ""
-    coin = why_no_verdict(Searcher(index, strangers=strangers(useful=False)), with_rule)
-    assert "can't recognise strangers" in coin
-    for extra in ({}, {"strangers": None}):
+    assert why_no_verdict(Searcher(index, open_set=open_set()), with_rule) == ""
+    coin = why_no_verdict(Searcher(index, open_set=open_set(useful=False)), with_rule)
+    assert "can't recognise unknown classes" in coin
+    for extra in ({}, {"open_set": None}):
         without = why_no_verdict(Searcher(index), Encoder(embedder, extra=extra))
         assert without.endswith("that needs labels, and the run was trained without")
         trained = Encoder(embedder, class_names=["a", "b"], extra=extra)
@@ -151,7 +151,7 @@ def test_why_there_is_no_verdict() -> None:
 def test_pictures_without_a_label_are_no_class(run: Path, table: Path, capsys: Capture) -> None:
     data = table.parent
     table.unlink()
-    assert describe_items(open_items(data)).startswith("6 classes, 30 images, ")
+    assert open_items(data).describe().startswith("6 classes, 30 images, ")
     draw(0, 50).save(data / "loose.png")
     printed = said(capsys, "index", run, data)
     assert printed.startswith("6 classes, 31 images, ")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nofuss.config import TrainConfig
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import RunError
 from nofuss.files import OWNER, digest, locked
 from nofuss.model.encoder import load

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from nofuss import Index
-from nofuss.evaluate.reranking import Reranking
-from nofuss.evaluate.smoothing import Weighting, reranked
-from nofuss.evaluate.vicinity import SIZE, vicinity_of
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder
-from nofuss.search.searcher import STRANGERS, Searcher, open_searcher
-from tests.search.verdicts import strangers
+from nofuss.ranking.neighbours import SIZE, vicinity_of
+from nofuss.ranking.rerank import Rerank, Weighting, rerank
+from nofuss.search.searcher import OPEN_SET, Searcher, open_searcher
+from tests.search.verdicts import open_set
 
 
 def made(items: int, each: int = 6, seed: int = 0) -> tuple[Index, Tensor]:
@@ -33,7 +32,7 @@ def encoder(**extra: object) -> Encoder:
 
 
 def decision(*, on: bool = True) -> dict[str, object]:
-    return Reranking(
+    return Rerank(
         8,
         2.0,
         on=on,
@@ -48,7 +47,7 @@ def test_the_order_is_the_re_ranked_one_and_distances_are_to_the_items() -> None
     for query in queries[:5]:
         found = searcher.search(query, 20)
         rows = index.search(query[None], SIZE)[1]
-        scores = reranked(vicinity_of(query[None], index.vectors[rows], rows), Weighting(4, 1.0))[0]
+        scores = rerank(vicinity_of(query[None], index.vectors[rows], rows), Weighting(4, 1.0))[0]
         assert found.rows == rows[0][scores.argsort(descending=True)][:20].tolist()
         assert found.rows != rows[0, :20].tolist()
         expected = (index.vectors[found.rows] - query).norm(dim=1)
@@ -72,16 +71,16 @@ def test_an_item_that_is_left_out_influences_nothing() -> None:
     """The same order as in an index without it."""
     index, _ = made(60)
     query = index.vectors[7]
-    found = Searcher(index, Weighting(4, 1.0), strangers()).search(query, 60, without=7)
+    found = Searcher(index, Weighting(4, 1.0), open_set()).search(query, 60, without=7)
     index.remove(["7.jpg"])
-    alone = Searcher(index, Weighting(4, 1.0), strangers()).search(query, 60)
+    alone = Searcher(index, Weighting(4, 1.0), open_set()).search(query, 60)
     assert [row - (row > 7) for row in found.rows] == alone.rows
     assert found.verdict == alone.verdict
 
 
 def test_an_empty_index_has_no_answer() -> None:
     index = Index.build(torch.empty(0, 8), names=())
-    found = Searcher(index, Weighting(4, 1.0), strangers()).search(torch.ones(8), 5)
+    found = Searcher(index, Weighting(4, 1.0), open_set()).search(torch.ones(8), 5)
     assert (found.rows, found.found) == ([], None)
 
 
@@ -103,19 +102,19 @@ def test_one_item_a_class_is_ranked_by_distance() -> None:
 
 def test_an_index_that_was_not_calibrated_is_when_it_is_opened() -> None:
     index, _ = made(60)
-    model = encoder(strangers=strangers().as_dict())
-    found = open_searcher(index, model).strangers
+    model = encoder(open_set=open_set().as_dict())
+    found = open_searcher(index, model).open_set
     assert found is not None
     assert (found.rule, found.items, found.classes) == ("nearest item", 60, 10)
-    index.extra[STRANGERS] = strangers(items=7).as_dict()
-    kept = open_searcher(index, model).strangers
+    index.extra[OPEN_SET] = open_set(items=7).as_dict()
+    kept = open_searcher(index, model).open_set
     assert kept is not None
     assert kept.items == 7
-    assert open_searcher(made(60)[0], encoder()).strangers is None
+    assert open_searcher(made(60)[0], encoder()).open_set is None
 
 
 def test_items_without_a_label_are_searched_too() -> None:
     index = Index.build(np.eye(8, dtype=np.float32), names=[str(i) for i in range(8)])
-    searcher = open_searcher(index, encoder(rerank=decision(), strangers=strangers().as_dict()))
-    assert searcher.strangers is None
+    searcher = open_searcher(index, encoder(rerank=decision(), open_set=open_set().as_dict()))
+    assert searcher.open_set is None
     assert searcher.search(torch.eye(8)[3], 1).rows == [3]

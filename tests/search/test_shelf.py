@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from nofuss.data.detect import open_data
+from nofuss.data.open import open_data
 from nofuss.errors import RunError
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search.indexing import index_run
 from nofuss.search.plane import lay_out
 from nofuss.search.shelf import open_shelf
-from tests.search.verdicts import strangers
+from tests.search.verdicts import open_set
 from tests.tiny_run import draw
 
 
@@ -55,12 +55,13 @@ def test_beyond_the_threshold_there_is_nothing(picture_run: Path) -> None:
     shelf = open_shelf(picture_run)
     assert shelf.search(shelf.index.vectors[0], 1).found is None  # too few classes were held out
     assert shelf.threshold is None
-    shelf.searcher.strangers = strangers()
+    shelf.searcher.open_set = open_set()
     nearest = shelf.search(shelf.index.vectors[0], 1)
-    assert (nearest.distances, nearest.confidence, nearest.found) == ([0.0], "here", True)
+    assert nearest.distances == pytest.approx([0], abs=1e-6)
+    assert (nearest.confidence, nearest.found) == ("here", True)
     opposite = shelf.search(-shelf.index.vectors.mean(0), 1)
     assert (opposite.confidence, opposite.found) == ("nothing", False)
-    assert shelf.threshold == strangers().distance
+    assert shelf.threshold == open_set().distance
     of_class = shelf.search(-shelf.index.vectors.mean(0), 1, only=[0])
     assert of_class.confidence is None  # the verdict is about all classes
 

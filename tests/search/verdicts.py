@@ -2,21 +2,21 @@
 
 import numpy as np
 
-from nofuss.evaluate.strangers import Strangers
+from nofuss.ranking.open_set import OpenSet
 
 
-def strangers(**changes: object) -> Strangers:
-    """Known items within cosine 0.9, strangers beyond cosine 0.6."""
+def open_set(**changes: object) -> OpenSet:
+    """Known items within cosine 0.9, unknown ones beyond cosine 0.6."""
     values = {
         "rule": "nearest item",
         "auroc": 1.0,
         "rejected": 1.0,
-        "denied": 0.05,
+        "false_rejections": 0.05,
         "useful": True,
         "distance": 0.45,
         "known": np.linspace(-1.0, -0.9, 41).tolist(),
-        "strangers": np.linspace(-0.6, 0.0, 41).tolist(),
+        "unknown": np.linspace(-0.6, 0.0, 41).tolist(),
         "items": 100,
         "classes": 10,
     }
-    return Strangers.from_dict(values | changes)
+    return OpenSet.from_dict(values | changes)

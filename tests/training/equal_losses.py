@@ -49,7 +49,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("static", {}, True),
     ("static, fused", {"fused": True}, True),
     ("fractional", {"proxies_per_class": 0.6}, True),
-    ("very large scale", {"scale": 2000.0}, True),
+    ("large scale", {"scale": 200.0}, True),
     ("given proxies", {"proxies": torch.arange(7.0 * DIM).view(7, DIM).cos()}, True),
     ("static, plain", {"fused": False}, False),
     ("several", {"proxies_per_class": 2.5}, False),

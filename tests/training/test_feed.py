@@ -9,6 +9,7 @@ import torch
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.loader import Batch
+from nofuss.data.triplets import Comparisons
 from nofuss.training.feed import CollectionFeed
 
 LOOK = Preprocessing(size=8, resize=8, mode="L", mean=(127.5,), std=(127.5,), affine=0.1)
@@ -39,9 +40,9 @@ FEEDS = {
     "triplets": CollectionFeed(
         replace(
             vectors(),
-            labels=None,
+            labels=np.full(23, -1),
             class_names=(),
-            triplets=np.array([[i, i + 1, i + 2] for i in range(12)]),
+            comparisons=Comparisons("triplets", np.array([[i, i + 1, i + 2] for i in range(12)])),
         ),
         None,
         5,
@@ -103,7 +104,6 @@ def test_indices_name_the_rows() -> None:
     for batch in FEEDS["vectors"](0, 0):
         assert np.array_equal(batch.inputs.numpy(), np.asarray(collection.array)[batch.indices])
         assert batch.labels is not None
-        assert collection.labels is not None
         assert np.array_equal(batch.labels.numpy(), collection.labels[batch.indices])
 
 

@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 
 import nofuss
 from nofuss.config import Preprocessing
-from nofuss.data.arrays import from_arrays
 from nofuss.data.loader import batches
+from nofuss.data.readers.arrays import from_arrays
 from nofuss.errors import UsageError
 from nofuss.geometry import normalize
+from nofuss.model.activations import activations_of, top_features
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
 from nofuss.model.saved import model_files
 from nofuss.model.stages import Trunk
 from nofuss.model.start import class_scatter, signed_root, whitened_head
-from nofuss.model.trunk import activations_of, top_features
 from nofuss.run.choice import Recipe
 from nofuss.run.embeddings import load_embeddings
 from nofuss.training.feed import ActivationFeed, CollectionFeed

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nofuss.evaluate.queries import pooled
+from nofuss.evaluate.protocol import pooled
 from nofuss.training.folds import class_folds, query_scores, sample_rows
 
 

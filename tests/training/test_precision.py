@@ -18,9 +18,9 @@ from nofuss.data.loader import Batch, on_device
 from nofuss.errors import RunError, UsageError
 from nofuss.files import read_json, write_json
 from nofuss.losses import ProxyNCA
+from nofuss.model.backbones import check_precision
 from nofuss.model.embedder import build_embedder
-from nofuss.model.features import feature_store
-from nofuss.model.precision import casting, check_precision
+from nofuss.model.features import feature_cache
 from nofuss.model.saved import load_model, save_model
 from nofuss.training.presets import resolve
 from tests.training.test_finetune import SETTINGS, pictures, weights
@@ -59,11 +59,6 @@ def test_only_the_network_is_in_half_precision() -> None:
     torch.testing.assert_close(embeddings, full, atol=0.05, rtol=0.05)
 
 
-def test_single_precision_is_untouched_by_autocast() -> None:
-    with casting("fp32", CPU):
-        assert not torch.is_autocast_enabled("cpu")
-
-
 @pytest.mark.parametrize("unfreeze", ["2", "all"])
 def test_a_run_in_half_precision_resumes_with_the_same_bits(tmp_path: Path, unfreeze: str) -> None:
     moving = SETTINGS | {"unfreeze": unfreeze, "views": None if unfreeze == "all" else 2}
@@ -88,7 +83,7 @@ def test_features_of_different_precision_are_kept_apart() -> None:
     files = []
     for precision in ("fp32", "bf16"):
         embedder.backbone.precision = precision
-        store = feature_store(embedder.backbone)
+        store = feature_cache(embedder.backbone)
         assert store is not None
         files.append(store.file)
     assert len(set(files)) == 2

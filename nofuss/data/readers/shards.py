@@ -29,8 +29,9 @@ from nofuss.data.items import (
     table_schema,
     tar_members,
 )
-from nofuss.data.labelling import BY_FOLDER, SPLIT_WORDS, Labelling, PassedOver, sides_by_name
-from nofuss.data.table import SPLITS, by_number_or_name, existing
+from nofuss.data.readers.folder import BY_FOLDER, SPLIT_WORDS, Labelling, Skipped, sides_by_name
+from nofuss.data.readers.table import SPLITS, by_number_or_name, existing
+from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError
 from nofuss.files import check_regular, parse_json, read_bytes
 
@@ -55,8 +56,8 @@ class Row(NamedTuple):
 
 def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open the pictures in tar files, in order; their labels as stored, else by their names."""
-    passed_over = PassedOver(root)
-    rows = [_read(file, "tar file", _shard_rows(file, passed_over)) for file in files]
+    skipped = Skipped(root)
+    rows = [_read(file, "tar file", _shard_rows(file, skipped)) for file in files]
     layout = f"WebDataset, {len(files):,} shard{'s'[: len(files) > 1]}"
     if not any(row.label for each in rows for row in each):
         rows = [
@@ -65,7 +66,7 @@ def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOL
         ]
         layout += labelling.describe()
     collection = _joined(rows, files, root, layout)
-    return replace(collection, notes=passed_over.notes(), passed_over=passed_over.listed())
+    return replace(collection, notes=skipped.notes(), skipped=skipped.listed())
 
 
 def open_parquet(files: Sequence[Path], root: Path) -> Collection:
@@ -125,14 +126,16 @@ def _joined(
             f"{printable(name)} has pictures without a label: {names}; add them, or leave these out"
         )
     labels, class_names = by_number_or_name([row.label for row in every])
+    if unlabelled:
+        labels, class_names = np.full(len(every), NO_LABEL, dtype=np.int64), []
     return Collection(
         name=printable(name),
         layout=layout,
         kind="pictures",
         paths=[row.path for row in every],
         root=root,
-        labels=None if unlabelled else labels,
-        class_names=() if unlabelled else tuple(map(printable, class_names)),
+        labels=labels,
+        class_names=tuple(map(printable, class_names)),
         split=np.array(sides) if all(sides) and {TRAIN, TEST} <= set(sides) else None,
     )
 
@@ -158,7 +161,7 @@ def _read(file: Path, kind: str, rows: Iterable[Row]) -> list[Row]:
 # Tar
 
 
-def _shard_rows(file: Path, passed_over: PassedOver) -> Iterator[Row]:
+def _shard_rows(file: Path, skipped: Skipped) -> Iterator[Row]:
     """Yield the pictures of a shard with their labels; note what is neither."""
     for _, sample in groupby(enumerate(tar_members(file)), key=lambda each: _stem(each[1].name)):
         picture, label = None, ""
@@ -169,14 +172,14 @@ def _shard_rows(file: Path, passed_over: PassedOver) -> Iterator[Row]:
                 continue
             if not member.isreg() or member.issparse() or base.startswith("."):
                 reason = "links, hidden and special files in shards"
-                passed_over.add(reason, file / member.name)
+                skipped.add(reason, file / member.name)
             elif suffix in SUFFIXES and picture is None:
                 picture = (Path(f"{file}#{number}"), member.name)
             elif ending in ("cls", "label", "json"):
                 label = label or _label(file, number, member)
             else:
                 reason = "files in shards that are neither picture nor label"
-                passed_over.add(reason, file / member.name)
+                skipped.add(reason, file / member.name)
         if picture is not None:
             yield Row(*picture, label)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from nofuss.evaluate.neighbours import nearest
+from nofuss.ranking.neighbours import nearest
 from nofuss.search.stores.store import Store
 
 QUERIES, K = 100, 10

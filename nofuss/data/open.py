@@ -1,0 +1,301 @@
+"""Open whatever the user names: as a `Collection`, or checked, without what can't be read."""
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unicodedata import normalize
+
+import numpy as np
+
+from nofuss.config import TrainConfig, is_named_data
+from nofuss.data.collection import Collection, first_five, printable
+from nofuss.data.corrections import corrected
+from nofuss.data.decode import SUFFIXES
+from nofuss.data.readers.arrays import open_arrays
+from nofuss.data.readers.benchmarks import layout_of
+from nofuss.data.readers.folder import (
+    BY_FOLDER,
+    SPLIT_WORDS,
+    Labelling,
+    check_used,
+    few,
+    find_pictures,
+    labelling_of,
+    open_folder,
+)
+from nofuss.data.readers.glyphs import open_glyphs
+from nofuss.data.readers.han import open_han
+from nofuss.data.readers.shards import (
+    is_saved_dataset,
+    open_parquet,
+    open_saved_dataset,
+    open_shards,
+)
+from nofuss.data.readers.table import (
+    PAIR_COLUMNS,
+    header,
+    open_pairs,
+    open_table,
+    open_triplets,
+)
+from nofuss.data.scan import CONFLICT, DUPLICATE, ScanReport, scan_pictures
+from nofuss.data.triplets import NO_LABEL, Comparisons, Rows
+from nofuss.errors import DataError, UsageError
+from nofuss.progress import Progress, silent, working
+
+log = logging.getLogger("nofuss")
+TEST_FRACTION = 0.2
+"""Of the groups, and so about of the triplets or pairs, held out for the scores by default."""
+ACCEPTED = (
+    "a folder of class folders, a CSV with path,label or anchor,positive,negative or a,b,same, an "
+    ".npz or .safetensors file, WebDataset shards (.tar), Parquet, a Hugging Face dataset on disk, "
+    "the folder of CUB-200-2011, Cars196 or Stanford Online Products, or the word han"
+)
+
+
+def open_data(
+    path: str | Path | None, *, labelling: Labelling = BY_FOLDER, check_values: bool = True
+) -> Collection:
+    """Recognise the data at `path` and open it; None is the built-in set of characters.
+
+    The word "han", where there is no such file, is the set of `han.py`.
+
+    labelling: how classes are read from the paths of pictures, where these have no labels.
+    check_values: refuse vectors with NaN or infinity; False returns them as they are.
+    """
+    if path is None:
+        return open_glyphs()
+    if is_named_data(Path(path)):
+        return open_han()
+    collection = _open(Path(os.path.expanduser(path)), labelling, check_values)
+    notes = *collection.notes, *_spelled_twice(collection.class_names)
+    return replace(collection, notes=notes)
+
+
+def _spelled_twice(names: Sequence[str]) -> list[str]:
+    """Return a note on classes whose names are the same text, in other code points.
+
+    Such names come from other systems: macOS writes é as e and an accent in names of folders.
+    """
+    spellings = defaultdict[str, list[str]](list)
+    for name in names:
+        spellings[normalize("NFC", name)].append(name)
+    same = [
+        f"{text} ({' and '.join(map(ascii, several))})"
+        for text, several in spellings.items()
+        if len(several) > 1
+    ]
+    advice = "give those that are one class one name"
+    return [f"classes whose names only look the same: {first_five(same)}; {advice}"] * bool(same)
+
+
+def _open(path: Path, labelling: Labelling, check_values: bool) -> Collection:
+    if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
+        return _open_directory(path.absolute(), labelling)
+    if not os.path.isfile(path):
+        raise DataError(f"{printable(path)} does not exist; expected {ACCEPTED}")
+    path, suffix = path.absolute(), path.suffix.lower()
+    if suffix == ".tar":
+        return open_shards([path], path.parent, labelling)
+    if suffix in (".csv", ".tsv"):
+        columns = header(path)
+        if "anchor" in columns:
+            return open_triplets(path)
+        return open_pairs(path) if {*PAIR_COLUMNS} <= {*columns} else open_table(path)
+    if suffix in (".npz", ".safetensors"):
+        return open_arrays(path, check_values=check_values)
+    if suffix == ".parquet":
+        return open_parquet([path], path.parent)
+    if suffix in SUFFIXES:
+        raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
+    if path.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")):
+        raise DataError(
+            f"{printable(path)} is compressed, so pictures can't be read in any order; unpack it "
+            "to a .tar"
+        )
+    raise DataError(f"can't recognise {printable(path)}; expected {ACCEPTED}")
+
+
+def _open_directory(folder: Path, labelling: Labelling) -> Collection:
+    if layout := layout_of(folder):
+        return layout(folder)
+    if shards := _inside(folder, ".tar"):
+        return open_shards(shards, folder, labelling)
+    if is_saved_dataset(folder):
+        return open_saved_dataset(folder)
+    tables = _inside(folder, ".parquet")
+    return open_parquet(tables, folder) if tables else open_folder(folder, labelling)
+
+
+def _inside(folder: Path, suffix: str) -> list[Path]:
+    """Return the files with this suffix in a folder, its data/, train/ or test/, in order."""
+    places = [folder, *(folder / name for name in ("data", *sorted(SPLIT_WORDS)))]
+    try:
+        return sorted(
+            file
+            for place in places
+            if place.is_dir()
+            for file in place.iterdir()
+            if file.suffix.lower() == suffix and not file.name.startswith(".") and file.is_file()
+        )
+    except OSError:
+        return []  # open_folder says what is wrong
+
+
+def open_usable(
+    data: Path | Collection | None,
+    *,
+    labelling: Labelling = BY_FOLDER,
+    corrections: Path | None = None,
+    progress: Progress = silent,
+) -> tuple[Collection, ScanReport]:
+    """Open and scan data; return the readable items and what the scan found.
+
+    corrections: a CSV of labels that replace those of the data, see corrections.py.
+    """
+    if not isinstance(data, Collection):
+        with working(progress, "opening the data"):
+            data = open_data(data, labelling=labelling)
+    collection = data
+    log.info(collection.describe())
+    for note in collection.notes:
+        log.warning(note)
+    if corrections is not None:
+        collection = corrected(collection, corrections)
+    report = scan_pictures(collection, progress=progress)
+    readable = report.readable
+    if report.problems:
+        left_out = [
+            f"{p.name} ({p.reason})"
+            for p in report.problems
+            if p.reason not in (DUPLICATE, CONFLICT)
+        ]
+        named = f"; {len(left_out):,} left out: {few(left_out)}" if left_out else ""
+        log.warning(f"{report.summary()}{named}")
+    if len(readable) == len(collection):
+        return collection, report
+    if not len(readable):
+        raise DataError(f"{collection.name} has no picture that can be read: {report.summary()}")
+    usable = collection.subset(readable)
+    if usable.comparisons is not None and not len(usable.comparisons):
+        kind = usable.comparisons.kind.removesuffix("s")
+        raise DataError(f"{collection.name} has no {kind} without an unreadable picture")
+    return usable, report
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """What training learns from and is scored by: from here on labels exist, or none is needed."""
+
+    collection: Collection
+    """Labelled by classes or by groups of linked items; without any label where training takes its
+    triplets as they are."""
+    comparisons: Comparisons | None
+    """Triplets or pairs that held-out items are scored by."""
+    groups: Rows | None
+    """The group of each item, −1 for none, where there are no classes: whole groups are held out.
+    Where triplets contradict all grouping, none has one."""
+    fingerprint: str
+    """Of the data as they were opened."""
+    scan: ScanReport
+    notes: tuple[str, ...] = ()
+    """How data without labels are learned from, for the user."""
+
+
+def open_training_data(
+    source: Path | Collection | None,
+    config: TrainConfig,
+    *,
+    corrections: Path | None = None,
+    progress: Progress = silent,
+) -> TrainingData:
+    """Open data to train on, or to score what was trained on them; make labels of what is linked.
+
+    config: as asked or resolved; both give the same.
+    """
+    labelling = labelling_of(config)
+    opened, scan = open_usable(
+        source, labelling=labelling, corrections=corrections, progress=progress
+    )
+    check_used(opened, labelling)
+    fingerprint, comparisons = opened.fingerprint(), opened.comparisons
+    if opened.has_classes:
+        return TrainingData(opened, comparisons, None, fingerprint, scan)
+    if comparisons is None:
+        raise DataError(
+            f"{opened.name} has neither labels nor triplets to learn from; "
+            "add an array `labels` (or `triplets`, or `pairs`)"
+        )
+    kind, linked = comparisons.kind, comparisons.links(len(opened))
+    doubt = comparisons.doubt(linked)
+    is_bare = _takes_bare_triplets(opened, config, doubt)
+    if doubt is not None:  # single triplets are held out
+        fraction = TEST_FRACTION if config.test_fraction is None else config.test_fraction
+        is_scored = comparisons.drawn(fraction, config.seed)
+        opened = replace(opened, comparisons=comparisons[~is_scored])
+        comparisons = comparisons[is_scored]
+        linked = linked._replace(groups=np.full(len(opened), NO_LABEL, dtype=np.int64))
+    notes = []
+    if config.test_fraction is None:
+        notes.append(
+            f"{TEST_FRACTION:.0%} of the {kind} are held out for the scores; --test-fraction 0 "
+            "learns from all"
+        )
+    if is_bare:
+        because = "" if doubt is None else f" ({doubt})"
+        notes.append(f"no labels: training takes the triplets as they are{because}")
+    else:
+        names = tuple(f"group {i + 1}" for i in range(int(linked.groups.max()) + 1))
+        opened = replace(opened, labels=linked.groups, class_names=names, by_links=True)
+        notes.append(
+            f"no labels: {len(names):,} groups of items that the {kind} link are treated as classes"
+        )
+        if linked.dropped:
+            notes.append(
+                f"some {kind} contradict each other; {linked.dropped:,} links that no others "
+                "confirm are left out"
+            )
+    return TrainingData(opened, comparisons, linked.groups, fingerprint, scan, tuple(notes))
+
+
+def _takes_bare_triplets(opened: Collection, config: TrainConfig, doubt: str | None) -> bool:
+    """Return whether training takes triplets as they are, since that is asked for or all it can."""
+    assert opened.comparisons is not None
+    has_pairs = opened.comparisons.kind == "pairs"
+    # Section 4.1: without labels, p(x) is the closest proxy.
+    by_paper = config.preset == "paper" and config.assignment == "static"
+    if config.assignment == "dynamic" or by_paper:
+        if has_pairs:
+            raise UsageError(
+                f"dynamic assignment learns from triplets, and {opened.name} has pairs; use "
+                "--assignment balanced"
+            )
+        return True
+    if doubt is not None and (has_pairs or config.assignment == "balanced"):
+        cure = "correct them" if has_pairs else "correct them, or use --assignment dynamic"
+        raise DataError(f"{opened.name} can't be trained on groups: {doubt}; {cure}")
+    return doubt is not None
+
+
+def open_any(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
+    """Open any data, or a folder of pictures without classes, which has no labels then."""
+    try:
+        return open_data(path, labelling=labelling)
+    except DataError as error:
+        folder = path and Path(os.path.expanduser(path)).absolute()
+        if folder is None or not folder.is_dir() or layout_of(folder):
+            raise
+        pictures = find_pictures(folder)
+        if not pictures:
+            raise
+        return Collection(
+            name=folder.name,
+            layout="folder of pictures",
+            kind="pictures",
+            paths=pictures,
+            root=folder,
+            notes=() if labelling == BY_FOLDER else (f"without labels: {error}",),
+        )

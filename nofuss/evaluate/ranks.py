@@ -1,0 +1,271 @@
+"""How many items of other classes lie before each positive of a query: one walk over all pairs.
+
+A positive's squared distance, with the rounding of float64, is a threshold; an item of another
+class at most as far ranks before it (ties count as wrong). The r-th positive in order of distance
+thus has the rank r + m(r), with m(r) the items within its threshold. Recall@K needs the nearest
+positive alone, MAP@R and MAP all of them: `Counter` holds thresholds (n, R), and `count` shows it
+the similarities of all pairs, block by block. Where the queries are the gallery, a block serves its
+rows and its columns: half of the products suffice.
+
+A block costs its product and a maximum, unless an item is near enough to matter. With a limit on
+ranks it matters only while it is closer than a positive whose rank can still be within the limit:
+after a few blocks hardly any item is.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from nofuss.evaluate.retrieval import DENSE, FARTHEST, Retrieval, blocks
+from nofuss.geometry import exact_squared_distances
+
+BLOCK = 512  # a product, 1 MB, stays in a core's cache
+WHOLE = 2**21  # thresholds that are held at once; more are counted strip by strip of queries
+LEAST = 4096  # distances to positives that are computed at once, where classes are small
+FEW = 32  # thresholds a query up to which a comparison with each is faster than a search
+
+
+def positive_ranks(
+    task: Retrieval, limit: Tensor | None = None, block: int = BLOCK
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield strips of queries and the ranks (b, R) of their positives, inf past a query's last.
+
+    With a limit (n,), a rank above it is only known to be above it.
+    """
+    n, most = len(task.left), max(1, int(task.positives.max()))
+    for rows in blocks(0, n, n if n * most <= WHOLE else max(1, WHOLE // most)):
+        part = task if rows.stop - rows.start == n else task.strip(rows)
+        squared = distances_to_positives(part)  # (b, R)
+        counter = Counter(part, squared, None if limit is None else limit[rows], block)
+        r = torch.arange(1, squared.shape[1] + 1, device=squared.device)
+        ranks = r + count(part, counter).double()
+        yield rows, ranks.masked_fill_(squared.isinf(), torch.inf)
+
+
+def first_ranks(task: Retrieval, block: int = BLOCK) -> Tensor:
+    """Return the rank of each query's nearest positive, (n,), from 1 up; 0 for no query."""
+    counter = Counter(task, nearest_positives(task, block)[:, None], None, block)
+    return (count(task, counter)[:, 0].long() + 1).mul_(task.positives > 0)
+
+
+def count(task: Retrieval, counter: "Counter") -> Tensor:
+    """Return m(r), (n, R): the items of other classes within each threshold."""
+    height, width = counter.block, counter.width
+    product = task.left.new_empty(height * width)  # reused: fresh memory is slow
+    # Views made once: at this block size slicing again would cost a tenth of the product.
+    strips = [(i, task.left[i], counter.floor[i]) for i in blocks(0, len(task.left), height)]
+    gallery = [(j, task.right[j].T) for j in blocks(0, len(task.right), width)]
+    for i, (rows, x, floor) in enumerate(strips):
+        span = task.gallery_span(rows)
+        for j in range(i if task.symmetric else 0, len(gallery)):
+            cols, y = gallery[j]
+            r, c = len(x), y.shape[1]
+            s = torch.mm(x, y, out=product[: r * c].view(r, c))
+            if cols.start < span.stop and span.start < cols.stop:
+                task.hide_positives(s, rows, cols)
+            counter.add(rows, floor, cols, s)
+            if task.symmetric and i != j:  # the block's mirror image, whose queries are the columns
+                counter.add(cols, strips[j][2], rows, s.T)
+    counter.flush()
+    return counter.closer(slice(None))
+
+
+class Counter:
+    """Counts, for each query, the items within its thresholds: squared distances (n, R), rising."""
+
+    def __init__(
+        self, task: Retrieval, thresholds: Tensor, limit: Tensor | None = None, block: int = BLOCK
+    ) -> None:
+        number = thresholds.shape[1]
+        self.task, self.limit, self.block = task, limit, block
+        # Blocks as wide as the thresholds are many, so that their work outweighs the bookkeeping.
+        self.width = block if task.symmetric else max(block, number)
+        is_real = thresholds.isfinite()
+        self.positives = is_real.sum(1)
+        self.reach = task.reach(thresholds)  # inf past a query's last
+        low, high = task.band(self.reach.masked_fill(~is_real, 0.0), slice(None))
+        # Negated, similarities rise as distances do, as searchsorted needs them. What is within a
+        # threshold is within all later ones, so `surely` may rise by its maximum so far; by itself
+        # it does not where positives are closer together than the rounding of float32.
+        self.perhaps = (-low).masked_fill_(~is_real, torch.inf)
+        self.surely = (-high).cummax(1).values.masked_fill_(~is_real, torch.inf)
+        # Items from threshold r − 1 up to r, the last place for those past all: floats, exact up
+        # to 2²⁴ items.
+        self.between = low.new_zeros(len(low), number + 1)
+        self.floor = torch.empty_like(low[:, 0])
+        self._raise_floor(slice(None))
+        self.near, self.compared = low.new_empty(2, block * self.width)
+        self.ones = low.new_ones(self.width)
+        self.columns, self.filled = self.width, 0
+        self.waiting: list[tuple[int, Tensor, slice]] = []
+
+    def closer(self, rows: Tensor | slice) -> Tensor:
+        """Return m(r) of some queries, (b, R), of the items seen so far."""
+        return self.between[rows].cumsum(1)[:, :-1]
+
+    def add(self, rows: slice, floor: Tensor, cols: slice, s: Tensor) -> None:
+        """Add a block of similarities; `floor` is this counter's, of the rows.
+
+        In most blocks few queries have an item near enough, and a maximum finds them. They are
+        collected and counted together, since on so few numbers a call costs more than its work.
+        """
+        some = (s.amax(1) >= floor).nonzero()[:, 0]
+        number, columns = len(some), s.shape[1]
+        if not number:
+            return
+        if self.filled + number > self.block or columns != self.columns:
+            self.flush()
+            self.columns = columns
+        place = slice(self.filled * columns, (self.filled + number) * columns)
+        torch.index_select(s, 0, some, out=self.near[place].view(number, columns))
+        self.waiting.append((rows.start, some, cols))
+        self.filled += number
+
+    def flush(self) -> None:
+        """Count what has been collected."""
+        if not self.filled:
+            return
+        near = self.near[: self.filled * self.columns].view(self.filled, self.columns)
+        rows = torch.cat([some + start for start, some, _ in self.waiting])
+        if self.surely.shape[1] <= FEW:
+            surely, perhaps = (self._within(t[rows], near) for t in (self.surely, self.perhaps))
+            first = torch.zeros_like(surely[:, :1])
+            self.between[:, :-1].index_add_(0, rows, surely.diff(prepend=first))
+            undecided = (surely != perhaps).any(1).nonzero()[:, 0]
+            if len(undecided):
+                place = torch.searchsorted(self.surely[rows[undecided]], -near[undecided])
+                self._decide(rows, undecided, near[undecided], place)
+        else:
+            place = torch.searchsorted(self.surely[rows], -near)
+            self._put(rows[:, None].expand_as(place), place, 1.0)
+            self._decide(rows, torch.arange(len(rows), device=rows.device), near, place)
+        if self.limit is not None:
+            self._raise_floor(rows)
+        self.waiting, self.filled = [], 0
+
+    def _within(self, thresholds: Tensor, near: Tensor) -> Tensor:
+        """Return how many similarities (m, w) reach each of the (negated) thresholds (m, R)."""
+        compared, ones = self.compared[: near.numel()].view(near.shape), self.ones[: near.shape[1]]
+        # Comparing into floats and summing by a product is faster than going through booleans.
+        return torch.stack(
+            [torch.ge(near, -t[:, None], out=compared) @ ones for t in thresholds.unbind(1)], 1
+        )
+
+    def _put(self, rows: Tensor, place: Tensor, number: float) -> None:
+        """Add a number to some places of some rows, of the same shape."""
+        cells = (rows * self.between.shape[1] + place).view(-1)
+        self.between.view(-1).index_add_(0, cells, self.between.new_full((len(cells),), number))
+
+    def _decide(self, rows: Tensor, chosen: Tensor, near: Tensor, place: Tensor) -> None:
+        """Decide by distances in float64 what the rounding of float32 leaves open.
+
+        rows: of all that was collected; chosen: those of `near` and of `place`, the first threshold
+        that an item is surely within, where it was counted. It may be within earlier ones.
+        """
+        own = rows[chosen]
+        before = self.perhaps[own].gather(1, (place - 1).clamp_min(0))
+        is_open = (before >= -near) & (place > 0) & (near >= self.floor[own, None])
+        i, j = is_open.nonzero(as_tuple=True)
+        if len(i):
+            row, counted = own[i], place[i, j]
+            exact = self._first_reaching(row, self._distances(chosen[i], j), counted)
+            self._put(row, exact, 1.0)
+            self._put(row, counted, -1.0)
+
+    def _distances(self, index: Tensor, column: Tensor) -> Tensor:
+        """Return squared distances in float64 of collected pairs (P,), by rising index."""
+        ends = torch.tensor([0, *(len(some) for _, some, _ in self.waiting)]).cumsum(0)
+        bounds = torch.searchsorted(index, ends.to(index.device)).tolist()
+        parts = []
+        for n, (start, some, cols) in enumerate(self.waiting):
+            part = slice(bounds[n], bounds[n + 1])
+            if part.start < part.stop:
+                i = index[part] - int(ends[n])
+                parts.append(self.task.pairs(some + start, cols, i, column[part]))
+        return torch.cat(parts)
+
+    def _first_reaching(self, rows: Tensor, squared: Tensor, stop: Tensor) -> Tensor:
+        """Return the first threshold before `stop` that each distance (P,) is within, or `stop`.
+
+        By bisection: where many are equal, each would go far back step by step.
+        """
+        start = torch.zeros_like(stop)
+        while (start < stop).any():
+            middle = (start + stop) // 2
+            is_within = squared <= self.reach[rows, middle.clamp_max(self.reach.shape[1] - 1)]
+            stop = torch.where(is_within, middle, stop)
+            start = torch.where(is_within, start, middle + 1).minimum(stop)
+        return stop
+
+    def _raise_floor(self, rows: Tensor | slice) -> None:
+        """Set the similarity from which an item matters: to the last positive that still does."""
+        alive = self.positives[rows]
+        if self.limit is not None:  # r + m(r) rises with r, so those within the limit are the first
+            r = torch.arange(1, self.surely.shape[1] + 1, device=self.surely.device)
+            within = r + self.closer(rows) <= self.limit[rows, None]
+            alive = torch.minimum(alive, within.sum(1))
+        last = self.perhaps[rows].gather(1, (alive - 1).clamp_min(0)[:, None])[:, 0]
+        self.floor[rows] = torch.where(alive > 0, -last, torch.inf)
+
+
+def nearest_positives(task: Retrieval, block: int = BLOCK) -> Tensor:
+    """Return squared distances to the nearest other item of the query's class; inf if none."""
+    nearest = task.queries.scale.new_full((len(task.left),), torch.inf)
+    for rows in blocks(0, len(task.left), block):
+        span = task.gallery_span(rows)
+        own = torch.arange(rows.start, rows.stop, device=nearest.device)
+        best = task.left.new_full((rows.stop - rows.start,), -torch.inf)
+        for cols in blocks(span.start, span.stop, block):
+            s = task.left[rows] @ task.right[cols].T
+            task.hide_others(s, rows, cols)
+            best = torch.maximum(best, s.amax(1))
+            # Pairs that may be nearer than the best so far, since both similarities are rounded.
+            low, high = task.band(task.distance(best.clamp_min(FARTHEST)), rows)
+            i, j = _reaching(s, (best - 1.1 * (high - low)).clamp_min_(FARTHEST))
+            squared = task.pairs(own, cols, i, j)
+            nearest[rows] = nearest[rows].scatter_reduce_(0, i, squared, "amin")
+    return nearest
+
+
+def _reaching(s: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows and columns of the similarities (b, c) that reach their row's threshold.
+
+    Mostly one in a row: the sum of its column numbers is then the column, found by a product.
+    """
+    reached = torch.ge(s, low[:, None], out=torch.empty_like(s))
+    columns = torch.arange(s.shape[1], device=s.device, dtype=s.dtype)
+    count, place = (reached @ torch.stack([torch.ones_like(columns), columns], 1)).T
+    single, several = (count == 1).nonzero()[:, 0], (count > 1).nonzero()[:, 0]
+    i, j = reached[several].nonzero(as_tuple=True)
+    return torch.cat([single, several[i]]), torch.cat([place[single].long(), j])
+
+
+def distances_to_positives(task: Retrieval) -> Tensor:
+    """Return squared distances to the items of the query's class, rising, (n, R); inf past all."""
+    first = torch.searchsorted(task.gallery_classes, task.classes)
+    stop = torch.searchsorted(task.gallery_classes, task.classes, right=True)
+    width = max(1, int((stop - first).max()))
+    place = first[:, None] + torch.arange(width, device=first.device)  # (n, R + 1) in the gallery
+    is_positive = (place < stop[:, None]) & (place != task.itself[:, None])
+    place.clamp_max_(len(task.right) - 1)
+    squared = torch.empty(place.shape, dtype=torch.float64, device=place.device)
+    # About as many queries at once as a class has items: their positives lie close together.
+    for rows in blocks(0, len(task.left), max(width, LEAST // width)):
+        squared[rows] = _distances_at(task, rows, place[rows])
+    squared.masked_fill_(~is_positive, torch.inf)  # other classes, the query itself, padding
+    return squared.sort(1).values[:, : max(1, int(task.positives.max()))]
+
+
+def _distances_at(task: Retrieval, rows: slice, place: Tensor) -> Tensor:
+    """Return squared distances of queries to the items at `place` (b, R), from their classes on."""
+    x, span = task.queries.points(rows), task.gallery_span(rows)
+    if span.start == span.stop:  # the gallery has none of their classes
+        return torch.full_like(place, torch.inf, dtype=torch.float64)
+    # Both sides are sorted by class, so the positives lie in one span of the gallery. Where each
+    # query needs a good part of it, all distances are cheaper than one difference a pair.
+    if place.shape[1] > DENSE * (span.stop - span.start):
+        within = (place - span.start).clamp_(0, span.stop - span.start - 1)
+        return exact_squared_distances(x, task.gallery.points(span)).gather(1, within)
+    difference = task.gallery.points(place.view(-1)).view(*place.shape, -1).sub_(x[:, None])
+    return difference.square_().sum(2)

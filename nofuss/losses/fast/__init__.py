@@ -1,1 +1,0 @@
-"""Fused forms of the losses over proxies: the same values without autograd's (B, P) matrices."""

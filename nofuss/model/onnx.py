@@ -1,0 +1,276 @@
+"""onnxruntime: it runs a backbone in about half of torch's time on a CPU, and files for others.
+
+onnxruntime stores convolutions in blocks and fuses the operations after them, which torch does only
+in its compiler. The graph of a backbone is exported once for given weights, compared with torch to
+rounding, and kept in the cache; from then on it is used from the first picture. If the exporter
+fails or the features differ, torch runs the backbone as before, with a warning.
+
+`export_model` makes a file for other programs: it takes what preprocessing gives and returns unit
+embeddings, for any batch size; the metadata describe the preprocessing.
+"""
+
+import dataclasses
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nofuss.cache import blob, holds_blob
+from nofuss.config import Preprocessing
+from nofuss.distributed.device import device_of
+from nofuss.errors import UsageError
+from nofuss.files import digest, tensor_parts
+from nofuss.geometry import normalize
+from nofuss.model.backbones import OWN, Backbone
+from nofuss.model.embedder import Embedder
+from nofuss.progress import Progress, silent, working
+
+log = logging.getLogger("nofuss")
+
+WORTH_EXPORT = 1000
+"""Number of pictures from which exporting a backbone saves time."""
+LARGEST_DIFFERENCE = 1e-4
+"""Largest accepted difference of features, relative to the largest feature."""
+SMALLEST_SIDE = 96
+"""Smaller pictures mean a small network, for which the export takes longer than it saves."""
+NEEDED = ("onnxruntime", "onnx", "onnxscript")
+PIECE = 4
+"""Pictures that a thread runs at once, so that their activations fit its cache."""
+
+
+# A backbone in onnxruntime
+
+
+class OnnxNetwork(nn.Module):
+    """A network run by onnxruntime; torch's network remains for exports and other devices.
+
+    Each thread runs separate pieces of the batch, so that no layer waits for the slowest thread.
+    Neither threads nor session survive a copy or a fork, which therefore get their own.
+    """
+
+    _opening = Lock()  # of all networks: it is held for a moment, once
+
+    def __init__(self, network: nn.Module, graph: bytes) -> None:
+        super().__init__()
+        self.network, self._graph = network, graph
+        self._process: int | None = None  # the session starts with the first picture
+
+    def open(self) -> None:
+        """Start a session, and as many threads as torch has, if this process has none."""
+        with self._opening:
+            if self._process == os.getpid():
+                return
+            runtime = import_module("onnxruntime")
+            options = runtime.SessionOptions()
+            options.intra_op_num_threads = 1  # so that it has no threads that spin while they wait
+            self._threads = ThreadPoolExecutor(torch.get_num_threads(), "nofuss-onnx")
+            self._session: Any = runtime.InferenceSession(
+                self._graph, options, providers=["CPUExecutionProvider"]
+            )
+            self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of."""
+        state = {k: v for k, v in vars(self).items() if k not in ("_threads", "_session")}
+        return state | {"_process": None}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features (B, F)."""
+        if inputs.device.type != "cpu" or torch.compiler.is_exporting():
+            features: Tensor = self.network(inputs)
+            return features
+        self.open()
+        pieces = torch.split(inputs.contiguous(), PIECE)
+        return torch.cat(list(self._threads.map(self._run, pieces)))
+
+    def _run(self, piece: Tensor) -> Tensor:
+        return torch.from_numpy(self._session.run(None, {"inputs": piece.numpy()})[0])
+
+
+def can_accelerate(backbone: Backbone) -> bool:
+    """Return whether onnxruntime can run it: large pictures, a CPU, the packages installed.
+
+    NOFUSS_RUNTIME=torch in the environment switches it off.
+    """
+    return (
+        backbone.name != OWN  # whose graph may depend on more than its weights
+        and backbone.preprocessing is not None
+        and backbone.preprocessing.size >= SMALLEST_SIDE
+        and device_of(backbone).type == "cpu"
+        and backbone.precision == "fp32"
+        and not isinstance(backbone.network, OnnxNetwork)
+        and os.environ.get("NOFUSS_RUNTIME", "onnx") != "torch"
+        and all(find_spec(name) is not None for name in NEEDED)
+    )
+
+
+def accelerate(backbone: Backbone, pictures: int, *, progress: Progress = silent) -> None:
+    """Let onnxruntime run a backbone, in place, on as many pictures as are still to be computed.
+
+    It is used where the cache has the graph of these weights, or exporting it pays; else, and where
+    onnxruntime can't run it, torch does.
+    """
+    if not can_accelerate(backbone):
+        return
+    name = graph_name(backbone)
+    if pictures < WORTH_EXPORT and not holds_blob(name):
+        return
+
+    def make() -> bytes:
+        with working(progress, "exporting the network to onnxruntime"):
+            graph = _exported(backbone.network, _example(backbone), "features").SerializeToString()
+            if not _gives_the_same(backbone, graph):
+                raise ValueError("onnxruntime gives other features")
+        log.info(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
+        return bytes(graph)
+
+    try:
+        backbone.network = OnnxNetwork(backbone.network, blob(name, make))
+    except Exception as error:  # of the exporter, or of onnxruntime
+        reason = " ".join(str(error).split())[:200]
+        warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
+
+
+def graph_name(backbone: Backbone) -> str:
+    """Return the name of the graph of these weights in the cache."""
+    versions = (import_module("onnxruntime").__version__, torch.__version__)
+    made_of = f"{backbone.name} {backbone.preprocessing} {versions}".encode()
+    return f"graph-{digest(made_of, *tensor_parts(backbone.state_dict()))}"
+
+
+def _gives_the_same(backbone: Backbone, graph: bytes) -> bool:
+    """Return whether a graph gives the same features as torch, to rounding."""
+    inputs, network = _example(backbone), OnnxNetwork(backbone.network, graph)
+    with torch.no_grad():
+        expected, features = backbone.network(inputs), network(inputs)
+    if expected.shape != features.shape:
+        return False
+    largest = LARGEST_DIFFERENCE * expected.abs().max()
+    return bool((expected - features).abs().max() <= largest)
+
+
+def _example(backbone: Backbone) -> Tensor:
+    assert backbone.preprocessing is not None
+    size = backbone.preprocessing.size
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, backbone.channels, size, size, generator=generator)
+
+
+# Files for other programs
+
+
+def export_model(
+    embedder: Embedder, inputs: Tensor, *, class_names: Sequence[str], extra: dict[str, Any]
+) -> bytes:
+    """Return an ONNX file that gives unit embeddings, with a description of its inputs.
+
+    inputs: two examples or more. UsageError without the packages that it takes.
+    """
+    onnx, _ = onnx_packages()
+    model = _exported(_UnitEmbedding(embedder).eval(), inputs[:2].contiguous(), "embeddings")
+    about = {
+        "producer": "nofuss",
+        "input": describe_inputs(embedder.backbone),
+        "output": "unit embeddings (batch, dim); compare by Euclidean distance or dot product",
+        "dim": str(embedder.dim),
+        "class_names": json.dumps(list(class_names)),
+        "extra": json.dumps(extra),
+    }
+    if embedder.backbone.preprocessing is not None:
+        about["preprocessing"] = json.dumps(dataclasses.asdict(embedder.backbone.preprocessing))
+    for key, value in about.items():
+        model.metadata_props.add(key=key, value=value)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+class _UnitEmbedding(nn.Module):
+    """An embedder whose embeddings have unit length."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.embedder = embedder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, …) to unit embeddings (B, dim)."""
+        return normalize(self.embedder(inputs))
+
+
+def describe_inputs(backbone: Backbone) -> str:
+    """Say how a picture becomes an input, for someone who has only the file."""
+    p: Preprocessing | None = backbone.preprocessing
+    if p is None:
+        return f"float32 vectors (batch, {backbone.channels})"
+    channels = 1 if p.mode == "L" else 3
+    sides = "both sides" if p.squash else "the short side"
+    return (
+        f"float32 (batch, {channels}, {p.size}, {p.size}): the picture upright, in Pillow mode "
+        f"{p.mode}, transparency over white, {sides} resized to {p.resize} (bilinear, "
+        f"antialiased), centre crop of {p.size}, values 0 to 255 mapped to (value - mean) / std "
+        f"with mean {list(p.mean[:channels])} and std {list(p.std[:channels])}"
+    )
+
+
+@torch.no_grad()
+def largest_difference(embedder: Embedder, inputs: Tensor, content: bytes) -> float:
+    """Return the largest difference between torch and onnxruntime, in batches of one and all."""
+    _, runtime = onnx_packages()
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    expected = normalize(embedder(inputs)).numpy()
+    x = np.ascontiguousarray(inputs.numpy())
+    outputs = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
+    return max(float(np.abs(got - expected[: len(got)]).max()) for got in outputs)
+
+
+def onnx_packages() -> tuple[Any, Any]:
+    """Import onnx and onnxruntime; UsageError with the command that installs them."""
+    try:
+        import_module("onnxscript")  # torch needs it to export
+        return import_module("onnx"), import_module("onnxruntime")
+    except ImportError as error:
+        raise UsageError(f"export to ONNX needs {error.name}: pip install 'nofuss[onnx]'") from None
+
+
+# The exporter
+
+
+def _exported(module: nn.Module, example: Tensor, output: str) -> Any:
+    """Return the graph of a module as an ONNX model, for any batch size."""
+    with _quietly():
+        program = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            input_names=["inputs"],
+            output_names=[output],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Hide the exporter's messages about its progress and its own changes; errors still pass."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

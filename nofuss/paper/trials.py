@@ -1,0 +1,308 @@
+"""One training of an experiment: its settings (`Trial`), and its result (a dict for JSON).
+
+The only file of this room that knows how training works. A trial scores its last epoch. Trials that
+choose a rate (`fold`) use training classes only.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.config import TrainConfig, to_json
+from nofuss.data.collection import Collection
+from nofuss.data.split import Rows
+from nofuss.evaluate import nmi, ranks_of_first_positive
+from nofuss.evaluate.recall import recall_of_ranks
+from nofuss.files import digest
+from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.activations import Embed, embedding_of
+from nofuss.model.stages import fixed_count
+from nofuss.paper.sources import Source, bare_triplets, raw_features
+from nofuss.progress import Progress, silent
+from nofuss.proxies.bounds import proxy_bounds
+from nofuss.report.findings import neighbours
+from nofuss.report.grids import Items, retrieval_grid
+from nofuss.training.baselines import untrained
+from nofuss.training.callbacks import as_progress
+from nofuss.training.checkpoint import load_checkpoint
+from nofuss.training.job import build_model, check_stages
+from nofuss.training.loop import Training, run_loop
+from nofuss.training.prepare import prepare
+from nofuss.training.presets import resolve
+from nofuss.training.setup import items_per_class
+from nofuss.training.step import NonFiniteLoss
+
+FORMAT = 2
+"""Increased when the same settings would give other results."""
+COLLAPSED = 0.01
+"""A training has collapsed if it leaves the embeddings that are scored with a spread,
+1 − |mean direction|², below this and below what they had before training: all point the same way.
+"""
+BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
+
+Rates = Mapping[str, float]
+"""Method → its learning rate."""
+Result = dict[str, Any]
+Results = Mapping["Trial", Result]
+Record = Literal["curve", "scores", "bounds", "neighbours", "untrained"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings of one training on a data set; equal trials run once."""
+
+    config: TrainConfig
+    fold: int | None = None
+    """None: train → test; 0, 1: one half of the training classes → the other."""
+    record: Record = "scores"
+    """What to store beside the scores."""
+    bare: bool = False
+    """Train on triplets without labels, with as many items as with labels."""
+
+    def key(self, source: Source) -> str:
+        """Return the name of its file, a digest of settings and data."""
+        config = to_json(self.config)
+        del config["device"]  # it does not change what is trained
+        settings = {"format": FORMAT, "data": source.fingerprint, "config": config}
+        settings |= {"fold": self.fold, "record": self.record, "bare": self.bare}
+        if self.fold is not None:
+            settings["try_classes"] = source.budget.try_classes
+        if self.record == "curve":
+            settings["curve_items"] = source.budget.curve_items
+        return digest(json.dumps(settings, sort_keys=True).encode(), size=10)
+
+    def describe(self) -> str:
+        """Return words for the progress line."""
+        c = self.config
+        if self.record == "untrained":
+            return "what needs no training"
+        words = [c.loss, f"lr {c.head_lr:.2g}", f"batch {c.batch_size}"]
+        if c.proxies_per_class != 1 or c.assignment != "static":
+            words.append(f"{c.proxies_per_class:g} proxies per label, {c.assignment}")
+        words += ["triplets"] if self.bare else []
+        return ", ".join([*words, f"seed {c.seed}" if self.fold is None else f"try {self.fold}"])
+
+
+def trial_of(
+    source: Source,
+    loss: str,
+    lr: float,
+    *,
+    seed: int = 0,
+    fold: int | None = None,
+    record: Record = "scores",
+    bare: bool = False,
+    **options: Any,
+) -> Trial:
+    """Return the training of a method by the budget, with further options of `nofuss train`.
+
+    With another batch than the budget's, the same number of items is seen, and rates are scaled
+    by the root of the ratio, as is usual with Adam.
+    """
+    budget = source.budget
+    usual = budget.batch_of(loss)
+    lr *= math.sqrt(options.setdefault("batch_size", usual) / usual)
+    vectors = budget.settings["preset"] == "vectors"
+    asked = TrainConfig(
+        loss=loss,
+        lr=0.0 if vectors else lr,
+        head_lr=lr,
+        proxy_lr=budget.proxy_factor * lr,
+        seed=seed,
+        **{**budget.settings, **options},
+    )
+    config = resolve(asked, kind="vectors" if vectors else "pictures", small=False)
+    return Trial(replace(config, per_class=items_per_class(config)), fold, record, bare)
+
+
+def seeds_of(
+    source: Source, rates: Rates, loss: str, *, record: Record = "curve", **options: Any
+) -> list[Trial]:
+    """Return the trainings of a method, one per seed; without options those of the tables."""
+    seeds = range(source.budget.seeds)
+    return [trial_of(source, loss, rates[loss], seed=s, record=record, **options) for s in seeds]
+
+
+def starts_of(source: Source) -> list[Trial]:
+    """Return trainings of no epoch, one per seed: what every method starts from."""
+    rates = {"proxy-nca": source.budget.rates[0]}
+    return seeds_of(source, rates, "proxy-nca", record="scores", epochs=0)
+
+
+def untrained_of(source: Source) -> Trial:
+    """Return what scores the baselines that nothing is trained for."""
+    return trial_of(source, "proxy-nca", source.budget.rates[0], epochs=0, record="untrained")
+
+
+def has_collapsed(result: Result) -> bool:
+    """Return whether a training ended with all embeddings in one direction."""
+    return "spread" in result and result["spread"] < min(COLLAPSED, result["spread_before"])
+
+
+def run_trial(
+    source: Source,
+    trial: Trial,
+    *,
+    what: str = "training",
+    progress: Progress = silent,
+    stop: Callable[[], bool] = lambda: False,
+    checkpoints: Path | None = None,
+) -> Result:
+    """Train and score; a try that diverges has a score of 0.
+
+    what: in words, for `progress`.
+    """
+    if trial.record == "untrained":
+        return {"baselines": _untrained_scores(source, int(trial.config.dim or 0))}
+    config, data = trial.config, source.collection
+    train_rows, test_rows = source.split(trial.fold)
+    if trial.bare:
+        data, config = _without_labels(source, config, train_rows)
+    embedder = build_model(config, data)
+    config = check_stages(config, embedder)
+    fixed_stages = fixed_count(embedder.backbone, config.unfreeze)
+    training, feed = prepare(
+        config,
+        data.subset(train_rows),
+        None if source.features is None else source.features[train_rows],
+        embedder=embedder,
+        fixed_stages=fixed_stages,
+        progress=progress,
+    )
+    embeds: dict[bytes, Embed] = {}  # activations of the fixed stages are computed once
+
+    def embed(rows: Rows) -> Tensor:
+        if (key := rows.tobytes()) not in embeds:
+            items = source.collection.subset(rows)
+            embeds[key] = embedding_of(items, embedder, fixed_stages, progress=progress)
+        return embeds[key](embedder)
+
+    spread_before = spread_of(embed(test_rows))
+    measure = _measure(source, trial, training, embed)
+    start = measure() if measure else {}
+    if checkpoints is not None and (
+        saved := load_checkpoint(checkpoints, sharded=training.sharded)
+    ):
+        training.restore(saved)
+    try:
+        run_loop(
+            training,
+            feed,
+            tell=as_progress(progress, what, training.epochs * len(feed)),
+            validate=measure,
+            before_epoch=lambda epoch: embedder.freeze_backbone(epoch < (config.warmup or 0)),
+            checkpoints=checkpoints,
+            stop=stop,
+        )
+    except NonFiniteLoss as error:
+        if trial.fold is None:
+            raise
+        return {"diverged": str(error), "recall@1": 0.0}
+    embedder.eval()
+    result: Result = {"steps": training.epochs * len(feed), "spread_before": spread_before}
+    if measure:
+        rows = [{"epoch": 0, "seconds": 0.0, **start}, *training.history]
+        result["curve"] = [{"step": row["epoch"] * len(feed), **row} for row in rows]
+    if training.history and "proxies_in_use" in training.history[-1]:
+        result["proxies_in_use"] = training.history[-1]["proxies_in_use"]
+    vectors, labels = embed(test_rows), source.labels(test_rows)
+    result |= scores_of(vectors, labels, source, trial)
+    if trial.record == "neighbours":
+        found = neighbours(vectors.numpy(), seed=0)
+        result["grid"] = retrieval_grid(Items(source.pictures, test_rows), found)
+    return result
+
+
+def scores_of(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None = None) -> Result:
+    """Return Recall@K and spread; for test classes also NMI, and hits by class for intervals."""
+    ranks = ranks_of_first_positive(vectors, labels)
+    result: Result = {f"recall@{k}": v for k, v in recall_of_ranks(ranks, source.ks).items()}
+    result["spread"] = spread_of(vectors)
+    if trial is not None and trial.fold is not None:
+        return result
+    result["nmi"] = nmi(vectors, labels, seed=0 if trial is None else trial.config.seed)
+    query = (ranks > 0).cpu().numpy()
+    classes = np.unique(labels, return_inverse=True)[1][query]
+    result["queries"] = np.bincount(classes).tolist()
+    result["hits"] = np.bincount(classes, (ranks == 1).cpu().numpy()[query]).astype(int).tolist()
+    return result
+
+
+def spread_of(vectors: Tensor) -> float:
+    """Return 1 − |mean direction|²: 0 where all vectors point the same way."""
+    return 1 - float(normalize(vectors.double()).mean(0).square().sum())
+
+
+def _untrained_scores(source: Source, dim: int) -> dict[str, Result]:
+    """Return the scores of the features as they are, of their PCA, or of the pixels."""
+    rows = source.test_rows
+    found = untrained(
+        source.pictures, raw_features(source), fit=source.train_rows, rows=rows, dim=dim
+    )
+    return {
+        name: scores_of(vectors, source.labels(rows), source) for name, vectors in found.items()
+    }
+
+
+def _measure(
+    source: Source, trial: Trial, training: Training, embed: Callable[[Rows], Tensor]
+) -> Callable[[], dict[str, Any]] | None:
+    """Return what measures the model after every epoch; None if the trial records no curve."""
+    train_rows, test_rows = source.split(trial.fold)
+    if trial.record == "curve":
+        some = _whole_classes(source, test_rows, source.budget.curve_items)
+
+        def recall() -> dict[str, Any]:
+            ranks = ranks_of_first_positive(embed(some), source.labels(some))
+            return {"recall@1": recall_of_ranks(ranks, (1,))[1]}
+
+        return recall
+    if trial.record != "bounds":
+        return None
+    labels = np.unique(source.labels(train_rows), return_inverse=True)[1]
+    sample = np.sort(np.random.default_rng(0).permutation(len(train_rows))[:BOUND_ITEMS])
+    compact = torch.from_numpy(labels[sample])
+
+    def bounds() -> dict[str, Any]:
+        criterion = training.criterion
+        assert isinstance(criterion, ProxyLoss)
+        vectors = embed(train_rows[sample])
+        assigned = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
+        norm = (float(criterion.scale or 18) / 2) ** 0.5
+        proxies = criterion.proxies.detach().cpu()
+        options = {"norm_x": norm, "norm_p": norm, "max_triplets": BOUND_TRIPLETS}
+        measure = partial(proxy_bounds, vectors, compact, proxies, assigned, **options)
+        return {
+            name: asdict(measure(printed=printed))
+            for name, printed in (("corrected", False), ("printed", True))
+        }
+
+    return bounds
+
+
+def _whole_classes(source: Source, rows: Rows, most: int) -> Rows:
+    """Return rows of random classes, as many as fit into `most` items."""
+    labels = source.labels(rows)
+    classes, sizes = np.unique(labels, return_counts=True)
+    order = np.random.default_rng(0).permutation(len(classes))
+    kept = order[np.cumsum(sizes[order]) <= most]
+    return rows[np.isin(labels, classes[kept])]
+
+
+def _without_labels(
+    source: Source, config: TrainConfig, rows: Rows
+) -> tuple[Collection, TrainConfig]:
+    """Return triplets that hold as many items as the labelled training sees, and their settings."""
+    batch = max(1, int(config.batch_size or 1) // 3)
+    steps = (config.epochs or 0) * (len(rows) // int(config.batch_size or 1))
+    data = bare_triplets(source, rows, max(1, batch * steps), seed=config.seed)
+    return data, replace(config, batch_size=batch, epochs=1, per_class=0)

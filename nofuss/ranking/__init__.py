@@ -1,0 +1,1 @@
+"""What a search makes of distances: exact neighbours, re-ranking, the open-set decision."""

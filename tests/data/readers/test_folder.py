@@ -1,0 +1,180 @@
+"""Folders of class folders, the tidy and the untidy."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from nofuss.data.open import open_data
+from nofuss.data.readers.folder import Labelling, find_pictures
+from nofuss.errors import DataError
+
+
+def test_the_class_is_the_folder_that_holds_the_picture(photos: Path, draw) -> None:
+    draw("photos/more/owl/x.JPG")
+    data = open_data(photos)
+    assert data.class_names == ("more/owl", "robin", "tit", "wren")
+    assert data.describe() == "4 classes, 10 images, folder of class folders"
+    assert data.names[0] == "more/owl/x.JPG"
+    for path, label in zip(data.paths, data.labels, strict=True):
+        assert str(path.parent).endswith(data.class_names[label])
+
+
+def test_what_is_skipped_is_counted(photos: Path, draw) -> None:
+    draw("photos/loose.png")
+    (photos / ".hidden.png").touch()
+    (photos / "tit" / "notes.txt").touch()
+    (photos / "empty").mkdir()
+    os.mkfifo(photos / "tit" / "pipe.png")
+    data = open_data(str(photos))
+    assert len(data) == 9
+    assert sorted(data.notes) == [
+        "1 broken links and special files skipped: tit/pipe.png",
+        "1 files that are not pictures skipped: tit/notes.txt",
+        "1 folders without pictures skipped: empty",
+        "1 hidden files skipped: .hidden.png",
+        "1 pictures outside any class folder skipped: loose.png",
+    ]
+    assert ("tit/notes.txt", "files that are not pictures") in data.skipped
+    assert len(find_pictures(photos)) == 10
+
+
+def test_names_that_only_look_the_same_are_noted(photos: Path, draw) -> None:
+    draw("photos/caf\u00e9/1.png")
+    draw("photos/cafe\u0301/1.png")
+    data = open_data(photos)
+    assert data.num_classes == 5  # they stay two classes
+    assert data.notes == (
+        "classes whose names only look the same: caf\u00e9 ('cafe\\u0301' and 'caf\\xe9'); give "
+        "those that are one class one name",
+    )
+
+
+def test_links_are_followed_once_and_never_in_circles(photos: Path) -> None:
+    (photos / "wren" / "up").symlink_to(photos, target_is_directory=True)
+    (photos / "a copy of wren").symlink_to(photos / "wren", target_is_directory=True)
+    (photos / "itself.png").symlink_to(photos / "itself.png")
+    data = open_data(photos)
+    assert data.class_names == ("robin", "tit", "wren")
+    assert len(data) == 9
+
+
+def test_names_of_any_bytes(photos: Path, draw) -> None:
+    picture = draw("photos/tit/0.png").read_bytes()
+    odd = [b"new\nline", b"not utf-8 \xff", "übergrößenträger 鳥".encode()]
+    for name in odd:
+        folder = os.fsencode(photos) + b"/" + name
+        os.mkdir(folder)
+        Path(os.fsdecode(folder + b"/" + name + b".png")).write_bytes(picture)
+    data = open_data(photos)
+    assert {"new\\nline", "not utf-8 \\xff", "übergrößenträger 鳥"} < set(data.class_names)
+    assert all(name.isprintable() for name in data.names)
+    assert len(data.fingerprint()) == 32
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_out: str) -> None:
+    draw("d/train/robin/0.png")
+    draw("d/train/wren/0.png")
+    draw(f"d/{held_out}/tit/0.png")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("robin", "tit", "wren")
+    sides = {data.class_names[label]: side for label, side in zip(data.labels, data.split)}  # noqa: B905
+    assert sides == {"robin": "train", "tit": "test", "wren": "train"}
+    assert held_out in data.describe()
+
+
+def test_pictures_right_in_train_have_no_class(draw, tmp_path: Path) -> None:
+    for name in ("train/robin/1.png", "train/loose.png", "test/wren/1.png", "test/loose.png"):
+        draw(f"d/{name}")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("robin", "wren")
+    outside = "2 pictures outside any class folder skipped: test/loose.png, train/loose.png"
+    assert outside in data.notes
+    for holder in ("train/robin", "test/wren"):
+        shutil.rmtree(tmp_path / "d" / holder)
+    with pytest.raises(DataError, match="directly in test and train"):
+        open_data(tmp_path / "d")
+
+
+def test_a_folder_beside_train_and_test_is_left_out_in_words(draw, tmp_path: Path) -> None:
+    """As GroceryStoreDataset is published: icons of the classes beside train, val and test."""
+    for side, number in (("train", 0), ("val", 1), ("test", 2)):
+        draw(f"d/{side}/Fruit/Apple/{number}.png")
+        draw(f"d/{side}/Vegetables/Leek/{number}.png")
+    for name in "abcdef":
+        draw(f"d/iconic-images/Fruit/{name}/{name}.png")
+    draw("d/cover.png")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("Fruit/Apple", "Vegetables/Leek")
+    assert data.layout == "class folders in test and train and val"
+    assert data.split is not None
+    assert list(data.split) == ["test", "test", "train", "train", "test", "test"]
+    (note,) = (note for note in data.notes if "iconic" in note)
+    assert note.startswith("6 pictures in iconic-images, beside test and train and val, skipped:")
+    assert "iconic-images/Fruit/a/a.png" in note
+
+
+def test_train_may_be_the_class_of_trains(draw, tmp_path: Path) -> None:
+    for name in ("train/0.png", "test/1.png", "bus/2.png"):
+        draw(f"d/{name}")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("bus", "test", "train")
+    assert data.split is None
+
+
+def test_folders_in_folders(draw, tmp_path: Path) -> None:
+    for name in ("birds/wren/a/0.png", "birds/wren/b/1.png", "birds/tit/2.png", "fish/3.png"):
+        draw(f"d/{name}")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("birds/tit", "birds/wren/a", "birds/wren/b", "fish")
+    (note,) = data.notes
+    assert note == (
+        "folders in folders, 3 deep: the innermost are the classes; `nofuss train "
+        "--class-level 1` makes the 2 outermost the classes"
+    )
+    with pytest.raises(DataError, match=r"--class-level is 4, but the folders in .* are 3 deep"):
+        open_data(tmp_path / "d", labelling=Labelling(class_level=4))
+    outer = open_data(tmp_path / "d", labelling=Labelling(class_level=1))
+    assert outer.class_names == ("birds", "fish")
+    assert outer.describe().endswith("classes by folders at level 1")
+    assert not outer.notes
+    two = open_data(tmp_path / "d", labelling=Labelling(class_level=2))
+    assert two.class_names == ("birds/tit", "birds/wren", "fish")
+
+
+def test_the_class_is_in_the_file_name(draw, tmp_path: Path) -> None:
+    for name in ("robin_1.png", "robin_2.png", "wren_3.png", "wren-4.png"):
+        draw(f"d/{name}")
+    with pytest.raises(DataError, match="no class folders") as flat:
+        open_data(tmp_path / "d")
+    hint = re.search(r"--label-pattern '(.+)' makes", str(flat.value))
+    assert hint, flat.value
+    assert "2 words before a number" in str(flat.value)
+    data = open_data(tmp_path / "d", labelling=Labelling(label_pattern=hint[1]))
+    assert data.class_names == ("robin", "wren")
+    part = open_data(tmp_path / "d", labelling=Labelling(label_pattern="^(.+)_"))
+    assert part.names == ("robin_1.png", "robin_2.png", "wren_3.png")
+    assert "1 pictures that --label-pattern does not match skipped: wren-4.png" in part.notes
+    with pytest.raises(DataError, match="matches none of the 4 pictures"):
+        open_data(tmp_path / "d", labelling=Labelling(label_pattern="(owl)"))
+
+
+def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        open_data("x" * 5000)
+    with pytest.raises(DataError, match="nowhere does not exist; expected a folder of class"):
+        open_data(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no pictures"):
+        open_data(tmp_path / "empty")
+    draw("flat/1.png")
+    with pytest.raises(DataError, match="1 pictures but no class folders"):
+        open_data(tmp_path / "flat")
+    with pytest.raises(DataError, match="is one picture"):
+        open_data(tmp_path / "flat" / "1.png")
+    (tmp_path / "data.xyz").touch()
+    with pytest.raises(DataError, match=r"can't recognise .*data\.xyz"):
+        open_data(tmp_path / "data.xyz")

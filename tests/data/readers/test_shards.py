@@ -1,0 +1,220 @@
+"""WebDataset shards: read in order, labelled as stored or by name; damage is noticed."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nofuss.data.decode import PictureError, decode
+from nofuss.data.items import file_of, read_item
+from nofuss.data.open import open_data
+from nofuss.data.readers.folder import Labelling
+from nofuss.data.scan import scan_pictures
+from nofuss.distributed import processes
+from nofuss.errors import DataError
+from torture.attack_data import shards as shards_of_strangers
+
+
+def picture(seed: int, kind: str = "JPEG") -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    with io.BytesIO() as buffer:
+        Image.fromarray(pixels).save(buffer, kind)
+        return buffer.getvalue()
+
+
+def write_shard(file: Path, members: dict[str, bytes], kind: int = tarfile.GNU_FORMAT) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w", format=kind) as shard:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            shard.addfile(info, io.BytesIO(content))
+    return file
+
+
+def sample(number: int, label: str) -> dict[str, bytes]:
+    return {f"{number:04}.jpg": picture(number), f"{number:04}.cls": label.encode()}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three shards of four samples; numbers are labels, 10 after 9."""
+    for shard in range(3):
+        members: dict[str, bytes] = {}
+        for i in range(4):
+            members |= sample(4 * shard + i, "10" if i % 2 else "9")
+        write_shard(tmp_path / "d" / f"photos-{shard:03}.tar", members)
+    return tmp_path / "d"
+
+
+def test_shards_are_read_in_order_without_unpacking(shards: Path) -> None:
+    data = open_data(shards)
+    assert data.describe() == "2 classes, 12 images, WebDataset, 3 shards"
+    assert data.class_names == ("9", "10")
+    assert data.labels.tolist() == [0, 1] * 6
+    for number, path in enumerate(data.paths):
+        assert read_item(path) == picture(number)
+        assert decode(path).size == (24, 20)
+    assert scan_pictures(data).problems == ()
+    assert data.names[:2] == ("photos-000.tar#0", "photos-000.tar#2")  # members 1 and 3 are labels
+    assert data.fingerprint() == open_data(shards).fingerprint()
+    one = open_data(shards / "photos-001.tar")
+    assert len(one) == 4
+    assert one.describe().endswith("WebDataset, 1 shard")
+
+
+def test_processes_read_different_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consecutive items, as each process takes them, lie in consecutive shards."""
+    paths = open_data(shards).paths
+    monkeypatch.setattr(processes, "world", lambda: 3)
+    read = []
+    for rank in range(3):
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
+        read.append({file_of(path).name for path in paths[processes.share(len(paths))]})
+    assert read == [{"photos-000.tar"}, {"photos-001.tar"}, {"photos-002.tar"}]
+
+
+def test_the_split_is_in_the_names_of_the_shards(tmp_path: Path) -> None:
+    write_shard(tmp_path / "d" / "imagenet-train-000.tar", sample(0, "robin") | sample(1, "robin"))
+    write_shard(tmp_path / "d" / "imagenet-val-000.tar", sample(2, "wren"))
+    data = open_data(tmp_path / "d")
+    assert data.split is not None
+    assert data.split.tolist() == ["train", "train", "test"]
+
+
+def test_labels_in_json_and_in_names(tmp_path: Path) -> None:
+    members = {
+        "a.json": json.dumps({"caption": "x", "label": "robin"}).encode(),
+        "a.jpg": picture(0),
+        "b.jpg": picture(1),
+        "b.json": json.dumps({"cls": 3}).encode(),
+    }
+    data = open_data(write_shard(tmp_path / "json.tar", members))
+    assert data.class_names == ("3", "robin")
+    plain = write_shard(
+        tmp_path / "plain.tar",
+        {"robin/x_1.jpg": picture(0), "wren/y_2.png": picture(1, "PNG"), "wren/notes.txt": b"hm"},
+        kind=tarfile.PAX_FORMAT,
+    )
+    data = open_data(plain)
+    assert data.class_names == ("robin", "wren")
+    assert data.notes == (
+        "1 files in shards that are neither picture nor label skipped: plain.tar/wren/notes.txt",
+    )
+    data = open_data(plain, labelling=Labelling(label_pattern=r"/(.)_\d"))
+    assert data.class_names == ("x", "y")
+
+
+def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path) -> None:
+    missing = sample(0, "robin") | {"0001.jpg": picture(1)}
+    with pytest.raises(DataError, match=r"without a label: 0001\.jpg"):
+        open_data(write_shard(tmp_path / "missing.tar", missing))
+    large = sample(0, "robin") | {"0001.jpg": picture(1), "0001.cls": b"x" * 2**17}
+    with pytest.raises(DataError, match=r"0001\.cls: a label of 131,072 bytes"):
+        open_data(write_shard(tmp_path / "large.tar", large))
+    with pytest.raises(DataError, match="holds no pictures"):
+        open_data(write_shard(tmp_path / "none.tar", {"a.txt": b"x"}))
+    (tmp_path / "noise.tar").write_bytes(b"x" * 4096)
+    with pytest.raises(DataError, match=r"noise\.tar is not a readable tar file"):
+        open_data(tmp_path / "noise.tar")
+    (tmp_path / "d.tar.gz").touch()
+    with pytest.raises(DataError, match="compressed"):
+        open_data(tmp_path / "d.tar.gz")
+
+
+def test_a_truncated_shard_is_refused(shards: Path) -> None:
+    file = shards / "photos-000.tar"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="not a readable tar file"):
+        open_data(file)
+
+
+def test_links_in_a_shard_lead_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "links.tar"
+    with tarfile.open(file, "w") as shard:
+        link = tarfile.TarInfo("a/0.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        shard.addfile(link)
+        for name in ("a/1.jpg", "../../b/2.jpg"):
+            info = tarfile.TarInfo(name)
+            info.size = len(picture(1))
+            shard.addfile(info, io.BytesIO(picture(1)))
+    data = open_data(file)
+    assert len(data) == 2
+    assert data.names == ("links.tar#1", "links.tar#2")
+    assert any("links.tar/a/0.jpg" in note for note in data.notes)
+
+
+def test_what_an_address_does_not_lead_to(shards: Path) -> None:
+    path, file = open_data(shards).paths[-1], shards / "photos-002.tar"
+    for row in (8, 10**17):
+        with pytest.raises(OSError, match="index"):
+            read_item(Path(f"{file}#{row}"))
+    with pytest.raises(OSError, match="more than the limit of 10"):
+        read_item(path, limit=10)
+    write_shard(file, sample(7, "9") | sample(8, "9") | sample(9, "9") | sample(10, "9"))
+    assert read_item(path) == picture(10)  # of the file as it is now
+    file.write_bytes(b"short")
+    with pytest.raises(OSError, match="truncated"):
+        read_item(path)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_item(path)
+    with pytest.raises(PictureError, match="missing"):
+        decode(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_dialect_of_tar(tmp_path: Path, kind: int) -> None:
+    """Long names, folders and links between pictures of every length."""
+    sizes, file = (1, 511, 512, 513, 5000), tmp_path / "x.tar"
+    with tarfile.open(file, "w", format=kind) as shard:
+        for number, size in enumerate(sizes):
+            long = "long/" * 25 * (number % 2)
+            folder = tarfile.TarInfo(f"{long}d{number}")
+            folder.type = tarfile.DIRTYPE
+            info = tarfile.TarInfo(f"{long}d{number}/ü.png")
+            info.size = size
+            shard.addfile(folder)
+            shard.addfile(info, io.BytesIO(bytes([number]) * size))
+    data = open_data(file)
+    assert [read_item(path) for path in data.paths] == [bytes([n]) * s for n, s in enumerate(sizes)]
+    assert data.num_classes == len(sizes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: content[:2000], "unexpected end of data"),
+        (lambda content: bytes(100) + content, "not a readable tar file"),
+        (lambda content: content[:5632] + b"x" + content[5633:], "no header of a member at byte"),
+    ],
+)
+def test_a_damaged_shard_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    """Nothing of it is silently left out."""
+    file = write_shard(tmp_path / "x.tar", {"a/1.png": bytes(5000), "a/2.png": bytes(5000)})
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match=words):
+        open_data(file)
+
+
+@pytest.mark.parametrize("name", shards_of_strangers())
+def test_shards_of_strangers(name: str, tmp_path: Path) -> None:
+    """Refused in one line, or opened; whatever its name, a picture is read from the shard."""
+    (tmp_path / "x.tar").write_bytes(shards_of_strangers()[name])
+    words: tuple[str, ...]
+    try:
+        data = open_data(tmp_path / "x.tar")
+    except DataError as error:
+        words = (str(error),)
+    else:
+        assert {file_of(path) for path in data.paths} == {tmp_path / "x.tar"}
+        words = (*data.names, *data.notes, *data.class_names)
+    assert all(each.isprintable() for each in words)

@@ -1,0 +1,211 @@
+"""CSV manifests and CSVs of triplets."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nofuss.data.open import open_data
+from nofuss.data.readers.table import read_rows
+from nofuss.errors import DataError
+
+
+def table(folder: Path, text: str | bytes, name: str = "list.csv") -> Path:
+    file = folder / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def test_a_manifest_gives_paths_labels_and_split(photos: Path) -> None:
+    rows = "path,label,split\nrobin/0.png,10,train\ntit/0.png,9,test\n\nwren/1.png,10,Train\n"
+    data = open_data(table(photos, rows))
+    assert data.class_names == ("9", "10")
+    assert data.labels.tolist() == [1, 0, 1]
+    assert data.split.tolist() == ["train", "test", "train"]
+    assert data.names == ("robin/0.png", "tit/0.png", "wren/1.png")
+    assert data.describe() == "2 classes, 3 images, CSV manifest list.csv"
+
+
+def test_labels_that_only_look_the_same_are_noted(photos: Path) -> None:
+    rows = "path,label\nrobin/0.png,\u00fc\ntit/0.png,u\u0308\nwren/0.png,u\n"
+    data = open_data(table(photos, rows))
+    assert data.num_classes == 3
+    [note] = data.notes
+    assert note.startswith(
+        "classes whose names only look the same: \u00fc ('u\\u0308' and '\\xfc');"
+    )
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '\ufeffLabel;Path\r\n"big bird";robin/0.png\r\nb;tit/0.png\r\n',
+        "id\tlabel\tpath\n1\tbig bird\trobin/0.png\n2\tb\ttit/0.png\n",
+    ],
+)
+def test_columns_in_any_order_and_the_usual_separators(photos: Path, rows: str) -> None:
+    data = open_data(table(photos, rows))
+    assert data.class_names == ("b", "big bird")
+    assert [path.parent.name for path in data.paths] == ["robin", "tit"]
+    assert data.split is None
+
+
+def test_bad_rows_are_listed_by_number_five_at_most(photos: Path) -> None:
+    rows = "path,label,split\nrobin/0.png,,train\n,a,train\nrobin/0.png,a,maybe\n"
+    rows += "".join(f"gone/{i}.png,a,test\n" for i in range(4))
+    with pytest.raises(DataError) as caught:
+        open_data(table(photos, rows))
+    assert str(caught.value) == (
+        "list.csv has rows that can't be used: row 2: no label; row 3: no path; "
+        "row 4: split 'maybe' is none of train, test, query, gallery; row 5: no file gone/0.png; "
+        "row 6: no file gone/1.png; … (7 in all)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("", "list.csv is empty"),
+        ("file,label\nx,y\n", "path missing, expected path,label"),
+        ("path,label\n", "has a header but no rows"),
+        ('path,label\n"robin/0.png,a\n', "not a readable CSV"),
+        (b"path,label\nrobin\0/0.png,a\n", "row 2: no file|not a readable CSV"),
+        (b"path,label\nrobin/\xff.png,a\n", r"row 2: no file robin/\\xff.png"),
+        ("path,label\nrobin,a\n", "row 2: robin: a folder, not a regular file"),
+        ("path,label\n" + 300 * "x" + ",a\n", "row 2: x+: File name too long"),
+        ("x" * 2**20, "a line of more than 1,048,576 characters"),
+        ("path,label\n" + "x" * 2**20, "a line of more than 1,048,576 characters"),
+    ],
+)
+def test_broken_manifests_are_one_line(photos: Path, rows: str | bytes, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint) as caught:
+        open_data(table(photos, rows))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.fuzz
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.one_of(st.binary(), st.binary().map(lambda tail: b"path,label,split\n" + tail)))
+def test_no_bytes_do_more_than_raise_one_line(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(DataError) as caught:
+        open_data(table(tmp_path, content))
+    assert str(caught.value).isprintable()
+
+
+def test_triplets_name_each_picture_once(photos: Path) -> None:
+    rows = "anchor,positive,negative\nrobin/0.png,robin/1.png,tit/0.png\n"
+    rows += "tit/0.png,tit/1.png,robin/1.png\n"
+    data = open_data(table(photos, rows))
+    named = np.array(data.names)[data.comparisons.rows]
+    assert named.tolist() == [
+        ["robin/0.png", "robin/1.png", "tit/0.png"],
+        ["tit/0.png", "tit/1.png", "robin/1.png"],
+    ]
+    assert len(data) == 4
+    assert not data.is_labelled
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("robin/0.png,robin/1.png,gone.png", "row 2: no file gone.png"),
+        ("robin/0.png,,tit/0.png", "row 2: no positive"),
+        ("robin/0.png,tit/0.png,tit/0.png", "row 2: the negative is also the anchor or the pos"),
+    ],
+)
+def test_triplets_that_can_not_be_used(photos: Path, row: str, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint):
+        open_data(table(photos, f"anchor,positive,negative\n{row}\n"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no pipes by name")
+@pytest.mark.parametrize("columns", ["path,label", "anchor,positive,negative"])
+def test_what_is_no_file_is_named(photos: Path, columns: str) -> None:
+    """Pipes, devices and files without end are never opened."""
+    os.mkfifo(photos / "pipe.png")
+    (photos / "zero.png").symlink_to("/dev/zero")
+    with (photos / "sparse.png").open("wb") as file:
+        file.truncate(2**40)
+    names = ("pipe.png", "zero.png", "sparse.png")
+    rest = ",a" if columns == "path,label" else ",robin/0.png,tit/0.png"
+    (photos / "x.csv").write_text("\n".join([columns, *(f"{name}{rest}" for name in names)]))
+    with pytest.raises(DataError) as caught:
+        open_data(photos / "x.csv")
+    assert "row 2: pipe.png: not a regular file" in str(caught.value)
+    assert "row 3: zero.png: not a regular file" in str(caught.value)
+    assert "row 4: sparse.png: 1,099,511,627,776 bytes, more than" in str(caught.value)
+
+
+def test_a_table_without_end_is_refused_unread(photos: Path) -> None:
+    with (photos / "x.csv").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(DataError, match=r"can't read .*x.csv: 1,099,511,627,776 bytes, more than"):
+        open_data(photos / "x.csv")
+
+
+def test_pairs_name_each_picture_once(photos: Path) -> None:
+    rows = "a,b,same\nrobin/0.png,robin/1.png,1\ntit/0.png,robin/1.png,No\n"
+    data = open_data(table(photos, rows + "robin/1.png,robin/0.png,true\n"))
+    assert np.array(data.names)[data.comparisons.items].tolist() == [
+        ["robin/0.png", "robin/1.png"],
+        ["robin/1.png", "tit/0.png"],
+    ]
+    assert data.comparisons.rows[:, 2].tolist() == [1, 0]
+    assert data.describe() == "no labels, 2 pairs, 3 images, CSV of pairs list.csv"
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ("robin/0.png,robin/1.png,maybe", "row 2: same is 'maybe', expected 1 or 0"),
+        ("robin/0.png,,1", "row 2: no b"),
+        ("robin/0.png,robin/0.png,1", "row 2: a and b are one picture"),
+        ("robin/0.png,gone.png,1", "row 2: no file gone.png"),
+        (
+            "robin/0.png,robin/1.png,1\nrobin/1.png,robin/0.png,0",
+            "row 3: the same two pictures as in row 2, with another same",
+        ),
+        ("robin/0.png,robin/1.png,1", "no pair that is different .same = 0.; learning needs both"),
+        ("robin/0.png,tit/1.png,0", "no pair that is alike .same = 1."),
+        ("", "has a header but no rows; expected a,b,same"),
+    ],
+)
+def test_broken_pairs_are_one_line(photos: Path, rows: str, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint) as caught:
+        open_data(table(photos, f"a,b,same\n{rows}\n"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_first_line_without_an_end_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("item,label" + "x" * 2**20)
+    with pytest.raises(DataError, match="line 1"):
+        list(read_rows(tmp_path / "x.csv", required=("item",), optional=()))
+
+
+def test_labels_with_leading_zeros_are_names(photos: Path) -> None:
+    rows = "path,label\nrobin/0.png,007\ntit/0.png,7\nwren/1.png,10\n"
+    data = open_data(table(photos, rows))
+    assert data.class_names == ("007", "10", "7")
+    assert data.labels.tolist() == [0, 2, 1]
+
+
+def test_repeated_rows_are_one_item_and_contradictions_are_named(photos: Path) -> None:
+    rows = "path,label,shop\nrobin/0.png,a,x\ntit/0.png,b,y\ntit/../robin/0.png,a,z\n"
+    data = open_data(table(photos, rows))
+    assert len(data) == 2
+    assert data.notes == ("1 rows repeat a picture: row 4",)
+    assert data.columns["shop"].values == ["x", "y"]
+    with pytest.raises(DataError, match=r"row 4: robin/0\.png again, with another label"):
+        open_data(table(photos, "path,label\nrobin/0.png,a\ntit/0.png,b\nrobin/0.png,c\n"))
+    both = "path,label,split\nrobin/0.png,a,query\nrobin/0.png,a,gallery\nrobin/1.png,a,gallery\n"
+    assert len(open_data(table(photos, both))) == 3  # a query may be in the gallery too
+
+
+def test_more_cells_than_columns_are_named(photos: Path) -> None:
+    with pytest.raises(DataError, match="3 cells in row 3 and 2 columns; quote cells that hold"):
+        open_data(table(photos, "path,label\nrobin/0.png,a,\ntit/0.png,tit, blue\n"))
+    with pytest.raises(DataError, match="has the column label twice; rename one"):
+        open_data(table(photos, "path,label,label\nrobin/0.png,a,b\n"))

@@ -1,0 +1,217 @@
+"""The chunked forms against slow loops and the plain forms, at the corners of chunks."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import ProxyAnchorLoss
+from torch import Tensor
+from torch.nn import functional as F
+
+from nofuss.losses import chunked, chunked_forms
+from nofuss.losses.chunked import Computation, Workspace, chunked_loss
+from nofuss.losses.proxy_anchor import anchor_of_cosines
+from nofuss.losses.proxy_loss import proxy_logits
+from nofuss.losses.proxy_nca import nca_of_logits
+from nofuss.losses.proxy_triplet import triplet_of_logits
+from nofuss.proxies.assignment import ProxyTriplets
+
+MARGIN = 0.1
+SIZES = {
+    "one anchor": (1, 5, 9),
+    "two proxies": (4, 3, 2),
+    "last chunk of one row": (3, 4, 9),
+    "more anchors than proxies": (40, 6, 7),
+    "whole chunks": (8, 8, 16),
+}
+NCA = ("nca", "softmax", "at once", "softmax at once")
+FORMS = (*NCA, "triplet", "anchor")
+
+
+def computation(name: str, scale: float) -> Computation:
+    forms: dict[str, Any] = {
+        "nca": partial(chunked_forms.nca, scale=scale),
+        "softmax": partial(chunked_forms.nca, scale=scale, include_positive=True),
+        "at once": chunked_forms.nca_at_once,
+        "softmax at once": partial(chunked_forms.nca_at_once, include_positive=True),
+        "triplet": partial(chunked_forms.triplet, margin=MARGIN),
+        "anchor": partial(chunked_forms.anchor, margin=scale * MARGIN),
+    }
+    form: Computation = forms[name]
+    return form
+
+
+def plain_form(name: str, scale: float) -> Callable[..., Tensor]:
+    def plain(x: Tensor, positive: Tensor, p: Tensor, shares: Tensor | None = None) -> Tensor:
+        logits, triplets = proxy_logits(x, p, scale), ProxyTriplets(positive)
+        if name == "anchor":
+            return anchor_of_cosines(logits / scale, triplets, scale=scale, margin=MARGIN)
+        if name == "triplet":
+            losses = triplet_of_logits(logits, triplets, margin=MARGIN)
+        else:
+            losses = nca_of_logits(logits, triplets, include_positive="softmax" in name)
+        return losses.mean() if shares is None else losses @ shares
+
+    return plain
+
+
+def in_chunks(
+    name: str,
+    x: Tensor,
+    positive: Tensor,
+    p: Tensor,
+    *,
+    scale: float = 18.0,
+    work: Workspace | None = None,
+    shares: Tensor | None = None,
+) -> Tensor:
+    """The chunked form, however few the proxies are."""
+    return chunked_loss(
+        computation(name, scale),
+        plain_form(name, scale),
+        x,
+        positive,
+        p,
+        scale=scale,
+        shares=shares,
+        work=work or Workspace(),
+    )
+
+
+def batch(
+    b: int, dim: int, num_proxies: int, *, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(b, dim, generator=g, dtype=dtype)
+    positive = torch.randint(num_proxies, (b,), generator=g)
+    p = torch.randn(num_proxies, dim, generator=g, dtype=dtype)
+    return x.requires_grad_(), positive, p.requires_grad_()
+
+
+def slow_loss(name: str, c: Tensor, positive: list[int], scale: float) -> float:
+    """Loops over cosines (B, P)."""
+    if name == "anchor":
+        pull = push = 0.0
+        for z in range(c.shape[1]):
+            mine = [float(c[b, z]) for b, y in enumerate(positive) if y == z]
+            others = [float(c[b, z]) for b, y in enumerate(positive) if y != z]
+            pull += math.log1p(sum(math.exp(-scale * (s - MARGIN)) for s in mine))
+            push += math.log1p(sum(math.exp(scale * (s + MARGIN)) for s in others))
+        return pull / len(set(positive)) + push / c.shape[1]
+    total = 0.0
+    for b, y in enumerate(positive):
+        logits = [scale * float(s) for s in c[b]]
+        others = [v for z, v in enumerate(logits) if "softmax" in name or z != y]
+        if name == "triplet":
+            total += sum(max(0.0, v - logits[y] + MARGIN) for v in others) / len(others)
+        else:
+            top = max(others)
+            total += top + math.log(sum(math.exp(v - top) for v in others)) - logits[y]
+    return total / len(positive)
+
+
+@pytest.fixture(params=[2**3, 2**6, 2**18])
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked, "CHUNK", request.param)
+
+
+@pytest.fixture(params=[0, 2**8, 2**27], ids=["none kept", "some kept", "all kept"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_forms, "KEEP_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("chunk", "kept")
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("scale", [1.0, 18.0, 300.0])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_equals_the_slow_loop_and_the_plain_gradients(
+    size: tuple[int, int, int], scale: float, name: str
+) -> None:
+    x, positive, p = batch(*size)
+    loss = in_chunks(name, x, positive, p, scale=scale)
+    cosines = F.normalize(x.detach()) @ F.normalize(p.detach()).T
+    expected = slow_loss(name, cosines, positive.tolist(), scale)
+    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    plain = plain_form(name, scale)(x, positive, p)
+    # Times three: what comes back from above is not always 1.
+    found = torch.autograd.grad(3 * loss, (x, p))
+    torch.testing.assert_close(found, torch.autograd.grad(3 * plain, (x, p)), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("scale", [18.0, 64.0, 300.0])  # float32's exponents end at 85
+@pytest.mark.parametrize("size", [(32, 64, 5001), (64, 16, 999), (1, 128, 3001)])
+def test_float32_is_within_1e_5_of_double(
+    size: tuple[int, int, int], scale: float, name: str
+) -> None:
+    x, positive, p = batch(*size, dtype=torch.float32)
+    found = in_chunks(name, x, positive, p, scale=scale)
+    exact_x, exact_p = (t.detach().double().requires_grad_() for t in (x, p))
+    exact = plain_form(name, scale)(exact_x, positive, exact_p)
+    assert found.dtype is torch.float32
+    assert found.item() == pytest.approx(exact.item(), rel=1e-5, abs=1e-5)
+    both = torch.autograd.grad(found, (x, p)), torch.autograd.grad(exact, (exact_x, exact_p))
+    for a, b in zip(*both, strict=True):
+        assert (a.double() - b).norm() <= 1e-5 * b.norm()
+
+
+@pytest.mark.parametrize("name", NCA)
+@pytest.mark.parametrize("scale", [64.0, 500.0])
+def test_worst_placed_point_has_the_right_loss_and_a_gradient(scale: float, name: str) -> None:
+    """A point opposite every negative (or its own proxy): in float32 naive exponentials vanish."""
+    p = torch.tensor([[1.0, 0.0], [-1.0, 1e-3], [-1.0, 0.0]], requires_grad=True)
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    far, near = (in_chunks(name, x[i : i + 1], torch.tensor([0]), p, scale=scale) for i in (1, 0))
+    # By hand: 2·scale apart, + log 2 for two negatives; the softmax form never falls below zero.
+    assert far.item() == pytest.approx(2 * scale + math.log(2), rel=1e-4)
+    if "softmax" not in name:
+        assert near.item() == pytest.approx(-2 * scale + math.log(2), rel=1e-4)
+    (grad,) = torch.autograd.grad(far, p)
+    assert grad.isfinite().all()
+    assert grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_equal_labels_duplicates_and_zero_rows(name: str) -> None:
+    x, _, p = batch(6, 4, 11)
+    x, p = x.detach()[[0, 0, 1, 1, 2, 2]], p.detach()[[0, 0, 0, 3, 4, 5, 5, 7, 8, 9, 10]]
+    x[2] = p[4] = p[0] = 0
+    x, p, positive = x.requires_grad_(), p.requires_grad_(), torch.tensor([0, 0, 0, 0, 3, 0])
+    loss, plain = in_chunks(name, x, positive, p), plain_form(name, 18.0)(x, positive, p)
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, (x, p)), torch.autograd.grad(plain, (x, p))
+    )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_permuting_proxies_with_labels_changes_nothing(name: str) -> None:
+    x, positive, p = batch(9, 8, 50)
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    permuted = in_chunks(name, x, order.argsort()[positive], p[order])
+    torch.testing.assert_close(in_chunks(name, x, positive, p), permuted)
+
+
+def test_anchor_equals_the_peer() -> None:
+    x, positive, p = batch(12, 8, 30, dtype=torch.float32)
+    peer = ProxyAnchorLoss(30, 8, margin=MARGIN, alpha=32)
+    peer.proxies.data.copy_(p.detach())
+    torch.testing.assert_close(in_chunks("anchor", x, positive, p, scale=32.0), peer(x, positive))
+
+
+def test_triplet_by_hand() -> None:
+    """Cosines 1, 0, −1, scale 1: hinges [0 − 1 + 0.1]₊ and [−1 − 1 + 0.1]₊ of the first proxy."""
+    p = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
+    x = torch.tensor([[1.0, 0.0]])
+    losses = [in_chunks("triplet", x, torch.tensor([y]), p, scale=1.0).item() for y in range(3)]
+    assert losses == pytest.approx([0, (1 + 0.1) / 2, (2 + 0.1 + 1 + 0.1) / 2])
+
+
+def test_exponentials_are_kept_only_if_most_fit() -> None:
+    few, many = torch.empty(512, 64), torch.empty(0, 64)
+    assert chunked_forms._rows_kept(few, many.expand(0, 64)) == 0
+    assert chunked_forms._rows_kept(few, torch.empty(1, 1).expand(100_000, 64)) == 65_536
+    assert chunked_forms._rows_kept(few, torch.empty(1, 1).expand(1_000_000, 64)) == 0

@@ -1,0 +1,139 @@
+"""Verdicts follow the numbers, each can come out either way; and every experiment has an entry."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nofuss.evaluate.intervals import SeededDifference
+from nofuss.paper import batch_size, bounds, convergence, proxies_per_label, tables
+from nofuss.paper.page import Verdict, difference
+from nofuss.paper.published import NAMES, order_of
+from nofuss.paper.runner import FIGURES, Runner
+from nofuss.paper.sources import PHOTOGRAPHS, Source
+from tests.paper.made_up import gap, result
+
+
+@pytest.mark.parametrize("name", ["tables", *(n for n in FIGURES if n != "retrieval")])
+def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: Path) -> None:
+    experiment: Any = FIGURES.get(name, tables)
+    rates = dict.fromkeys(experiment.losses(source), 1e-3)
+    with Runner(tmp_path) as runner:
+        results = runner.run(source, experiment.trials(source, rates))
+    entry = experiment.entry(source, rates, results)
+    assert entry.verdict
+    assert entry.sentence
+    for table in entry.tables:
+        assert all(len(row) == len(table.head) for row in table.rows)
+    assert all(s.points for figure in entry.figures for s in figure.series)
+    if name == "tables":
+        scores, pairs = entry.tables
+        assert {row[0] for row in scores.rows} >= set(NAMES.values())
+        assert len(pairs.rows) == len(entry.values["pairs"]) + 1, "and Proxy-NCA++, last"
+        assert pairs.rows[-1][0] == "beyond the paper: Proxy-NCA++ − Proxy-NCA"
+
+
+@pytest.mark.parametrize("name", ["batch-size", "fractional", "dynamic"])
+@pytest.mark.parametrize("budget", ["hours", "paper"])
+def test_long_budgets_compare_with_what_they_train(name: str, budget: str, source: Source) -> None:
+    """Sweeps with fewer points have those that the others are compared with."""
+    experiment: Any = FIGURES[name]
+    long = replace(source, budget=PHOTOGRAPHS[budget])
+    rates = dict.fromkeys(experiment.losses(long), 1e-4)
+    trials = experiment.trials(long, rates)
+    assert set(experiment.losses(long)) == {t.config.loss for t in trials}
+    made_up = {"recall@1": 0.5, "hits": [1, 2], "queries": [2, 4], "proxies_in_use": 1.0}
+    entry = experiment.entry(long, rates, dict.fromkeys(trials, made_up))
+    assert len(entry.tables[0].rows[0]) == len(entry.tables[0].head)
+
+
+def ordered(fractions: dict[str, float]) -> tuple[Verdict, str]:
+    order = order_of("cars")
+    found = {m: [result(fractions[m]), result(fractions[m] + 0.001)] for m in order}
+    pairs = {(a, b): difference(found[a], found[b]) for a, b in combinations(order, 2)}
+    return tables.verdict(order, pairs, sorted(order, key=lambda m: -fractions[m]))
+
+
+def test_tables_say_whether_the_papers_order_holds() -> None:
+    order = order_of("cars")
+    assert order[:2] == ["proxy-nca", "clustering"]
+    falling = {m: 0.9 - 0.1 * i for i, m in enumerate(order)}
+    word, sentence = ordered(falling)
+    assert word == "confirmed"
+    assert "number 1 of 6" in sentence
+    word, sentence = ordered({m: 0.9 - v for m, v in falling.items()})
+    assert word == "contradicted"
+    assert "number 6 of 6" in sentence
+    assert "0 are confirmed, 15 reversed" in sentence
+    word, sentence = ordered(dict.fromkeys(order, 0.5))
+    assert word == "undecided"
+    assert "15 indistinguishable" in sentence
+
+
+def test_first_reached_interpolates() -> None:
+    curve = [(0.0, 0.1), (10.0, 0.3), (20.0, 0.2), (30.0, 0.5)]
+    assert convergence.first_reached(curve, 0.2) == pytest.approx(5)
+    assert convergence.first_reached(curve, 0.4) == pytest.approx(20 + 10 * 2 / 3)
+    assert convergence.first_reached(curve, 0.05) == 0
+    assert convergence.first_reached(curve, 0.6) is None
+
+
+@pytest.mark.parametrize(
+    ("reached", "ratio", "final", "word"),
+    [
+        (100.0, 3.0, gap(0.1), "confirmed"),
+        (200.0, 1.5, gap(0.1), "partly confirmed"),
+        (400.0, 0.75, gap(0.1), "contradicted"),
+        (None, None, gap(-0.1), "contradicted"),
+        (None, None, gap(0.1), "undecided"),
+        (None, None, gap(-0.1, sure=False), "undecided"),
+        (0.0, None, gap(0.1), "undecided"),
+    ],
+)
+def test_convergence_beside_the_papers_three(
+    reached: float | None, ratio: float | None, final: SeededDifference, word: str
+) -> None:
+    found, sentence = convergence.verdict(reached, ratio, ratio, final, best="N-pairs")
+    assert found == word
+    assert "N-pairs" in sentence
+    assert ratio is None or f"{ratio:.1f} times as fast in steps" in sentence
+
+
+def test_enough_proxies_or_not() -> None:
+    rival = [result(0.5), result(0.51)]
+
+    def found(*values: float) -> tuple[Verdict, str]:
+        pairs = zip((0.1, 0.5, 1.0), values, strict=True)
+        by_ratio = {r: [result(v), result(v + 0.01)] for r, v in pairs}
+        return proxies_per_label.verdict({"": by_ratio}, "N-pairs", rival)
+
+    word, sentence = found(0.4, 0.6, 0.7)
+    assert word == "confirmed"
+    assert "above at 0.5 and 1, below at 0.1" in sentence
+    assert found(0.4, 0.45, 0.7)[0] == "contradicted"
+    assert found(0.4, 0.5, 0.5)[0] == "undecided"
+
+
+def test_batches_that_matter_or_not() -> None:
+    def found(nca: SeededDifference, lifted: SeededDifference) -> tuple[Verdict, str]:
+        return batch_size.verdict({"proxy-nca": {16: nca}, "lifted": {16: lifted}}, 64)
+
+    same, moved = SeededDifference(0.01, (-0.01, 0.015), (0.001, 0.019)), gap(-0.03)
+    word, sentence = found(same, moved)
+    assert word == "confirmed"
+    assert "Proxy-NCA at none; Lifted structure −3.00 at 16" in sentence
+    assert found(moved, same)[0] == "contradicted"
+    unknown = SeededDifference(-0.08, (-0.17, 0.01), (-0.12, -0.04))
+    assert found(unknown, same)[0] == "undecided"
+
+
+def test_bounds_that_tighten_or_not() -> None:
+    assert bounds.verdict({"a": [2.0, 1.0]}, [2.0, 1.0], (0, 9))[0] == "confirmed"
+    assert bounds.verdict({"a": [1.0, 2.0]}, [1.0, 2.0], (0, 9))[0] == "contradicted"
+    word, sentence = bounds.verdict({"a": [1.0, 2.0], "b": [2.0, 1.0]}, [1.0, 2.0], (2, 9))
+    assert word == "partly confirmed"
+    assert "rises" in sentence
+    assert "tighter at the end: b; not tighter: a" in sentence
+    assert "fails for 2 of 9" in sentence
