@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.dynamic_forms import OfTheBatch, Other, Reseeded, Sinkhorn, Soft
 from benchmarks.plots import draw_curves
-from nofuss.config import TrainConfig
+from nofuss.config import Settings
 from nofuss.data.collection import Collection
 from nofuss.data.split import Rows
 from nofuss.evaluate import kmeans, recall_at_k
@@ -38,11 +38,9 @@ from nofuss.paper.trials import trial_of
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
 from nofuss.training.callbacks import Kind
-from nofuss.training.job import build_model
-from nofuss.training.loop import run_loop
-from nofuss.training.prepare import prepare
-from nofuss.training.setup import build_training
-from nofuss.training.step import NonFiniteLoss
+from nofuss.training.finetune import prepare
+from nofuss.training.loop import NonFiniteLoss, Training, run_loop
+from nofuss.training.network import build_model
 
 POINTS = 8
 """Points of a curve, besides the start."""
@@ -87,23 +85,23 @@ class Curve:
 
 
 def data_of(
-    source: Source, config: TrainConfig, form: Form, rows: Rows, classes: int
-) -> tuple[Collection, TrainConfig, Rows]:
+    source: Source, settings: Settings, form: Form, rows: Rows, classes: int
+) -> tuple[Collection, Settings, Rows]:
     """Return what a form learns from, its settings and its rows."""
     if not form.bare:
-        return source.collection, config, rows
-    batch = max(1, int(config.batch_size or 1) // 3)
-    steps = int(config.epochs or 0) * (len(rows) // int(config.batch_size or 1))
-    data = bare_triplets(source, rows, batch * steps, seed=config.seed)
+        return source.collection, settings, rows
+    batch = max(1, settings.batch_size // 3)
+    steps = (settings.epochs or 0) * (len(rows) // settings.batch_size)
+    data = bare_triplets(source, rows, batch * steps, seed=settings.seed)
     if form.assignment != "balanced":
-        return data, replace(config, batch_size=batch, epochs=1, per_class=0), rows
+        return data, replace(settings, batch_size=batch, epochs=1, per_class=0), rows
     assert data.comparisons is not None
     groups = data.comparisons.links(len(data)).groups
     rows = rows[groups[rows] >= 0]
     share = classes / len(np.unique(groups[rows]))  # as many proxies as classes
     names = tuple(map(str, range(groups.max() + 1)))
     grouped = replace(data, labels=groups, class_names=names, by_links=True)
-    return grouped, replace(config, proxies_per_class=share), rows
+    return grouped, replace(settings, proxies_per_class=share), rows
 
 
 def train(
@@ -112,11 +110,11 @@ def train(
     """Train one form and score it."""
     train_rows, test_rows = source.split(fold)
     classes = len(np.unique(source.labels(train_rows)))
-    config = trial_of(source, "proxy-nca", rate, seed=seed, assignment=form.assignment).config
-    data, config, rows = data_of(source, config, form, train_rows, classes)
-    embedder = build_model(config, data)
+    trial = trial_of(source, "proxy-nca", rate, seed=seed, assignment=form.assignment)
+    data, settings, rows = data_of(source, trial.settings, form, train_rows, classes)
+    embedder = build_model(settings, settings.preset, data, side=source.side)
     features = None if source.features is None else source.features[rows]
-    training, feed = prepare(config, data.subset(rows), features, embedder=embedder)
+    training, feed = prepare(settings, embedder, data.subset(rows), features)
     criterion = training.criterion
     assert isinstance(criterion, ProxyLoss)
     steps = len(feed) * training.epochs
@@ -130,7 +128,13 @@ def train(
         if form.start:
             first = torch.as_tensor(kmeans(normalize(embed(rows)), len(first), seed=seed)[0])
         criterion_of = form.other(first.float(), float(criterion.scale or 1), steps)
-        training = build_training(replace(config, dim=embedder.dim), embedder, criterion_of)
+        training = Training.of(
+            settings,
+            training.model,
+            criterion_of,
+            backbone=() if settings.is_fixed else embedder.backbone_parameters(),
+            head=embedder.head.parameters(),
+        )
 
     def measure() -> dict[str, float]:
         embedder.eval()
@@ -158,12 +162,13 @@ def in_use(criterion: nn.Module) -> float:
 
 def at_start(source: Source) -> str:
     """Say which proxies are the closest of some training item before the first step."""
-    config = trial_of(source, "proxy-nca", source.budget.rates[0], assignment="dynamic").config
+    rate = source.budget.rates[0]
+    settings = trial_of(source, "proxy-nca", rate, assignment="dynamic").settings
     rows = source.train_rows
     items = source.collection.subset(rows)
-    embedder = build_model(config, items)
+    embedder = build_model(settings, settings.preset, items, side=source.side)
     features = None if source.features is None else source.features[rows]
-    training, _ = prepare(config, items, features, embedder=embedder)
+    training, _ = prepare(settings, embedder, items, features)
     x = normalize(Encoder(embedder).embed_collection(items))
     assert isinstance(training.criterion, ProxyLoss)
     chosen = training.criterion.assign(x)

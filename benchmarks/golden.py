@@ -101,7 +101,7 @@ def estimator(data: Path, scratch: Path) -> dict[str, Any]:
 
 
 def curve(data: Path, scratch: Path) -> dict[str, Any]:
-    """Return the losses of 60 steps of a head on vectors."""
+    """Return the losses of 60 steps of a head that is trained on vectors."""
     import numpy as np
 
     import nofuss
@@ -113,7 +113,6 @@ def curve(data: Path, scratch: Path) -> dict[str, Any]:
     nofuss.train(
         (vectors.astype(np.float32), labels),
         out=scratch / "run",
-        folds=0,
         epochs=15,
         batch_size=60,
         test_fraction=0.5,
@@ -177,16 +176,12 @@ def features(data: Path, scratch: Path) -> dict[str, Any]:
     """Return the SHA-256 of the features of 200 flowers, and a projection of each."""
     import numpy as np
 
-    from nofuss.config import TrainConfig
+    from benchmarks.worth import features_of
     from nofuss.data.open import open_data
-    from nofuss.model.features import backbone_features
-    from nofuss.training.job import build_model
-    from nofuss.training.presets import resolve
 
     collection = open_data(data / "flowers_20")
     chosen = collection.subset(np.arange(0, len(collection), len(collection) // 200)[:200])
-    config = resolve(TrainConfig(), kind="pictures", small=False)
-    found = backbone_features(build_model(config, chosen), chosen).numpy()
+    found = features_of(chosen).numpy()
     digest = hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
     probe = np.random.default_rng(0).normal(size=found.shape[1]) / 10
     return {"sha256": digest} | {f"picture {i}": float(row @ probe) for i, row in enumerate(found)}

@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 from nofuss.data.collection import Collection
-from nofuss.data.open import open_data
+from nofuss.data.open import TrainingData, open_data
 from nofuss.data.split import split_classes, split_collection
 from nofuss.evaluate import evaluate, recall_at_k
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
+from nofuss.training.criterion import build_criterion
 from nofuss.training.feed import CollectionFeed
-from nofuss.training.job import build_model
+from nofuss.training.loop import Training, train_step
+from nofuss.training.network import build_model
 from nofuss.training.optim import set_rates
-from nofuss.training.presets import resolve
-from nofuss.training.setup import build_criterion, build_training
-from nofuss.training.step import train_step
+from nofuss.training.settings import resolve
 
 METHODS = {  # name → (batch, items a class)
     "proxy-nca": (32, 0),
@@ -47,12 +47,19 @@ def fit(
 ) -> tuple[Embedder, int]:
     """Train for `seconds` of CPU time, loading included; return the model and its steps."""
     batch, per_class = METHODS[method]
-    asked = TrainConfig(
+    asked = Options(
         preset="small", loss=method, lr=rate, head_lr=rate, proxy_lr=10 * rate, seed=seed
     )
-    config = resolve(asked, kind="pictures", small=True)
-    embedder = build_model(config, data)
-    training = build_training(config, embedder, build_criterion(config, data.num_classes))
+    opened = TrainingData(data, None, None, "")
+    embedder = build_model(asked, "small", data, side=opened.side)
+    settings = resolve(asked, opened, embedder.backbone)
+    training = Training.of(
+        settings,
+        embedder,
+        build_criterion(settings, data.num_classes, embedder.dim),
+        backbone=embedder.backbone_parameters(),
+        head=embedder.head.parameters(),
+    )
     feed = CollectionFeed(data, embedder.backbone.preprocessing, batch, per_class, seed=seed)
     embedder.train()
     steps, epoch, start = 0, 0, time.process_time()

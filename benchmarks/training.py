@@ -11,19 +11,19 @@ from pathlib import Path
 from torch import nn
 
 from benchmarks.timing import Growth, Row, interleaved
-from nofuss.config import Preprocessing, TrainConfig
+from nofuss.config import Options, Preprocessing, Settings
 from nofuss.data.collection import Collection
 from nofuss.data.loader import Batch
-from nofuss.data.open import open_data
+from nofuss.data.open import TrainingData, open_data
 from nofuss.data.split import split_collection
 from nofuss.model.activations import activations_of
+from nofuss.model.embedder import Embedder
 from nofuss.model.stages import Top, fixed_count, freeze_first
+from nofuss.training.criterion import build_criterion
 from nofuss.training.feed import ActivationFeed, CollectionFeed
-from nofuss.training.job import build_model
-from nofuss.training.loop import Feed, Training, run_loop
-from nofuss.training.presets import resolve
-from nofuss.training.setup import build_criterion, build_training
-from nofuss.training.step import train_step
+from nofuss.training.loop import Feed, Training, run_loop, train_step
+from nofuss.training.network import apply_settings, build_model
+from nofuss.training.settings import resolve
 
 
 class First:
@@ -48,19 +48,17 @@ def rows(*, quick: bool) -> Iterator[Row]:
         print("training: $NOFUSS_DATA names no CUB_200_2011; skipped")
         return
     steps = 4 if quick else 12
-    config = resolve(
-        TrainConfig(preset="finetune", unfreeze="all", dim=512, schedule="constant"),
-        kind="pictures",
-        small=False,
-    )
+    options = Options(preset="finetune", unfreeze="all", dim=512, schedule="constant")
     collection = open_data(folder)
-    embedder = build_model(config, collection)
+    embedder = build_model(options, "finetune", collection)
+    settings = resolve(options, TrainingData(collection, None, None, ""), embedder.backbone)
+    apply_settings(settings, embedder)
     preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
     data = collection.subset(split_collection(collection)[0])
-    criterion: nn.Module = build_criterion(config, data.num_classes)
-    training: Training = build_training(config, embedder, criterion)
-    feed = First(CollectionFeed(data, preprocessing, int(config.batch_size or 32)), steps)
+    criterion = build_criterion(settings, data.num_classes, embedder.dim)
+    training = training_of(settings, embedder, embedder, criterion)
+    feed = First(CollectionFeed(data, preprocessing, settings.batch_size), steps)
     held = list(feed(0, 0))
     embedder.train()
 
@@ -76,7 +74,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
         for _ in feed(0, 0):
             pass
 
-    last_stages = kept_steps(config, data, preprocessing, steps)
+    last_stages = kept_steps(settings, data, preprocessing, steps)
     timed: dict[str, Callable[[], object]] = {
         "bare": bare,
         "epoch": epoch,
@@ -84,7 +82,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
         "last stages": last_stages,
     }
     seconds = interleaved(timed, repeats=3)
-    case = f"CUB, EfficientNet-Lite0, batch {config.batch_size}, {preprocessing.size} px"
+    case = f"CUB, EfficientNet-Lite0, batch {settings.batch_size}, {preprocessing.size} px"
     limit = seconds["bare"]
     yield Row("training", case, "limit: the bare step on batches in memory", limit, limit, nan)
     yield Row(
@@ -95,17 +93,30 @@ def rows(*, quick: bool) -> Iterator[Row]:
     yield Row("training", case, part, seconds["last stages"], limit, nan, bar=0.3)
 
 
+def training_of(
+    settings: Settings, embedder: Embedder, model: nn.Module, criterion: nn.Module
+) -> Training:
+    """Return a training of the embedder's parameters by the model that holds them."""
+    return Training.of(
+        settings,
+        model,
+        criterion,
+        backbone=embedder.backbone_parameters(),
+        head=embedder.head.parameters(),
+    )
+
+
 def kept_steps(
-    config: TrainConfig, data: Collection, preprocessing: Preprocessing, steps: int
+    settings: Settings, data: Collection, preprocessing: Preprocessing, steps: int
 ) -> Callable[[], None]:
     """Return a function that trains the last stages on as many batches, read from the cache."""
-    embedder = build_model(config, data)
+    embedder = build_model(settings, settings.preset, data)
     freeze_first(embedder, "2")
     fixed = fixed_count(embedder.backbone, "2")
-    criterion = build_criterion(config, data.num_classes)
-    training = build_training(config, Top(embedder, fixed), criterion)
+    criterion = build_criterion(settings, data.num_classes, embedder.dim)
+    training = training_of(settings, embedder, Top(embedder, fixed), criterion)
     kept = activations_of(embedder, fixed, data, views=1, augmented=True)
-    batches = CollectionFeed(data, preprocessing, int(config.batch_size or 32))
+    batches = CollectionFeed(data, preprocessing, settings.batch_size)
     feed = First(ActivationFeed(batches, kept), steps)
     for _ in feed(0, 0):  # computed and written here
         pass

@@ -44,13 +44,12 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
 
     Only the module of that command is imported. The name is empty for --help and --version.
     """
-    name, given = argv[0], set[str]()
+    name = argv[0]
     if not name.startswith("-") and name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS)
 
     def look(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         for argument in (each for each in arguments if each.tokens):
-            given.add(argument.field_info.name)
             if int in (argument.hint, *get_args(argument.hint)):
                 for token in argument.tokens:  # cyclopts would round 2.5
                     if not re.fullmatch(r"[+-]?\d+", token.value):
@@ -63,15 +62,14 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
         app[name].help = None  # its docstring says more than the table
         app[name].usage = _usage(name, app[name].assemble_argument_collection())
     try:
-        command, bound, ignored = app.parse_args(
+        command, bound, _ = app.parse_args(
             argv, console=_page(), exit_on_error=False, print_error=False
         )
     except CycloptsError as error:
         message = " ".join(str(error).replace("Unused Tokens", "surplus arguments").split())
         hint = "" if message.endswith("?") else ";"
         raise UsageError(f"{message.rstrip('.')}{hint} see nofuss {name} --help") from None
-    more = {"given": frozenset(given)} if "given" in ignored else {}
-    call = partial(command, *bound.args, **bound.kwargs, **more)
+    call = partial(command, *bound.args, **bound.kwargs)
     return name if command.__module__.startswith("nofuss.") else "", call
 
 

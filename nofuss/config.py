@@ -1,14 +1,15 @@
-"""Frozen dataclasses that describe a run; each is saved as JSON and read back.
+"""Frozen dataclasses that describe a run, and how they become JSON and are read back.
 
-`TrainConfig` is also the command line of `nofuss train`: a field is a flag, its docstring the
-help. A field left at None is filled by the preset, which is chosen by the data.
+`Options` is what a user may ask of training: the keywords of `nofuss.train` and, each field a flag
+and its docstring the help, the command line of `nofuss train`. `training/settings.py` makes
+`Settings` of it, once, by the preset, the data and the backbone.
 """
 
 import dataclasses
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -49,6 +50,7 @@ class Preprocessing:
         return replace(self, size=self.train_size or self.size)
 
 
+T = TypeVar("T")
 Precision = Literal["fp32", "bf16"]
 NAMED_DATA = ("han",)  # a word instead of a path
 
@@ -62,6 +64,12 @@ _COMMON = Group("Common options", sort_key=1)
 _FURTHER = Group("Further options", sort_key=2)
 _PAPER = Group("Options of the paper and its experiments", sort_key=3)
 _BY_PRESET = "by the preset"
+Preset = Literal["frozen", "finetune", "small", "vectors", "paper"]
+Head = Literal["auto", "untrained", "closed-form", "trained"]
+Assignment = Literal["static", "dynamic", "balanced"]
+Start = Literal["random", "pca", "whitened"]
+OptimizerName = Literal["adam", "adamw", "rmsprop"]
+Schedule = Literal["cosine", "ramp", "constant"]
 
 
 def _flag(group: Group, metavar: str | None = None, default: str | None = None) -> Parameter:
@@ -75,8 +83,8 @@ _SWITCH = Parameter(negative_bool="no-")
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class TrainConfig:
-    """Learn a distance from labelled data and try it on classes never seen."""
+class Options:
+    """What a user may ask of training; None, or False of a switch, is not asked."""
 
     data: Annotated[Path | None, Parameter(parse=False)] = None
     """The data; on the command line the argument DATA."""
@@ -85,8 +93,9 @@ class TrainConfig:
     epochs: Annotated[int | None, _flag(_COMMON, "N", _BY_PRESET)] = None
     """Passes over the training set; 0 keeps the head at its start."""
     preset: Annotated[
-        Literal["auto", "frozen", "finetune", "small", "vectors", "paper"], _flag(_COMMON)
-    ] = "auto"
+        Literal["auto", "frozen", "finetune", "small", "vectors", "paper"] | None,
+        _flag(_COMMON, default="auto"),
+    ] = None
     """Settings that go together. auto chooses by the data: frozen for photographs (the backbone is
     fixed, its features are computed once), small for small pictures, vectors for vectors. finetune
     also trains the last stages of the network; paper trains all of it as the paper does."""
@@ -99,9 +108,9 @@ class TrainConfig:
     ] = None
     """Fraction of the classes kept out of training, for the scores at the end; 0 trains on all. On
     fixed features the default trains on all classes and scores by folds."""
-    seed: Annotated[int, _flag(_COMMON, "N")] = 0
+    seed: Annotated[int | None, _flag(_COMMON, "N", "0")] = None
     """Seed for the split, the order, the augmentation and the initial weights."""
-    device: Annotated[str, _flag(_COMMON, "NAME")] = "auto"
+    device: Annotated[str | None, _flag(_COMMON, "NAME", "auto")] = None
     """Where to compute: cpu, cuda, cuda:1 or another of torch's; auto: a GPU if there is one."""
     resume: Annotated[bool, _flag(_COMMON)] = False
     """Resume the run in --out where it was interrupted."""
@@ -124,9 +133,10 @@ class TrainConfig:
     mirror: Annotated[bool | None, _flag(_FURTHER, default=_BY_PRESET), _SWITCH] = None
     """Average the features of each picture that is searched or scored with those of its mirror
     image: better neighbours for twice the time per picture. Not for characters."""
-    folds: Annotated[int | None, _flag(_FURTHER, "N", _BY_PRESET)] = None
-    """Fixed features: folds of the training classes on which the start is chosen and training has
-    to prove its gain; 0 skips both and always trains."""
+    head: Annotated[Head | None, _flag(_FURTHER, default="auto")] = None
+    """Fixed features: what becomes of them. auto: the closed form, or the untrained features where
+    folds of the classes find it worse. trained: the closed form, then trained with the loss; that
+    is also what --loss, --epochs and other options of training mean."""
     unfreeze: Annotated[str | None, _flag(_FURTHER, "N|all", _BY_PRESET)] = None
     """With --preset finetune: how many of the network's last stages are trained, on cached
     activations. all: the whole network, without cached activations."""
@@ -147,21 +157,21 @@ class TrainConfig:
     """Trainable backbones: fraction of the training classes held out to watch training; 0: none."""
     allow_shared: Annotated[bool, _flag(_FURTHER)] = False
     """Accept data whose own split has the same classes in training and test."""
-    rerank: Annotated[Literal["auto", "none"], _flag(_FURTHER)] = "auto"
+    rerank: Annotated[Literal["auto", "none"] | None, _flag(_FURTHER, default="auto")] = None
     """auto: search re-ranks what it finds by the neighbours of its neighbours, if held-out classes
     gain by it. none: search by distance alone."""
-    precision: Annotated[Precision, _flag(_FURTHER)] = "fp32"
+    precision: Annotated[Precision | None, _flag(_FURTHER, default="fp32")] = None
     """What the network computes in; bf16 is for GPUs. Weights and losses stay in fp32."""
-    num_workers: Annotated[int, _flag(_FURTHER, "N")] = 0
+    num_workers: Annotated[int | None, _flag(_FURTHER, "N", "0")] = None
     """Threads that prepare batches in advance."""
     tensorboard: Annotated[Path | None, _flag(_FURTHER, "PATH")] = None
     """Also write losses and scores to PATH/NAME of the run, for TensorBoard."""
 
-    loss: Annotated[str, _flag(_PAPER, "NAME")] = "proxy-nca"
+    loss: Annotated[str | None, _flag(_PAPER, "NAME", "proxy-nca")] = None
     """The loss that training minimizes: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
     proxy-anchor, soft-triple; or over pairs of items, without proxies: nca, triplet, semi-hard,
     lifted, n-pairs, clustering."""
-    assignment: Annotated[Literal["static", "dynamic", "balanced"], _flag(_PAPER)] = "static"
+    assignment: Annotated[Assignment | None, _flag(_PAPER, default="static")] = None
     """How an item finds its proxy, the learned point that stands for its class. static: by its
     label. dynamic: the closest one, so that no labels are needed. balanced: each label, or group of
     items that triplets or pairs link, takes the closest one of those least used, and keeps it."""
@@ -172,64 +182,111 @@ class TrainConfig:
     count, with a smaller one all of them do (the factor of the cosine; 2·N_x·N_p in the paper)."""
     free_norms: Annotated[bool, _flag(_PAPER)] = False
     """Let the lengths of embeddings and proxies be learned too, as the paper does, in place of
-    --scale."""
+    --scale; vectors are scaled to length 1 afterwards. --preset paper does so unless --scale is
+    given."""
     proxy_lr: Annotated[float | None, _flag(_PAPER, "X", _BY_PRESET)] = None
     """Learning rate of the proxies."""
     per_class: Annotated[int | None, _flag(_PAPER, "N", "by the loss")] = None
     """Items of a class in a batch, for losses over pairs; 0 shuffles."""
-    start: Annotated[
-        Literal["random", "pca", "whitened"] | None, _flag(_PAPER, default=_BY_PRESET)
-    ] = None
-    """Where the head starts. whitened: directions in which items of a class differ count less,
-    then the principal components, with proxies at the class means. pca: the principal components
-    alone."""
-    untrained: Annotated[bool, _flag(_PAPER)] = False
-    """Keep the backbone's features as they are, or with --dim their principal components."""
-    shrinkage: Annotated[float | None, _flag(_PAPER, "X", "chosen on folds")] = None
-    """With --start whitened: 0 trusts the measured differences within classes, 1 ignores them and
-    treats all directions alike (α)."""
-    center: Annotated[bool | None, _flag(_PAPER, default="chosen on folds"), _SWITCH] = None
-    """Subtract what all pictures have in common, the average of their features, before anything
-    else."""
-    root: Annotated[bool | None, _flag(_PAPER, default="chosen on folds"), _SWITCH] = None
-    """Take the square root of each feature, so that a few very large ones do not dominate
-    (sign(x)·√|x|, Perronnin et al. 2010)."""
-    optimizer: Annotated[
-        Literal["adam", "adamw", "rmsprop"] | None, _flag(_PAPER, default=_BY_PRESET)
-    ] = None
+    start: Annotated[Start | None, Parameter(parse=False)] = None
+    """Where the head starts, for the paper's experiments: whitened is the closed form."""
+    optimizer: Annotated[OptimizerName | None, _flag(_PAPER, default=_BY_PRESET)] = None
     """The optimizer of all parameters."""
-    schedule: Annotated[
-        Literal["exponential", "cosine", "ramp", "constant"] | None,
-        _flag(_PAPER, default=_BY_PRESET),
-    ] = None
-    """exponential: all learning rates times 0.94 per epoch, as we read the paper. cosine: down to
-    zero. ramp: the same, after a rise within the first epoch."""
+    schedule: Annotated[Schedule | None, _flag(_PAPER, default=_BY_PRESET)] = None
+    """Of all learning rates. cosine: down to zero. ramp: the same, after a rise within the first
+    epoch."""
     warmup: Annotated[int | None, _flag(_PAPER, "N", _BY_PRESET)] = None
     """Epochs in which only head and proxies are trained."""
     freeze_batch_norm: Annotated[bool | None, _flag(_PAPER, default=_BY_PRESET), _SWITCH] = None
     """Keep the batch-norm statistics of the backbone fixed."""
 
+    def asked(self) -> dict[str, Any]:
+        """Return what was asked, by name."""
+        values = ((f.name, f.default, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return {name: value for name, default, value in values if value is not default}
 
-def to_json(config: Any) -> dict[str, Any]:
-    """A dataclass as a dict that JSON can hold; paths become strings."""
-    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(config).items()}
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is made with, resolved from `Options` (which says what each field means).
+
+    None of `dim`, `epochs`, `head_lr` and `proxy_lr` of a head on fixed features: by folds, or by
+    the number of steps. None of `scale`: the loss's own. None of `test_fraction`: the data's split.
+    """
+
+    preset: Preset
+    backbone: str
+    start: Start
+    head: Head
+    loss: str
+    assignment: Assignment
+    proxies_per_class: float
+    optimizer: OptimizerName
+    schedule: Schedule
+    batch_size: int
+    lr: float
+    per_class: int
+    data: Path | None = None
+    out: Path | None = None
+    class_level: int | None = None
+    label_pattern: str | None = None
+    corrections: Path | None = None
+    weights: Path | None = None
+    dim: int | None = None
+    size: int | None = None
+    train_size: int | None = None
+    mirror: bool = False
+    unfreeze: str | None = None
+    lora: int | None = None
+    views: int = 1
+    scale: float | None = None
+    free_norms: bool = False
+    epochs: int | None = None
+    head_lr: float | None = None
+    proxy_lr: float | None = None
+    weight_decay: float = 0.0
+    warmup: int = 0
+    freeze_batch_norm: bool = False
+    test_fraction: float | None = None
+    val_fraction: float = 0.0
+    allow_shared: bool = False
+    seed: int = 0
+    device: str = "auto"
+    precision: Precision = "fp32"
+    num_workers: int = 0
+    rerank: Literal["auto", "none"] = "auto"
+    tensorboard: Path | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether only a head is fitted, on features that stay as they are."""
+        return self.preset in ("frozen", "vectors")
 
 
-def read_config(values: dict[str, Any], *, where: Path) -> TrainConfig:
-    """The configuration that `to_json` wrote; a name or a type it does not know is refused."""
-    fields = {field.name for field in dataclasses.fields(TrainConfig)}
-    known = {key: value for key, value in values.items() if key in fields}
-    surplus = sorted(values.keys() - fields - {"fingerprint"})
+def to_json(obj: Any) -> dict[str, Any]:
+    """Return a dataclass as a dict that JSON can hold; paths become strings."""
+    return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(obj).items()}
+
+
+def from_json(cls: type[T], values: dict[str, Any], *, where: Path) -> T:
+    """Return the dataclass that `to_json` wrote; RunError names a field that can't be it."""
+    hints = get_type_hints(cls)
+    surplus = sorted(values.keys() - hints.keys())
     if surplus:
         names = ", ".join(repr(name)[1:-1] for name in surplus[:5])
         raise RunError(f"{where} has settings of another version: {names}")
-    hints = get_type_hints(TrainConfig)
-    for name, value in known.items():
-        if Path in get_args(hints[name]) and isinstance(value, str):
-            known[name] = Path(value)
-        elif not fits(value, hints[name]):
+    found = {}
+    for name, value in values.items():
+        is_path = Path in get_args(hints[name]) and isinstance(value, str)
+        found[name] = Path(value) if is_path else value
+        if not is_path and not fits(value, hints[name]):
             raise RunError(f"{where}: {name} is {value!r:.60}, which it can't be; restore the file")
-    return TrainConfig(**known)
+    try:
+        return cls(**found)
+    except TypeError:
+        required = (f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING)  # type: ignore[arg-type]
+        missing = ", ".join(name for name in required if name not in found)
+        raise RunError(f"{where} lacks {missing}; restore it") from None
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -249,24 +306,22 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "num_workers": (0, 1025),
     **dict.fromkeys(("lr", "head_lr", "proxy_lr", "weight_decay"), (0, float("inf"))),
     **dict.fromkeys(("test_fraction", "val_fraction"), (0, 1)),
-    "shrinkage": (0, 1.0000001),
-    "folds": (0, 65),
     "size": (16, 4096),
     "train_size": (16, 4096),
     "class_level": (1, 65),
 }
 
 
-def check_limits(config: TrainConfig) -> None:
+def check_limits(asked: Options | Settings) -> None:
     """Refuse words and numbers that make no sense; the loss checks its scale and its proxies."""
-    for name, hint in get_type_hints(TrainConfig).items():
+    for name, hint in get_type_hints(type(asked)).items():
         kinds = (part for part in (hint, *get_args(hint)) if get_origin(part) is Literal)
         choices = [word for kind in kinds for word in get_args(kind)]
-        value = getattr(config, name)
+        value = getattr(asked, name)
         if choices and value not in (None, *choices):
             raise unknown_name(name, str(value), choices)
     for name, (least, below) in _LIMITS.items():
-        value = getattr(config, name)
+        value = getattr(asked, name)
         if value is not None and not least <= value < below:
             upper = f" and below {below:.10g}" if below < float("inf") else ""
             words = f"--{name.replace('_', '-')} is {value}; expected a number from {least:g} up"

@@ -1,6 +1,5 @@
 """`ProxyEmbedding`: the paper on vectors, as a scikit-learn transformer."""
 
-from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -10,33 +9,36 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
 
-from nofuss.config import TrainConfig
+from nofuss.config import Options, Settings
 from nofuss.data.collection import compact_labels
-from nofuss.data.readers.arrays import check_vectors
+from nofuss.data.open import TrainingData
+from nofuss.data.readers.arrays import check_vectors, from_arrays
 from nofuss.errors import NofussError, in_python
 from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import as_tensor, normalize
-from nofuss.model.start import signed_root
-from nofuss.training.choice import fit_head
-from nofuss.training.presets import head_dim, resolve
-from nofuss.training.setup import check_loss, items_per_class
+from nofuss.model.backbones import build_backbone
+from nofuss.model.whitening import signed_root
+from nofuss.training.criterion import check_loss
+from nofuss.training.head import fit_head
+from nofuss.training.settings import head_dim, resolve
 
 
 class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A linear embedding of vectors, learned with proxies, for classes not seen in training.
 
-    `fit(X, y)` whitens X within classes, trains from there with proxies at the class means, and
-    keeps whichever of the two finds classes better that were held out in turn (`choice_` says which
-    and why); `transform(X)` gives unit vectors; `score(X, y)` is Recall@1, each item searched among
-    the others. Meant for embeddings of other models (CLIP, DINO, text): a better metric in seconds.
+    `fit(X, y)` whitens X within classes and emphasises the span of ridge-regression proxies, by a
+    recipe that finds classes best that were held out in turn, or keeps X as it is where that is
+    significantly better (`choice_` says which and why); `transform(X)` gives unit vectors;
+    `score(X, y)` is Recall@1, each item searched among the others. Meant for embeddings of other
+    models (CLIP, DINO, text): a better metric in seconds.
 
     dim: size of the embedding. None takes at most 512, or fewer where the folds prefer that; the
         features are kept in all their dimensions where they are better as they are.
-    loss: a name that `nofuss train --loss` takes.
-    folds: folds of the classes on which the start is chosen and training has to prove itself;
-        0 chooses nothing and always trains.
-    epochs: passes over X; 0 keeps the closed form. None, as for batch_size, head_lr, proxy_lr and
-        scale, follows from the data as in `nofuss train`.
+    head: "auto" as above; "untrained", "closed-form", or "trained": the closed form, trained on
+        with proxies at the class means. A loss, epochs, batch_size, head_lr, proxy_lr or scale that
+        is not None asks for training too; None follows from the data as in `nofuss train`.
+    loss: a name that `nofuss train --loss` takes; None is "proxy-nca".
+    epochs: passes over X; 0 keeps the closed form.
     random_state: seed of the order of items.
     """
 
@@ -44,8 +46,8 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self,
         dim: int | None = None,
         *,
-        loss: str = "proxy-nca",
-        folds: int = 4,
+        head: str = "auto",
+        loss: str | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
         head_lr: float | None = None,
@@ -54,8 +56,8 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         random_state: Any = 0,
     ) -> None:
         self.dim = dim
+        self.head = head
         self.loss = loss
-        self.folds = folds
         self.epochs = epochs
         self.batch_size = batch_size
         self.head_lr = head_lr
@@ -70,19 +72,20 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         labels, self.classes_ = compact_labels(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y has {len(self.classes_)} class; a distance needs two or more")
-        config = self._checked(X, len(self.classes_))
-        self.choice_, head = fit_head(config, as_tensor(X), torch.from_numpy(labels))
-        self.components_: NDArray[np.float32] = head.weight.numpy()
-        self.intercept_: NDArray[np.float32] = head.bias.numpy()
+        settings = self._checked(X, labels)
+        fit = fit_head(as_tensor(X), torch.from_numpy(labels), settings, compare=False)
+        self.choice_ = fit.choice
+        self.components_: NDArray[np.float32] = fit.head.weight.numpy()
+        self.intercept_: NDArray[np.float32] = fit.head.bias.numpy()
         self._n_features_out = len(self.components_)
         return self
 
-    def _checked(self, X: NDArray[np.float32], classes: int) -> TrainConfig:
+    def _checked(self, X: NDArray[np.float32], labels: NDArray[np.int64]) -> Settings:
         """Return the settings; ValueError if they, or the numbers in X, can't be trained with."""
-        asked = TrainConfig(
+        asked = Options(
             dim=self.dim,
+            head=None if self.head == "auto" else self.head,  # type: ignore[arg-type]
             loss=self.loss,
-            folds=self.folds,
             epochs=self.epochs,
             batch_size=self.batch_size,
             head_lr=self.head_lr,
@@ -92,11 +95,15 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         )
         try:
             check_vectors(X, name="X")
-            config = resolve(asked, kind="vectors", small=False)
-            check_loss(replace(config, dim=head_dim(config, X.shape[1])), classes)
+            data = TrainingData(
+                from_arrays({"vectors": X, "labels": labels}, name="X"), None, None, ""
+            )
+            width = X.shape[1]
+            settings = resolve(asked, data, build_backbone("identity", channels=width))
+            check_loss(settings, int(labels.max()) + 1, head_dim(settings, width))
         except NofussError as error:
             raise ValueError(in_python(str(error))) from None
-        return replace(config, per_class=items_per_class(config))
+        return settings
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Unit vectors (N, dim)."""

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save
 
 from nofuss import __version__
 from nofuss.cli import COMMANDS, main, parse
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 from nofuss.model.saved import model_files
 from tests.running import command, every_step, started
 
@@ -221,23 +221,23 @@ def test_version_and_no_words(nofuss: Call) -> None:
 
 
 def setting(*words: str) -> dict[str, Any]:
-    """What a command line of `nofuss train` gives."""
+    """What a command line of `nofuss train` asks for, but for its data."""
     name, call = parse(["train", *words])
     assert name == "train"
-    given: dict[str, Any] = dict.fromkeys(call.keywords["given"])
-    config = call.keywords.get("config", TrainConfig(data=None))
-    return given | {name: getattr(config, name) for name in given if name != "data"}
+    options: Options = call.keywords.get("options", Options())
+    return options.asked()
 
 
 def test_a_setting_is_given_even_with_its_default() -> None:
     """A resumed run must know what was said: `--seed 0` is not the same as no word of it."""
     assert setting() == {}
-    given = setting("photos", "--seed", "0", "--out=run")
-    assert given == {"data": None, "seed": 0, "out": Path("run")}
+    given = setting("photos", "--seed", "0", "--out=run", "--preset", "auto")
+    assert given == {"seed": 0, "out": Path("run"), "preset": "auto"}
 
 
 def test_a_switch_is_on_off_or_not_given() -> None:
-    assert setting("--mirror", "--no-center") == {"mirror": True, "center": False}
+    assert setting("--no-mirror") == {"mirror": False}
+    assert setting("--mirror", "--free-norms") == {"mirror": True, "free_norms": True}
     assert setting("--no-freeze-batch-norm", "--seed", "3")["freeze_batch_norm"] is False
     assert setting("--resume") == {"resume": True}
 
@@ -278,8 +278,18 @@ def test_settings_come_in_three_groups(nofuss: Call) -> None:
     flags += ["─ Options of the paper and its experiments", "--scale X"]
     places = [page.index(flag) for flag in flags]
     assert places == sorted(places)
-    for field in dataclasses.fields(TrainConfig):
-        assert f" --{field.name.replace('_', '-')}" in page or field.name == "data"
+    for field in dataclasses.fields(Options):
+        is_flag = field.name not in ("data", "start")  # an argument, and for the experiments alone
+        assert (f" --{field.name.replace('_', '-')} " in page) == is_flag, field.name
+
+
+@pytest.mark.parametrize(
+    "flag", ["--untrained", "--folds 0", "--shrinkage 0.5", "--center", "--root", "--start pca"]
+)
+def test_what_folds_decide_has_no_flag(flag: str, nofuss: Call, home: Path) -> None:
+    outcome = nofuss("train", home / "vectors.npz", "--out", "run", *flag.split())
+    assert flag.split()[0] in one_line(outcome, 2)
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
@@ -364,7 +374,7 @@ def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> N
 def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -> None:
     """With the scores that stand beside every trained run."""
     words = ("train", home / "vectors.npz", "--test-fraction", 0.5, "--out")
-    assert nofuss(*words, "whole", "--untrained").code == 0
+    assert nofuss(*words, "whole", "--head", "untrained").code == 0
     scores = json.loads(Path("whole/scores.json").read_text())
     beside = scores["baselines"]["untrained features, 20-d"]
     assert (scores["recall@1"], scores["map@r"]) == (beside["recall@1"], beside["map@r"])
@@ -372,39 +382,67 @@ def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -
     gain, low, high = scores["gain"]["recall@1"]
     assert gain == 0
     assert low == -high
-    assert nofuss(*words, "few", "--untrained", "--dim", 4).code == 0
+    assert nofuss(*words, "few", "--head", "untrained", "--dim", 4).code == 0
     scores = json.loads(Path("few/scores.json").read_text())
     assert scores["map@r"] == pytest.approx(scores["baselines"]["their PCA, 4-d"]["map@r"])
-    assert nofuss("train", home / "vectors.npz", "--untrained", "--out", "folds").code == 0
+    assert nofuss("train", home / "vectors.npz", "--head", "untrained", "--out", "folds").code == 0
     assert json.loads(Path("folds/scores.json").read_text())["folds"] == 4
-    assert "drop --epochs" in one_line(nofuss(*words, "no", "--untrained", "--epochs", 3), 2)
+    refused = nofuss(*words, "no", "--head", "untrained", "--epochs", 3)
+    assert "--epochs needs a head that is trained" in one_line(refused, 2)
 
 
 def test_no_epochs_keep_the_closed_form(nofuss: Call, home: Path) -> None:
     done = nofuss("train", home / "vectors.npz", "--epochs", 0, "--out", "run")
     assert done.code == 0, done.err
-    assert "kept: the closed form in 20 dimensions (80 bytes an item)" in done.out
+    assert "kept: closed form, 20 dimensions (80 bytes per item), shrinkage" in done.out
     assert '"nothing like this"' in done.out
     assert not Path("run/checkpoints").exists()
     choice = json.loads(Path("run/choice.json").read_text())["choice"]
     assert choice["kept"] == "closed form"
-    resumed = nofuss("train", "--out", "run", "--resume")
-    assert resumed.code == 0, resumed.err
-    assert "choosing" not in resumed.out  # it knows
 
 
-def test_a_resumed_run_remembers_its_choice(nofuss: Call, home: Path) -> None:
+def contents(run: Path) -> dict[Path, tuple[int, bytes]]:
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_a_finished_run_has_nothing_left_to_do(with_data: bool, nofuss: Call, home: Path) -> None:
     words = ("train", home / "vectors.npz", "--epochs", 2, "--dim", 4, "--out", "run")
     assert nofuss(*words).code == 0
-    model = Path("run/model/model.json").read_bytes()
-    weights = model_files(Path("run/model"))[1].read_bytes()
-    choice = Path("run/choice.json").read_bytes()
-    for content in (choice, b"{}"):  # as it was, and damaged: found again, the same
-        Path("run/choice.json").write_bytes(content)
-        assert nofuss("train", "--out", "run", "--resume").code == 0
-        assert Path("run/choice.json").read_bytes() == choice
-        assert Path("run/model/model.json").read_bytes() == model
-        assert model_files(Path("run/model"))[1].read_bytes() == weights
+    before = contents(Path("run/model")) | contents(Path("run/checkpoints"))
+    scores = contents(Path("run"))[Path("run/scores.json")]
+    data = (home / "vectors.npz",) if with_data else ()
+    resumed = nofuss("train", *data, "--out", "run", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert "run is finished; nothing is left to do" in resumed.out
+    assert "epoch" not in resumed.out
+    assert contents(Path("run/model")) | contents(Path("run/checkpoints")) == before
+    assert contents(Path("run"))[Path("run/scores.json")] == scores
+
+
+@pytest.mark.parametrize("flags", ["--epochs 2 --dim 4", "--dim 4", "--test-fraction 0.5"])
+def test_a_run_that_ended_before_its_report_resumes_to_the_same_bits(
+    flags: str, nofuss: Call, home: Path
+) -> None:
+    """Killed after training, whatever had been written by then: all of it is found again."""
+    assert nofuss("train", home / "vectors.npz", "--out", "run", *flags.split()).code == 0
+    run = Path("run")
+    names = ("model/model.json", "choice.json", "scores.json")
+    whole = {name: (run / name).read_bytes() for name in names}
+    weights = model_files(run / "model")[1].read_bytes()
+    for lost in (["report.html"], ["report.html", "scores.json", "choice.json"], None):
+        if lost is None:
+            (run / "report.html").unlink()
+            shutil.rmtree(run / "model")
+            (run / "choice.json").write_text("{")  # cut off
+        for name in lost or ():
+            (run / name).unlink()
+        resumed = nofuss("train", "--out", "run", "--resume")
+        assert resumed.code == 0, resumed.err
+        assert "nothing is left to do" not in resumed.out
+        assert {name: (run / name).read_bytes() for name in names} == whole
+        assert model_files(run / "model")[1].read_bytes() == weights
+        assert (run / "report.html").is_file()
 
 
 def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
@@ -452,6 +490,7 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     assert shown.code == 0
     assert json.loads(shown.out)["recall@1"] == first["recall@1"]
     assert "data differ" in shown.err
+    Path("run/report.html").unlink()  # a finished run has nothing left to do
     assert "data differ" in one_line(nofuss("train", "--out", "run", "--resume"), 2)
 
 
@@ -587,14 +626,12 @@ def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
         "--batch-size 1",
         "--dim 500",
         "--test-fraction 0",
-        "--folds 0",
         "--test-fraction 0.01",
-        "--start random",
         "--loss n-pairs --per-class 3",
         "--loss proxy-anchor --optimizer adamw --schedule constant",
         "--assignment dynamic --proxies-per-class 2",
         "--proxies-per-class 0.5",
-        "--free-norms --optimizer rmsprop --schedule exponential",
+        "--free-norms --optimizer rmsprop --schedule ramp",
     ],
 )
 def test_odd_settings_that_work(flags: str, nofuss: Call, home: Path) -> None:
@@ -685,7 +722,7 @@ def test_a_full_disk(nofuss: Call, home: Path, uninterrupted: dict[str, bytes]) 
 
 
 def test_resume_with_other_settings_and_data(nofuss: Call, home: Path) -> None:
-    words = ("--out", "run", "--epochs", 1, "--folds", 0)
+    words = ("--out", "run", "--epochs", 1)
     assert nofuss("train", home / "vectors.npz", *words).code == 0
     resume = ("train", "--out", "run", "--resume")
     assert "dim None → 8" in one_line(nofuss(*resume, "--dim", 8), 2)
@@ -696,6 +733,8 @@ def test_resume_with_other_settings_and_data(nofuss: Call, home: Path) -> None:
     Path("moved").mkdir()
     moved = shutil.copy(home / "vectors.npz", "moved")
     assert nofuss("train", moved, *resume[1:]).code == 0  # the same data, elsewhere
+    kept = json.loads(Path("run/config.json").read_text())["data"]
+    assert Path(kept) == Path(moved).absolute()
 
 
 def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> None:
@@ -703,14 +742,14 @@ def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> Non
     x[7] = 1e15  # as large as is taken; the square of what free norms make of it is not finite
     np.savez("x.npz", vectors=x, labels=np.repeat(np.arange(6), 10))
     outcome = nofuss(
-        "train", "x.npz", "--out", "run", "--test-fraction", 0, "--free-norms", "--start", "random",
-        "--batch-size", 10, "--head-lr", 1e15,
+        "train", "x.npz", "--out", "run", "--test-fraction", 0, "--free-norms",
+        "--batch-size", 10, "--head-lr", 1e25,
     )  # fmt: skip
     line = one_line(outcome, 1)
     assert "non_finite_batch.txt" in line
     names = Path("run/non_finite_batch.txt").read_text().splitlines()
-    assert "row 7" in names
     assert len(names) == 10
+    assert all(name.startswith("row ") for name in names)
 
 
 def test_odd_names(nofuss: Call, home: Path, tmp_path: Path) -> None:

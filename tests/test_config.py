@@ -1,153 +1,111 @@
-"""Configurations: through JSON and back, presets, refusals."""
+"""Configurations: through JSON and back, limits, and what is no configuration."""
 
 import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nofuss.config import Preprocessing, TrainConfig, read_config, to_json
+from nofuss.config import (
+    Options,
+    Preprocessing,
+    Settings,
+    check_limits,
+    fits,
+    from_json,
+    to_json,
+)
 from nofuss.errors import RunError, UsageError
-from nofuss.training.presets import PRESETS, check_limits, resolve
 
 WHERE = Path("run/config.json")
-# What folds, the features or the number of items decide where the head has a closed form.
-CHOSEN = {"dim", "root", "center", "shrinkage", "epochs", "head_lr", "proxy_lr", "val_fraction"}
-# What a loss, a data set or nobody in particular decides, not the preset.
-OPEN = {
-    "class_level",
-    "label_pattern",
-    "shrinkage",
-    "data",
-    "corrections",
-    "out",
-    "weights",
-    "scale",
-    "size",
-    "per_class",
-    "test_fraction",
-    "tensorboard",
-    "lora",
-    "unfreeze",
-    "views",
-    "train_size",
+LEAST: dict[str, Any] = {
+    "preset": "vectors",
+    "backbone": "identity",
+    "start": "whitened",
+    "head": "auto",
+    "loss": "proxy-nca",
+    "assignment": "static",
+    "proxies_per_class": 1.0,
+    "optimizer": "adam",
+    "schedule": "cosine",
+    "batch_size": 128,
+    "lr": 0.0,
+    "per_class": 0,
 }
+"""The settings that no default fills in."""
 
 
-def through_json(config: TrainConfig) -> TrainConfig:
-    return read_config(json.loads(json.dumps(to_json(config))), where=WHERE)
+def read(values: dict[str, Any]) -> Settings:
+    return from_json(Settings, values, where=WHERE)
 
 
 @given(
     data=st.none() | st.text("aé /.", min_size=1).map(Path),
     seed=st.integers(0, 2**31 - 1),
-    lr=st.none() | st.floats(0, 1),
+    head_lr=st.none() | st.floats(0, 1),
     scale=st.none() | st.integers(1, 64),
     loss=st.text(),
     free_norms=st.booleans(),
 )
 def test_round_trip(**values: Any) -> None:
-    config = TrainConfig(**values)
-    assert through_json(config) == config
+    settings = Settings(**LEAST | values)
+    assert read(json.loads(json.dumps(to_json(settings)))) == settings
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_round_trip_of_every_preset(preset: Any) -> None:
-    kind = "vectors" if preset == "vectors" else "pictures"
-    config = resolve(TrainConfig(preset=preset, data=Path("x")), kind=kind, small=False)
-    assert through_json(config) == config
+def test_options_say_what_was_asked() -> None:
+    assert Options().asked() == {}
+    asked = {"epochs": 0, "lr": 0.0, "mirror": False, "free_norms": True, "data": Path("x")}
+    assert Options(**asked).asked() == asked
+    assert Options(resume=False, loss=None).asked() == {}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_fill_every_none_that_is_needed(preset: Any) -> None:
-    kind = "vectors" if preset == "vectors" else "pictures"
-    config = resolve(TrainConfig(preset=preset), kind=kind, small=False)
-    empty = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) is None}
-    assert empty <= OPEN | (CHOSEN if config.start == "whitened" else {"folds"})
-    check_limits(config)
-    assert resolve(config, kind=kind, small=False) == config  # nothing left to resolve
-
-
-def test_presets_name_fields_only() -> None:
-    fields = {f.name for f in dataclasses.fields(TrainConfig)}
-    assert all(preset.keys() <= fields for preset in PRESETS.values())
-
-
-def test_what_the_user_says_stays() -> None:
-    config = resolve(
-        TrainConfig(epochs=0, lr=0.0, freeze_batch_norm=False, preset="finetune"),
-        kind="pictures",
-        small=False,
-    )
-    assert (config.epochs, config.lr, config.freeze_batch_norm) == (0, 0.0, False)
+def test_every_setting_can_be_asked_for() -> None:
+    """What is stored of a run has the name and the words of the flag."""
+    options = get_type_hints(Options)
+    for name, hint in get_type_hints(Settings).items():
+        assert name in options
+        if isinstance(default := getattr(Settings(**LEAST), name), str):
+            assert fits(default, options[name]), hint
 
 
 @pytest.mark.parametrize(
-    ("settings", "size"),
+    ("options", "message"),
     [
-        ({}, 288),
-        ({"size": 224}, 224),
-        ({"unfreeze": "all"}, None),
-        ({"backbone": "timm:resnet18"}, None),
+        ({"preset": "papr"}, "did you mean 'paper'"),
+        ({"head": "closed"}, "unknown head 'closed'.*closed-form"),
+        ({"epochs": -1}, "--epochs is -1; expected a number from 0 up"),
+        ({"batch_size": 0}, "--batch-size is 0"),
+        ({"dim": 0}, "--dim is 0"),
+        ({"size": 3}, "--size is 3"),
+        ({"lr": math.nan}, "--lr is nan"),
+        ({"head_lr": -1.0}, "--head-lr is -1.0"),
+        ({"proxy_lr": math.inf}, "--proxy-lr is inf"),
+        ({"test_fraction": 1.0}, "--test-fraction is 1.0; .* below 1"),
+        ({"val_fraction": 1.5}, "--val-fraction is 1.5"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"num_workers": -1}, "--num-workers is -1"),
+        ({"schedule": "foo"}, "unknown schedule 'foo'"),
+        ({"start": "PCA"}, "unknown start 'PCA'"),
+        ({"rerank": "off"}, "unknown rerank 'off'"),
     ],
+    ids=str,
 )
-def test_fine_tuning_the_last_stages_takes_larger_pictures(settings: Any, size: int | None) -> None:
-    asked = TrainConfig(preset="finetune", **settings)
-    assert resolve(asked, kind="pictures", small=False).size == size
-
-
-@pytest.mark.parametrize(
-    ("kind", "small", "preset"),
-    [
-        ("vectors", False, "vectors"),
-        ("pictures", True, "small"),
-        ("pictures", False, "frozen"),
-    ],
-)
-def test_auto_chooses_by_the_data(kind: str, small: bool, preset: str) -> None:
-    assert resolve(TrainConfig(), kind=kind, small=small).preset == preset
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"preset": "small"}, "vectors", "does not fit vectors"),
-        ({"preset": "frozen"}, "vectors", "does not fit vectors"),
-        ({"preset": "vectors"}, "pictures", "does not fit pictures"),
-        ({"free_norms": True, "scale": 3.0}, "pictures", "--free-norms has no scale"),
-        ({"preset": "papr"}, "pictures", "did you mean 'paper'"),
-        ({"epochs": -1}, "pictures", "--epochs is -1; expected a number from 0 up"),
-        ({"batch_size": 0}, "pictures", "--batch-size is 0"),
-        ({"dim": 0}, "pictures", "--dim is 0"),
-        ({"size": 3}, "pictures", "--size is 3"),
-        ({"lr": math.nan}, "pictures", "--lr is nan"),
-        ({"head_lr": -1.0}, "pictures", "--head-lr is -1.0"),
-        ({"proxy_lr": math.inf}, "pictures", "--proxy-lr is inf"),
-        ({"test_fraction": 1.0}, "pictures", "--test-fraction is 1.0; .* below 1"),
-        ({"val_fraction": 1.5}, "pictures", "--val-fraction is 1.5"),
-        ({"seed": -1}, "pictures", "--seed is -1"),
-        ({"num_workers": -1}, "pictures", "--num-workers is -1"),
-        ({"schedule": "foo"}, "pictures", "unknown schedule 'foo'"),
-        ({"start": "PCA"}, "pictures", "unknown start 'PCA'"),
-        ({"rerank": "off"}, "vectors", "unknown rerank 'off'"),
-        ({"preset": "small", "shrinkage": 0.5}, "pictures", "--shrinkage needs --start whitened"),
-        ({"preset": "paper", "folds": 3}, "pictures", "--folds needs --start whitened"),
-        ({"untrained": True, "root": True}, "vectors", "trains nothing; drop --root"),
-        ({"untrained": True, "loss": "nca"}, "vectors", "trains nothing; drop --loss"),
-        (
-            {"preset": "finetune", "unfreeze": "all", "views": 4},
-            "pictures",
-            "--views needs stages that stay fixed",
-        ),
-    ],
-)
-def test_refused(options: dict[str, Any], kind: str, message: str) -> None:
+def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        resolve(TrainConfig(**options), kind=kind, small=True)
+        check_limits(Options(**options))
+    if options.keys() != {"preset"}:
+        with pytest.raises(UsageError):
+            check_limits(Settings(**LEAST | options))
+
+
+def test_limits_leave_the_rest_alone() -> None:
+    check_limits(Options())
+    check_limits(Options(epochs=0, seed=0, test_fraction=0.0, dim=1, preset="auto"))
+    check_limits(Settings(**LEAST))
 
 
 @pytest.mark.parametrize(
@@ -158,8 +116,9 @@ def test_refused(options: dict[str, Any], kind: str, message: str) -> None:
         {"loss": 5},
         {"loss": None},
         {"seed": True},
-        {"resume": 1},
+        {"free_norms": 1},
         {"preset": "other"},
+        {"preset": "auto"},
         {"optimizer": "sgd"},
         {"data": 5},
         {"weights": ["a", "b"]},
@@ -169,45 +128,41 @@ def test_refused(options: dict[str, Any], kind: str, message: str) -> None:
 )
 def test_foreign_values_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(RunError, match=f"config.json: {next(iter(values))} is"):
-        read_config(values, where=WHERE)
+        read(LEAST | values)
 
 
 def test_unknown_names_are_of_another_version() -> None:
     with pytest.raises(RunError, match="another version: colour, flavour"):
-        read_config({"flavour": 1, "colour": 2, "seed": 3}, where=WHERE)
+        read({"flavour": 1, "colour": 2, "seed": 3})
+
+
+def test_missing_names_are_said() -> None:
+    values = {name: value for name, value in LEAST.items() if name not in ("loss", "lr")}
+    with pytest.raises(RunError, match=r"config.json lacks loss, lr; restore it"):
+        read(values)
 
 
 @given(
+    st.booleans(),
     st.dictionaries(
-        st.sampled_from([f.name for f in dataclasses.fields(TrainConfig)]) | st.text(),
+        st.sampled_from([f.name for f in dataclasses.fields(Settings)]) | st.text(),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
             lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
             max_leaves=3,
         ),
-    )
+    ),
 )
-def test_any_json_object_is_read_or_refused(values: dict[str, Any]) -> None:
+def test_any_json_object_is_read_or_refused(is_whole: bool, values: dict[str, Any]) -> None:
     message = ""
     try:
-        assert isinstance(read_config(values, where=WHERE), TrainConfig)
+        assert isinstance(read((LEAST if is_whole else {}) | values), Settings)
     except RunError as error:
         message = str(error)
     assert "\n" not in message
 
 
 def test_everything_is_frozen() -> None:
-    for config in (TrainConfig(), Preprocessing(size=8, resize=8)):
+    for config in (Options(), Settings(**LEAST), Preprocessing(size=8, resize=8)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             config.size = 3  # type: ignore[misc]
-
-
-def test_untrained_can_be_resumed() -> None:
-    config = resolve(TrainConfig(untrained=True), kind="pictures", small=False)
-    resumed = dataclasses.replace(config, resume=True)
-    assert resolve(resumed, kind="pictures", small=False) == resumed
-
-
-def test_whitening_within_classes_needs_classes() -> None:
-    with pytest.raises(UsageError, match="--start whitened needs labels"):
-        resolve(TrainConfig(start="whitened"), kind="vectors", small=False, labelled=False)

@@ -6,7 +6,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nofuss import ProxyEmbedding, recall_at_k
 from nofuss.evaluate import per_query
-from nofuss.model.start import untrained_head
+from nofuss.model.whitening import untrained_head
 
 
 @parametrize_with_checks([ProxyEmbedding(dim=2, epochs=2)])
@@ -44,13 +44,38 @@ def test_unseen_digits_are_found_no_worse_than_by_the_input_and_its_pca(dim):
     assert ours.recall1.mean() >= theirs.recall1.mean() - 0.01
 
 
-def test_without_folds_it_always_trains():
+def test_epochs_ask_for_training():
     x, y = noisy()
-    start = ProxyEmbedding(dim=8, epochs=0, folds=0).fit(x, y)
-    trained = ProxyEmbedding(dim=8, epochs=5, folds=0).fit(x, y)
+    start = ProxyEmbedding(dim=8, epochs=0).fit(x, y)
+    trained = ProxyEmbedding(dim=8, epochs=5).fit(x, y)
     assert start.choice_.kept == "closed form"
     assert trained.choice_.kept == "trained"
     assert not np.allclose(start.components_, trained.components_)
+
+
+@pytest.mark.parametrize(
+    ("head", "kept"),
+    [("untrained", "untrained features"), ("closed-form", "closed form"), ("trained", "trained")],
+)
+def test_a_head_that_is_asked_for(head, kept):
+    x, y = noisy(12)
+    found = ProxyEmbedding(head=head).fit(x, y)
+    assert found.choice_.kept == kept
+    assert np.allclose(found.components_, np.eye(40) * found.components_[0, 0], atol=1e-6) == (
+        head == "untrained"
+    )
+
+
+def test_options_that_would_have_no_effect_are_refused():
+    x, y = noisy(6)
+    for options, words in (
+        ({"head": "closed", "loss": None}, "unknown head 'closed'"),
+        ({"head": "untrained", "loss": "proxy-nca"}, "loss needs a head that is trained"),
+        ({"head": "closed-form", "epochs": 3}, "epochs needs a head that is trained"),
+    ):
+        with pytest.raises(ValueError, match=words) as caught:
+            ProxyEmbedding(**options).fit(x, y)
+        assert "--" not in str(caught.value)
 
 
 def test_embeddings_are_unit_vectors_and_repeat_with_the_seed():
@@ -81,5 +106,5 @@ def test_torch_s_own_random_numbers_are_left_alone():
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    ProxyEmbedding(folds=0, epochs=1).fit(x, np.arange(8).repeat(6))
+    ProxyEmbedding(epochs=1).fit(x, np.arange(8).repeat(6))
     assert torch.equal(torch.rand(1), expected)

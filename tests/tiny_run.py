@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from nofuss.config import TrainConfig
-from nofuss.training.pipeline import run_training
+from nofuss.config import Options
+from nofuss.training.train import run_training
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 CLASSES = [HOSTILE, "&amp; <b>bold<", "'\"><script>alert(1)<", "plain", "ünïcode ★", "six"]
@@ -52,7 +52,7 @@ def train_pictures(folder: Path, **options: object) -> Path:
     """A run on those pictures: half of the classes are for training."""
     data = write_pictures(folder / "data")
     defaults = {"preset": "small", "epochs": 1, "dim": 8, "size": 24, "batch_size": 8}
-    return run_training(TrainConfig(data=data, out=folder / "run", **(defaults | options)))  # type: ignore[arg-type]
+    return run_training(Options(data=data, out=folder / "run", **(defaults | options)))  # type: ignore[arg-type]
 
 
 def train_vectors(folder: Path) -> Path:
@@ -62,5 +62,7 @@ def train_vectors(folder: Path) -> Path:
     labels = np.repeat(np.arange(12), 6)
     vectors = (centres[labels] + 0.3 * random.normal(size=(72, 16))).astype(np.float32)
     np.savez(folder / "data.npz", vectors=vectors, labels=labels)
-    trained = {"epochs": 2, "dim": 8, "folds": 0, "test_fraction": 0.5}
-    return run_training(TrainConfig(data=folder / "data.npz", out=folder / "run", **trained))  # type: ignore[arg-type]
+    asked = Options(
+        data=folder / "data.npz", out=folder / "run", epochs=2, dim=8, test_fraction=0.5
+    )
+    return run_training(asked)

@@ -45,6 +45,8 @@ def _run_attack(home: Path, whole: Path, data: Path, attack: Attack, command: st
     shutil.copytree(whole, run)
     shutil.copytree(whole, disk / "other run")
     (disk / "precious").write_text("precious")
+    if command == "train":
+        (run / "report.html").unlink()  # a finished run is not computed again
     attack.forge(run, disk)
     before = contents(disk)
     query = data / "class 0"

@@ -1,8 +1,8 @@
 """Damage every file of a run directory in turn: it must be noticed or harmless, and be repaired.
 
-`search` must refuse the run in one line or answer as before. `train --resume` must end with the
-bits of an undisturbed run; only config.json, which a run is made from, can't be made again, and is
-refused.
+`search` must refuse the run in one line or answer as before. Without its report, which is written
+last, `train --resume` must end with the bits of an undisturbed run; only config.json, which a run
+is made from, can't be made again, and is refused.
 """
 
 import random
@@ -103,6 +103,7 @@ def _judge(
     refused = _refused(found)
     if not refused and (found.code or found.said != answer.said):
         complaints.append(f"search answered otherwise: {found.said[-300:]!r}")
+    (run / "report.html").unlink(missing_ok=True)  # a finished run is not computed again
     resumed = run_command("train", "--out", str(run), "--resume")
     if file == "config.json":
         if not _refused(resumed) and (resumed.code or differing(run, place.reference)):

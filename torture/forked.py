@@ -16,7 +16,7 @@ from typing import Any
 from torture.measured import PATIENCE, Ended
 
 PRELOADED = (
-    "nofuss.training.pipeline",
+    "nofuss.training.train",
     "nofuss.report.evaluation",
     "nofuss.search.finding",
     "torch._dynamo",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import nofuss
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 from nofuss.errors import NofussError, RunError
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
@@ -21,7 +21,7 @@ from nofuss.run.embeddings import load_embeddings
 from nofuss.search import lessons
 from nofuss.search.indexing import index_run, open_index
 from nofuss.training.checkpoint import load_checkpoint
-from nofuss.training.pipeline import run_training
+from nofuss.training.train import run_training
 from torture.forgeries import reseal
 from torture.fuzz import Target
 from torture.served import HONEST, Served, honest, prepare_run, served
@@ -34,10 +34,8 @@ def _trained(home: Path) -> Path:
     random, labels = np.random.default_rng(0), np.repeat(np.arange(12), 6)
     vectors = random.normal(size=(12, 16))[labels] + 0.3 * random.normal(size=(72, 16))
     np.savez(home / "data.npz", vectors=vectors.astype(np.float32), labels=labels)
-    config = TrainConfig(
-        data=home / "data.npz", out=home / "run", epochs=2, dim=DIM, folds=0, test_fraction=0.5
-    )
-    run = run_training(config)
+    data, out = home / "data.npz", home / "run"
+    run = run_training(Options(data=data, out=out, epochs=2, dim=DIM, test_fraction=0.5))
     index_run(run, None)
     turned = torch.eye(DIM).double() + 0.1 * torch.ones(DIM, DIM).double()
     lessons.apply_lesson(Run.open(run), turned, extra={})

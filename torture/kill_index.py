@@ -44,9 +44,8 @@ def prepare(home: Path) -> Path:
     for name, count in (("few", 60), ("many", ITEMS)):
         vectors = draw.normal(size=(count, DIM)).astype(np.float32)
         np.savez(home / f"{name}.npz", vectors=vectors, labels=np.arange(count) % 6)
-    flags = ("--epochs", "1", "--dim", "8", "--folds", "0")
     subprocess.run(
-        command("train", home / "few.npz", "--out", home / "run", *flags),
+        command("train", home / "few.npz", "--out", home / "run", "--dim", "8"),
         env=environment(home),
         check=True,
         stdout=subprocess.DEVNULL,

@@ -21,7 +21,7 @@ STEPS_PER_EPOCH = 2
 _SIZES = ("--size", "16", "--batch-size", "8", "--dim", "4", "--val-fraction", "0")
 FLAGS = ("--preset", "small", *_SIZES)
 LAST_STAGES = (
-    *("--preset", "finetune", "--backbone", "convnet", "--start", "pca", "--warmup", "0"),
+    *("--preset", "finetune", "--backbone", "convnet", "--warmup", "0"),
     *("--unfreeze", "2", "--views", "2", *_SIZES),
 )
 """Flags that train the last stages on kept activations."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, console
-from nofuss.config import TrainConfig, to_json
+from nofuss.config import Settings, to_json
 from nofuss.errors import DataError, RunError, UsageError
 from nofuss.progress import Progress, silent
 
@@ -204,8 +204,8 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
         sums.append((found, folds))
         if folds != sums[0][1] or found["queries"] != sums[0][0]["queries"]:
             raise RunError(
-                f"{run.path} was scored by other folds than {runs[0].path}; train with the same "
-                "--folds, or add --data DATA"
+                f"{run.path} was scored by other folds than {runs[0].path}; train both on the "
+                "same data, or add --data DATA"
             )
     return [from_class_sums(found) for found, _ in sums]
 
@@ -242,7 +242,7 @@ def _queries_of(path: Path, collection: Collection, device: str, progress: Progr
 
 def _per_query(vectors: Tensor, collection: Collection) -> PerQuery:
     from nofuss.evaluate.protocol import per_query
-    from nofuss.training.scoring import among_themselves
+    from nofuss.training.score import among_themselves
 
     queries, labels, options = among_themselves(vectors, collection)
     return per_query(queries, labels, **options)
@@ -278,12 +278,10 @@ def _path(runs: Sequence[Run], rows: Sequence[int]) -> str:
     return str(runs[rows[0]].path)
 
 
-def _settings(config: TrainConfig) -> dict[str, Any]:
+def _settings(config: Settings) -> dict[str, Any]:
     """Return what makes a method: all settings but the seed, and where and how it ran."""
-    usual = TrainConfig()
-    aside = ("seed", "out", "resume", "device", "num_workers", "tensorboard")
-    same = {name: getattr(usual, name) for name in aside}
-    return to_json(replace(config, **same))
+    aside = ("seed", "out", "device", "num_workers", "tensorboard")
+    return {name: value for name, value in to_json(config).items() if name not in aside}
 
 
 def _compare(methods: Sequence[Method], *, largest: float | None) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from nofuss.commands import console
 from nofuss.commands.train import show_scores
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 
 
 def main(
@@ -27,7 +27,7 @@ def main(
         seed: Seed for the split, the order, the augmentation and the initial weights.
     """
     from nofuss.distributed import processes  # all here, so that --help does not load torch
-    from nofuss.training.pipeline import run_training
+    from nofuss.training.train import run_training
 
     console.say(
         "The built-in set: characters in the typefaces of matplotlib; a class is a character."
@@ -35,8 +35,8 @@ def main(
     console.say(
         "Half of the characters are for training. The other half is not seen until the end."
     )
-    config = TrainConfig(out=out, epochs=epochs, seed=seed)
-    path = run_training(config, callback=console.TrainingDisplay())
+    options = Options(out=out, epochs=epochs, seed=seed)
+    path = run_training(options, callback=console.TrainingDisplay())
     if processes.first():
         show_scores(path)
         _show_what_it_learned(path, seed=seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from nofuss.commands import console
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 
 if TYPE_CHECKING:
     from nofuss.report.diagnosis import Diagnosis, Group
@@ -42,7 +42,7 @@ def main(
     from nofuss.data.readers.folder import labelling_of  # here, so that --help does not load torch
     from nofuss.report.diagnosis import diagnose_data
 
-    labelling = labelling_of(TrainConfig(class_level=class_level, label_pattern=label_pattern))
+    labelling = labelling_of(Options(class_level=class_level, label_pattern=label_pattern))
     found = diagnose_data(data, labelling=labelling, run=run, progress=console.progress)
     if json:
         console.print_json(asdict(found))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, RunPath, console
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 from nofuss.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(
     from nofuss.run.directory import Run
 
     # A model of the Hub has no data of its own to say how labels are found.
-    labelling = labelling_of(TrainConfig() if is_address(run) else Run.open(run).config)
+    labelling = labelling_of(Options() if is_address(run) else Run.open(run).config)
     encoder = load(run, device=device)
     with processes.in_turn():
         collection, _ = open_usable(open_any(data, labelling), progress=console.progress)

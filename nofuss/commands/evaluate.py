@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # functions import what they need, so that --help does not lo
     from nofuss.data.split import Rows
     from nofuss.model.encoder import Encoder
     from nofuss.run.directory import Run
-    from nofuss.training.scoring import Queries
+    from nofuss.training.score import Queries
 
 log = logging.getLogger("nofuss")
 SHOWN = 5e-5
@@ -126,7 +126,7 @@ def score_test_classes(
     from nofuss.distributed import processes
     from nofuss.model.encoder import load
     from nofuss.run.directory import check_same_data
-    from nofuss.training.scoring import among_themselves, score_order
+    from nofuss.training.score import among_themselves, score_order
 
     encoder = load(run.path, device=device)
     with processes.in_turn():
@@ -276,7 +276,7 @@ def score_data(
     from nofuss.distributed import processes
     from nofuss.evaluate.protocol import gain_over
     from nofuss.model.encoder import load
-    from nofuss.training.scoring import among_themselves, score_orders
+    from nofuss.training.score import among_themselves, score_orders
 
     encoder, labelling = load(run.path, device=device), labelling_of(run.config)
 
@@ -337,9 +337,9 @@ def _untrained(
     import torch
 
     from nofuss.model.features import backbone_features
-    from nofuss.training.job import build_model
+    from nofuss.training.network import build_model
 
-    if run.config.preset in ("frozen", "vectors"):
+    if run.config.is_fixed:
         width = encoder.embedder.backbone.features
         return {
             f"untrained features, {width}-d": lambda items: encoder.features(
@@ -347,7 +347,7 @@ def _untrained(
             )
         }
     if run.config.preset == "finetune":
-        start = build_model(run.config, collection)
+        start = build_model(run.config, run.config.preset, collection)
         return {
             f"untrained features, {start.backbone.features}-d": lambda items: backbone_features(
                 start, items, progress=progress
@@ -367,7 +367,7 @@ def _matched(collection: Collection, gallery: Collection, *, same: bool) -> Quer
     import numpy as np
     import torch
 
-    from nofuss.training.scoring import Queries, check_shared, names_of
+    from nofuss.training.score import Queries, check_shared, names_of
 
     labels, others = names_of(collection), names_of(gallery)
     check_shared(labels, others)

@@ -14,7 +14,7 @@ from nofuss.progress import working
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nofuss.config import TrainConfig
+    from nofuss.config import Settings
     from nofuss.model.encoder import Encoder
 
 log = logging.getLogger("nofuss")
@@ -62,7 +62,7 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
     )
 
 
-def _inputs(encoder: "Encoder", config: "TrainConfig") -> tuple["Tensor", str]:
+def _inputs(encoder: "Encoder", config: "Settings") -> tuple["Tensor", str]:
     """Return a few items of the run's data as model inputs; noise if the data are not readable."""
     import numpy as np
     import torch

@@ -1,4 +1,4 @@
-"""`nofuss train`: learn a distance from labelled data; its flags are the fields of TrainConfig."""
+"""`nofuss train`: learn a distance from labelled data; its flags are the fields of Options."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from nofuss.commands import console
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 from nofuss.errors import command
 
-DEFAULTS = TrainConfig()
+DEFAULTS = Options()
 
 
 def main(
@@ -19,8 +19,7 @@ def main(
     ] = None,
     /,
     *,
-    config: TrainConfig = DEFAULTS,
-    given: Annotated[frozenset[str], Parameter(parse=False)] = frozenset(),
+    options: Options = DEFAULTS,
 ) -> None:
     """Learn a distance from labelled data and score it on classes not seen in training.
 
@@ -31,10 +30,9 @@ def main(
             the word han: 22,634 characters, drawn with fonts of Debian.
     """
     from nofuss.distributed import processes  # all here, so that --help does not load torch
-    from nofuss.training.pipeline import run_training
+    from nofuss.training.train import run_training
 
-    config = replace(config, data=data)
-    run = run_training(config, given=given, callback=console.TrainingDisplay())
+    run = run_training(replace(options, data=data), callback=console.TrainingDisplay())
     if not processes.first():  # the others are done before the scores are there
         return
     show_scores(run)

@@ -4,16 +4,18 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from unicodedata import normalize
 
 import numpy as np
 
-from nofuss.config import TrainConfig, is_named_data
+from nofuss.config import Options, Settings, is_named_data
 from nofuss.data.collection import Collection, first_five, printable
 from nofuss.data.corrections import corrected
-from nofuss.data.decode import SUFFIXES
+from nofuss.data.decode import SUFFIXES, decode
 from nofuss.data.readers.arrays import open_arrays
 from nofuss.data.readers.benchmarks import layout_of
 from nofuss.data.readers.folder import (
@@ -47,6 +49,8 @@ from nofuss.errors import DataError, UsageError
 from nofuss.progress import Progress, silent, working
 
 log = logging.getLogger("nofuss")
+LARGE = 96
+"""Side up to which `TrainingData.side` is exact."""
 TEST_FRACTION = 0.2
 """Of the groups, and so about of the triplets or pairs, held out for the scores by default."""
 ACCEPTED = (
@@ -200,14 +204,26 @@ class TrainingData:
     Where triplets contradict all grouping, none has one."""
     fingerprint: str
     """Of the data as they were opened."""
-    scan: ScanReport
+    scan: ScanReport = field(default_factory=lambda: ScanReport(0, ()))
     notes: tuple[str, ...] = ()
     """How data without labels are learned from, for the user."""
+
+    @cached_property
+    def side(self) -> int | None:
+        """The short side of the pictures: of the arrays, or the median of some files."""
+        collection = self.collection
+        if collection.kind == "images" and collection.array is not None:
+            return int(min(collection.array.shape[1:3]))
+        sides = []
+        for path in collection.paths[:: max(1, len(collection.paths) // 20)]:
+            with suppress(DataError):
+                sides.append(min(decode(path, at_least=LARGE).size))
+        return int(np.median(sides)) if sides else None
 
 
 def open_training_data(
     source: Path | Collection | None,
-    config: TrainConfig,
+    config: Options | Settings,
     *,
     corrections: Path | None = None,
     progress: Progress = silent,
@@ -234,7 +250,7 @@ def open_training_data(
     is_bare = _takes_bare_triplets(opened, config, doubt)
     if doubt is not None:  # single triplets are held out
         fraction = TEST_FRACTION if config.test_fraction is None else config.test_fraction
-        is_scored = comparisons.drawn(fraction, config.seed)
+        is_scored = comparisons.drawn(fraction, config.seed or 0)
         opened = replace(opened, comparisons=comparisons[~is_scored])
         comparisons = comparisons[is_scored]
         linked = linked._replace(groups=np.full(len(opened), NO_LABEL, dtype=np.int64))
@@ -261,12 +277,12 @@ def open_training_data(
     return TrainingData(opened, comparisons, linked.groups, fingerprint, scan, tuple(notes))
 
 
-def _takes_bare_triplets(opened: Collection, config: TrainConfig, doubt: str | None) -> bool:
+def _takes_bare_triplets(opened: Collection, config: Options | Settings, doubt: str | None) -> bool:
     """Return whether training takes triplets as they are, since that is asked for or all it can."""
     assert opened.comparisons is not None
     has_pairs = opened.comparisons.kind == "pairs"
     # Section 4.1: without labels, p(x) is the closest proxy.
-    by_paper = config.preset == "paper" and config.assignment == "static"
+    by_paper = config.preset == "paper" and config.assignment in (None, "static")
     if config.assignment == "dynamic" or by_paper:
         if has_pairs:
             raise UsageError(

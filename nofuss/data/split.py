@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nofuss.config import TrainConfig
+from nofuss.config import Settings
 from nofuss.data.collection import TRAIN, Collection, first_five
 from nofuss.data.open import TrainingData
 from nofuss.data.triplets import NO_LABEL
@@ -34,39 +34,38 @@ class Split:
     """Whether every class is trained on, and scored by a model that has not seen it."""
 
 
-def split_of(data: TrainingData, config: TrainConfig) -> Split:
+def split_of(data: TrainingData, settings: Settings) -> Split:
     """Split as the resolved settings say: test classes, and training classes for validation."""
     collection = data.collection
     if data.groups is not None:
-        return _split_by_comparisons(data, config)
-    if collection.split is not None and config.test_fraction:
+        return _split_by_comparisons(data, settings)
+    if collection.split is not None and settings.test_fraction:
         raise UsageError(
-            f"{collection.name} has a split already, so --test-fraction {config.test_fraction:g} "
+            f"{collection.name} has a split already, so --test-fraction {settings.test_fraction:g} "
             "can't apply; leave it out (0 trains on all)"
         )
     train, test = np.arange(len(collection)), np.empty(0, dtype=np.int64)
     few = collection.num_classes < FEWEST_CLASSES
-    by_default = config.test_fraction is None and collection.split is None
-    # On fixed features training takes seconds, so that every class can be held out in turn.
-    is_fixed = config.preset in ("frozen", "vectors") and bool(config.folds or config.untrained)
-    by_folds = by_default and is_fixed and not few
-    if config.test_fraction != 0 and not by_folds and not (by_default and few):
+    by_default = settings.test_fraction is None and collection.split is None
+    # A head on fixed features takes seconds, so that every class can be held out in turn.
+    by_folds = by_default and settings.is_fixed and settings.start == "whitened" and not few
+    if settings.test_fraction != 0 and not by_folds and not (by_default and few):
         train, test = split_collection(
             collection,
-            seed=config.seed,
-            test_fraction=0.5 if config.test_fraction is None else config.test_fraction,
-            allow_shared=config.allow_shared,
+            seed=settings.seed,
+            test_fraction=0.5 if settings.test_fraction is None else settings.test_fraction,
+            allow_shared=settings.allow_shared,
         )
     if len(classes_in(collection, train)) < 2:
-        lower = ", or lower --test-fraction" if config.test_fraction else ""
+        lower = ", or lower --test-fraction" if settings.test_fraction else ""
         raise DataError(
             f"{collection.name} has one class to train on; training needs two or more: add "
             f"classes{lower}"
         )
-    return _with_val(collection, train, test, config, by_folds=by_folds)
+    return _with_val(collection, train, test, settings, by_folds=by_folds)
 
 
-def _split_by_comparisons(data: TrainingData, config: TrainConfig) -> Split:
+def _split_by_comparisons(data: TrainingData, settings: Settings) -> Split:
     """Hold out whole groups of linked items; where none can be believed, items of single triplets.
 
     Items that nothing is alike to are not trained on as groups; as negatives of others they count.
@@ -77,29 +76,29 @@ def _split_by_comparisons(data: TrainingData, config: TrainConfig) -> Split:
     if not (groups != NO_LABEL).any():
         assert data.comparisons is not None
         return Split(everything, nothing, np.unique(data.comparisons.items))
-    count, fraction = int(groups.max()) + 1, float(config.test_fraction or 0)
+    count, fraction = int(groups.max()) + 1, float(settings.test_fraction or 0)
     number = max(1, round(fraction * count)) if fraction else 0
-    held_out = np.random.default_rng(config.seed).permutation(count)[:number]
+    held_out = np.random.default_rng(settings.seed).permutation(count)[:number]
     is_test = np.isin(groups, held_out)
     test = np.flatnonzero(is_test)
     if bare:
         return Split(np.flatnonzero(~is_test), nothing, test)
     train = np.flatnonzero(~is_test & (groups != NO_LABEL))
-    return _with_val(data.collection, train, test, config)
+    return _with_val(data.collection, train, test, settings)
 
 
 def _with_val(
-    collection: Collection, train: Rows, test: Rows, config: TrainConfig, *, by_folds: bool = False
+    collection: Collection, train: Rows, test: Rows, settings: Settings, *, by_folds: bool = False
 ) -> Split:
     """Hold out the configured fraction of the training classes, two at least: one can't be scored.
 
     None where there are fewer than LEAST_CLASSES.
     """
-    fraction, count = float(config.val_fraction or 0), len(classes_in(collection, train))
+    fraction, count = float(settings.val_fraction or 0), len(classes_in(collection, train))
     if not fraction or count < LEAST_CLASSES:
         return Split(train, np.empty(0, dtype=np.int64), test, by_folds)
     labels = collection.labels[train]
-    rest, val = split_classes(labels, fraction=max(fraction, 2 / count), seed=config.seed)
+    rest, val = split_classes(labels, fraction=max(fraction, 2 / count), seed=settings.seed)
     return Split(train[rest], train[val], test, by_folds)
 
 

@@ -11,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from nofuss.distributed.device import device_of, seeded
 from nofuss.model.backbones import OWN, PRETRAINED, Backbone, Weights, build_backbone
-from nofuss.model.start import Affine, signed_root
+from nofuss.model.whitening import Affine, signed_root
 
 
 class Embedder(nn.Module):

@@ -328,7 +328,7 @@ def _about(
 def _how(source: Source, choices: Mapping[str, Choice]) -> list[str]:
     """Return the settings in sentences: those of all methods, and each one's rate."""
     b = source.budget
-    c = trial_of(source, "proxy-nca", b.rates[0]).config
+    c = trial_of(source, "proxy-nca", b.rates[0]).settings
     batch = f"batch {c.batch_size}"
     batch += f" ({b.instance_batch} for losses over instances)" if b.instance_batch else ""
     halves = "both halves in turn" if b.folds == 2 else "the other half"

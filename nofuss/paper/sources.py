@@ -12,6 +12,7 @@ quarter of their steps.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.config import Options
 from nofuss.data.collection import Collection, compact_labels
-from nofuss.data.open import open_data
+from nofuss.data.open import TrainingData, open_data
 from nofuss.data.readers import benchmarks
 from nofuss.data.readers.han import open_han
 from nofuss.data.split import Rows
@@ -30,9 +32,11 @@ from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError
 from nofuss.files import digest
 from nofuss.losses import INSTANCE_LOSSES
+from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.features import backbone_features
 from nofuss.progress import Progress, silent
+from nofuss.training.network import build_model
 
 log = logging.getLogger("nofuss")
 
@@ -109,7 +113,7 @@ PAPER = Budget(
 PHOTOGRAPHS: dict[str, Budget] = {
     "minutes": Budget(
         name="minutes",
-        settings={"preset": "vectors", "start": "pca", "center": False}
+        settings={"preset": "vectors", "start": "pca"}
         | {"dim": 64, "epochs": 12, "batch_size": 64},
         words="A linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features "
         "(224 px, 1280-d), started at their PCA, proxies at class means (a recipe first found with "
@@ -202,6 +206,20 @@ class Source:
     def ks(self) -> tuple[int, ...]:
         """The K of Recall@K."""
         return (1, 10, 100, 1000) if self.name in ("products", "han") else (1, 2, 4, 8)
+
+    @cached_property
+    def side(self) -> int | None:
+        """The short side of the pictures."""
+        return TrainingData(self.collection, None, None, self.fingerprint).side
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The network of all trials, before training."""
+        settings = self.budget.settings
+        model = build_model(
+            Options(**settings), settings["preset"], self.collection, side=self.side
+        )
+        return model.backbone
 
     def labels(self, rows: Rows) -> Rows:
         """Return the classes of these rows."""

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.config import TrainConfig, to_json
+from nofuss.config import Options, Settings, to_json
 from nofuss.data.collection import Collection
+from nofuss.data.open import TrainingData
 from nofuss.data.split import Rows
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
@@ -31,15 +32,13 @@ from nofuss.progress import Progress, silent
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.report.findings import neighbours
 from nofuss.report.grids import Items, retrieval_grid
-from nofuss.training.baselines import untrained
 from nofuss.training.callbacks import as_progress
 from nofuss.training.checkpoint import load_checkpoint
-from nofuss.training.job import build_model, check_stages
-from nofuss.training.loop import Training, run_loop
-from nofuss.training.prepare import prepare
-from nofuss.training.presets import resolve
-from nofuss.training.setup import items_per_class
-from nofuss.training.step import NonFiniteLoss
+from nofuss.training.finetune import prepare
+from nofuss.training.loop import NonFiniteLoss, Training, run_loop
+from nofuss.training.network import apply_settings, build_model
+from nofuss.training.score import untrained
+from nofuss.training.settings import resolve
 
 FORMAT = 2
 """Increased when the same settings would give other results."""
@@ -60,7 +59,7 @@ Record = Literal["curve", "scores", "bounds", "neighbours", "untrained"]
 class Trial:
     """Settings of one training on a data set; equal trials run once."""
 
-    config: TrainConfig
+    settings: Settings
     fold: int | None = None
     """None: train → test; 0, 1: one half of the training classes → the other."""
     record: Record = "scores"
@@ -70,7 +69,7 @@ class Trial:
 
     def key(self, source: Source) -> str:
         """Return the name of its file, a digest of settings and data."""
-        config = to_json(self.config)
+        config = to_json(self.settings)
         del config["device"]  # it does not change what is trained
         settings = {"format": FORMAT, "data": source.fingerprint, "config": config}
         settings |= {"fold": self.fold, "record": self.record, "bare": self.bare}
@@ -82,7 +81,7 @@ class Trial:
 
     def describe(self) -> str:
         """Return words for the progress line."""
-        c = self.config
+        c = self.settings
         if self.record == "untrained":
             return "what needs no training"
         words = [c.loss, f"lr {c.head_lr:.2g}", f"batch {c.batch_size}"]
@@ -111,17 +110,16 @@ def trial_of(
     budget = source.budget
     usual = budget.batch_of(loss)
     lr *= math.sqrt(options.setdefault("batch_size", usual) / usual)
-    vectors = budget.settings["preset"] == "vectors"
-    asked = TrainConfig(
+    asked = Options(
         loss=loss,
-        lr=0.0 if vectors else lr,
+        lr=None if budget.settings["preset"] == "vectors" else lr,
         head_lr=lr,
         proxy_lr=budget.proxy_factor * lr,
         seed=seed,
         **{**budget.settings, **options},
     )
-    config = resolve(asked, kind="vectors" if vectors else "pictures", small=False)
-    return Trial(replace(config, per_class=items_per_class(config)), fold, record, bare)
+    data = TrainingData(source.collection, None, None, source.fingerprint)
+    return Trial(resolve(asked, data, source.backbone), fold, record, bare)
 
 
 def seeds_of(
@@ -162,19 +160,19 @@ def run_trial(
     what: in words, for `progress`.
     """
     if trial.record == "untrained":
-        return {"baselines": _untrained_scores(source, int(trial.config.dim or 0))}
-    config, data = trial.config, source.collection
+        return {"baselines": _untrained_scores(source, int(trial.settings.dim or 0))}
+    settings, data = trial.settings, source.collection
     train_rows, test_rows = source.split(trial.fold)
     if trial.bare:
-        data, config = _without_labels(source, config, train_rows)
-    embedder = build_model(config, data)
-    config = check_stages(config, embedder)
-    fixed_stages = fixed_count(embedder.backbone, config.unfreeze)
+        data, settings = _without_labels(source, settings, train_rows)
+    embedder = build_model(settings, settings.preset, data, side=source.side)
+    apply_settings(settings, embedder)
+    fixed_stages = fixed_count(embedder.backbone, settings.unfreeze)
     training, feed = prepare(
-        config,
+        settings,
+        embedder,
         data.subset(train_rows),
         None if source.features is None else source.features[train_rows],
-        embedder=embedder,
         fixed_stages=fixed_stages,
         progress=progress,
     )
@@ -199,7 +197,7 @@ def run_trial(
             feed,
             tell=as_progress(progress, what, training.epochs * len(feed)),
             validate=measure,
-            before_epoch=lambda epoch: embedder.freeze_backbone(epoch < (config.warmup or 0)),
+            before_epoch=lambda epoch: embedder.freeze_backbone(epoch < settings.warmup),
             checkpoints=checkpoints,
             stop=stop,
         )
@@ -229,7 +227,7 @@ def scores_of(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None
     result["spread"] = spread_of(vectors)
     if trial is not None and trial.fold is not None:
         return result
-    result["nmi"] = nmi(vectors, labels, seed=0 if trial is None else trial.config.seed)
+    result["nmi"] = nmi(vectors, labels, seed=0 if trial is None else trial.settings.seed)
     query = (ranks > 0).cpu().numpy()
     classes = np.unique(labels, return_inverse=True)[1][query]
     result["queries"] = np.bincount(classes).tolist()
@@ -298,11 +296,9 @@ def _whole_classes(source: Source, rows: Rows, most: int) -> Rows:
     return rows[np.isin(labels, classes[kept])]
 
 
-def _without_labels(
-    source: Source, config: TrainConfig, rows: Rows
-) -> tuple[Collection, TrainConfig]:
+def _without_labels(source: Source, settings: Settings, rows: Rows) -> tuple[Collection, Settings]:
     """Return triplets that hold as many items as the labelled training sees, and their settings."""
-    batch = max(1, int(config.batch_size or 1) // 3)
-    steps = (config.epochs or 0) * (len(rows) // int(config.batch_size or 1))
-    data = bare_triplets(source, rows, max(1, batch * steps), seed=config.seed)
-    return data, replace(config, batch_size=batch, epochs=1, per_class=0)
+    batch = max(1, settings.batch_size // 3)
+    steps = (settings.epochs or 0) * (len(rows) // settings.batch_size)
+    data = bare_triplets(source, rows, max(1, batch * steps), seed=settings.seed)
+    return data, replace(settings, batch_size=batch, epochs=1, per_class=0)

@@ -4,12 +4,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from nofuss.config import TrainConfig
+from nofuss.config import Settings
 from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report import foreign, read_optional_json
-from nofuss.run.choice import CLOSED, NOTHING, TRAINED
+from nofuss.run.choice import BEFORE, CLOSED, NOTHING
 from nofuss.run.directory import Run
 
 FILES = '["a.jpg", "b.jpg"]'
@@ -88,13 +88,12 @@ def without_places(command: str) -> str:
     return shlex.join(word if "/" not in word else Path(word).name for word in words)
 
 
-def _how(config: TrainConfig, choice: dict[str, Any]) -> str:
+def _how(config: Settings, choice: dict[str, Any]) -> str:
     """Return how the embedding was made, as a part of a sentence."""
     backbone = _plain(str(config.backbone))
     source = "" if config.backbone == "identity" else f" from features of {backbone}"
-    fixed = config.preset in ("frozen", "vectors")
-    kept = choice.get("choice", {}).get("kept", TRAINED) if fixed else TRAINED
-    if choice.get("fell_back") is True:
+    kept = choice.get("kept")
+    if kept == BEFORE:
         return f"{source}, as before training, by which held-out classes lost"
     if kept == NOTHING:
         return f"{source}, unchanged"

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nofuss.config import TrainConfig, to_json
+from nofuss.config import Settings, to_json
 from nofuss.report import foreign, read_optional_json
 from nofuss.report.card import model_card
 from nofuss.run.directory import Run
@@ -49,7 +49,7 @@ def front_matter(run: Run, repository: str) -> str:
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in about.items())
 
 
-def public_config(config: TrainConfig) -> dict[str, Any]:
+def public_config(config: Settings) -> dict[str, Any]:
     """Return the settings with names instead of paths."""
 
     def name(path: Path | None) -> Path | None:

@@ -14,9 +14,8 @@ from nofuss.proxies.bounds import proxy_bounds
 from nofuss.ranking.open_set import OpenSet
 from nofuss.ranking.rerank import Rerank
 from nofuss.report import figures
-from nofuss.report.charts import line_chart
 from nofuss.report.projection import project
-from nofuss.run.choice import NOTHING, Choice
+from nofuss.run.choice import Choice
 from nofuss.run.embeddings import RunEmbeddings, sample_by_class
 
 Section = dict[str, Any]
@@ -72,24 +71,12 @@ def _score_rows(methods: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def choice(stored: dict[str, Any]) -> Section | None:
-    """Tell what was kept, and how training went on held-out classes."""
+    """Tell what was kept of the features, and why."""
     if not stored.get("scores"):
         return None
     chosen = Choice.from_dict(stored)
-    untrained = chosen.scores[NOTHING]
-    charts = [
-        line_chart(
-            [("this run", [(point[0], point[i], None, None) for point in chosen.curve])],
-            title=f"{label} on held-out training classes",
-            x_label="epoch; 0 is the closed form",
-            levels=[("untrained features", untrained[name])],
-        )
-        for i, (name, label) in enumerate((("recall@1", "Recall@1"), ("map@r", "MAP@R")), start=1)
-        if len(chosen.curve) > 1
-    ]
     return {
         "reason": chosen.reason(),
-        "charts": charts,
         "classes": chosen.classes,
         "folds": chosen.folds,
     }

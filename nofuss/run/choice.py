@@ -1,86 +1,61 @@
-"""What a run keeps, and why: choice.json, decided by folds of the training classes."""
+"""What a run keeps of its features, and why: choice.json, decided by folds of the classes."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nofuss.model.whitening import Recipe
+
 NOTHING, CLOSED, TRAINED = "untrained features", "closed form", "trained"
-"""The three heads that are compared."""
+"""The heads on fixed features."""
 BEFORE = "before training"
 """The network that a fine-tuning run keeps where held-out classes lost by training."""
-SHRINKAGES = (0.85, 0.7, 0.95, 0.5, 0.3, 0.1, 0.03, 0.005, 1.0)
-"""Candidates for α. Among equal ones the first wins: strong shrinkage is the safer choice."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How features become an embedding in closed form."""
-
-    root: bool = True
-    """Take the features' signed roots first."""
-    center: bool = True
-    """Subtract the mean of the training items."""
-    shrinkage: float = SHRINKAGES[0]
-    """α of model/start.py: 1 leaves the features as they are."""
-
-    def describe(self) -> str:
-        """Describe the recipe in a few words."""
-        return ", ".join(
-            [
-                f"shrinkage {self.shrinkage:g}",
-                "roots of the features" if self.root else "features as they are",
-                "centred" if self.center else "not centred",
-            ]
-        )
-
-
-UNTRAINED = Recipe(root=False, center=False, shrinkage=1.0)
+UNTRAINED = Recipe(root=False, shrinkage=1.0)
 """The unchanged features."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is kept and why; stored in choice.json."""
+    """The head that is kept, and the scores on folds behind it."""
 
     kept: str
     recipe: Recipe
     dim: int
-    folds: int
-    classes: int
-    items: int
-    scores: dict[str, dict[str, float]]
+    folds: int = 0
+    """0 where there are too few classes, or nothing was to be decided."""
+    classes: int = 0
+    items: int = 0
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """Method → Recall@1 and MAP@R on the folds."""
-    gains: dict[str, dict[str, tuple[float, float, float]]]
+    gains: dict[str, dict[str, tuple[float, float, float]]] = field(default_factory=dict)
     """"a over b" → score → mean difference and its 95% interval over classes."""
-    curve: list[tuple[int, float, float]]
 
     def describe(self) -> list[str]:
         """Return lines for the user: what the folds found, and what is kept."""
+        kept = f"{self.kept}, {self.dim} dimensions ({4 * self.dim:,} bytes per item)"
+        if self.kept != NOTHING:
+            kept += f", shrinkage {self.recipe.shrinkage:g}, emphasis {self.recipe.emphasis:g}"
         if not self.scores:
-            return [f"head: {self.kept} in {self.dim} dimensions, {self.recipe.describe()}"]
-        parts = [
+            return [f"head: {kept}"]
+        found = ", ".join(
             f"{name} {100 * of['recall@1']:.2f} / {100 * of['map@r']:.2f}"
             for name, of in self.scores.items()
-        ]
+        )
         return [
             f"Recall@1 / MAP@R on {self.classes:,} training classes, each held out in one of "
-            f"{self.folds} folds: " + ", ".join(parts),
-            self.reason(),
+            f"{self.folds} folds: {found}",
+            f"kept: {kept}; {self.reason()}",
         ]
 
     def reason(self) -> str:
-        """Return what is kept, and why, in a sentence."""
-        if self.kept == NOTHING:
-            gain = self.gains[f"{CLOSED} over {NOTHING}"]["recall@1"]
-            why = f"the closed form changes Recall@1 by {_points(gain)}"
-            return f"kept: the untrained features in {self.dim} dimensions, since {why}"
-        what = f"{self.dim} dimensions ({4 * self.dim:,} bytes an item), {self.recipe.describe()}"
-        pair = self.gains.get(f"{TRAINED} over {CLOSED}")
-        if pair is None:
-            return f"kept: the closed form in {what}"
-        why = f"Recall@1 by {_points(pair['recall@1'])}, MAP@R by {_points(pair['map@r'])}"
+        """Return in words what the closed form, or training after it, changes."""
+        what, pair = "the closed form", f"{CLOSED} over {NOTHING}"
         if self.kept == TRAINED:
-            return f"kept: the trained head in {what}, since training changes {why}"
-        return f"kept: the closed form in {what}, since training would change {why}"
+            what, pair = "training", f"{TRAINED} over {CLOSED}"
+        changes = " and ".join(
+            f"{name} by {_points(self.gains[pair][key])}"
+            for key, name in (("recall@1", "Recall@1"), ("map@r", "MAP@R"))
+        )
+        return f"{what} changes {changes}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dict for JSON."""
@@ -88,31 +63,25 @@ class Choice:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Choice":
-        """Build a choice from what `as_dict` returned.
-
-        KeyError, TypeError, ValueError or AttributeError for anything else.
-        """
-        gains = {
-            pair: {name: (float(m), float(low), float(high)) for name, (m, low, high) in of.items()}
-            for pair, of in stored["gains"].items()
-        }
-        curve = [(int(e), float(r), float(m)) for e, r, m in stored["curve"]]
-        for name in ("dim", "folds", "classes", "items"):
-            if type(stored[name]) is not int or not 0 <= stored[name] < 2**31:
-                raise ValueError(f"{name} is {stored[name]!r:.60}")
-        if stored["kept"] not in (NOTHING, CLOSED, TRAINED) or not stored["dim"]:
-            raise ValueError(f"kept is {stored['kept']!r:.60}, in {stored['dim']} dimensions")
+        """Build a choice from what `as_dict` returned; TypeError, ValueError for anything else."""
+        made = cls(**{**stored, "recipe": Recipe(**stored["recipe"])})
+        numbers = (made.dim, made.folds, made.classes, made.items)
+        if made.kept not in (NOTHING, CLOSED, TRAINED) or any(type(n) is not int for n in numbers):
+            raise ValueError(f"no choice of a head: {stored!r:.60}")
+        recipe = made.recipe
+        if type(recipe.root) is not bool or any(
+            type(value) not in (int, float) for value in (recipe.shrinkage, recipe.emphasis)
+        ):
+            raise ValueError(f"recipe is {stored['recipe']!r:.60}")
         scores = {
             name: {each: float(of[each]) for each in ("recall@1", "map@r")}
-            for name, of in stored["scores"].items()
+            for name, of in made.scores.items()
         }
-        recipe, kept = Recipe(**stored["recipe"]), {"gains": gains, "curve": curve}
-        kinds = type(recipe.root), type(recipe.center), type(recipe.shrinkage)
-        if kinds[:2] != (bool, bool) or kinds[2] not in (int, float):
-            raise ValueError(f"recipe is {stored['recipe']!r:.60}")
-        if not 0 <= recipe.shrinkage <= 1:
-            raise ValueError(f"shrinkage is {recipe.shrinkage!r:.60}")
-        return cls(**{**stored, "recipe": recipe, "scores": scores, **kept})
+        gains = {
+            pair: {name: (float(m), float(low), float(high)) for name, (m, low, high) in of.items()}
+            for pair, of in made.gains.items()
+        }
+        return cls(made.kept, recipe, *numbers, scores, gains)
 
 
 def _points(gain: tuple[float, float, float]) -> str:

@@ -4,7 +4,7 @@
     environment.json   versions, machine, command
     data.json          what was trained on: counts and class names of each side
     metrics.jsonl      a line per epoch
-    choice.json        which head the folds chose, and why, how to search, and scores
+    choice.json        what is kept, and why: the head that folds chose, their scores
     corrections.csv    what somebody said of doubtful labels on the page, see data/corrections.py
     corrected.csv      the corrections that were applied before training, if any
     backbone.json      a digest of the module that training started from, if it came from Python
@@ -29,7 +29,6 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Container
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +38,7 @@ from typing import Any
 
 import torch
 
-from nofuss.config import TrainConfig, check_limits, is_named_data, read_config, to_json
+from nofuss.config import Settings, check_limits, from_json, is_named_data, to_json
 from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError, UsageError
@@ -60,8 +59,6 @@ DEPTH = 3
 """Levels of a run that hold files."""
 FROM_PYTHON = " (given from Python)"
 """How the name ends that stands for the path of data which have none."""
-# Settings that may change when a run is resumed: where and how fast, never what is learned.
-_FREE = {"out", "resume", "data", "device", "num_workers", "tensorboard"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Run:
     """A run directory and the configuration it was made with."""
 
     path: Path
-    config: TrainConfig
+    config: Settings
     _held: ExitStack = field(default_factory=ExitStack, compare=False, repr=False)
 
     @classmethod
@@ -85,7 +82,9 @@ class Run:
             _refuse_links(path)
             if write:
                 held.enter_context(locked(path))
-            config = read_config(_read_config(path), where=where)
+            stored = _read_config(path)
+            stored.pop("fingerprint", None)
+            config = from_json(Settings, stored, where=where)
             try:
                 check_limits(config)
             except UsageError as error:
@@ -157,7 +156,7 @@ class Run:
 
 
 def create_run(
-    config: TrainConfig, *, name: str, fingerprint: str, held: ExitStack | None = None
+    config: Settings, *, name: str, fingerprint: str, held: ExitStack | None = None
 ) -> Run:
     """Make a run directory, config.out or the first free runs/NAME, and describe it there.
 
@@ -213,44 +212,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return []
 
 
-def resume_run(
-    given: TrainConfig, *, explicit: Container[str] = (), restarted: bool = False
-) -> TrainConfig:
-    """Return the configuration to resume with: the run's, changed by what the user gave.
-
-    explicit: names of settings that count even if they have their default values.
-    restarted: torchrun repeated the command of the run, so its flags change nothing.
-    """
-    if given.out is None:
-        raise RunError("--resume needs the run to resume; add --out RUN")
-    saved, default = Run.open(given.out).config, TrainConfig()
-    changes = {
-        name: getattr(given, name)
-        for name in _settings()
-        if not restarted and (name in explicit or getattr(given, name) != getattr(default, name))
-    }
-    kept = {name: getattr(given, name) for name in _FREE - {"data", "tensorboard"}}
-    data, board = given.data or saved.data, given.tensorboard or saved.tensorboard
-    return dataclasses.replace(saved, **changes, **kept, data=data, tensorboard=board)
-
-
-def continue_run(config: TrainConfig, *, fingerprint: str) -> Run:
-    """Return the run of config.out to resume; its settings and data must be the same.
-
-    config: resolved.
-    """
+def continue_run(config: Settings, *, fingerprint: str) -> Run:
+    """Return the run of config.out to resume; its data must be the same."""
     assert config.out is not None
     saved = Run.open(config.out).config
-    changes = ", ".join(
-        f"{name} {getattr(saved, name)} → {getattr(config, name)}"
-        for name in _settings()
-        if getattr(saved, name) != getattr(config, name)
-    )
-    if changes:
-        raise RunError(
-            f"{config.out} was made with other settings ({changes}); drop those flags, "
-            "or train into another --out"
-        )
     cure = "give the same data, or train into another --out"
     check_same_data(config.out, fingerprint, cure=cure)
     data = None if config.data is None else _absolute(config.data)
@@ -310,11 +275,6 @@ def _no_run(path: Path) -> RunError:
     return RunError(
         f"{path} is not a run directory: no config.json in it; give one that `nofuss train` made"
     )
-
-
-def _settings() -> list[str]:
-    """Return the names of the settings that decide what is learned."""
-    return [field.name for field in dataclasses.fields(TrainConfig) if field.name not in _FREE]
 
 
 def _describe(run: Run, fingerprint: str) -> None:

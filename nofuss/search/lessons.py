@@ -34,8 +34,8 @@ from nofuss.model.saved import (
     model_files,
     save_model,
 )
-from nofuss.model.start import Affine
 from nofuss.model.taught import mapped
+from nofuss.model.whitening import Affine
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings

@@ -1,7 +1,9 @@
 """`nofuss.train`: the whole of `nofuss train` from Python."""
 
+import inspect
 import os
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -10,22 +12,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nofuss.config import Preprocessing, TrainConfig, fits
+from nofuss.config import Options, Preprocessing, fits
 from nofuss.data.collection import Collection, from_dataset
 from nofuss.data.readers.arrays import from_arrays
 from nofuss.errors import DataError, NofussError, UsageError, in_python
 from nofuss.model.backbones import OWN, left_as_given, own_backbone
 from nofuss.training.callbacks import Callback
-from nofuss.training.pipeline import run_training
+from nofuss.training.train import run_training
 
 
 def train(
     data: Any = None,
     *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    preset: str | None = None,
     backbone: str | nn.Module | None = None,
+    dim: int | None = None,
+    head: str | None = None,
+    loss: str | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    test_fraction: float | None = None,
+    seed: int | None = None,
+    device: str | torch.device | None = None,
     preprocessing: Preprocessing | None = None,
     callback: Callback | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> Path:
     """Learn a distance and score it on classes never seen; return the run directory.
 
@@ -40,7 +53,7 @@ def train(
     callback: a function that is called with an `Event` at the start, after every step and every
         epoch, at the end, and with the progress of slow work; an exception of it ends training,
         which can then be resumed.
-    settings: the flags of `nofuss train` with underscores: `out`, `epochs`, `dim`, `loss`, …
+    The other keywords are the flags of `nofuss train` with underscores; None is not asked.
 
     >>> run = nofuss.train("photos", epochs=10)  # doctest: +SKIP
     >>> nofuss.load(run).embed(["new.jpg"]).shape  # doctest: +SKIP
@@ -51,29 +64,56 @@ def train(
         raise UsageError(f"backbone is {backbone!r:.60}; expected a name or a module")
     if module is None and preprocessing is not None:
         raise UsageError("preprocessing is for a backbone that is a module; leave it out")
+    options |= {
+        "out": out,
+        "resume": resume,
+        "preset": preset,
+        "dim": dim,
+        "head": head,
+        "loss": loss,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "test_fraction": test_fraction,
+        "seed": seed,
+        "device": device,
+    }
     try:
         with nullcontext() if module is None else left_as_given(module):
-            known = None if module is None else own_backbone(module, preprocessing)
-            name = backbone if isinstance(backbone, str) else OWN if known is not None else None
-            found = {key: _setting(key, value) for key, value in settings.items()}
-            config = TrainConfig(data=_path(data), backbone=name, **found)
-            return run_training(
-                config,
-                _collection(data),
-                backbone=known,
-                callback=callback,
-                given=settings.keys(),
-            )
+            own = None if module is None else own_backbone(module, preprocessing)
+            name = backbone if isinstance(backbone, str) else OWN if own is not None else None
+            found = {key: _setting(key, value) for key, value in options.items()}
+            asked = Options(data=_path(data), backbone=name, **found)
+            return run_training(asked, _collection(data), backbone=own, callback=callback)
     except NofussError as error:
         if "nofuss " not in str(error):  # a command to type has flags
             error.args = (in_python(str(error)), *error.args[1:])
         raise
 
 
+def _whole_signature() -> inspect.Signature:
+    """Return the signature of `train` with every field of `Options` as a keyword."""
+    spelled = inspect.signature(train)
+    known = {name: p for name, p in spelled.parameters.items() if name != "options"}
+    others = [
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+        )
+        for f in fields(Options)
+        if f.name not in known
+    ]
+    return spelled.replace(parameters=[*known.values(), *others])
+
+
+train.__signature__ = _whole_signature()  # type: ignore[attr-defined]
+
+
 def _setting(name: str, value: Any) -> Any:
-    """Return a setting in the type that the run's config.json has for it."""
-    if value is None or name not in (hints := get_type_hints(TrainConfig)):
-        return value
+    """Return an option in the type that the run's config.json has for it."""
+    hints = get_type_hints(Options)
+    if value is None:
+        return None
+    if name not in hints:
+        raise TypeError(f"train() got an unexpected keyword argument {name!r}")
     if Path in get_args(hints[name]):
         if (path := _path(value)) is None:
             raise UsageError(f"--{name} is {value!r:.60}; expected a path")

@@ -1,19 +1,30 @@
 """Batches for training: a collection's items in an order fixed by (seed, epoch, step) alone."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from nofuss.config import Preprocessing
+from nofuss.config import Preprocessing, Settings
 from nofuss.data.collection import Collection, Labels
 from nofuss.data.loader import Batch, batches
 from nofuss.data.sampling import m_per_class, shuffled, triplet_batches
 from nofuss.distributed.processes import share, world
 from nofuss.errors import UsageError
 from nofuss.model.activations import Activations
+
+
+def class_count(data: Collection) -> int:
+    """Return how many classes the proxies stand for; without labels, a fifth of the items."""
+    return data.num_classes or max(2, min(1000, len(data) // 5))
+
+
+def batch_of(settings: Settings, items: int, classes: int) -> int:
+    """Return the batch size: as configured, at most the number of items, in whole classes."""
+    batch, each = min(settings.batch_size, items), settings.per_class
+    return each * max(2, min(batch // each, classes)) if each else batch
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,28 @@ class CollectionFeed:
     num_workers: int = 0
     pin: bool = False
     """Put the inputs into pinned memory, from which a GPU copies asynchronously."""
+
+    @classmethod
+    def of(
+        cls,
+        collection: Collection,
+        preprocessing: Preprocessing | None,
+        settings: Settings,
+        *,
+        pin: bool = False,
+    ) -> "CollectionFeed":
+        """Return the batches that the settings ask for."""
+        if not collection.is_labelled:
+            settings = replace(settings, per_class=0)
+        return cls(
+            collection,
+            preprocessing,
+            batch_of(settings, len(collection), class_count(collection)),
+            per_class=settings.per_class,
+            seed=settings.seed,
+            num_workers=settings.num_workers,
+            pin=pin,
+        )
 
     def __post_init__(self) -> None:
         if (fewest := min(map(len, self.indices(0)), default=0)) < world():

@@ -1,28 +1,50 @@
-"""A head on fixed features, trained from its closed form.
+"""The head on fixed features: `fit_head` decides what becomes of them, and nothing else does.
 
-The closed form gives inputs of D dimensions and average length 1; what is trained is a D × D
-matrix that starts at the identity, with the proxies at their class means. Adam moves every entry by
-about its rate a step, so that rate × steps × √D says how far an output of length 1 can move: that
-product is what is fixed here, and the rates follow from the number of steps. 800 items or 80,000,
-64 dimensions or 1,024 then need no other settings.
+The closed form of model/whitening.py, by the recipe that folds of the classes prefer; the features
+as they are, where these folds find it significantly worse; or, if that is asked for, the closed
+form trained on with the paper's loss.
+
+What is trained is a D × D matrix behind the closed form, whose outputs have length 1 on average. It
+starts at the identity, with the proxies at the class means. Adam moves every entry by about its
+rate a step, so that rate × steps × √D says how far an output of length 1 can move: that product is
+what is fixed here, and the rates follow from the number of steps. 800 items or 80,000, 64
+dimensions or 1,024 then need no other settings.
 """
 
-from dataclasses import replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nofuss.config import TrainConfig
+from nofuss.config import Settings
 from nofuss.data.collection import Collection
+from nofuss.distributed import processes
+from nofuss.evaluate.intervals import Difference, paired_difference
+from nofuss.evaluate.protocol import QueryScores, pooled
 from nofuss.geometry import normalize
-from nofuss.model.start import Affine
-from nofuss.training.feed import CollectionFeed
-from nofuss.training.loop import Training
-from nofuss.training.prepare import wire
-from nofuss.training.setup import batch_of
+from nofuss.model.whitening import (
+    DIRECTIONS,
+    EXACT,
+    Affine,
+    closed_form,
+    project,
+    signed_root,
+    untrained_head,
+)
+from nofuss.progress import working
+from nofuss.run.choice import CLOSED, NOTHING, TRAINED, UNTRAINED, Choice
+from nofuss.training.criterion import build_criterion, place_proxies
+from nofuss.training.feed import CollectionFeed, batch_of
+from nofuss.training.folds import Recipes, class_folds, query_scores, sample_rows
+from nofuss.training.loop import Control, NonFiniteLoss, Training, run_watched
+from nofuss.training.settings import head_dim
 
+SCORED_ITEMS = 3000
+"""Items of a fold that methods are compared on."""
+SCORES = ("recall@1", "map@r")
+PINNED = {"untrained": NOTHING, "closed-form": CLOSED, "trained": TRAINED}
 MOVE = 2.0
 """Rate × steps × √D of the head; of the proxies PROXY_FACTOR times as much."""
 PROXY_FACTOR = 10.0
@@ -30,56 +52,222 @@ EPOCHS = 20
 FEWEST_STEPS, MOST_STEPS, MOST_EPOCHS = 300, 3000, 60
 
 
-def head_schedule(config: TrainConfig, items: int, classes: int) -> TrainConfig:
-    """Fill in epochs and rates that the user has not set, by the number of steps."""
-    steps = max(1, items // batch_of(config, items, classes))
-    epochs = config.epochs
+@dataclass(frozen=True)
+class FoldOutcome:
+    """What one fold says: unit embeddings of its rows by each method, and their scores."""
+
+    rows: Tensor
+    embeddings: dict[str, Tensor]
+    scores: dict[str, QueryScores]
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    """A head on features, and how it was chosen."""
+
+    head: Affine
+    """Of the features, or of their roots where `choice.recipe.root`."""
+    choice: Choice
+    criterion: nn.Module
+    """The loss with its proxies: trained, or at the class means."""
+    pinned: str | None = None
+    """The method that was asked for; None if the folds decided."""
+    outcomes: tuple[FoldOutcome, ...] = ()
+    """What the folds said; of several processes the first knows."""
+
+    def embed(self, features: Tensor) -> Tensor:
+        """Return the unit embeddings (N, D) of features (N, F)."""
+        return normalize(self.head(signed_root(features) if self.choice.recipe.root else features))
+
+    def held_out(self) -> list[Tensor]:
+        """Return unit embeddings of each fold's rows, by what the *other* folds would keep."""
+        others = [[*self.outcomes[:k], *self.outcomes[k + 1 :]] for k in range(len(self.outcomes))]
+        kept = [self.pinned or better(rest) for rest in others]
+        return [outcome.embeddings[k] for outcome, k in zip(self.outcomes, kept, strict=True)]
+
+
+def fit_head(
+    x: Tensor,
+    labels: Tensor,
+    settings: Settings,
+    *,
+    decided: Choice | None = None,
+    compare: bool = True,
+    control: Control | None = None,
+) -> HeadFit:
+    """Fit a head to features x (N, F) with labels (N,) of 0…C−1 without gaps, all in memory.
+
+    decided: what folds have found before; nothing is then tried on them. compare: False does not
+    try a head that is asked for on folds, where nobody wants its scores.
+    """
+    control = control or Control()
+    dim = None if settings.dim is None else head_dim(settings, x.shape[1])
+    pinned, progress = PINNED.get(settings.head), control.callbacks.progress
+    projection = project(
+        x, sample_rows(labels, torch.arange(len(x)), EXACT), max(DIRECTIONS, dim or 0)
+    )
+    folds = class_folds(labels) if decided is None else []
+    recipes = Recipes(projection(x), labels, folds, projection.root, dim)
+    outcomes: list[FoldOutcome] = []
+
+    def decide() -> str:
+        if compare or pinned is None:
+            outcomes.extend(run_folds(x, recipes, dim, settings, control))
+        return json.dumps(_choice(x, recipes, dim, outcomes, pinned).as_dict())
+
+    # Rounding may differ between machines: of several processes the first decides.
+    choice = decided or Choice.from_dict(json.loads(processes.from_first(decide)))
+    with working(progress, "fitting the head to all items"):
+        if choice.kept == NOTHING:
+            head = untrained_head(x, choice.dim)
+        else:
+            sums = recipes.sums().double()
+            head = projection.then(closed_form(sums, choice.recipe, choice.dim), sums.mean)
+        inputs = head(signed_root(x) if choice.recipe.root else x)
+        length = max(float(inputs.norm(dim=1).mean()), torch.finfo(torch.float32).tiny)
+        head, inputs = head.times(1 / length), inputs / length
+    if choice.kept == TRAINED:
+        turn, criterion = train_turn(inputs, labels, settings, control)
+        head = head.then(turn)
+    else:
+        criterion = build_criterion(settings, int(labels.max()) + 1, choice.dim)
+        place_proxies(criterion, normalize(inputs), labels, seed=settings.seed)
+    return HeadFit(head, choice, criterion, pinned, tuple(outcomes))
+
+
+def _choice(
+    x: Tensor,
+    recipes: Recipes,
+    dim: int | None,
+    outcomes: Sequence[FoldOutcome],
+    pinned: str | None,
+) -> Choice:
+    """Return what is kept, and the scores behind it.
+
+    Features that are kept as they are keep their own dimension, unless another is asked for.
+    """
+    kept = pinned or (better(outcomes) if outcomes else CLOSED)
+    recipe, best_dim = recipes.best()
+    if kept == NOTHING:
+        recipe, best_dim = UNTRAINED, dim or x.shape[1]
+    scores = pooled_scores(outcomes)
+    pairs = ((CLOSED, NOTHING), (TRAINED, CLOSED), (TRAINED, NOTHING))
+    return Choice(
+        kept,
+        recipe,
+        best_dim,
+        folds=len(outcomes),
+        classes=len(torch.unique(recipes.labels)),
+        items=len(x),
+        scores={
+            name: {"recall@1": float(of.recall.mean()), "map@r": float(of.map_at_r.mean())}
+            for name, of in scores.items()
+        },
+        gains={f"{a} over {b}": {**gains_of(scores, a, b)} for a, b in pairs if a in scores},
+    )
+
+
+# On folds
+
+
+def run_folds(
+    x: Tensor, recipes: Recipes, dim: int | None, settings: Settings, control: Control
+) -> list[FoldOutcome]:
+    """Score the features as they are and the closed form on the classes of each fold.
+
+    Every fold gets the recipe that scored best on the *others*, and a head of the classes outside
+    it; where a trained head is asked for, also a training from there. dim: as asked.
+    """
+    outcomes, labels, progress = [], recipes.labels, control.callbacks.progress
+    for k, fold in enumerate(recipes.folds):
+        rows, others, of_all = fold.held_out, fold.others, f"fold {k + 1} of {len(recipes.folds)}"
+        with working(progress, f"fitting the head on {of_all}"):
+            sums = recipes.sums(without=k)
+            matrix = closed_form(sums, *recipes.best(without=k))
+            untrained = x[rows] if dim is None else untrained_head(x[others], dim)(x[rows])
+            found = {NOTHING: untrained, CLOSED: (recipes.z[rows] - sums.mean) @ matrix}
+        if settings.head == "trained":
+            inputs = (recipes.z[others] - sums.mean) @ matrix
+            length = float(inputs.norm(dim=1).mean())
+            compact = torch.unique(labels[others], return_inverse=True)[1]
+            quiet = Control(stop=control.stop, device=control.device)
+            with working(progress, f"training the head on {of_all}"):
+                try:
+                    turn, _ = train_turn(inputs / length, compact, settings, quiet)
+                except NonFiniteLoss as error:  # its rows are those outside the fold
+                    raise NonFiniteLoss(str(error), others[error.indices]) from None
+            found[TRAINED] = turn(found[CLOSED] / length)
+        found = {name: normalize(z) for name, z in found.items()}
+        some = sample_rows(labels[rows], torch.arange(len(rows)), SCORED_ITEMS)
+        scores = {name: query_scores(z[some], labels[rows][some]) for name, z in found.items()}
+        outcomes.append(FoldOutcome(rows, found, scores))
+    return outcomes
+
+
+def better(outcomes: Sequence[FoldOutcome]) -> str:
+    """Return what these folds keep: the closed form, unless it is significantly worse (95%)."""
+    gains = gains_of(pooled_scores(outcomes), CLOSED, NOTHING)
+    return NOTHING if any(gain.high < 0 for gain in gains.values()) else CLOSED
+
+
+def pooled_scores(outcomes: Sequence[FoldOutcome]) -> dict[str, QueryScores]:
+    """Return the queries of all folds, by method."""
+    methods = outcomes[0].scores if outcomes else ()
+    return {name: pooled([outcome.scores[name] for outcome in outcomes]) for name in methods}
+
+
+def gains_of(scores: Mapping[str, QueryScores], method: str, other: str) -> dict[str, Difference]:
+    """Return the paired differences between two methods, over classes, by score."""
+    a, b = scores[method], scores[other]
+    return {
+        "recall@1": paired_difference(a.recall, b.recall, a.labels),
+        "map@r": paired_difference(a.map_at_r, b.map_at_r, a.labels),
+    }
+
+
+# Trained
+
+
+def head_schedule(settings: Settings, items: int, classes: int, dim: int) -> Settings:
+    """Fill in epochs and rates that are not set, by the number of steps."""
+    steps = max(1, items // batch_of(settings, items, classes))
+    epochs = settings.epochs
     if epochs is None:
         wanted = min(max(EPOCHS * steps, FEWEST_STEPS), MOST_STEPS)
         epochs = min(max(1, round(wanted / steps)), MOST_EPOCHS)
-    lr = config.head_lr
+    lr = settings.head_lr
     if lr is None:
-        assert config.dim is not None
-        lr = MOVE / (max(1, epochs) * steps * config.dim**0.5)
-    proxy_lr = PROXY_FACTOR * lr if config.proxy_lr is None else config.proxy_lr
-    return replace(config, epochs=epochs, head_lr=lr, proxy_lr=proxy_lr)
+        lr = MOVE / (max(1, epochs) * steps * dim**0.5)
+    proxy_lr = PROXY_FACTOR * lr if settings.proxy_lr is None else settings.proxy_lr
+    return replace(settings, epochs=epochs, head_lr=lr, proxy_lr=proxy_lr)
 
 
-def prepare_head(
-    config: TrainConfig, inputs: Tensor, labels: Tensor, *, device: torch.device
-) -> tuple[Training, CollectionFeed]:
-    """Prepare the training of a head on `inputs` (N, D) of the closed form.
+def train_turn(
+    inputs: Tensor, labels: Tensor, settings: Settings, control: Control
+) -> tuple[Affine, nn.Module]:
+    """Train a map behind inputs (N, D) of length 1 on average; return it and the criterion.
 
-    labels: (N,) of 0…C−1 without gaps. `Training.model` is the D × D map.
+    labels: (N,) of 0…C−1 without gaps.
     """
-    classes = int(labels.max()) + 1
-    config = replace(config, dim=inputs.shape[1])
-    config = head_schedule(config, len(inputs), classes)
-    dim = inputs.shape[1]
-    turn = nn.Linear(dim, dim, device="meta", dtype=inputs.dtype).to_empty(device=device)
+    dim, classes = inputs.shape[1], int(labels.max()) + 1
+    settings = head_schedule(settings, len(inputs), classes, dim)
+    turn = nn.Linear(dim, dim, device="meta", dtype=inputs.dtype).to_empty(device=control.device)
     with torch.no_grad():
-        turn.weight.copy_(torch.eye(inputs.shape[1]))
+        turn.weight.copy_(torch.eye(dim))
         turn.bias.zero_()
-    data = _collection(inputs.numpy(), labels.numpy(), classes)
-    return wire(config, turn, data, None, normalize(inputs))
-
-
-@torch.no_grad()
-def composed(turn: nn.Module, start: Affine) -> Affine:
-    """Return the closed form followed by the trained map, as one map."""
-    assert isinstance(turn, nn.Linear)
-    weight, bias = turn.weight.detach().cpu(), turn.bias.detach().cpu()
-    return Affine(weight @ start.weight, weight @ start.bias + bias)
-
-
-def _collection(
-    vectors: NDArray[np.float32], labels: NDArray[np.int64], classes: int
-) -> Collection:
-    return Collection(
+    criterion = build_criterion(settings, classes, dim)
+    place_proxies(criterion, normalize(inputs), labels, seed=settings.seed)
+    criterion.to(control.device)
+    names = tuple(map(str, range(classes)))
+    data = Collection(
         name="features",
         layout="array",
         kind="vectors",
-        array=vectors,
-        labels=labels,
-        class_names=tuple(map(str, range(classes))),
+        array=inputs.numpy(),
+        labels=labels.numpy(),
+        class_names=names,
     )
+    training = Training.of(settings, turn, criterion, backbone=(), head=turn.parameters())
+    run_watched(training, CollectionFeed.of(data, None, settings), control)
+    weight, bias = (p.detach().cpu() for p in (turn.weight, turn.bias))
+    return Affine(weight, bias), criterion

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ import torch
 from nofuss import train
 from nofuss.cli import main
 from nofuss.commands.compare import Method, _compare, _same_but_for_the_seed
-from nofuss.config import TrainConfig
 from nofuss.evaluate import paired_difference, per_query
 from nofuss.evaluate.protocol import PerQuery
+from nofuss.files import read_json, write_json
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
+from tests.asked import settings_of
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +34,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(home / "free.npz", vectors=items, labels=labels)
     for seed in (0, 1):
         train(home / "x.npz", out=home / f"trained-{seed}", seed=seed)
-        train(home / "x.npz", out=home / f"untrained-{seed}", seed=seed, untrained=True)
+        train(home / "x.npz", out=home / f"untrained-{seed}", seed=seed, head="untrained")
     train(home / "free.npz", out=home / "other")
-    train(home / "free.npz", out=home / "other-untrained", untrained=True)
+    train(home / "free.npz", out=home / "other-untrained", head="untrained")
     return home
 
 
@@ -71,7 +73,7 @@ def test_seeds_are_one_method(home: Path, capsys: pytest.CaptureFixture[str]) ->
     methods = json.loads(out)["methods"]
     assert [len(method["runs"]) for method in methods] == [2, 2]
     assert methods[1]["recall@1"]["difference"]["over_seeds"] is not None
-    assert "untrained False" in methods[1]["name"]
+    assert "head auto" in methods[1]["name"]
 
 
 def test_seeds_are_paired_by_number(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +112,10 @@ def test_runs_scored_by_folds(
 
 
 def test_folds_that_differ_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(home / "free.npz", out=home / "other-3", folds=3)
+    shutil.copytree(home / "other", home / "other-3")
+    stored = read_json(home / "other-3" / "choice.json")
+    stored["scores"]["folds"] = 3
+    write_json(home / "other-3" / "choice.json", stored)
     code, _, err = compare(capsys, home / "other", home / "other-3")
     assert code == 2
     assert "scored by other folds" in err
@@ -154,7 +159,7 @@ def test_methods_whose_first_settings_agree_are_not_one(tmp_path: Path) -> None:
     """Groups are named by three settings that differ; two may agree in those."""
 
     def run(name: str, **settings: object) -> Run:
-        return Run(tmp_path / name, TrainConfig(**settings))  # type: ignore[arg-type]
+        return Run(tmp_path / name, replace(settings_of(), **settings))  # type: ignore[arg-type]
 
     other = {"preset": "small", "loss": "nca", "scale": 3.0, "backbone": "convnet"}
     runs = [
@@ -166,7 +171,7 @@ def test_methods_whose_first_settings_agree_are_not_one(tmp_path: Path) -> None:
 
 
 def test_where_curves_were_written_makes_no_method(tmp_path: Path) -> None:
-    runs = [Run(tmp_path, TrainConfig(seed=s, tensorboard=tmp_path / str(s))) for s in (0, 1)]
+    runs = [Run(tmp_path, settings_of(seed=s, tensorboard=tmp_path / str(s))) for s in (0, 1)]
     assert list(_same_but_for_the_seed(runs).values()) == [[0, 1]]
 
 

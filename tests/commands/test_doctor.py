@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.open import open_data
 from nofuss.geometry import normalize
@@ -19,6 +18,7 @@ from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.report.diagnosis import diagnose, doubts_of, histogram
 from nofuss.run.directory import create_run
+from tests.asked import settings_of
 from tests.tiny_run import scene
 
 Capture = pytest.CaptureFixture[str]
@@ -184,7 +184,9 @@ def test_small_classes_are_not_judged() -> None:
 
 def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture) -> None:
     """Also with pictures that can't be read among them."""
-    made = create_run(TrainConfig(data=sick, out=tmp_path / "run"), name="run", fingerprint="")
+    made = create_run(
+        settings_of("pictures", 40, data=sick, out=tmp_path / "run"), name="run", fingerprint=""
+    )
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     save_model(made.model, embedder)
     assert main(["doctor", str(sick), "--run", str(made.path), "--json"]) == 0
@@ -194,7 +196,7 @@ def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture
 
 def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> None:
     np.savez(tmp_path / "data.npz", vectors=np.eye(4).repeat(5, 0), labels=np.arange(20) // 5)
-    made = create_run(TrainConfig(out=tmp_path / "run"), name="run", fingerprint="")
+    made = create_run(settings_of(out=tmp_path / "run"), name="run", fingerprint="")
     embedder = build_embedder("identity", dim=4, channels=4, weights=None)
     save_model(made.model, embedder)
     assert main(["doctor", str(tmp_path / "data.npz"), "--run", str(made.path)]) == 0

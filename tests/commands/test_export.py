@@ -10,12 +10,12 @@ import torch
 
 import nofuss
 from nofuss.cli import main
-from nofuss.config import TrainConfig
 from nofuss.data.decode import decode_resized
 from nofuss.data.transforms import test_views as center_views
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.run.directory import create_run
+from tests.asked import settings_of
 from tests.tiny_run import write_pictures
 
 Capture = pytest.CaptureFixture[str]
@@ -25,7 +25,9 @@ Capture = pytest.CaptureFixture[str]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     data = write_pictures(folder / "data", per_class=3)
-    made = create_run(TrainConfig(data=data, out=folder / "run"), name="run", fingerprint="")
+    made = create_run(
+        settings_of("pictures", 40, data=data, out=folder / "run"), name="run", fingerprint=""
+    )
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None, mirror=True)
     save_model(made.model, embedder, class_names=["a", "b"])
     return made.path

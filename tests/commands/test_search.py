@@ -12,7 +12,6 @@ from PIL import Image
 
 import nofuss
 from nofuss.cli import main
-from nofuss.config import TrainConfig
 from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
@@ -20,6 +19,7 @@ from nofuss.run.directory import create_run
 from nofuss.search.index import Index
 from nofuss.search.items import open_items
 from nofuss.search.shelf import open_shelf
+from tests.asked import settings_of
 from tests.search.verdicts import open_set
 from tests.tiny_run import CLASSES, draw, write_pictures
 
@@ -34,7 +34,9 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, data: Path) -> Path:
     """A run whose network is untrained: it distinguishes colours all the same."""
-    made = create_run(TrainConfig(data=data, out=tmp_path / "run"), name="run", fingerprint="")
+    made = create_run(
+        settings_of("pictures", 40, data=data, out=tmp_path / "run"), name="run", fingerprint=""
+    )
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     save_model(made.model, embedder, extra={"open_set": open_set().as_dict()})
     return made.path
@@ -316,8 +318,10 @@ def test_the_grid_shows_pictures_of_arrays(tmp_path: Path, run: Path) -> None:
     """Queries and neighbours that are rows of arrays are drawn from them, test items too."""
     images = np.stack([np.asarray(draw(label, 3)) for label in range(4)])
     np.savez(tmp_path / "images.npz", images=images, labels=np.arange(4))
-    config = TrainConfig(data=tmp_path / "images.npz", out=tmp_path / "arrays", test_fraction=0.0)
-    made = create_run(config, name="run", fingerprint="")
+    settings = settings_of(
+        "pictures", 40, data=tmp_path / "images.npz", out=tmp_path / "arrays", test_fraction=0.0
+    )
+    made = create_run(settings, name="run", fingerprint="")
     shutil.copytree(run / "model", made.model)
     out, query = tmp_path / "grid.png", str(tmp_path / "images.npz")
     assert main(["search", str(made.path), query, "-k", "1", "--show", str(out)]) == 0
@@ -356,8 +360,8 @@ def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
     vectors = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
     np.savez(tmp_path / "data.npz", vectors=vectors, labels=np.arange(30) % 3)
     np.savez(tmp_path / "query.npz", vectors=vectors[[4]], labels=[0])
-    config = TrainConfig(data=tmp_path / "data.npz", out=tmp_path / "run")
-    made = create_run(config, name="run", fingerprint="")
+    settings = settings_of(data=tmp_path / "data.npz", out=tmp_path / "run")
+    made = create_run(settings, name="run", fingerprint="")
     save_model(made.model, build_embedder("identity", dim=4, channels=6))
     query = str(tmp_path / "query.npz")
     main(["index", str(made.path)])

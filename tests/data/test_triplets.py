@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nofuss import linked_groups
-from nofuss.config import TrainConfig
 from nofuss.data.collection import Collection
 from nofuss.data.open import open_training_data
 from nofuss.data.readers.arrays import from_arrays
 from nofuss.data.split import split_of
 from nofuss.data.triplets import Comparisons, _is_confirmed, held_out
 from nofuss.errors import DataError, UsageError
+from tests.asked import settings_of
 
-GROUPED = TrainConfig(test_fraction=0.25)
+GROUPED = settings_of(test_fraction=0.25)
 
 
 def by_hand(links: list[tuple[int, int]], count: int) -> list[int]:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from nofuss.commands import embed, evaluate
-from nofuss.config import TrainConfig
+from nofuss.config import Options
 from nofuss.errors import UsageError
 from nofuss.search import Index
 from nofuss.search.indexing import index_run
-from nofuss.training.pipeline import run_training
+from nofuss.training.train import run_training
 from tests.tiny_run import draw, train_pictures
 from tests.training import equal_training as trainings
 from tests.training.equal_losses import check_losses
@@ -91,5 +91,5 @@ def test_max_restarts_asks_for_the_run_directory(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     with pytest.raises(UsageError, match="add --out RUN"):
-        run_training(TrainConfig())
+        run_training(Options())
     assert not list(tmp_path.iterdir())

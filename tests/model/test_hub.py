@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 
 import nofuss
 from nofuss.commands.push import main as push
-from nofuss.config import TrainConfig
 from nofuss.errors import RunError, UsageError
 from nofuss.model.hub import Address, parse_address, parse_repository
 from nofuss.model.saved import model_files
 from nofuss.report.card import without_places
 from nofuss.report.hub_card import public_config
+from tests.asked import settings_of
 from tests.model.hub_stand_in import TOKEN, Hub, Repository, serving
 from tests.tiny_run import train_vectors
 
@@ -53,6 +54,7 @@ import contextlib, io, json, sys
 import numpy as np
 import nofuss
 from nofuss.cli import main
+from tests.asked import settings_of
 
 def vectors(address):
     encoder = nofuss.load(address)
@@ -261,5 +263,5 @@ def test_without_the_package_one_line_says_so(run: Path, monkeypatch: Any) -> No
 
 def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
     places = ("data", "weights", "corrections", "out", "tensorboard")
-    config = TrainConfig(**dict.fromkeys(places, tmp_path / "file.csv"))  # type: ignore[arg-type]
-    assert str(tmp_path) not in json.dumps(public_config(config))
+    settings = replace(settings_of(), **dict.fromkeys(places, tmp_path / "file.csv"))
+    assert str(tmp_path) not in json.dumps(public_config(settings))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nofuss.cache import blob
-from nofuss.config import Preprocessing, TrainConfig
+from nofuss.config import Options, Preprocessing
 from nofuss.data.readers.arrays import from_arrays
 from nofuss.model.activations import fixed_stages
 from nofuss.model.backbones import Backbone
@@ -19,8 +19,7 @@ from nofuss.model.embedder import build_embedder, for_inference
 from nofuss.model.onnx import WORTH_EXPORT, OnnxNetwork, accelerate, can_accelerate, graph_name
 from nofuss.model.saved import load_model, save_model
 from nofuss.model.stages import Trunk
-from nofuss.training.job import build_model
-from nofuss.training.presets import resolve
+from nofuss.training.network import build_model
 from tests.training.together import fork_together
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -154,8 +153,7 @@ def test_a_backbone_knows_the_size_of_its_pictures(tmp_path: Path, size: int | N
     collection = from_arrays(
         {"images": np.zeros((4, 100, 100, 3), np.uint8), "labels": np.arange(4) % 2}, name="x"
     )
-    config = resolve(TrainConfig(preset="frozen", size=size), kind="pictures", small=False)
-    embedder = build_model(config, collection)
+    embedder = build_model(Options(size=size), "frozen", collection)
     preprocessing = embedder.backbone.preprocessing
     assert preprocessing is not None
     assert preprocessing.size == (size or 224)

@@ -5,6 +5,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nofuss.evaluate.intervals import SeededDifference
@@ -40,10 +41,12 @@ def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: 
 def test_long_budgets_compare_with_what_they_train(name: str, budget: str, source: Source) -> None:
     """Sweeps with fewer points have those that the others are compared with."""
     experiment: Any = FIGURES[name]
-    long = replace(source, budget=PHOTOGRAPHS[budget])
+    blank = np.zeros((len(source.collection), 32, 32, 3), dtype=np.uint8)
+    pictures = replace(source.collection, kind="images", array=blank)
+    long = replace(source, budget=PHOTOGRAPHS[budget], collection=pictures)
     rates = dict.fromkeys(experiment.losses(long), 1e-4)
     trials = experiment.trials(long, rates)
-    assert set(experiment.losses(long)) == {t.config.loss for t in trials}
+    assert set(experiment.losses(long)) == {t.settings.loss for t in trials}
     made_up = {"recall@1": 0.5, "hits": [1, 2], "queries": [2, 4], "proxies_in_use": 1.0}
     entry = experiment.entry(long, rates, dict.fromkeys(trials, made_up))
     assert len(entry.tables[0].rows[0]) == len(entry.tables[0].head)

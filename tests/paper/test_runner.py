@@ -59,8 +59,8 @@ def test_tries_that_collapse_are_not_chosen(source: Source) -> None:
         return {t: made_up(t) for t in trials}
 
     def made_up(trial: Trial) -> dict[str, Any]:
-        is_high, all_flat = trial.config.head_lr == high, trial.config.loss == "n-pairs"
-        flat = all_flat or (is_high and trial.fold == 1 and trial.config.loss == "clustering")
+        is_high, all_flat = trial.settings.head_lr == high, trial.settings.loss == "n-pairs"
+        flat = all_flat or (is_high and trial.fold == 1 and trial.settings.loss == "clustering")
         spread = {"spread": 0.009 if flat else 0.5, "spread_before": 0.4}
         return {"recall@1": 0.6 if is_high else 0.5, **spread}
 

@@ -18,7 +18,7 @@ from tests.paper.tiny_source import tiny_budget, vectors
 
 def test_methods_share_all_but_loss_rate_and_sampling(source: Source) -> None:
     rates = dict.fromkeys(NAMES, 1e-3)
-    configs = [seeds_of(source, rates, loss)[0].config for loss in NAMES]
+    configs = [seeds_of(source, rates, loss)[0].settings for loss in NAMES]
     same = {replace(c, loss="", per_class=0, scale=None) for c in configs}
     assert len(same) == 1
 
@@ -37,7 +37,7 @@ def test_keys_follow_settings_and_data(source: Source) -> None:
 
 
 def test_batches_keep_items_and_move_rates(source: Source) -> None:
-    small, large = (trial_of(source, "lifted", 1e-3, batch_size=b).config for b in (16, 64))
+    small, large = (trial_of(source, "lifted", 1e-3, batch_size=b).settings for b in (16, 64))
     assert small.epochs == large.epochs
     assert large.head_lr == pytest.approx(2 * (small.head_lr or 0))
     assert large.proxy_lr == pytest.approx(10 * (large.head_lr or 0))
@@ -92,7 +92,7 @@ def photos(tmp_path: Path) -> Collection:
     ("name", "backbone", "optimizer", "schedule"),
     [
         ("hours", "efficientnet-lite0", "adam", "ramp"),
-        ("paper", "inception-bn", "rmsprop", "exponential"),
+        ("paper", "inception-bn", "rmsprop", "constant"),
     ],
 )
 def test_networks_are_trained(
@@ -111,7 +111,7 @@ def test_networks_are_trained(
     budget = replace(budget, settings={**budget.settings, **small})
     source = make_source("cub", photos, budget)
     trial = trial_of(source, "proxy-nca", 1e-4, record="neighbours")
-    c = trial.config
+    c = trial.settings
     assert (c.backbone, c.optimizer, c.schedule) == (backbone, optimizer, schedule)
     with Runner(tmp_path / "work") as runner:
         found = runner.run(source, [trial])[trial]
@@ -127,4 +127,4 @@ def test_networks_are_trained(
 def test_a_trial_is_frozen_and_equal_to_its_like(source: Source) -> None:
     one, other = (trial_of(source, "lifted", 1e-3, seed=1) for _ in range(2))
     assert one == other
-    assert len({one, other, Trial(one.config, fold=0)}) == 2
+    assert len({one, other, Trial(one.settings, fold=0)}) == 2

@@ -28,7 +28,7 @@ def vectors(seed: int = 0) -> Collection:
 
 
 def tiny_budget(**more: Any) -> Budget:
-    settings = {"preset": "vectors", "epochs": 2, "batch_size": 16, "center": False, "dim": 6}
+    settings = {"preset": "vectors", "epochs": 2, "batch_size": 16, "dim": 6}
     return Budget(
         name="minutes", settings=settings, words="tiny", rates=(1e-3, 1e-2), seeds=2, **more
     )

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from nofuss.config import TrainConfig
 from nofuss.report.card import model_card
 from nofuss.run.directory import Run, create_run
+from tests.asked import settings_of
 from tests.tiny_run import train_vectors
 
 
@@ -24,7 +24,7 @@ def test_training_writes_a_card(tmp_path: Path) -> None:
 
 def test_a_card_of_little_is_still_a_card(tmp_path: Path) -> None:
     """No scores, no data.json, names full of markup."""
-    run = create_run(TrainConfig(out=tmp_path / "a|b<i>`"), name="", fingerprint="")
+    run = create_run(settings_of(out=tmp_path / "a|b<i>`"), name="", fingerprint="")
     card = model_card(Run(run.path, Run.open(run.path).config))
     assert card.startswith("# a\\|b&lt;i>'\n")
     assert "nothing was held out" in card

@@ -43,7 +43,7 @@ def _(here: Path) -> list[object]:
 @rubbish(
     "other settings that are the defaults",
     2,
-    "other settings (loss nca → proxy-nca, scale None → 16.0)",
+    "other settings (loss nca → proxy-nca)",
 )
 def _(here: Path) -> list[object]:
     run = finished(here)
@@ -112,7 +112,7 @@ CATALOGUE |= {
             *("--scale", "8", "--loss", "triplet"),
         ],
         2,
-        "--scale is for losses over proxies; triplet has none",
+        "--scale is for losses over proxies; drop it",
     ),
     "more proxies than memory": (
         lambda here: [

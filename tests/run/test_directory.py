@@ -2,35 +2,31 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nofuss.config import TrainConfig
+from nofuss.config import Options, Settings
 from nofuss.errors import RunError
 from nofuss.files import LOCK, OWNER, TEMPORARY, locked, read_json, write_json
-from nofuss.run.directory import Run, check_same_data, continue_run, create_run, resume_run
-from nofuss.training.presets import resolve
-
-
-def resolved(**options: Any) -> TrainConfig:
-    return resolve(TrainConfig(**options), kind="vectors", small=False)
+from nofuss.run.directory import Run, check_same_data, continue_run, create_run
+from nofuss.training.settings import agree
+from tests.asked import settings_of
 
 
 def create(path: Path | None, **options: Any) -> Path:
-    return create_run(resolved(out=path, **options), name="set", fingerprint="f" * 32).path
+    return create_run(settings_of(out=path, **options), name="set", fingerprint="f" * 32).path
 
 
-def resume(path: Path, explicit: Sequence[str] = (), **options: Any) -> TrainConfig:
-    """As `pipeline.train` does it: the run's settings and the user's, resolved."""
-    merged = resume_run(TrainConfig(out=path, resume=True, **options), explicit=explicit)
-    return resolve(merged, kind="vectors", small=False)
+def resume(path: Path, **options: Any) -> Settings:
+    """As `run_training` does it: the run's settings, and what may change of them."""
+    return agree(Run.open(path).config, Options(out=path, resume=True, **options))
 
 
-def go_on(config: TrainConfig, *, fingerprint: str = "f" * 32) -> None:
-    continue_run(config, fingerprint=fingerprint)
+def go_on(settings: Settings, *, fingerprint: str = "f" * 32) -> None:
+    continue_run(settings, fingerprint=fingerprint)
 
 
 def tree(folder: Path) -> dict[Path, bytes]:
@@ -40,7 +36,7 @@ def tree(folder: Path) -> dict[Path, bytes]:
 def test_a_run_describes_itself(tmp_path: Path) -> None:
     path = create(tmp_path / "deep" / "run", seed=5, data=Path("x.npz"))
     run = Run.open(path)
-    assert run.config == resolved(out=path, seed=5, data=Path.cwd() / "x.npz")
+    assert run.config == settings_of(out=path, seed=5, data=Path.cwd() / "x.npz")
     environment = json.loads((path / "environment.json").read_text())
     assert environment["versions"]["torch"]
     assert environment["command"].startswith("nofuss")
@@ -78,7 +74,7 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["set", "..", ".hidden"])
 def test_the_next_free_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = {create_run(resolved(), name=name, fingerprint="").path for _ in range(3)}
+    made = {create_run(settings_of(), name=name, fingerprint="").path for _ in range(3)}
     assert len(made) == 3
     assert all(path.parent == Path("runs") for path in made)
     assert all((tmp_path / path / "config.json").is_file() for path in made)
@@ -87,7 +83,7 @@ def test_the_next_free_name(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_resume_needs_no_flags(tmp_path: Path) -> None:
     path = create(tmp_path / "run", seed=5, epochs=7, data=Path("x.npz"))
     data = Path.cwd() / "x.npz"  # whatever directory the rest is done from
-    assert resume(path) == resolved(out=path, resume=True, seed=5, epochs=7, data=data)
+    assert resume(path) == settings_of(out=path, seed=5, epochs=7, data=data)
 
 
 def test_resume_with_the_same_flags(tmp_path: Path) -> None:
@@ -96,9 +92,9 @@ def test_resume_with_the_same_flags(tmp_path: Path) -> None:
 
 
 def test_resume_with_other_settings_names_the_differences(tmp_path: Path) -> None:
-    path = create(tmp_path / "run", seed=5, dim=32)
-    with pytest.raises(RunError, match=r"dim 32 → 16, seed 5 → 6.*another --out") as raised:
-        go_on(resume(path, seed=6, dim=16))
+    path = create(tmp_path / "run", seed=5, dim=4)
+    with pytest.raises(RunError, match=r"dim 4 → 3, seed 5 → 6.*another --out") as raised:
+        resume(path, seed=6, dim=3)
     assert "loss" not in str(raised.value)
 
 
@@ -106,9 +102,8 @@ def test_a_flag_that_says_the_default_counts(tmp_path: Path) -> None:
     path = create(tmp_path / "run", seed=5, loss="proxy-anchor")
     assert resume(path).loss == "proxy-anchor"
     with pytest.raises(RunError, match=r"seed 5 → 0, .*loss proxy-anchor → proxy-nca"):
-        go_on(resume(path, explicit=("loss", "seed")))
-    assert resume(path, explicit=("preset",)).preset == "vectors"  # auto comes out the same
-    go_on(resume(path, explicit=("preset", "epochs")))
+        resume(path, seed=0, loss="proxy-nca")
+    assert resume(path, preset="auto").preset == "vectors"  # auto comes out the same
 
 
 def test_damage_of_the_configuration_is_noticed(tmp_path: Path) -> None:
@@ -142,10 +137,15 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_resume_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="--out"):
-        resume_run(TrainConfig(resume=True))
     with pytest.raises(RunError, match="not a run directory"):
         resume(tmp_path / "none")
+
+
+def test_data_that_moved_are_found_from_then_on(tmp_path: Path) -> None:
+    path = create(tmp_path / "run", seed=5, data=Path("x.npz"))
+    go_on(resume(path, data=Path("y.npz")))
+    saved = Run.open(path).config
+    assert (saved.data, saved.seed) == (Path.cwd() / "y.npz", 5)
 
 
 @pytest.mark.parametrize(

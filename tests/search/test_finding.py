@@ -10,7 +10,6 @@ import torch
 
 from nofuss import Index
 from nofuss.cli import main
-from nofuss.config import TrainConfig
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder
 from nofuss.model.saved import save_model
@@ -19,6 +18,7 @@ from nofuss.run.directory import create_run
 from nofuss.search.finding import why_no_verdict
 from nofuss.search.items import open_items
 from nofuss.search.searcher import Searcher
+from tests.asked import settings_of
 from tests.search.verdicts import open_set
 from tests.tiny_run import draw, draw_folder
 
@@ -47,7 +47,9 @@ def write_table(data: Path, *, cheaper: int = 0, relabelled: int = 0) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, table: Path) -> Path:
     """A run on the table whose untrained network re-ranks and recognises unknown classes."""
-    made = create_run(TrainConfig(data=table, out=tmp_path / "run"), name="run", fingerprint="")
+    made = create_run(
+        settings_of("pictures", 40, data=table, out=tmp_path / "run"), name="run", fingerprint=""
+    )
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     rerank = Rerank(
         2,

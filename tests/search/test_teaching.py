@@ -305,7 +305,7 @@ def test_corrections_add_up_to_those_that_the_run_was_trained_with(tmp_path: Pat
     learned = Correction(f"{tmp_path / 'x.npz'}#0", "0", "1")
     write_corrections(tmp_path / "first.csv", [learned])
     run = tmp_path / "run"
-    settings = {"test_fraction": 0.0, "folds": 0, "epochs": 0, "out": run}
+    settings = {"test_fraction": 0.0, "epochs": 0, "out": run}
     nofuss.train(tmp_path / "x.npz", corrections=tmp_path / "first.csv", **settings)
     with serving(run) as server:
         some = search(server, "item=3&k=35")["results"]

@@ -16,7 +16,7 @@ from nofuss.distributed import processes
 from nofuss.distributed.shard import gather
 from nofuss.losses import INSTANCE_LOSSES, ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.training.step import average_gradients, batch_loss, parallel
+from nofuss.training.loop import average_gradients, batch_loss, parallel
 
 BATCH, WIDTH, DIM = 15, 6, 5
 Make = Callable[..., nn.Module]

@@ -23,8 +23,7 @@ from nofuss.training.checkpoint import (
     module_tensors,
     optimizer_tensors,
 )
-from nofuss.training.checks import loss_on_one_batch
-from nofuss.training.loop import Training, run_loop
+from nofuss.training.loop import Training, loss_on_one_batch, run_loop
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
 

@@ -171,8 +171,8 @@ def test_settings_have_the_types_of_the_run_s_description(tmp_path: Path) -> Non
         nofuss.train((x, y), weights={}, out=tmp_path / "wrong")
     with pytest.raises(UsageError, match=r"^backbone is <class .*>; expected a name or a module$"):
         nofuss.train((x, y), backbone=Net, out=tmp_path / "wrong")
-    with pytest.raises(UsageError, match=r"^shrinkage is 'much'; expected float$"):
-        nofuss.train((x, y), shrinkage="much", out=tmp_path / "wrong")
+    with pytest.raises(UsageError, match=r"^scale is 'much'; expected float$"):
+        nofuss.train((x, y), scale="much", out=tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
 
 
@@ -244,9 +244,9 @@ def test_what_came_from_python_is_resumed_from_python(
     nofuss.train(vectors(), out=run, resume=True)
 
 
-def test_a_whitening_without_shrinkage(tmp_path: Path) -> None:
-    """Fewer items than features: the scatter within classes has no inverse."""
+def test_fewer_items_than_features(tmp_path: Path) -> None:
+    """The scatter within classes has no inverse."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(24, 40)).astype(np.float32), np.repeat(np.arange(6), 4)
-    run = nofuss.train((x, y), shrinkage=0, epochs=0, out=tmp_path / "run")
+    run = nofuss.train((x, y), out=tmp_path / "run")
     assert nofuss.load(run).embed(x).isfinite().all()

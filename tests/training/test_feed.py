@@ -10,7 +10,8 @@ from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.loader import Batch
 from nofuss.data.triplets import Comparisons
-from nofuss.training.feed import CollectionFeed
+from nofuss.training.feed import CollectionFeed, batch_of, class_count
+from tests.asked import settings_of
 
 LOOK = Preprocessing(size=8, resize=8, mode="L", mean=(127.5,), std=(127.5,), affine=0.1)
 
@@ -119,3 +120,25 @@ def test_triplets_come_in_thirds_without_labels() -> None:
 def test_an_epoch_shows_no_item_twice() -> None:
     seen = torch.cat([batch.indices for batch in FEEDS["vectors"](0, 0)])
     assert len(seen.unique()) == len(seen) == 20  # a last batch of three is left out
+
+
+def test_batches_of_whole_classes() -> None:
+    """As the program, the estimator and the experiments make them."""
+    assert batch_of(settings_of(batch_size=10), 100, 30) == 10
+    assert batch_of(settings_of(batch_size=10), 7, 3) == 7
+    assert batch_of(settings_of(batch_size=10, per_class=4), 100, 30) == 8
+    assert batch_of(settings_of(batch_size=64, per_class=4), 100, 5) == 20
+
+
+def test_settings_ask_for_batches() -> None:
+    settings = settings_of(batch_size=8, per_class=2, seed=3)
+    feed = CollectionFeed.of(vectors(), None, settings)
+    assert all(map(same, feed(1, 0), FEEDS["per class"](1, 0)))
+    bare = CollectionFeed.of(FEEDS["triplets"].collection, None, settings)
+    assert (bare.per_class, bare.batch_size) == (0, 8), "triplets have no classes"
+
+
+def test_proxies_of_items_without_labels_are_a_fifth_of_them() -> None:
+    assert class_count(vectors()) == 4
+    assert class_count(FEEDS["triplets"].collection) == 4
+    assert class_count(FEEDS["triplets"].collection.subset(np.arange(5))) == 2

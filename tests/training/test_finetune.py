@@ -20,11 +20,14 @@ from nofuss.model.embedder import build_embedder
 from nofuss.model.features import backbone_features
 from nofuss.model.saved import model_files
 from nofuss.model.stages import Trunk
-from nofuss.model.start import class_scatter, signed_root, whitened_head
-from nofuss.run.choice import Recipe
+from nofuss.model.whitening import Recipe
+from nofuss.run.choice import CLOSED, Choice
 from nofuss.run.embeddings import load_embeddings
 from nofuss.training.feed import ActivationFeed, CollectionFeed
-from nofuss.training.last_head import TRAINED_SHRINKAGE, after_training
+from nofuss.training.finetune import TRAINED_SHRINKAGE, after_training, labels_of, prepare
+from nofuss.training.head import fit_head
+from nofuss.training.loop import run_loop
+from tests.asked import settings_of
 
 
 def pictures() -> tuple[np.ndarray, np.ndarray]:
@@ -157,12 +160,13 @@ def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> Non
 
 
 def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> None:
-    settings = SETTINGS | {"unfreeze": "4"}
+    settings = SETTINGS | {"unfreeze": "4", "views": None}
     run = tmp_path / "run"
     nofuss.train(pictures(), out=run, **settings)
     kept = json.loads((run / "config.json").read_text())
-    assert (kept["unfreeze"], kept["views"]) == ("all", None)
-    nofuss.train(pictures(), out=run, resume=True, **settings)
+    assert (kept["unfreeze"], kept["views"]) == ("all", 1)
+    (run / "report.html").unlink()
+    nofuss.train(pictures(), out=run, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +198,7 @@ def test_mistakes_leave_no_run(tmp_path: Path, settings: dict[str, Any], message
 
 def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Path) -> None:
     images, labels = pictures()
-    settings = SETTINGS | {"dim": 6, "start": "whitened", "shrinkage": 0.7, "folds": 0}
-    settings |= {"root": True, "center": True, "test_fraction": 0.0, "mirror": False}
+    settings = SETTINGS | {"dim": 6, "start": "whitened", "test_fraction": 0.0, "mirror": False}
     run = nofuss.train((images, labels), out=tmp_path / "run", unfreeze="1", **settings)
     encoder = nofuss.load(run)
     assert encoder.dim == 6
@@ -204,13 +207,16 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     assert trained.shape == (6, 256)
     assert not torch.allclose(trained, encoder.embedder.head.weight, atol=1e-3)
     collection = from_arrays({"images": images, "labels": labels}, name="arrays")
-    features = signed_root(backbone_features(encoder.embedder, collection))
-    scatter = class_scatter(features, torch.from_numpy(labels))
-    expected = whitened_head(scatter, shrinkage=0.7, dim=6)(features)
-    found = encoder.embedder.head(features).detach()
-    assert torch.allclose(normalize(found), normalize(expected), atol=1e-2)
+    features = backbone_features(encoder.embedder, collection)
+    chosen = json.loads((run / "choice.json").read_text())
+    decided = after_training(Choice.from_dict(chosen["choice"]))
+    assert decided.recipe.shrinkage >= TRAINED_SHRINKAGE
+    asked = settings_of(dim=6)
+    expected = fit_head(features, torch.from_numpy(labels), asked, decided=decided).embed(features)
+    found = normalize(encoder.embedder.head(encoder.embedder.to_head(features)).detach())
+    assert torch.allclose(found, expected, atol=1e-2)
     proxies = load_embeddings(run).proxies
-    means = torch.stack([normalize(found)[labels == c].mean(0) for c in range(labels.max() + 1)])
+    means = torch.stack([found[labels == c].mean(0) for c in range(labels.max() + 1)])
     assert torch.allclose(torch.from_numpy(proxies), normalize(means), atol=1e-2)
 
 
@@ -230,12 +236,14 @@ def test_training_on_smaller_crops_is_searched_at_full_size(tmp_path: Path, unfr
 
 
 def test_after_training_the_closed_form_shrinks_more() -> None:
-    assert after_training(Recipe(shrinkage=0.3)) == Recipe(shrinkage=TRAINED_SHRINKAGE)
-    assert after_training(Recipe(root=False, shrinkage=0.97)) == Recipe(root=False, shrinkage=0.97)
+    choice = Choice(CLOSED, Recipe(shrinkage=0.3, emphasis=1.0), 8)
+    assert after_training(choice).recipe == Recipe(shrinkage=TRAINED_SHRINKAGE, emphasis=1.0)
+    more = Choice(CLOSED, Recipe(root=False, shrinkage=0.97), 8)
+    assert after_training(more) == more
 
 
 def test_several_proxies_follow_the_items_they_stood_for(tmp_path: Path) -> None:
-    settings = SETTINGS | {"start": "whitened", "folds": 0, "test_fraction": 0.0}
+    settings = SETTINGS | {"start": "whitened", "test_fraction": 0.0}
     settings |= {"loss": "soft-triple", "proxies_per_class": 2.0}
     run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings)
     kept = load_embeddings(run)
@@ -265,3 +273,29 @@ def test_layers_may_share_their_weights(tmp_path: Path) -> None:
     first, second = (found[f"backbone.network.{name}.weight"] for name in ("first", "second"))
     assert torch.equal(first, second)
     assert nofuss.load(run, backbone=Tied()).embed(list(pictures()[0][:2])).shape == (2, 4)
+
+
+# What is prepared
+
+
+def test_a_head_from_a_pca_is_trained_on_vectors() -> None:
+    """Fixed features: the head alone, and the mean of features of both signs is taken away."""
+    x = torch.randn(60, 7, generator=torch.Generator().manual_seed(0)) + 0.1
+    data = from_arrays({"vectors": x.numpy(), "labels": np.arange(60) % 6}, name="x")
+    embedder = build_embedder("identity", dim=4, channels=7)
+    training, feed = prepare(settings_of(start="pca", dim=4, epochs=2), embedder, data, x)
+    assert training.model is embedder.head
+    assert [g["name"] for g in training.optimizer.param_groups] == ["head", "proxies"]
+    torch.testing.assert_close(embedder.head(x).mean(0), torch.zeros(4), rtol=0, atol=1e-5)
+    e = normalize(embedder.head(x).detach())
+    means = torch.stack([e[labels_of(data) == c].mean(0) for c in range(6)])
+    proxies: Any = training.criterion.proxies
+    torch.testing.assert_close(proxies.detach(), normalize(means), rtol=0, atol=1e-5)
+    run_loop(training, feed)
+    assert training.history[-1]["loss"] < training.history[0]["loss"]
+
+
+def test_labels_are_numbered_without_gaps() -> None:
+    x = np.zeros((4, 2), dtype=np.float32)
+    data = from_arrays({"vectors": x, "labels": np.array([0, 1, 2, 3])}, name="x")
+    assert labels_of(data.subset(np.array([3, 1]))).tolist() == [1, 0]

@@ -2,9 +2,20 @@
 
 import pytest
 import torch
+from torch import Tensor
 
+from nofuss.evaluate import per_query
 from nofuss.evaluate.protocol import pooled
-from nofuss.training.folds import class_folds, query_scores, sample_rows
+from nofuss.model.whitening import ClassSums, Recipe, closed_form
+from nofuss.training.folds import (
+    EMPHASES,
+    SAMPLE,
+    SHRINKAGES,
+    Recipes,
+    class_folds,
+    query_scores,
+    sample_rows,
+)
 
 
 def test_folds_hold_out_every_class_once_and_neighbours_together() -> None:
@@ -67,3 +78,146 @@ def test_a_sample_is_filled_up_with_classes_of_one_item() -> None:
     rows = sample_rows(labels, torch.arange(len(labels)), 800)
     assert len(rows) > 390
     assert int((labels[rows] == 0).sum()) == 2
+
+
+def test_scores_are_those_of_the_evaluation() -> None:
+    """Where nothing is close to a tie; blocks of queries are walked over."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(300).repeat_interleave(4)[:-1]  # 1,199: two blocks
+    x = torch.randn(300, 6, generator=g)[labels] + 0.6 * torch.randn(1199, 6, generator=g)
+    found, expected = query_scores(x, labels), per_query(x, labels)
+    torch.testing.assert_close(found.recall, torch.as_tensor(expected.recall1).double())
+    torch.testing.assert_close(found.map_at_r, torch.as_tensor(expected.map_at_r).double())
+    assert 0.1 < float(found.recall.mean()) < 0.95
+
+
+# The recipe of the closed form
+
+
+def vectors(noise: float = 0.5) -> tuple[Tensor, Tensor]:
+    """Half of the directions separate 24 classes, the other half only vary within them."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(24).repeat_interleave(10)
+    x = torch.randn(24, 16, generator=g)[labels] + noise * torch.randn(240, 16, generator=g)
+    x[:, 8:] = 2 * torch.randn(240, 8, generator=g)
+    return x, labels
+
+
+def recipes_of(x: Tensor, labels: Tensor, dim: int | None = None) -> Recipes:
+    return Recipes(x, labels, class_folds(labels), False, dim)
+
+
+def test_the_recipe_that_fits_is_found() -> None:
+    recipe, dim = recipes_of(*vectors()).best()
+    assert recipe.shrinkage < 0.3
+    assert not recipe.root
+    assert dim == 16
+
+
+def test_of_equal_recipes_the_first_wins() -> None:
+    x, labels = vectors(noise=0.0)
+    x = torch.cat([x[:, :8], x[:, :8]], 1)  # classes are points: every shrinkage finds all
+    recipes = recipes_of(x + 1e-6 * torch.randn(240, 16), labels)
+    assert recipes.best() == (Recipe(False, SHRINKAGES[0], EMPHASES[0]), 16)
+
+
+def test_without_folds_the_safer_recipe_is_taken() -> None:
+    x, labels = vectors()
+    recipes = Recipes(x, labels, [], True, 8)
+    assert recipes.best() == (Recipe(root=True), 8)
+    whole = ClassSums.of(x, labels)
+    assert torch.equal(recipes.sums().within, whole.within)
+
+
+def test_another_recipe_has_to_be_better_by_a_standard_error() -> None:
+    """Gains of four classes with mean 1: once they agree, once they don't."""
+    first, other = (Recipe(False, 0.3), 16), (Recipe(False, 0.6), 16)
+    start = torch.zeros(2)
+    for gains, kept in (
+        ([[1.0, 1.1], [0.9, 1.0]], other),
+        ([[9.0, -3.0], [-4.0, 2.0]], first),
+        ([[-1.0, -1.1], [-0.9, -1.0]], first),
+    ):
+        recipes = recipes_of(*vectors())
+        recipes._scores[first] = [start, start]
+        recipes._scores[other] = [torch.tensor(gain) for gain in gains]
+        assert recipes._first_or_better([first, other], None) == kept
+
+
+def test_a_fold_s_recipe_is_that_of_the_other_folds() -> None:
+    first, other = (Recipe(False, 0.3), 16), (Recipe(False, 0.6), 16)
+    recipes = recipes_of(*vectors())
+    recipes._scores[first] = [torch.zeros(3)] * 3
+    gains = (torch.tensor([0.3, 0.31, 0.29]), -torch.ones(3), -torch.ones(3))
+    recipes._scores[other] = [-gain for gain in gains]
+    assert recipes._first_or_better([first, other], 0) == other
+    recipes._scores[other] = [*gains]
+    assert recipes._first_or_better([first, other], 0) == first
+    recipes._scores[other] = [*gains[1:], -50 * gains[1]]
+    assert recipes._first_or_better([first, other], 2) == first
+
+
+def test_the_closed_form_of_a_fold_does_not_know_its_classes() -> None:
+    x, labels = vectors()
+    fold = class_folds(labels)[1]
+    other = x.clone()
+    other[fold.held_out] = 100.0
+    first, again = recipes_of(x, labels), recipes_of(other, labels)
+    matrices = [closed_form(each.sums(without=1), Recipe(), 8) for each in (first, again)]
+    assert torch.equal(*matrices)
+    assert torch.equal(first.sums(without=1).mean, again.sums(without=1).mean)
+    assert not torch.equal(first.sums().within, again.sums().within)
+    direct = ClassSums.of(x[fold.others], labels[fold.others])
+    torch.testing.assert_close(first.sums(without=1).within, direct.within, rtol=1e-5, atol=1e-3)
+
+
+def test_a_fold_s_choice_does_not_know_its_classes() -> None:
+    """What is held out may be anything: the other folds, scored as before, choose the same.
+
+    Their closed forms do know it, so only its scores can be taken away, not its items.
+    """
+    recipes = recipes_of(*vectors())
+    chosen = [recipes.best(without=k) for k in range(4)]
+    whole = recipes._scores
+    for k in range(4):
+        g = torch.Generator().manual_seed(k)
+        recipes._scores = {
+            each: [torch.rand(len(s), generator=g) if i == k else s for i, s in enumerate(scores)]
+            for each, scores in whole.items()
+        }
+        assert recipes.best(without=k) == chosen[k]
+
+
+def test_scores_are_of_held_out_classes_by_the_rest() -> None:
+    """A slow loop: fit on the others, search the held-out items among themselves."""
+    x, labels = vectors()
+    recipes = recipes_of(x, labels, dim=5)
+    recipes.best()
+    recipe, dim = next(iter(recipes._scores))
+    assert dim == 5
+    for fold, found in zip(class_folds(labels), recipes._scores[recipe, dim], strict=True):
+        sums = ClassSums.of(x[fold.others], labels[fold.others])
+        z = (x[fold.held_out] - sums.mean) @ closed_form(sums, recipe, dim)
+        own = labels[fold.held_out]
+        scores = per_query(z, own)
+        objective = torch.as_tensor((scores.recall1 + scores.map_at_r) / 2).double()
+        expected = torch.stack([objective[own == c].mean() for c in own.unique()])
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("width", "dims"), [(16, (16,)), (120, (120, 64)), (300, (300, 256, 128, 64))]
+)
+def test_dimensions_that_folds_may_prefer(width: int, dims: tuple[int, ...]) -> None:
+    x, labels = torch.randn(20, width), torch.arange(20) % 5
+    assert Recipes(x, labels, [], False, None).dims == dims
+    assert Recipes(x, labels, [], False, 7).dims == (7,)
+
+
+def test_large_folds_are_scored_on_a_sample() -> None:
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(8).repeat_interleave(SAMPLE)
+    x = torch.randn(len(labels), 3, generator=g)
+    recipes = recipes_of(x, labels)
+    recipes.best()
+    assert all(len(part) == 2 for found in recipes._scores.values() for part in found)

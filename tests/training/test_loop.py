@@ -1,4 +1,7 @@
-"""The loop: interrupted anywhere and resumed it ends with the same bits; it stops before a NaN."""
+"""The loop: interrupted anywhere and resumed it ends with the same bits; it stops before a NaN.
+
+Before it begins, every check finds its mistake, and none leaves a trace.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +13,21 @@ import torch
 from pytorch_metric_learning import losses as pml
 from torch import Tensor, nn
 
-from nofuss.losses import ProxyNCA
+from nofuss.errors import TrainingError
+from nofuss.losses import ProxyAnchor, ProxyNCA
+from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.proxies.assignment import Dynamic
 from nofuss.training.checkpoint import load_checkpoint, module_tensors, optimizer_tensors
-from nofuss.training.loop import Training, run_loop
-from nofuss.training.step import NonFiniteLoss
+from nofuss.training.criterion import build_criterion
+from nofuss.training.loop import (
+    NonFiniteLoss,
+    Training,
+    check_before_training,
+    check_scale,
+    loss_on_one_batch,
+    run_loop,
+)
+from tests.asked import settings_of
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
 Make = Callable[..., Training]
@@ -173,7 +186,6 @@ def test_rows_have_loss_and_scores(feed: Pictures) -> None:
     ("schedule", "factors"),
     [
         ("constant", [1.0] * 12),
-        ("exponential", [1.0] * 4 + [0.94] * 4 + [0.94**2] * 4),
         ("cosine", [(1 + math.cos(math.pi * s / 12)) / 2 for s in range(12)]),
     ],
 )
@@ -312,3 +324,130 @@ def test_bare_triplets(tmp_path: Path) -> None:
     run_loop(whole, Thirds(), tell=Recorder())
     assert not torch.equal(first, whole.criterion.proxies)  # type: ignore[arg-type]
     assert_same_bits(run_in_pieces(make, Thirds(), tmp_path, [3]), whole)
+
+
+# Before the first step
+
+
+def first_batch() -> Items:
+    return next(iter(Pictures()(0, 0)))
+
+
+def check(t: Training, batch: Items | None = None) -> None:
+    check_before_training(t.model, t.criterion, t.optimizer, batch or first_batch())
+
+
+def test_a_sound_training_passes_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    check(make_training())
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_everything_is_left_as_it_was(name: str) -> None:
+    torch.manual_seed(3)
+    t = make_training(name)
+    before = {
+        k: v.clone()
+        for k, v in (module_tensors("m", t.model) | module_tensors("c", t.criterion)).items()
+    }
+    rates = [group["lr"] for group in t.optimizer.param_groups]
+    random = torch.get_rng_state()
+    check(t)
+    after = module_tensors("m", t.model) | module_tensors("c", t.criterion)
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    assert not optimizer_tensors(t.optimizer)
+    assert [group["lr"] for group in t.optimizer.param_groups] == rates
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.grad is None for p in t.model.parameters())
+
+
+def test_proxies_forgotten_in_the_optimizer() -> None:
+    t = make_training()
+    t.optimizer = torch.optim.Adam(t.model.parameters())
+    with pytest.raises(TrainingError, match="proxies of ProxyNCA would never be trained"):
+        check(t)
+
+
+def test_labels_beyond_the_proxies() -> None:
+    batch = first_batch()
+    assert batch.labels is not None
+    with pytest.raises(TrainingError, match="labels reach 5 but the criterion has 5 classes"):
+        check(make_training(), batch._replace(labels=batch.labels.clamp(min=3) + 1))
+
+
+@pytest.mark.parametrize(("scale", "lines"), [(1.0, 1), (8.0, 0), (32.0, 0), (500.0, 1)])
+def test_scale(scale: float, lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    check_scale(ProxyNCA(5, 4, scale=scale))
+    assert len(caplog.messages) == lines
+
+
+def test_free_norms_have_no_scale_to_check(caplog: pytest.LogCaptureFixture) -> None:
+    check_scale(ProxyNCA(5, 4, scale=None))
+    assert caplog.messages == []
+
+
+def test_a_loss_that_does_not_fall_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    check(make_training(criterion=Uphill()))
+    (line,) = caplog.messages
+    assert "does not fall" in line
+
+
+class Uphill(nn.Module):
+    """A loss whose gradient points the wrong way."""
+
+    def forward(self, embeddings: Any, labels: Any) -> Any:
+        value = embeddings.square().sum()
+        return 2 * value.detach() - value
+
+
+def test_nan_is_found_before_training() -> None:
+    batch = first_batch()
+    batch.inputs[0] = float("nan")
+    with pytest.raises(NonFiniteLoss):
+        check(make_training(), batch)
+
+
+@pytest.mark.parametrize("make", [ProxyNCA, ProxyAnchor])
+def test_the_rehearsal_is_what_training_would_do(make: Callable[..., nn.Module]) -> None:
+    """Against five plain steps on the things themselves; no randomness in this model."""
+    torch.manual_seed(0)
+    model, criterion, batch = nn.Linear(6, 4), make(5, 4, seed=0), first_batch()
+    batch = batch._replace(inputs=batch.inputs.flatten(1)[:, :6])
+    parameters = [*model.parameters(), *criterion.parameters()]
+    optimizer = torch.optim.RMSprop(parameters, lr=1e-2)
+    found = loss_on_one_batch(model, criterion, optimizer, batch, repeats=5)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = criterion(model(batch.inputs), batch.labels)
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+    assert found == (losses[0], losses[-1])
+
+
+# From settings
+
+
+def training_of(embedder: Embedder, parts: Any, **options: Any) -> Training:
+    settings = settings_of(epochs=1, **options)
+    return Training.of(settings, embedder, build_criterion(settings, 6, 4), **parts)
+
+
+def test_parts_of_a_network_have_their_own_rates() -> None:
+    embedder = build_embedder("convnet", dim=4, channels=1)
+    parts = {"backbone": embedder.backbone_parameters(), "head": embedder.head.parameters()}
+    rates = {"lr": 0.1, "head_lr": 0.2, "proxy_lr": 0.3}
+    t = training_of(embedder, parts, kind="pictures", side=32, preset="small", seed=9, **rates)
+    groups = t.optimizer.param_groups
+    assert [g["lr"] for g in groups] == [0.1, 0.2, 0.3]
+    assert (t.epochs, t.seed, t.schedule, t.epoch, t.step) == (1, 9, "cosine", 0, 0)
+    held = {id(p) for g in groups for p in g["params"]}
+    assert held == {id(p) for m in (embedder, t.criterion) for p in m.parameters()}
+
+
+def test_a_loss_without_parameters_trains() -> None:
+    embedder = build_embedder("identity", dim=4, channels=7)
+    parts = {"backbone": (), "head": embedder.head.parameters()}
+    t = training_of(embedder, parts, loss="triplet")
+    assert [g["name"] for g in t.optimizer.param_groups] == ["head"]

@@ -79,21 +79,17 @@ def test_rates_are_a_function_of_the_moment_alone() -> None:
         assert seen[0.0] == [1e-4, 1e-3, 1e-2] or schedule == "ramp"
 
 
-def test_schedules_against_torchs_own() -> None:
-    """Epoch by epoch as torch's schedulers step them."""
-    for name, theirs in (
-        ("exponential", lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.94)),
-        ("cosine", lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10)),
-    ):
-        optimizer, reference = build(), build()
-        scheduler = theirs(reference)
-        for epoch in range(11):
-            set_rates(optimizer, name, epoch, 10)
-            ours = [g["lr"] for g in optimizer.param_groups]
-            expected = [g["lr"] for g in reference.param_groups]
-            assert ours == pytest.approx(expected, rel=1e-9, abs=1e-12)
-            reference.step()
-            scheduler.step()
+def test_the_cosine_is_torchs_own() -> None:
+    """Epoch by epoch as torch's scheduler steps it."""
+    optimizer, reference = build(), build()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(reference, 10)
+    for epoch in range(11):
+        set_rates(optimizer, "cosine", epoch, 10)
+        ours = [g["lr"] for g in optimizer.param_groups]
+        expected = [g["lr"] for g in reference.param_groups]
+        assert ours == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        reference.step()
+        scheduler.step()
 
 
 def test_no_schedule_raises_a_rate_after_the_ramp() -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import nofuss
-from nofuss.config import TrainConfig
 from nofuss.data.loader import Batch, on_device
 from nofuss.errors import RunError, UsageError
 from nofuss.files import read_json, write_json
@@ -22,7 +21,7 @@ from nofuss.model.backbones import check_precision
 from nofuss.model.embedder import build_embedder
 from nofuss.model.features import feature_cache
 from nofuss.model.saved import load_model, save_model
-from nofuss.training.presets import resolve
+from tests.asked import settings_of
 from tests.training.test_finetune import SETTINGS, pictures, weights
 
 CPU = torch.device("cpu")
@@ -66,6 +65,7 @@ def test_a_run_in_half_precision_resumes_with_the_same_bits(tmp_path: Path, unfr
     whole = nofuss.train(pictures(), out=tmp_path / "whole", **settings)
     steps = sorted((whole / "checkpoints").iterdir(), key=lambda p: int(p.stem[5:]))
     steps[-1].unlink()  # so that the one before is resumed
+    (whole / "report.html").unlink()  # a finished run has nothing left to do
     ended = weights(whole)
     again = nofuss.train(pictures(), out=whole, resume=True)
     assert all(torch.equal(t, weights(again)[name]) for name, t in ended.items())
@@ -104,8 +104,8 @@ def test_a_model_without_a_precision_is_single(tmp_path: Path) -> None:
 
 
 def test_vectors_have_no_precision() -> None:
-    with pytest.raises(UsageError, match="--precision is for networks"):
-        resolve(TrainConfig(precision="bf16"), kind="vectors", small=False)
+    with pytest.raises(UsageError, match="--precision is for pictures"):
+        settings_of("vectors", precision="bf16")
 
 
 def test_a_device_without_autocast_is_refused() -> None:

@@ -18,7 +18,8 @@ from tests.training.together import HERE, end, environment, start, torchrun, wai
 
 PROGRAM = str(HERE / "sharded_cli.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
-QUICK_STEPS = ("--batch-size", "8", "--dim", "8", "--folds", "0")
+QUICK_STEPS = ("--batch-size", "8", "--dim", "8")
+HALF = ("--test-fraction", "0.5")
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +33,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def train_command(data: Path, run: Path, epochs: int = 30) -> list[str]:
-    return ["train", str(data), "--out", str(run), "--epochs", str(epochs), *QUICK_STEPS]
+def train_command(
+    data: Path, run: Path, split: tuple[str, str] = HALF, epochs: int = 30
+) -> list[str]:
+    return ["train", str(data), "--out", str(run), "--epochs", str(epochs), *QUICK_STEPS, *split]
 
 
 def run_to_the_end(command: list[str], folder: Path, **env: str) -> str:
@@ -108,7 +111,8 @@ def test_a_killed_rank_comes_back_and_ends_with_the_same_bits(
 @linux
 def test_a_rank_that_hangs_ends_the_others(data: Path, tmp_path: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    command = torchrun(2, PROGRAM, *train_command(data, run, epochs=3000))
+    few = ("--test-fraction", "0.9")  # three classes to train on, which are not folded
+    command = torchrun(2, PROGRAM, *train_command(data, run, few, epochs=3000))
     agent = start(command, log, NOFUSS_TIMEOUT="10", NOFUSS_CACHE=str(tmp_path))
     try:
         wait_for(_steps_beyond(run, 8), seconds=120, what="the first epoch")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nofuss.config import TrainConfig, check_limits
+from nofuss.config import Options, Settings, check_limits
 from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, printable, relative
 from nofuss.data.decode import SUFFIXES
 from nofuss.errors import DataError, UsageError
@@ -56,7 +56,7 @@ class Labelling(NamedTuple):
 BY_FOLDER = Labelling()
 
 
-def labelling_of(config: TrainConfig) -> Labelling:
+def labelling_of(config: Options | Settings) -> Labelling:
     """Return how a run labels its pictures; UsageError for a level or a pattern that is none."""
     check_limits(config)
     try:

@@ -1,32 +1,23 @@
-"""From a configuration to criterion, optimizer and first values."""
+"""The loss of a run by its name, with its options, and where its proxies start."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
-from nofuss.config import TrainConfig
 from nofuss.errors import UsageError
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus
-from nofuss.model.embedder import build_embedder
-from nofuss.model.start import pca_head
+from nofuss.model.whitening import pca
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
 from nofuss.proxies.balanced import Balanced
-from nofuss.training.presets import resolve
-from nofuss.training.setup import (
-    batch_of,
-    build_criterion,
-    build_training,
-    check_loss,
-    items_per_class,
-    place_proxies,
-)
+from nofuss.training.criterion import build_criterion, check_loss, place_proxies
+from tests.asked import settings_of
 
 
-def config(**options: Any) -> TrainConfig:
-    return resolve(TrainConfig(dim=4, **options), kind="vectors", small=False)
+def criterion_of(**options: Any) -> Any:
+    """Return the loss of six classes in four dimensions."""
+    return build_criterion(settings_of(**options), 6, 4)
 
 
 def features(n: int = 60, width: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +27,7 @@ def features(n: int = 60, width: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def embedded(x: torch.Tensor) -> torch.Tensor:
-    return normalize(pca_head(x, 4)(x))
+    return normalize(pca(x, 4)(x))
 
 
 def test_proxies_equal_class_means() -> None:
@@ -95,7 +86,7 @@ def test_other_proxies_start_at_different_points(
 
 @pytest.mark.parametrize("name", PROXY_LOSSES)
 def test_every_proxy_loss_by_name(name: str) -> None:
-    criterion = build_criterion(config(loss=name), 6)
+    criterion = criterion_of(loss=name)
     assert type(criterion) is PROXY_LOSSES[name]
     x, labels = features(12, 4)
     assert criterion(x, labels).isfinite()
@@ -103,26 +94,26 @@ def test_every_proxy_loss_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTANCE_LOSSES)
 def test_every_instance_loss_by_name(name: str) -> None:
-    criterion = build_criterion(config(loss=name), 6)
+    criterion = criterion_of(loss=name)
     assert type(criterion) is INSTANCE_LOSSES[name]
     assert not list(criterion.parameters())
 
 
 def test_options_reach_the_loss() -> None:
-    assert build_criterion(config(scale=5.0), 6).scale == 5
-    assert build_criterion(config(free_norms=True), 6).scale is None
-    temperature = build_criterion(config(loss="proxy-nca++", scale=20.0), 6)
+    assert criterion_of(scale=5.0).scale == 5
+    assert criterion_of(free_norms=True).scale is None
+    temperature = criterion_of(loss="proxy-nca++", scale=20.0)
     assert isinstance(temperature, ProxyNCAPlusPlus)
     assert float(temperature.scale or 0) == pytest.approx(20)
-    assert isinstance(build_criterion(config(proxies_per_class=0.5), 6).assignment, Fractional)
-    assert isinstance(build_criterion(config(proxies_per_class=2.0), 6).assignment, Several)
-    dynamic = build_criterion(config(assignment="dynamic"), 6).assignment
+    assert isinstance(criterion_of(proxies_per_class=0.5).assignment, Fractional)
+    assert isinstance(criterion_of(proxies_per_class=2.0).assignment, Several)
+    dynamic = criterion_of(assignment="dynamic").assignment
     assert isinstance(dynamic, Dynamic)
-    assert isinstance(build_criterion(config(assignment="balanced"), 6).assignment, Balanced)
+    assert isinstance(criterion_of(assignment="balanced").assignment, Balanced)
 
 
 def test_the_seed_decides_the_first_proxies() -> None:
-    a, b, c = (build_criterion(config(seed=s), 6) for s in (1, 1, 2))
+    a, b, c = (criterion_of(seed=s) for s in (1, 1, 2))
     assert torch.equal(a.proxies, b.proxies)
     assert not torch.equal(a.proxies, c.proxies)
 
@@ -131,9 +122,6 @@ def test_the_seed_decides_the_first_proxies() -> None:
     ("options", "message"),
     [
         ({"loss": "proxy-nsa"}, "did you mean 'proxy-nca'"),
-        ({"loss": "triplet", "assignment": "dynamic"}, "--assignment is for losses over proxies"),
-        ({"loss": "nca", "proxies_per_class": 2.0}, "--proxies-per-class is for losses over"),
-        ({"loss": "lifted", "free_norms": True}, "--free-norms is for losses over"),
         ({"proxies_per_class": 0.01}, "raise --proxies-per-class"),
         ({"proxies_per_class": -1.0}, "--proxies-per-class is -1"),
         ({"proxies_per_class": float("nan")}, "--proxies-per-class is nan"),
@@ -152,44 +140,11 @@ def test_the_seed_decides_the_first_proxies() -> None:
 )
 def test_refused_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_loss(config(**options), 6)
+        check_loss(settings_of(**options), 6, 4)
 
 
 @pytest.mark.parametrize("name", PROXY_LOSSES)
 def test_options_are_checked_without_building(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred million proxies would take minutes and the memory of the machine."""
-    monkeypatch.setattr("nofuss.training.setup.memory", lambda: 2**60)
-    check_loss(config(loss=name), 10**8)
-
-
-def test_batches_of_whole_classes() -> None:
-    """As the program, the estimator and the experiments deal them."""
-    assert [items_per_class(config(loss=name)) for name in ("proxy-nca", "lifted")] == [0, 4]
-    assert items_per_class(config(loss="n-pairs")) == 2
-    assert items_per_class(config(assignment="dynamic")) == 4
-    assert batch_of(config(batch_size=10), 100, 30) == 10
-    assert batch_of(config(batch_size=10, per_class=4), 100, 30) == 8
-    assert batch_of(config(batch_size=64, per_class=4), 100, 5) == 20
-
-
-def test_fixed_features_train_the_head_alone() -> None:
-    embedder = build_embedder("identity", dim=4, channels=7)
-    c = config(start="pca")
-    t = build_training(c, embedder, build_criterion(c, 6))
-    assert t.model is embedder.head
-    assert [g["name"] for g in t.optimizer.param_groups] == ["head", "proxies"]
-
-
-def test_a_whole_network_has_three_groups() -> None:
-    c = resolve(TrainConfig(dim=4), kind="pictures", small=True)
-    embedder = build_embedder("convnet", dim=4, channels=1)
-    t = build_training(c, embedder, build_criterion(c, 6))
-    assert t.model is embedder
-    held = {id(p) for g in t.optimizer.param_groups for p in g["params"]}
-    assert held == {id(p) for m in (embedder, t.criterion) for p in m.parameters()}
-
-
-def test_a_loss_without_parameters_trains() -> None:
-    c = dataclasses.replace(config(loss="triplet"), epochs=1)
-    t = build_training(c, build_embedder("identity", dim=4, channels=7), build_criterion(c, 6))
-    assert [g["name"] for g in t.optimizer.param_groups] == ["head"]
+    monkeypatch.setattr("nofuss.training.criterion.memory", lambda: 2**60)
+    check_loss(settings_of(loss=name), 10**8, 4)

@@ -1,105 +1,80 @@
-"""From a resolved configuration to criterion, optimizer and initial proxies."""
+"""The loss of a run by its name, with the options that it takes, and where its proxies start."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nofuss.config import TrainConfig
-from nofuss.distributed.device import device_of
+from nofuss.config import Settings
 from nofuss.distributed.processes import world
 from nofuss.errors import UsageError, unknown_name
 from nofuss.evaluate import kmeans
 from nofuss.files import memory
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
+from nofuss.losses.clustering import StructuredClustering
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.model.embedder import Embedder
-from nofuss.model.stages import Top
 from nofuss.proxies.assignment import Several
 from nofuss.proxies.balanced import Balanced
 from nofuss.proxies.by_name import kind_of
-from nofuss.training.loop import Training
-from nofuss.training.optim import build_optimizer
 
+GAMMA_DECAY = 0.94
+"""Of structured clustering's γ, the margin multiplier (Section 5 of the paper), per epoch."""
 SHARD_FROM = 2**20
 """Numbers in all proxies from which on they are distributed over processes instead of replicated,
 where the loss can do that: 16,384 proxies of 64 dimensions."""
 
 
-def check_loss(config: TrainConfig, num_classes: int) -> None:
+def check_loss(settings: Settings, num_classes: int, dim: int) -> None:
     """Raise UsageError if the loss does not exist or can't have these options; build nothing."""
-    if config.loss in INSTANCE_LOSSES:
-        for option in ("assignment", "proxies_per_class", "scale", "free_norms"):
-            usual = 1.0 if option == "proxies_per_class" else getattr(TrainConfig(), option)
-            if getattr(config, option) not in (None, usual):
-                flag = option.replace("_", "-")
-                raise UsageError(f"--{flag} is for losses over proxies; {config.loss} has none")
+    if settings.loss in INSTANCE_LOSSES:
         return
-    if config.loss not in PROXY_LOSSES:
-        raise unknown_name("loss", config.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
-    loss, each = PROXY_LOSSES[config.loss], float(config.proxies_per_class or 0)
-    assert config.dim is not None
-    if config.assignment == "balanced" and each > 1:
+    if settings.loss not in PROXY_LOSSES:
+        raise unknown_name("loss", settings.loss, [*PROXY_LOSSES, *INSTANCE_LOSSES])
+    loss, each = PROXY_LOSSES[settings.loss], settings.proxies_per_class
+    if settings.assignment == "balanced" and each > 1:
         raise UsageError(
             f"--proxies-per-class is {each:g}; --assignment balanced has at most one for a "
             "label or group of linked items: lower it to 1"
         )
-    if config.free_norms and not loss.free_norms:
+    if settings.free_norms and not loss.free_norms:
         raise UsageError(
-            f"--loss {config.loss} uses cosines and has no free norms; drop --free-norms"
+            f"--loss {settings.loss} uses cosines and has no free norms; drop --free-norms"
         )
-    options = {} if config.scale is None else {"scale": config.scale}
+    options = {} if settings.scale is None else {"scale": settings.scale}
     try:
         loss.check_options(
-            num_classes,
-            config.dim,
-            proxies_per_class=each,
-            assignment=config.assignment,
-            **options,
+            num_classes, dim, proxies_per_class=each, assignment=settings.assignment, **options
         )
     except ValueError as error:
         words = str(error).replace("proxies_per_class", "--proxies-per-class")
-        raise UsageError(f"--loss {config.loss}: {words}") from None
-    _check_memory(each * num_classes, config.dim)
+        raise UsageError(f"--loss {settings.loss}: {words}") from None
+    _check_memory(each * num_classes, dim)
 
 
-def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
-    """Build the loss by its name, with the options of the configuration that it takes."""
-    check_loss(config, num_classes)
-    if config.loss in INSTANCE_LOSSES:
-        return INSTANCE_LOSSES[config.loss]()
-    loss, each = PROXY_LOSSES[config.loss], float(config.proxies_per_class or 0)
-    assert config.dim is not None
-    options: dict[str, Any] = {"seed": config.seed, "proxies_per_class": each}
-    if config.assignment != "static":
-        options["assignment"] = config.assignment
-    if config.free_norms:
+def build_criterion(settings: Settings, num_classes: int, dim: int) -> nn.Module:
+    """Build the loss by its name, with the options of the settings that it takes."""
+    check_loss(settings, num_classes, dim)
+    if settings.loss == "clustering":
+        return StructuredClustering(gamma_decay=GAMMA_DECAY)
+    if settings.loss in INSTANCE_LOSSES:
+        return INSTANCE_LOSSES[settings.loss]()
+    loss, each = PROXY_LOSSES[settings.loss], settings.proxies_per_class
+    options: dict[str, Any] = {"seed": settings.seed, "proxies_per_class": each}
+    if settings.assignment != "static":
+        options["assignment"] = settings.assignment
+    if settings.free_norms:
         options["scale"] = None
-    elif config.scale is not None and config.loss == "proxy-nca++":
-        options["temperature"] = 2 / config.scale
-    elif config.scale is not None:
-        options["scale"] = config.scale
-    kind, scale = kind_of(config.assignment, num_classes, each), options.get("scale", 1.0)
-    is_large = num_classes * each * config.dim >= SHARD_FROM
+    elif settings.scale is not None and settings.loss == "proxy-nca++":
+        options["temperature"] = 2 / settings.scale
+    elif settings.scale is not None:
+        options["scale"] = settings.scale
+    kind, scale = kind_of(settings.assignment, num_classes, each), options.get("scale", 1.0)
+    is_large = num_classes * each * dim >= SHARD_FROM
     if world() > 1 and is_large and loss.shards(kind.name, scale):
         options["sharded"] = True
-    return loss(num_classes, config.dim, **options)
-
-
-def items_per_class(config: TrainConfig) -> int:
-    """Return how many items of a class a batch needs: some for losses over pairs, else 0."""
-    if config.loss == "n-pairs":
-        return 2
-    return 4 if config.loss in INSTANCE_LOSSES or config.assignment == "dynamic" else 0
-
-
-def batch_of(config: TrainConfig, items: int, classes: int) -> int:
-    """Return the batch size: as configured, at most the number of items, in whole classes."""
-    batch, each = min(int(config.batch_size or 1), items), int(config.per_class or 0)
-    return each * max(2, min(batch // each, classes)) if each else batch
+    return loss(num_classes, dim, **options)
 
 
 def _check_memory(proxies: float, dim: int) -> None:
@@ -111,43 +86,6 @@ def _check_memory(proxies: float, dim: int) -> None:
             f"{proxies:,.0f} proxies of {dim} dimensions take {needed / 2**30:,.0f} GB to train, "
             f"and this machine has {available / 2**30:.0f}; lower --proxies-per-class or --dim"
         )
-
-
-def build_training(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> Training:
-    """Return model, criterion and optimizer at step 0, on the model's device.
-
-    An `Embedder` is trained whole, or its head alone where the backbone stays fixed; any other
-    module is a head.
-    """
-    criterion.to(device_of(model))
-    head: nn.Module = model
-    backbone: Iterable[nn.Parameter] = ()
-    embedder = model.embedder if isinstance(model, Top) else model
-    if isinstance(embedder, Embedder):
-        head = embedder.head
-        if config.preset in ("frozen", "vectors"):
-            model = head
-        else:
-            backbone = embedder.backbone_parameters()
-    assert config.epochs is not None
-    assert config.schedule is not None
-    return Training(
-        model=model,
-        criterion=criterion,
-        optimizer=build_optimizer(
-            str(config.optimizer),
-            backbone=backbone,
-            head=head.parameters(),
-            proxies=criterion.parameters(),
-            lr=float(config.lr or 0),
-            head_lr=float(config.head_lr or 0),
-            proxy_lr=float(config.proxy_lr or 0),
-            weight_decay=float(config.weight_decay or 0),
-        ),
-        schedule=config.schedule,
-        epochs=config.epochs,
-        seed=config.seed,
-    )
 
 
 @torch.no_grad()

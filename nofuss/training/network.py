@@ -1,0 +1,133 @@
+"""The network of a run: its backbone by name, for pictures of a size, and what of it is trained."""
+
+import copy
+import logging
+from dataclasses import replace
+
+import torch
+
+from nofuss.config import Options, Preset, Settings
+from nofuss.data.collection import Collection
+from nofuss.distributed.device import choose_device
+from nofuss.errors import UsageError
+from nofuss.model.backbones import OWN, PRETRAINED, Backbone, check_precision
+from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.lora import add_adapters
+from nofuss.model.stages import ALL, freeze_first
+from nofuss.training.settings import DIM, FINETUNE_SIZE, PRESETS, SMALL_SIDE
+
+log = logging.getLogger("nofuss")
+ZOOM, LIGHT = 0.25, 0.25
+"""Random crops for the last stages show this fraction of a picture or more, in light that changes
+by this fraction or less (LOG.md)."""
+
+
+def build_model(
+    asked: Options | Settings,
+    preset: Preset,
+    collection: Collection,
+    *,
+    side: int | None = None,
+    backbone: Backbone | None = None,
+) -> Embedder:
+    """Build the embedder at its start; its backbone says how its pictures are prepared.
+
+    side: of the pictures, where the small convnet is to see them whole. backbone: of the caller,
+    instead of one by name.
+    """
+    kind = "vectors" if collection.kind == "vectors" else "pictures"
+    name = OWN if backbone else asked.backbone or PRESETS[preset]["backbone"]
+    if (name == "identity") != (kind == "vectors"):
+        raise UsageError(f"--backbone {name} does not fit {kind}; leave it out")
+    weights = asked.weights or (None if name == "inception-bn" else PRETRAINED)
+    if weights is None:
+        log.warning(
+            "inception-bn starts at random: its ImageNet weights are in no package; give a public "
+            "BN-Inception file with --weights, as the paper starts from one"
+        )
+    size = asked.size or _usual_size(preset, name, asked.unfreeze)
+    embedder = build_embedder(
+        backbone or name,
+        dim=asked.dim or PRESETS[preset].get("dim", DIM),
+        channels=_channels(name, collection),
+        weights=weights,
+        root=preset in ("frozen", "finetune"),  # pooled activations: positive and heavy-tailed
+        size=size,
+        seed=asked.seed or 0,
+    )
+    device, precision = choose_device(asked.device or "auto"), asked.precision or "fp32"
+    check_precision(precision, device)
+    embedder.to(device).backbone.precision = precision
+    preprocessing = embedder.backbone.preprocessing
+    if preprocessing is None:
+        return embedder
+    if name == "convnet":
+        side = size or max(16, min(side or preprocessing.size, 64))
+        preprocessing = replace(preprocessing, size=side, resize=side)
+    elif size:
+        resize = round(size * preprocessing.resize / preprocessing.size)
+        preprocessing = replace(preprocessing, size=size, resize=resize)
+    if size:
+        _check_size(embedder.backbone, size, "--size")
+    embedder.backbone.preprocessing = preprocessing
+    return embedder
+
+
+def apply_settings(settings: Settings, embedder: Embedder) -> None:
+    """Freeze what is not trained, add adapters, and say how training sees its pictures."""
+    backbone, preprocessing = embedder.backbone, embedder.backbone.preprocessing
+    if settings.freeze_batch_norm:
+        embedder.freeze_batch_norm()
+    if preprocessing is None:
+        return
+    backbone.mirror = settings.mirror and preprocessing.flip
+    freeze_first(embedder, settings.unfreeze)
+    if settings.lora is not None:
+        add_adapters(embedder, settings.lora, unfreeze=settings.unfreeze, seed=settings.seed)
+    if settings.unfreeze not in (None, ALL) and preprocessing.flip:
+        preprocessing = replace(preprocessing, zoom=ZOOM, light=LIGHT)
+    if settings.train_size is not None:
+        if settings.train_size > preprocessing.size:
+            raise UsageError(
+                f"--train-size is {settings.train_size}, but the network searches pictures of "
+                f"{preprocessing.size} pixels; give a smaller one, or raise --size"
+            )
+        _check_size(backbone, settings.train_size, "--train-size")
+    backbone.preprocessing = replace(preprocessing, train_size=settings.train_size)
+
+
+def _usual_size(preset: Preset, name: str, unfreeze: str | None) -> int | None:
+    """Return the side of the pictures where it is not the network's own."""
+    is_lite = name.startswith("efficientnet-lite")
+    return FINETUNE_SIZE if preset == "finetune" and is_lite and unfreeze != ALL else None
+
+
+@torch.no_grad()
+def _check_size(backbone: Backbone, size: int, flag: str) -> None:
+    """Raise UsageError if the network can't take pictures of that size.
+
+    Large ones are not computed; small ones are, since torch 2.6 only then notices that a kernel is
+    larger than its input.
+    """
+    device = "meta" if size >= SMALL_SIDE else "cpu"
+    planned = copy.deepcopy(backbone.network).to(device).eval()
+    try:
+        planned(torch.zeros(1, backbone.channels, size, size, device=device))
+    except NotImplementedError:  # an operation that only real numbers have
+        return
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another {flag}"
+        ) from None
+
+
+def _channels(name: str, collection: Collection) -> int | None:
+    """Return the width of vectors; 1 for gray arrays into the small convnet, 3 otherwise."""
+    if collection.kind == "vectors":
+        assert collection.array is not None
+        return int(collection.array.shape[1])
+    if name == "convnet":
+        gray = collection.array is not None and collection.array.ndim == 3
+        return 1 if gray else 3
+    return None

@@ -1,0 +1,439 @@
+"""`nofuss train`, from the data to the report; api.py has the same for Python.
+
+The whole story is `run_training` and `fill_run`; every step returns a value, and only the loop's
+state is mutable.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from nofuss.config import Options, Settings, to_json
+from nofuss.data.collection import Collection
+from nofuss.data.decode import PictureError
+from nofuss.data.open import TrainingData, open_training_data
+from nofuss.data.split import FEWEST_CLASSES, Rows, Split, classes_in, split_of
+from nofuss.data.triplets import held_out
+from nofuss.distributed import processes
+from nofuss.distributed.device import device_of
+from nofuss.errors import DataError, RunError, TrainingError, UsageError
+from nofuss.files import digest, tensor_parts, write_file
+from nofuss.geometry import normalize
+from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.model.backbones import Backbone
+from nofuss.model.embedder import Embedder, through_head
+from nofuss.model.encoder import Encoder
+from nofuss.model.features import backbone_features
+from nofuss.model.lora import merge_adapters
+from nofuss.model.saved import save_model
+from nofuss.progress import Progress
+from nofuss.report import read_optional_json, write_report
+from nofuss.report.card import write_card
+from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run
+from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.training.callbacks import (
+    Callback,
+    Callbacks,
+    TensorBoard,
+    flat_numbers,
+    stop_on_signals,
+)
+from nofuss.training.criterion import check_loss
+from nofuss.training.feed import class_count
+from nofuss.training.finetune import Fit, labels_of, train_network
+from nofuss.training.head import fit_head
+from nofuss.training.loop import Control, NonFiniteLoss
+from nofuss.training.network import apply_settings, build_model
+from nofuss.training.score import (
+    Embedded,
+    method_of,
+    query_and_gallery,
+    score,
+    search_rules,
+)
+from nofuss.training.settings import agree, head_dim, preset_of, resolve
+
+log = logging.getLogger("nofuss")
+
+
+def run_training(
+    options: Options,
+    collection: Collection | None = None,
+    *,
+    backbone: Backbone | None = None,
+    callback: Callback | None = None,
+) -> Path:
+    """Train, score on unseen classes, write a run directory and return its path.
+
+    collection: data from Python instead of a path. backbone: a module from there, not a name.
+    callback: is called with an `Event` after every step and epoch, and while slow work goes on.
+    """
+    options = _completed(options, collection)
+    with ExitStack() as held:  # the lock, from before the run is read until all of it is written
+        saved = _saved_settings(options, held)
+        if saved is not None and options.data is None and _is_finished(saved):
+            return _say_finished(saved)
+        callbacks = Callbacks(callback, _board(options))
+        data = _open(options, saved, collection, callbacks.progress)
+        asked = saved or options
+        preset, whole = preset_of(asked, data), data.collection
+        embedder = build_model(asked, preset, whole, side=data.side, backbone=backbone)
+        settings = saved or resolve(options, data, embedder.backbone)
+        split = split_of(data, settings)
+        apply_settings(settings, embedder)
+        _check(settings, data, split, embedder)
+        run = _open_run(settings, data, held, is_resumed=saved is not None)
+        if backbone is not None:
+            _check_module(run, backbone)
+        callbacks.run = run.path
+        if saved is not None and _is_finished(run.config):
+            return _say_finished(run.config)
+        _describe(run, data, split)
+        with _failures_explained(run, data, split), closing(callbacks):
+            callbacks.here("start", to_json(settings))
+            fill_run(run, embedder, data, split, callbacks, resume=saved is not None)
+        return run.path
+
+
+def fill_run(
+    run: Run,
+    embedder: Embedder,
+    data: TrainingData,
+    split: Split,
+    callbacks: Callbacks,
+    *,
+    resume: bool,
+) -> None:
+    """Compute features, fit, score, save and report: all that a run holds beside its settings."""
+    settings, whole, progress = run.config, data.collection, callbacks.progress
+    x = compute_features(embedder, data, split, settings, progress)
+    with stop_on_signals() as stop:
+        control = Control(
+            callbacks,
+            stop,
+            run.checkpoints,
+            resume=resume,
+            metrics=run.write_metrics,
+            device=device_of(embedder),
+        )
+        is_solved = settings.start == "whitened" and whole.is_labelled
+        learn = fit_fixed if settings.is_fixed and is_solved else train_network
+        fit = learn(embedder, x, data, split, settings, control)
+        if processes.any_true(stop())[0]:  # nothing may have been trained that could stop
+            raise KeyboardInterrupt
+    embedded, kept = embed_split(fit, x, data, split, settings, progress)
+    if not processes.leave():  # scores and files need one process; the others are done
+        return
+    rules = search_rules(fit, embedded.val, data, split, settings, progress=progress)
+    chosen = {"open_set": rules.open_set, "rerank": rules.rerank}
+    save_model(
+        run.model,
+        fit.embedder,
+        class_names=_class_names(data, split.train),
+        extra={name: rule.as_dict() for name, rule in chosen.items() if rule},
+    )
+    kept.save(run.path)
+    scores = score(fit, embedded, x, data, split, settings, rules, progress=progress)
+    _write_scores(run, fit, settings, scores)
+    write_card(run)
+    write_report(run.path, whole, kept, progress=progress)
+    callbacks.here("end", flat_numbers(scores))
+
+
+# The steps
+
+
+def compute_features(
+    embedder: Embedder,
+    data: TrainingData,
+    split: Split,
+    settings: Settings,
+    progress: Progress,
+) -> Tensor | None:
+    """Return the features (N, F) that training starts from; None where it starts at random.
+
+    Averages with mirror images are for search. Statistics of the training classes change as little
+    by them as any average over hundreds of pictures (LOG.md).
+    """
+    whole = data.collection
+    if embedder.backbone.preprocessing is None:
+        return torch.from_numpy(np.array(whole.array, dtype=np.float32))
+    if not settings.is_fixed and settings.start == "random":
+        return None
+    if embedder.backbone.mirror:
+        which = "pictures" if split.by_folds else "pictures that are scored"
+        log.info(f"{which} are averaged with their mirror images; --no-mirror is faster")
+    straight = None if split.by_folds else split.train
+    compared = held_out(data.comparisons, split.test, len(whole))
+    if straight is not None and compared is not None:  # a triplet may hold training items
+        straight = np.setdiff1d(straight, compared.rows)
+    return backbone_features(
+        embedder, whole, straight=straight, num_workers=settings.num_workers, progress=progress
+    )
+
+
+def fit_fixed(
+    embedder: Embedder,
+    x: Tensor | None,
+    data: TrainingData,
+    split: Split,
+    settings: Settings,
+    control: Control,
+) -> Fit:
+    """Fit the head to fixed features x (N, F) of the training classes."""
+    assert x is not None
+    labels = labels_of(data.collection.subset(split.train))
+    head = fit_head(x[split.train], labels, settings, control=control)
+    for line in head.choice.describe():
+        log.info(line)
+    embedder.set_head(head.head, root=head.choice.recipe.root)
+    return Fit(embedder, head.criterion, head)
+
+
+def embed_split(
+    fit: Fit,
+    x: Tensor | None,
+    data: TrainingData,
+    split: Split,
+    settings: Settings,
+    progress: Progress,
+) -> tuple[Embedded, RunEmbeddings]:
+    """Embed all that is scored or kept in the run; several processes share the items."""
+    merge_adapters(fit.embedder)
+    whole, encoder = data.collection, Encoder(fit.embedder)
+
+    def embed(rows: Rows) -> Tensor:
+        """Return embeddings of any length."""
+        if settings.is_fixed:
+            assert x is not None
+            return through_head(fit.embedder, fit.embedder.to_head(x[rows]))
+        return encoder.embed_collection(whole.subset(rows), progress=progress, unit=False)
+
+    val = compared = None
+    if not settings.is_fixed and len(split.val) and not whole.by_links:
+        val = encoder.embed_collection(whole.subset(split.val), progress=progress)
+    comparisons = held_out(data.comparisons, split.test, len(whole))
+    if comparisons is not None:
+        compared = embed(comparisons.rows)
+    labels = whole.subset(split.train).labels
+    few = sample_by_class(labels, seed=settings.seed)
+    shown = np.arange(len(whole)) if split.by_folds else split.test
+    raw = embed(np.r_[shown, split.train[few]])
+    unit = normalize(raw)
+    test, sample = unit[: len(shown)], unit[len(shown) :]
+    own = torch.from_numpy(labels[few]) if whole.is_labelled else None
+    proxies, assignment, scale = _proxies(fit.criterion, raw[len(shown) :], own)
+    kept = RunEmbeddings(
+        fingerprint=data.fingerprint,
+        test=test.numpy(),
+        test_rows=shown,
+        seen=split.by_folds,
+        sample=sample.numpy(),
+        sample_rows=split.train[few],
+        proxies=proxies.numpy(),
+        assignment=assignment.numpy(),
+        scale=scale,
+    )
+    return Embedded(test, val, compared, comparisons), kept
+
+
+def _proxies(
+    criterion: nn.Module, sample: Tensor, labels: Tensor | None
+) -> tuple[Tensor, Tensor, float | None]:
+    """Return unit proxies, the row among them of each item of the sample, and the scale."""
+    if not isinstance(criterion, ProxyLoss):
+        return sample[:0], torch.empty(0, dtype=torch.int64), None
+    criterion.cpu()  # training is over
+    proxies = normalize(criterion.proxies.detach())
+    # As in training: with free norms the closest proxy is that of the raw vectors.
+    assignment = criterion.assign(sample, labels)
+    if criterion.shard is not None:  # no process holds them all: those of the sample
+        chosen, assignment = torch.unique(assignment, return_inverse=True)
+        proxies = criterion.shard.take(proxies, chosen)
+    return proxies, assignment, None if criterion.scale is None else float(criterion.scale)
+
+
+# The run directory
+
+
+def _completed(options: Options, collection: Collection | None) -> Options:
+    """Return the options with what they do not say: data from Python, restarts of torchrun."""
+    if collection is not None:
+        options = replace(options, data=Path(f"{collection.name}{FROM_PYTHON}"))
+    if options.corrections is not None:
+        options = replace(options, corrections=options.corrections.absolute())
+    if processes.may_restart():  # torchrun would repeat the command after a failure
+        if options.out is None:
+            raise UsageError("--max-restarts needs the run to resume; add --out RUN")
+        exists = (options.out / "config.json").is_file()
+        options = replace(options, resume=options.resume or exists)
+        if processes.restarted():  # the run's flags, repeated
+            options = Options(data=options.data, out=options.out, resume=options.resume)
+    return options
+
+
+def _saved_settings(options: Options, held: ExitStack) -> Settings | None:
+    """Return the settings of the run to resume, which is locked from now on; None for a new one."""
+    if not options.resume:
+        return None
+    if options.out is None:
+        raise UsageError("--resume needs the run to resume; add --out RUN")
+    run = held.enter_context(Run.open(options.out, write=True))
+    return replace(agree(run.config, options), out=options.out)
+
+
+def _board(options: Options) -> TensorBoard | None:
+    return None if options.tensorboard is None else TensorBoard(options.tensorboard)
+
+
+def _open(
+    options: Options, saved: Settings | None, collection: Collection | None, progress: Progress
+) -> TrainingData:
+    """Open the data as the settings say; refuse what nothing can be learned from."""
+    source = (saved or options).data if collection is None else collection
+    corrections = options.corrections
+    if saved is not None and saved.out is not None:  # the run's own copy
+        run = Run(saved.out, saved)
+        corrections = run.corrections
+        if collection is None and str(source).endswith(FROM_PYTHON):
+            raise DataError(
+                f"the data of {saved.out} were given from Python; give them again: "
+                f"{run.resume_command}"
+            )
+    with processes.in_turn():
+        data = open_training_data(
+            source, saved or options, corrections=corrections, progress=progress
+        )
+    for note in data.notes:
+        log.info(note)
+    return data
+
+
+def _check(settings: Settings, data: TrainingData, split: Split, embedder: Embedder) -> None:
+    """Refuse before a run directory exists what training or scoring would refuse later."""
+    collection = data.collection
+    if len(split.test) and collection.has_classes:
+        query_and_gallery(collection.subset(split.test))
+    classes = max(2, class_count(collection.subset(split.train)))
+    check_loss(settings, classes, head_dim(settings, embedder.backbone.features))
+    processes.check_same("kinds of device", lambda: device_of(embedder).type)
+    processes.check_same("data", lambda: data.fingerprint)
+
+
+def _open_run(settings: Settings, data: TrainingData, held: ExitStack, *, is_resumed: bool) -> Run:
+    """Return the run to resume, or a new one; of several processes the first makes it."""
+    if is_resumed:
+        return continue_run(settings, fingerprint=data.fingerprint)
+    new = partial(create_run, name=data.collection.name, fingerprint=data.fingerprint, held=held)
+    path = Path(processes.from_first(lambda: str(new(settings).path)))
+    return Run(path, replace(settings, out=path))
+
+
+def _check_module(run: Run, backbone: Backbone) -> None:
+    """Refuse to resume with a module that has other weights than the run started from.
+
+    They are what training is compared with; a module that was trained in place has lost them.
+    """
+    weights = digest(*tensor_parts(backbone.network.state_dict()))
+    started = read_optional_json(run.path / "backbone.json").get("digest", weights)
+    if started != weights:
+        raise RunError(
+            f"the backbone differs from the one {run.path} was started with; give the module as it "
+            "was before training, or train into another --out"
+        )
+    run.write("backbone.json", {"digest": weights})
+
+
+def _is_finished(settings: Settings) -> bool:
+    """Return whether all of the run is written: the report is the last of it."""
+    return settings.out is not None and (settings.out / "report.html").is_file()
+
+
+def _say_finished(settings: Settings) -> Path:
+    assert settings.out is not None
+    log.info(f"{settings.out} is finished; nothing is left to do")
+    return settings.out
+
+
+def _describe(run: Run, data: TrainingData, split: Split) -> None:
+    """Write data.json, and scan.csv if the scan found anything; say what is kept out."""
+    c, settings = data.collection, run.config
+    parts = {"train": split.train, "val": split.val, "test": split.test}
+    described = {
+        "description": c.describe(),
+        "items": {name: len(rows) for name, rows in parts.items() if len(rows)},
+        "classes": {name: _class_names(data, rows) for name, rows in parts.items() if len(rows)},
+    }
+    run.write("data.json", described | ({"by_links": True} if c.by_links else {}))
+    if data.scan.problems and processes.first():
+        write_file(run.path / "scan.csv", data.scan.as_csv())
+    log.info(f"run directory {run.path}, settings: {settings.preset}")
+    if c.split is not None or settings.test_fraction is not None:
+        return
+    if len(split.test):
+        out = len(classes_in(c, split.test))
+        log.info(f"{out:,} classes are kept out for the scores; --test-fraction 0 learns from all")
+    elif not split.by_folds and c.num_classes < FEWEST_CLASSES:
+        log.info(
+            f"training learns from all {c.num_classes} classes, and there are no scores: these "
+            f"need {FEWEST_CLASSES} classes"
+        )
+
+
+def _class_names(data: TrainingData, rows: Rows) -> list[str]:
+    return [data.collection.class_names[i] for i in classes_in(data.collection, rows)]
+
+
+def _write_scores(run: Run, fit: Fit, settings: Settings, scores: dict[str, Any]) -> None:
+    """Write choice.json, and scores.json with the name of the method that was kept."""
+    by_class, method = scores.pop("by_class", None), method_of(fit, settings)
+    chosen = {} if fit.head is None else {"choice": fit.head.choice.as_dict()}
+    run.write("choice.json", {"kept": method, **chosen, "by_class": by_class, "scores": scores})
+    if scores:
+        run.write("scores.json", scores | {"method": method})
+
+
+@contextmanager
+def _failures_explained(run: Run, data: TrainingData, split: Split) -> Iterator[None]:
+    """Say how to resume whatever ends a training that has a run directory."""
+    try:
+        yield
+    except NonFiniteLoss as error:
+        raise _explain_non_finite(run, data, split, error) from None
+    except KeyboardInterrupt:
+        log.info(f"stopped; resume with: {run.resume_command}")
+        raise
+    except PictureError as error:  # it was readable when training began
+        raise TrainingError(
+            f"{error}; restore it, then resume with: {run.resume_command}"
+        ) from None
+    except (OSError, SafetensorError) as error:  # a full or failing disk
+        reason = " ".join(str(error).split())
+        raise TrainingError(f"{reason}; fix it, then resume with: {run.resume_command}") from error
+
+
+def _explain_non_finite(
+    run: Run, data: TrainingData, split: Split, error: NonFiniteLoss
+) -> TrainingError:
+    """Write the names of the batch's items to a file and suggest what to try."""
+    file = run.path / "non_finite_batch.txt"
+    names = [data.collection.names[split.train[i]] for i in error.indices.tolist()]
+    where = f"the batch's items are in {file}"
+    try:
+        if processes.first():
+            write_file(file, "".join(f"{name}\n" for name in names))
+    except OSError as failure:
+        where = f"the batch's items could not be written ({failure.strerror})"
+    saved = ", the last checkpoint is whole" if run.checkpoints.is_dir() else ""
+    return TrainingError(
+        f"{error}; nothing was updated{saved}; {where}; try lower rates, or a lower scale"
+    )
