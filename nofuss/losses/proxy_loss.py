@@ -85,7 +85,9 @@ class ProxyLoss(nn.Module, ABC):
     to the optimizer with a separate rate, often 100 times that of the backbone.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic", "balanced")
+    takes: ClassVar[tuple[str, ...]] = (
+        *("static", "sampled", "fractional", "several", "dynamic", "balanced"),
+    )
     fusible: ClassVar[bool] = True
     """Whether there is a chunked form."""
     fuses_few: ClassVar[bool] = False

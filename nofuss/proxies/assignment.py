@@ -3,6 +3,7 @@
 An assignment turns a batch into triplets over proxies (x, p(y), p(Z)):
 
     Static       one proxy a label, p(x) = p_c(x); no sampling at all
+    Sampled      the same with p(Z) of the batch's labels only: Algorithm 1 as it is written
     Fractional   fewer proxies than labels; each label gets a random proxy, once
     Several      more proxies than labels; p(x) is the closest proxy of the label
     Dynamic      proxies belong to no label; p(x) is the closest of all at the moment (Eq. 5)
@@ -80,6 +81,23 @@ class Static(Assignment):
     def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
         """Return the label itself."""
         return required(labels, self.name)
+
+
+class Sampled(Static):
+    """Static assignment with the sampled Z of Algorithm 1: the items of other labels in the batch.
+
+    p(Z) holds the proxy of each of those labels once; an anchor without a negative is left out.
+    `Static` needs no sample, since its Z is every other proxy: this form shows what that is worth.
+    """
+
+    name = "sampled"
+    by_label = False  # p(Z) is not every other proxy
+
+    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """Return (x, p(x), the proxies of the other labels of the batch)."""
+        present = one_hot(labels, self.num_proxies).any(0)  # (P,)
+        anchor = torch.arange(len(labels), device=labels.device)
+        return without_empty(labels, present.expand(len(labels), -1), anchor)
 
 
 class Fractional(Assignment):
@@ -175,10 +193,10 @@ class Dynamic(Assignment):
         same = labels[:, None] == labels
         pairs = same & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
         anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
-        holds = self._one_hot(chosen).to(x.dtype)  # (B, P)
+        holds = one_hot(chosen, self.num_proxies).to(x.dtype)  # (B, P)
         # (B, P), the proxies of x's negatives: a product, where a mask would be (B, B, P).
         of_others = ((~same).to(x.dtype) @ holds) > 0
-        return self._without_empty(chosen[other], of_others[anchor], anchor)
+        return without_empty(chosen[other], of_others[anchor], anchor)
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return (x, p(y), p(Z)) with y and Z as given, one triplet a row."""
@@ -187,17 +205,7 @@ class Dynamic(Assignment):
         self._count(torch.cat([positive, chosen.flatten()]))
         negative = torch.zeros(len(y), self.num_proxies, dtype=torch.bool, device=y.device)
         negative = negative.scatter(1, chosen, True)
-        return self._without_empty(positive, negative, torch.arange(len(y), device=y.device))
-
-    def _without_empty(self, positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
-        """Remove p(y) from p(Z), then triplets with no negative left."""
-        negative = negative & ~self._one_hot(positive)
-        is_useful = negative.any(1)
-        return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])
-
-    def _one_hot(self, row: Tensor) -> Tensor:
-        """Return a mask of the row among the proxies, (…) → (…, P)."""
-        return row[..., None] == torch.arange(self.num_proxies).to(row)
+        return without_empty(positive, negative, torch.arange(len(y), device=y.device))
 
     def share_in_use(self, window: int = 100) -> float:
         """Return the share of proxies that were chosen in the last `window` training batches."""
@@ -231,3 +239,15 @@ def required(labels: Tensor | None, name: str) -> Tensor:
     if labels is None:
         raise ValueError(f"got no labels; {name} assignment needs them: pass labels")
     return labels
+
+
+def one_hot(row: Tensor, num_proxies: int) -> Tensor:
+    """Return a mask of the row among the proxies, (…) → (…, P)."""
+    return row[..., None] == torch.arange(num_proxies).to(row)
+
+
+def without_empty(positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
+    """Remove p(y) (T,) from p(Z) (T, P), then triplets with no negative left."""
+    negative = negative & ~one_hot(positive, negative.shape[1])
+    is_useful = negative.any(1)
+    return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])

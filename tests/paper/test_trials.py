@@ -71,7 +71,7 @@ def test_the_spread_of_a_collapsed_model_is_seen(source: Source) -> None:
 def test_corrected_bounds_hold_while_learning(source: Source) -> None:
     found = run_trial(source, trial_of(source, "proxy-nca", 1e-2, record="bounds"))
     for row in found["curve"]:
-        for name in ("ranking", "expected_ranking", "nca", "triplet"):
+        for name in ("ranking", "expected_ranking", "nca", "triplet", "total"):
             assert row["corrected"][name]["violations"] == 0
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet
-from nofuss.proxies.assignment import Dynamic, Fractional, Several, Static
+from nofuss.proxies.assignment import Dynamic, Fractional, Sampled, Several, Static
 from nofuss.proxies.by_name import build_assignment
 from tests.proxies.drawn import numbers, unit
 
@@ -17,6 +18,35 @@ def test_static_is_the_label_and_z_is_the_rest() -> None:
     assert triplets.positive.tolist() == [3, 0, 3]
     assert triplets.negative is None
     assert triplets.anchor is None
+
+
+def test_algorithm_1_with_a_sampled_z_against_a_slow_loop() -> None:
+    criterion = ProxyNCA(9, 3, assignment=Sampled(9), scale=2, seed=0).double()
+    x, labels = unit(numbers(6, 3)), torch.tensor([4, 1, 4, 7, 7, 7])
+    total = 0.0
+    for x_i, c in zip(x, labels, strict=True):
+        d = [(x_i - p).square().sum() for p in criterion.proxies]
+        p_z = {int(z) for z in labels if z != c}  # a set: each proxy of the sample counts once
+        total += d[c] + torch.log(sum(torch.exp(-d[z]) for z in p_z))
+    torch.testing.assert_close(criterion(x, labels), total / 6)
+
+
+def test_a_sampled_z_of_all_labels_is_static_assignment() -> None:
+    sampled, static = (ProxyNCA(5, 3, assignment=a, seed=0) for a in (Sampled(5), "static"))
+    x = numbers(10, 3).float().requires_grad_()
+    labels = torch.arange(10) % 5
+    gradients = []
+    for criterion in (sampled, static):
+        loss = criterion(x, labels)
+        gradients.append((loss, *torch.autograd.grad(loss, (x, criterion.proxies))))
+    torch.testing.assert_close(*gradients)
+    assert torch.equal(sampled.assign(x, labels), labels)
+    # A batch of one label has no negative: zero, with a graph.
+    alone = sampled(x, torch.full((10,), 3))
+    assert alone == 0
+    alone.backward()
+    with pytest.raises(ValueError, match="ProxyAnchor does not take sampled assignment"):
+        ProxyAnchor(5, 3, assignment=Sampled(5))
 
 
 @pytest.mark.parametrize(("classes", "proxies"), [(10, 5), (10, 3), (98, 49), (7, 6)])
