@@ -172,7 +172,8 @@ class TrainConfig:
     count, with a smaller one all of them do (the factor of the cosine; 2·N_x·N_p in the paper)."""
     free_norms: Annotated[bool, _flag(_PAPER)] = False
     """Let the lengths of embeddings and proxies be learned too, as the paper does, in place of
-    --scale."""
+    --scale; vectors are scaled to length 1 afterwards. --preset paper does so unless --scale is
+    given."""
     proxy_lr: Annotated[float | None, _flag(_PAPER, "X", _BY_PRESET)] = None
     """Learning rate of the proxies."""
     per_class: Annotated[int | None, _flag(_PAPER, "N", "by the loss")] = None
@@ -199,11 +200,10 @@ class TrainConfig:
     ] = None
     """The optimizer of all parameters."""
     schedule: Annotated[
-        Literal["exponential", "cosine", "ramp", "constant"] | None,
-        _flag(_PAPER, default=_BY_PRESET),
+        Literal["cosine", "ramp", "constant"] | None, _flag(_PAPER, default=_BY_PRESET)
     ] = None
-    """exponential: all learning rates times 0.94 per epoch, as we read the paper. cosine: down to
-    zero. ramp: the same, after a rise within the first epoch."""
+    """Of all learning rates. cosine: down to zero. ramp: the same, after a rise within the first
+    epoch."""
     warmup: Annotated[int | None, _flag(_PAPER, "N", _BY_PRESET)] = None
     """Epochs in which only head and proxies are trained."""
     freeze_batch_norm: Annotated[bool | None, _flag(_PAPER, default=_BY_PRESET), _SWITCH] = None

@@ -112,6 +112,16 @@ def test_auto_chooses_by_the_data(kind: str, small: bool, preset: str) -> None:
     assert resolve(TrainConfig(), kind=kind, small=small).preset == preset
 
 
+@pytest.mark.parametrize("loss", ["proxy-nca", "proxy-triplet", "proxy-nca++", "clustering"])
+def test_the_paper_trains_with_free_norms_and_constant_rates(loss: str) -> None:
+    paper = resolve(TrainConfig(preset="paper", loss=loss), kind="pictures", small=False)
+    assert paper.free_norms == (loss in ("proxy-nca", "proxy-triplet"))
+    assert (paper.optimizer, paper.schedule) == ("rmsprop", "constant")
+    assert resolve(paper, kind="pictures", small=False) == paper
+    equal = resolve(TrainConfig(preset="paper", scale=9.0), kind="pictures", small=False)
+    assert not equal.free_norms
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [

@@ -19,6 +19,7 @@ from nofuss.data.loader import Batch, on_device
 from nofuss.distributed.device import device_of, seeded
 from nofuss.distributed.processes import any_true, copy_from_first, rank
 from nofuss.geometry import normalize
+from nofuss.losses.clustering import StructuredClustering
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
@@ -123,6 +124,8 @@ def run_loop(
                 before_epoch(t.epoch)
             t.model.train()
             t.criterion.train()
+            if isinstance(t.criterion, StructuredClustering):
+                t.criterion.set_epoch(t.epoch)
             model = parallel(t.model)
             began = saved = time.monotonic()
             embeddings, asked = None, False

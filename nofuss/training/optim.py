@@ -23,7 +23,6 @@ def _cosine(epoch: float, epochs: int) -> float:
 
 
 SCHEDULES: dict[str, Callable[[float, int], float]] = {
-    "exponential": lambda epoch, epochs: 0.94 ** math.floor(epoch),
     "cosine": _cosine,
     "ramp": lambda epoch, epochs: min(1.0, 0.03 + epoch / RAMP) * _cosine(epoch, epochs),
     "constant": lambda epoch, epochs: 1.0,

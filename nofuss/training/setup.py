@@ -15,6 +15,7 @@ from nofuss.evaluate import kmeans
 from nofuss.files import memory
 from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
+from nofuss.losses.clustering import StructuredClustering
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.embedder import Embedder
 from nofuss.model.stages import Top
@@ -24,6 +25,8 @@ from nofuss.proxies.by_name import kind_of
 from nofuss.training.loop import Training
 from nofuss.training.optim import build_optimizer
 
+GAMMA_DECAY = 0.94
+"""Of structured clustering's γ, the margin multiplier (Section 5 of the paper), per epoch."""
 SHARD_FROM = 2**20
 """Numbers in all proxies from which on they are distributed over processes instead of replicated,
 where the loss can do that: 16,384 proxies of 64 dimensions."""
@@ -69,6 +72,8 @@ def check_loss(config: TrainConfig, num_classes: int) -> None:
 def build_criterion(config: TrainConfig, num_classes: int) -> nn.Module:
     """Build the loss by its name, with the options of the configuration that it takes."""
     check_loss(config, num_classes)
+    if config.loss == "clustering":
+        return StructuredClustering(gamma_decay=GAMMA_DECAY)
     if config.loss in INSTANCE_LOSSES:
         return INSTANCE_LOSSES[config.loss]()
     loss, each = PROXY_LOSSES[config.loss], float(config.proxies_per_class or 0)

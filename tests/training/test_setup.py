@@ -9,7 +9,13 @@ import torch
 from nofuss.config import TrainConfig
 from nofuss.errors import UsageError
 from nofuss.geometry import normalize
-from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus
+from nofuss.losses import (
+    INSTANCE_LOSSES,
+    PROXY_LOSSES,
+    ProxyNCA,
+    ProxyNCAPlusPlus,
+    StructuredClustering,
+)
 from nofuss.model.embedder import build_embedder
 from nofuss.model.start import pca_head
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
@@ -106,6 +112,12 @@ def test_every_instance_loss_by_name(name: str) -> None:
     criterion = build_criterion(config(loss=name), 6)
     assert type(criterion) is INSTANCE_LOSSES[name]
     assert not list(criterion.parameters())
+
+
+def test_gamma_decays_in_training_as_in_the_paper() -> None:
+    criterion = build_criterion(config(loss="clustering"), 6)
+    assert isinstance(criterion, StructuredClustering)
+    assert criterion.gamma_decay == 0.94
 
 
 def test_options_reach_the_loss() -> None:
