@@ -94,12 +94,14 @@ def proxy_bounds(
     of the losses). All triplets are used if they (padded to the same number of negatives a pair)
     are at most `max_triplets`; otherwise a sample drawn from `seed`, each triplet equally likely.
     """
-    alpha = 1 / (norm_x * norm_p)
-    if alpha > 1:
+    if not 1 <= norm_x * norm_p < math.inf:
         raise ValueError(
             f"norm_x × norm_p is {norm_x * norm_p:g}; expected 1 or more, as in Propositions 4.1 "
             "and 4.2: raise the norms"
         )
+    if not 0 <= margin < math.inf:
+        raise ValueError(f"margin is {margin}; expected from 0 up")
+    alpha = 1 / (norm_x * norm_p)
     x, p, c, own = (as_tensor(given).cpu() for given in (embeddings, proxies, labels, assignment))
     _check(x, p, c, own)
     x, p = normalize(x.double()), normalize(p.double())

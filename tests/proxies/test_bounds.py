@@ -351,6 +351,12 @@ def test_what_would_hide_a_violation_is_refused() -> None:
         proxy_bounds(bad_x, labels, p, own)
     with pytest.raises(ValueError, match="proxies hold NaN or infinity"):
         proxy_bounds(x, labels, bad_p, own)
+    for margin in (math.nan, -1.0, math.inf):
+        with pytest.raises(ValueError, match=f"margin is {margin}; expected from 0 up"):
+            proxy_bounds(x, labels, p, own, margin=margin)
+    for norm in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"norm_x × norm_p is .*; expected 1 or more"):
+            proxy_bounds(x, labels, p, own, norm_x=norm, norm_p=norm)
     for wrong in (own - 1, own + 1):
         with pytest.raises(ValueError, match="but there are 2 proxies; expected rows of them"):
             proxy_bounds(x, labels, p, wrong)
