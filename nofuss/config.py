@@ -161,10 +161,13 @@ class TrainConfig:
     """The loss that training minimizes: proxy-nca (the paper's), proxy-triplet, proxy-nca++,
     proxy-anchor, soft-triple; or over pairs of items, without proxies: nca, triplet, semi-hard,
     lifted, n-pairs, clustering."""
-    assignment: Annotated[Literal["static", "dynamic", "balanced"], _flag(_PAPER)] = "static"
+    assignment: Annotated[Literal["static", "dynamic", "matched", "balanced"], _flag(_PAPER)] = (
+        "static"
+    )
     """How an item finds its proxy, the learned point that stands for its class. static: by its
-    label. dynamic: the closest one, so that no labels are needed. balanced: each label, or group of
-    items that triplets or pairs link, takes the closest one of those least used, and keeps it."""
+    label. dynamic: the closest one, so that no labels are needed. matched: the same, but the
+    labels of a batch take different ones. balanced: each label, or group of items that triplets or
+    pairs link, takes the closest one of those least used, and keeps it."""
     proxies_per_class: Annotated[float | None, _flag(_PAPER, "X", "1; soft-triple: 10")] = None
     """Proxies that stand for a class; below 1, classes share them."""
     scale: Annotated[float | None, _flag(_PAPER, "X", "by the loss")] = None

@@ -166,7 +166,7 @@ def total_over_proxies(
     """
     everywhere = torch.bincount(own, minlength=len(p))  # (P,)
     total = x.new_zeros(())
-    for label in labels.unique():
+    for label in torch.unique(labels):
         rows = (labels == label).nonzero()[:, 0]
         inside = torch.bincount(own[rows], minlength=len(p))
         outside = (everywhere - inside).to(x.dtype)  # n(x, p_z), the same for the whole class

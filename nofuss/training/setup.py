@@ -98,7 +98,8 @@ def items_per_class(config: TrainConfig) -> int:
     """Return how many items of a class a batch needs: some for losses over pairs, else 0."""
     if config.loss == "n-pairs":
         return 2
-    return 4 if config.loss in INSTANCE_LOSSES or config.assignment == "dynamic" else 0
+    chosen = config.assignment in ("dynamic", "matched")  # by the items of the batch
+    return 4 if chosen or config.loss in INSTANCE_LOSSES else 0
 
 
 def batch_of(config: TrainConfig, items: int, classes: int) -> int:

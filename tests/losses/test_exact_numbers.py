@@ -77,7 +77,9 @@ def test_an_outer_step_of_maml_sees_through_the_inner_one() -> None:
 # 3. NaN
 
 
-@pytest.mark.parametrize("name", [*PROXY_LOSSES, *INSTANCE_LOSSES, "ranking", "dynamic", "several"])
+@pytest.mark.parametrize(
+    "name", [*PROXY_LOSSES, *INSTANCE_LOSSES, "ranking", "dynamic", "matched", "several"]
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [0, 5])  # of a class with others, and alone in its class
 def test_nan_in_gives_nan_out(name: str, bad: float, row: int) -> None:
@@ -86,6 +88,7 @@ def test_nan_in_gives_nan_out(name: str, bad: float, row: int) -> None:
         **INSTANCE_LOSSES,
         "ranking": Ranking,
         "dynamic": lambda: ProxyTriplet(4, 8, assignment="dynamic", seed=0),
+        "matched": lambda: ProxyNCA(4, 8, assignment="matched", seed=0),
         "several": lambda: ProxyNCA(4, 8, proxies_per_class=2.5, seed=0),
     }
     x = points().float()

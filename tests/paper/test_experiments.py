@@ -114,6 +114,12 @@ def test_enough_proxies_or_not() -> None:
     assert "above at 0.5 and 1, below at 0.1" in sentence
     assert found(0.4, 0.45, 0.7)[0] == "contradicted"
     assert found(0.4, 0.5, 0.5)[0] == "undecided"
+    # Matched assignment is shown, but the paper claims nothing about it.
+    high, low = ({0.5: [result(v), result(v + 0.01)]} for v in (0.7, 0.3))
+    ways = {"from labels": high, proxies_per_label.MATCHED: low}
+    word, sentence = proxies_per_label.verdict(ways, "N-pairs", rival)
+    assert word == "confirmed"
+    assert "from labels, matched is below at 0.5" in sentence
 
 
 def test_batches_that_matter_or_not() -> None:

@@ -29,7 +29,7 @@ def cases() -> Iterator[tuple[str, Make, bool, bool]]:
             for name, options, shards in OPTIONS:
                 if classes == 12 and name != "static":
                     continue
-                if loss is ProxyAnchor and name in ("free norms", "dynamic"):
+                if loss is ProxyAnchor and name in ("free norms", "dynamic", "matched"):
                     continue
                 if loss is ProxyNCAPlusPlus and "scale" in options:
                     continue
@@ -55,6 +55,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("several", {"proxies_per_class": 2.5}, False),
     ("free norms", {"scale": None}, False),
     ("dynamic", {"assignment": "dynamic"}, False),
+    ("matched", {"assignment": "matched", "proxies_per_class": 0.7}, False),
     ("balanced", {"assignment": "balanced", "proxies_per_class": 0.7}, False),
 )
 

@@ -130,6 +130,7 @@ def test_options_reach_the_loss() -> None:
     assert isinstance(build_criterion(config(proxies_per_class=2.0), 6).assignment, Several)
     dynamic = build_criterion(config(assignment="dynamic"), 6).assignment
     assert isinstance(dynamic, Dynamic)
+    assert build_criterion(config(assignment="matched"), 6).assignment.matched
     assert isinstance(build_criterion(config(assignment="balanced"), 6).assignment, Balanced)
 
 
@@ -179,6 +180,7 @@ def test_batches_of_whole_classes() -> None:
     assert [items_per_class(config(loss=name)) for name in ("proxy-nca", "lifted")] == [0, 4]
     assert items_per_class(config(loss="n-pairs")) == 2
     assert items_per_class(config(assignment="dynamic")) == 4
+    assert items_per_class(config(assignment="matched")) == 4
     assert batch_of(config(batch_size=10), 100, 30) == 10
     assert batch_of(config(batch_size=10, per_class=4), 100, 30) == 8
     assert batch_of(config(batch_size=64, per_class=4), 100, 5) == 20
