@@ -66,7 +66,7 @@ _PAPER = Group("Options of the paper and its experiments", sort_key=3)
 _BY_PRESET = "by the preset"
 Preset = Literal["frozen", "finetune", "small", "vectors", "paper"]
 Head = Literal["auto", "untrained", "closed-form", "trained"]
-Assignment = Literal["static", "dynamic", "balanced"]
+Assignment = Literal["static", "dynamic", "matched", "balanced"]
 Start = Literal["random", "pca", "whitened"]
 OptimizerName = Literal["adam", "adamw", "rmsprop"]
 Schedule = Literal["cosine", "ramp", "constant"]
@@ -173,8 +173,9 @@ class Options:
     lifted, n-pairs, clustering."""
     assignment: Annotated[Assignment | None, _flag(_PAPER, default="static")] = None
     """How an item finds its proxy, the learned point that stands for its class. static: by its
-    label. dynamic: the closest one, so that no labels are needed. balanced: each label, or group of
-    items that triplets or pairs link, takes the closest one of those least used, and keeps it."""
+    label. dynamic: the closest one, so that no labels are needed. matched: the same, but the
+    labels of a batch take different ones. balanced: each label, or group of items that triplets or
+    pairs link, takes the closest one of those least used, and keeps it."""
     proxies_per_class: Annotated[float | None, _flag(_PAPER, "X", "1; soft-triple: 10")] = None
     """Proxies that stand for a class; below 1, classes share them."""
     scale: Annotated[float | None, _flag(_PAPER, "X", "by the loss")] = None

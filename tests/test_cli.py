@@ -630,6 +630,7 @@ def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
         "--loss n-pairs --per-class 3",
         "--loss proxy-anchor --optimizer adamw --schedule constant",
         "--assignment dynamic --proxies-per-class 2",
+        "--assignment matched --proxies-per-class 2",
         "--proxies-per-class 0.5",
         "--free-norms --optimizer rmsprop --schedule ramp",
     ],

@@ -37,9 +37,10 @@ OPTIONS = """
     num_classes: labels are 0 … num_classes − 1.
     dim: of the embeddings and the proxies.
     proxies_per_class: below 1 labels share proxies, above 1 a label has several.
-    assignment: "static" (the default), "dynamic", "balanced", or an `Assignment`. Without labels
-        (bare triplets) use "dynamic", where num_classes × proxies_per_class is just the number of
-        proxies; or "balanced" with the groups of `nofuss.linked_groups` as labels.
+    assignment: "static" (the default), "dynamic", "matched" (a dynamic one that does not collapse),
+        "balanced", or an `Assignment`. Without labels (bare triplets) use "dynamic", where
+        num_classes × proxies_per_class is just the number of proxies; or "balanced" with the groups
+        of `nofuss.linked_groups` as labels.
     reduction: "mean" (the default), "sum", or "none" for the loss of each embedding (B,).
     fused: compute loss and gradients together, as one node of the graph, over chunks of proxies
         that stay in cache. True and False mean always and never; None (the default) where it is
@@ -85,7 +86,9 @@ class ProxyLoss(nn.Module, ABC):
     to the optimizer with a separate rate, often 100 times that of the backbone.
     """
 
-    takes: ClassVar[tuple[str, ...]] = ("static", "fractional", "several", "dynamic", "balanced")
+    takes: ClassVar[tuple[str, ...]] = (
+        *("static", "sampled", "fractional", "several", "dynamic", "matched", "balanced"),
+    )
     fusible: ClassVar[bool] = True
     """Whether there is a chunked form."""
     fuses_few: ClassVar[bool] = False

@@ -337,7 +337,8 @@ def _how(source: Source, choices: Mapping[str, Choice]) -> list[str]:
     lines = [
         f"{b.words}; {batch}, {c.epochs} epochs, {c.optimizer}, {c.schedule} schedule, the same "
         "for every method. Losses over instances draw four items per class (N-pairs two). Margins "
-        "and scales are the defaults of each loss. All are scored on the unit sphere.",
+        "and scales are the defaults of each loss; γ of structured clustering falls by 6% per "
+        "epoch, as in the paper. All are scored on the unit sphere.",
         f"Rates: {len(b.rates)} tries per method ({', '.join(f'{lr:g}' for lr in b.rates)}; "
         f"proxies {b.proxy_factor:g} times that), scored by Recall@1 on held-out training classes, "
         f"{halves}{f', after {b.try_epochs} epochs' if b.try_epochs else ''}; chosen: {chosen}.",

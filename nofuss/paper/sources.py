@@ -103,8 +103,8 @@ _SMALL = {"preset": "small", "epochs": 10, "batch_size": 64, "val_fraction": 0.0
 PAPER = Budget(
     name="paper",
     settings={"preset": "paper", "batch_size": 32, "val_fraction": 0.0},
-    words="Inception with batch norm, RMSprop, as the paper has it; rates times 0.94 an epoch (the "
-    "paper decays “the margin multiplier constant γ”), norms equal, crops mirrored",
+    words="Inception with batch norm, RMSprop, norms of Proxy-NCA and Proxy-Triplet free, as the "
+    "paper has it; crops mirrored",
     rates=(1e-5, 3e-5, 1e-4, 3e-4),
     folds=1,
     instance_batch=128,

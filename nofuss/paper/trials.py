@@ -40,7 +40,7 @@ from nofuss.training.network import apply_settings, build_model
 from nofuss.training.score import untrained
 from nofuss.training.settings import resolve
 
-FORMAT = 2
+FORMAT = 3
 """Increased when the same settings would give other results."""
 COLLAPSED = 0.01
 """A training has collapsed if it leaves the embeddings that are scored with a spread,
@@ -275,7 +275,7 @@ def _measure(
         assert isinstance(criterion, ProxyLoss)
         vectors = embed(train_rows[sample])
         assigned = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
-        norm = (float(criterion.scale or 18) / 2) ** 0.5
+        norm = (float(criterion.scale or 2) / 2) ** 0.5  # free norms: on the unit sphere
         proxies = criterion.proxies.detach().cpu()
         options = {"norm_x": norm, "norm_p": norm, "max_triplets": BOUND_TRIPLETS}
         measure = partial(proxy_bounds, vectors, compact, proxies, assigned, **options)

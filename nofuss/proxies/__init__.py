@@ -1,6 +1,6 @@
 """Proxies: assignment to items, how many triplets they save, how tightly they bound the loss."""
 
-from nofuss.proxies.assignment import Assignment, Dynamic, Fractional, Several, Static
+from nofuss.proxies.assignment import Assignment, Dynamic, Fractional, Sampled, Several, Static
 from nofuss.proxies.balanced import Balanced
 from nofuss.proxies.bounds import Bound, Bounds, proxy_bounds
 from nofuss.proxies.counting import count_proxy_triplets, count_triplets
@@ -12,6 +12,7 @@ __all__ = [
     "Bounds",
     "Dynamic",
     "Fractional",
+    "Sampled",
     "Several",
     "Static",
     "count_proxy_triplets",

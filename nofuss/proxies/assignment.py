@@ -3,9 +3,11 @@
 An assignment turns a batch into triplets over proxies (x, p(y), p(Z)):
 
     Static       one proxy a label, p(x) = p_c(x); no sampling at all
+    Sampled      the same with p(Z) of the batch's labels only: Algorithm 1 as it is written
     Fractional   fewer proxies than labels; each label gets a random proxy, once
     Several      more proxies than labels; p(x) is the closest proxy of the label
-    Dynamic      proxies belong to no label; p(x) is the closest of all at the moment (Eq. 5)
+    Dynamic      proxies belong to no label; p(x) is the closest of all at the moment (Eq. 5);
+                 matched: the labels of a batch choose together, each another proxy
     Balanced     labels choose the closest proxy, evenly, once: balanced.py
 
 In all of them p(Z) never contains p(y): a negative that shares the positive's proxy would ask
@@ -82,6 +84,28 @@ class Static(Assignment):
         return required(labels, self.name)
 
 
+class Sampled(Assignment):
+    """Static assignment with the sampled Z of Algorithm 1: the items of other labels in the batch.
+
+    p(Z) holds the proxy of each of those labels once; an anchor without a negative is left out.
+    `Static` needs no sample, since its Z is every other proxy: this form shows what that is worth.
+    """
+
+    name = "sampled"
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = self.num_proxies = num_classes
+
+    def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
+        """Return the label itself."""
+        return required(labels, self.name)
+
+    def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """Return (x, p(x), the proxies of the other labels of the batch)."""
+        return within_batch(labels, self.num_proxies)
+
+
 class Fractional(Assignment):
     """Fewer proxies than labels (Section 6.5): labels are distributed over proxies at random, once.
 
@@ -150,15 +174,21 @@ class Dynamic(Assignment):
     points share one proxy and nothing is learned. `share_in_use` reports it, and one warning is
     given. Under torch.func use is not counted. The number of triplets depends on the values, so
     torch.compile breaks the graph here, and torch.vmap refuses it.
+
+    matched: departs from Eq. 5, needs labels, and does not collapse (docs/dynamic.md). In each
+        batch a label takes one proxy for all its items, no two labels the same, such that the means
+        of the labels are closest to their proxies in all; where labels outnumber proxies, they
+        share them evenly. Each x has one triplet, with p(Z) the other proxies that were taken.
     """
 
     name = "dynamic"
     idle: Tensor
     batches: Tensor
 
-    def __init__(self, num_proxies: int) -> None:
+    def __init__(self, num_proxies: int, *, matched: bool = False) -> None:
         super().__init__()
-        self.num_proxies = num_proxies
+        self.num_proxies, self.matched = num_proxies, matched
+        self.name = "matched" if matched else "dynamic"
         self._warned = False
         self.register_buffer("idle", torch.zeros(num_proxies, dtype=torch.int64))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
@@ -169,35 +199,45 @@ class Dynamic(Assignment):
             return squared_distances(x, proxies).argmin(1)
 
     def from_labels(self, x: Tensor, labels: Tensor, proxies: Tensor) -> ProxyTriplets:
-        """Return (x, p(y), p(Z)) for every positive pair (x, y) of the batch."""
+        """Return (x, p(y), p(Z)) for every positive pair (x, y) of the batch, or for every x."""
+        if self.matched:
+            chosen = self._match(x, labels, proxies)
+            self._count(chosen)
+            return within_batch(chosen, self.num_proxies)
         chosen = self.of(x, None, proxies)  # (B,)
         self._count(chosen)
         same = labels[:, None] == labels
         pairs = same & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
         anchor, other = pairs.nonzero(as_tuple=True)  # (T,)
-        holds = self._one_hot(chosen).to(x.dtype)  # (B, P)
+        holds = one_hot(chosen, self.num_proxies).to(x.dtype)  # (B, P)
         # (B, P), the proxies of x's negatives: a product, where a mask would be (B, B, P).
         of_others = ((~same).to(x.dtype) @ holds) > 0
-        return self._without_empty(chosen[other], of_others[anchor], anchor)
+        return without_empty(chosen[other], of_others[anchor], anchor)
 
     def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
         """Return (x, p(y), p(Z)) with y and Z as given, one triplet a row."""
+        if self.matched:
+            return super().from_triplets(y, z, proxies)
         positive = self.of(y, None, proxies)  # (B,)
         chosen = self.of(z.flatten(0, 1), None, proxies).view(z.shape[:2])  # (B, K)
         self._count(torch.cat([positive, chosen.flatten()]))
         negative = torch.zeros(len(y), self.num_proxies, dtype=torch.bool, device=y.device)
         negative = negative.scatter(1, chosen, True)
-        return self._without_empty(positive, negative, torch.arange(len(y), device=y.device))
+        return without_empty(positive, negative, torch.arange(len(y), device=y.device))
 
-    def _without_empty(self, positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
-        """Remove p(y) from p(Z), then triplets with no negative left."""
-        negative = negative & ~self._one_hot(positive)
-        is_useful = negative.any(1)
-        return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])
+    @torch.no_grad()
+    def _match(self, x: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        """Return one proxy for the items of each label, (B,): the closest ones, all different."""
+        from scipy.optimize import linear_sum_assignment  # takes long to import
 
-    def _one_hot(self, row: Tensor) -> Tensor:
-        """Return a mask of the row among the proxies, (…) → (…, P)."""
-        return row[..., None] == torch.arange(self.num_proxies).to(row)
+        present, group = torch.unique(labels, return_inverse=True)
+        sums = x.new_zeros(len(present), x.shape[1]).index_add_(0, group, x)
+        means = sums / torch.bincount(group)[:, None]
+        d = squared_distances(means, proxies)  # (L, P)
+        d = d.nan_to_num(0.0, posinf=0.0)  # any choice will do: the loss is NaN then
+        rounds = math.ceil(len(present) / self.num_proxies)
+        columns = linear_sum_assignment(d.repeat(1, rounds).tolist())[1]
+        return torch.tensor(columns % self.num_proxies).to(labels)[group]
 
     def share_in_use(self, window: int = 100) -> float:
         """Return the share of proxies that were chosen in the last `window` training batches."""
@@ -221,7 +261,7 @@ class Dynamic(Assignment):
             used = round(self.share_in_use(window) * self.num_proxies)
             warnings.warn(
                 f"dynamic assignment is collapsing: {used} of {self.num_proxies} proxies were "
-                f"chosen in the last {window} batches; use fewer proxies, or assignment='balanced'",
+                f"chosen in the last {window} batches; use assignment='matched' or 'balanced'",
                 stacklevel=2,
             )
 
@@ -231,3 +271,22 @@ def required(labels: Tensor | None, name: str) -> Tensor:
     if labels is None:
         raise ValueError(f"got no labels; {name} assignment needs them: pass labels")
     return labels
+
+
+def one_hot(row: Tensor, num_proxies: int) -> Tensor:
+    """Return a mask of the row among the proxies, (…) → (…, P)."""
+    return row[..., None] == torch.arange(num_proxies).to(row)
+
+
+def within_batch(positive: Tensor, num_proxies: int) -> ProxyTriplets:
+    """Return (x, p(x), the other proxies of the batch) for each x: positive (B,) is p(x)."""
+    present = one_hot(positive, num_proxies).any(0)  # (P,)
+    anchor = torch.arange(len(positive), device=positive.device)
+    return without_empty(positive, present.expand(len(positive), -1), anchor)
+
+
+def without_empty(positive: Tensor, negative: Tensor, anchor: Tensor) -> ProxyTriplets:
+    """Remove p(y) (T,) from p(Z) (T, P), then triplets with no negative left."""
+    negative = negative & ~one_hot(positive, negative.shape[1])
+    is_useful = negative.any(1)
+    return ProxyTriplets(positive[is_useful], negative[is_useful], anchor[is_useful])

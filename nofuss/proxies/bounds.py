@@ -1,17 +1,18 @@
 """How tightly proxies bound the loss over instances: ε, the ranking bound, Propositions 4.1, 4.2.
 
 All on the unit sphere, where the paper states them, with ε over the assignment in use (static
-assignment is not the argmin of Eq. 5). Two constants of the paper are not what its proofs give, and
-one of them is false (4.2); they are corrected by default, `printed=True` gives the printed ones:
+assignment is not the argmin of Eq. 5). d = |x − y|² as in Section 3.1 and in the losses here, but
+for the ranking bound. Two printed constants are false for it; they are corrected by default,
+`printed=True` gives the printed ones:
 
-                 d                printed     corrected   why
-    ranking      |x − y|          2ε          2ε          triangle inequality: not for squares
-    Prop. 4.1    ½|x − y|²        2√(2ε)      2√ε         the appendix derives 2√ε for this d
-    Prop. 4.2    |x − y|²         2√ε         4√ε         the proof doubles two bounds of √ε
+                 d           printed   corrected   why
+    ranking      |x − y|     2ε        2ε          triangle inequality: not for squares
+    Prop. 4.1    |x − y|²    2√(2ε)    4√ε         −d = 2 x·y − 2: both products move by up to 2√ε
+    Prop. 4.2    |x − y|²    2√ε       4√ε         the proof doubles two bounds of √ε
 
-√ε is max |x̂ − p̂(x)|, so ε = max |x̂ − p̂(x)|² as in Eq. 6. The printed 4.1 holds too, loosely: with
-ε in the ½|x − y|² of that proposition it is the 2√ε here. Both propositions need N_x·N_p ≥ 1, the
-exponent 1/α of Hölder's inequality; at 1 they compare loss with loss directly. A violation is
+√ε is max |x̂ − p̂(x)|, so ε = max |x̂ − p̂(x)|² as in Eq. 6. The appendix proves 4.1 for ½|x − y|²:
+there 2√ε holds, and 2√(2ε) if ε is measured in that half too. Both propositions need N_x·N_p ≥ 1,
+the exponent 1/α of Hölder's inequality; at 1 they compare loss with loss directly. A violation is
 counted beyond the rounding error.
 """
 
@@ -22,13 +23,14 @@ import torch
 from torch import Tensor
 
 from nofuss.geometry import Array, as_tensor, normalize
+from nofuss.proxies.counting import count_triplets
 
 ROUNDING = 1e-7  # coinciding points are √(2 − 2 x·y) ≈ 2e-8 apart in double, not 0
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One inequality left ≤ right over many triplets."""
+    """One inequality left ≤ right over many triplets; as wide as `largest`, it says nothing."""
 
     left: float
     """Mean of the left side."""
@@ -42,11 +44,18 @@ class Bound:
     """Share of triplets with left > right."""
     triplets: int
     """How many triplets (x, y, z), or (x, y, Z) for Proposition 4.1, were evaluated."""
+    largest: float
+    """What the left side can't exceed, wherever points and proxies lie."""
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the right side is no less than what holds without any proxy."""
+        return self.right >= self.largest - ROUNDING
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """ε = |x̂ − p̂(x)|² and the paper's four inequalities."""
+    """ε = |x̂ − p̂(x)|² and the paper's five inequalities."""
 
     epsilon_mean: float
     epsilon_95: float
@@ -57,9 +66,13 @@ class Bounds:
     expected_ranking: Bound
     """E[H over instances] ≤ E[H over proxies] + Pr[|d(x,p(y)) − d(x,p(z))| ≤ 2 max d]."""
     nca: Bound
-    """Proposition 4.1 with Z = the sampled negatives of x, d = ½|x − y|²."""
+    """Proposition 4.1: NCA on the unit sphere by α·Proxy-NCA, summed over z ∈ Z, the sampled
+    negatives of x: a proxy counts as often as it stands for one of them."""
     triplet: Bound
-    """Proposition 4.2, d = |x − y|²."""
+    """Proposition 4.2."""
+    total: Bound
+    """Eq. 7 with it: L(D), the mean over all triplets, by counts n(x, p_y, p_z). Its right side is
+    exact; its left is the mean over the triplets evaluated. One inequality: `violations` 0 or 1."""
 
 
 def proxy_bounds(
@@ -81,12 +94,14 @@ def proxy_bounds(
     of the losses). All triplets are used if they (padded to the same number of negatives a pair)
     are at most `max_triplets`; otherwise a sample drawn from `seed`, each triplet equally likely.
     """
-    alpha = 1 / (norm_x * norm_p)
-    if alpha > 1:
+    if not 1 <= norm_x * norm_p < math.inf:
         raise ValueError(
             f"norm_x × norm_p is {norm_x * norm_p:g}; expected 1 or more, as in Propositions 4.1 "
             "and 4.2: raise the norms"
         )
+    if not 0 <= margin < math.inf:
+        raise ValueError(f"margin is {margin}; expected from 0 up")
+    alpha = 1 / (norm_x * norm_p)
     x, p, c, own = (as_tensor(given).cpu() for given in (embeddings, proxies, labels, assignment))
     _check(x, p, c, own)
     x, p = normalize(x.double()), normalize(p.double())
@@ -112,24 +127,54 @@ def proxy_bounds(
     weigh = torch.where(counted, 0.0, -math.inf)  # exp(−∞) = 0: padding does not count
     size = counted.sum(1).double().log()  # log |Z|
     scaled = 1 / alpha
-    nca_left = (s_z + weigh).logsumexp(1) - s_y
-    nca_proxy = (scaled * t_z + weigh).logsumexp(1) - scaled * t_y
-    loose_41 = 2 * math.sqrt(2) * root if printed else 2 * root
+    nca_left = (2 * s_z + weigh).logsumexp(1) - 2 * s_y
+    nca_proxy = (2 * scaled * t_z + weigh).logsumexp(1) - 2 * scaled * t_y
+    loose_41 = 2 * math.sqrt(2) * root if printed else 4 * root
     loose_42 = 2 * root if printed else 4 * root
     # A difference of distances over proxies of norms N_x, N_p is N_x·N_p = 1/α times the unit one:
     # the norms themselves cancel.
     triplet_left = (d_y[:, None] - d_z + margin).clamp_min(0)[counted]
     triplet_proxy = (scaled * (e_y[:, None] - e_z) + margin).clamp_min(0)[counted]
+    delta = (1 - alpha) * margin + loose_42
+    count = count_triplets(c)
+    total_proxy = total_over_proxies(x, c, p, own, scaled=scaled, margin=margin) / count
+    largest = 4 + margin  # of a hinge: y opposite x, z at x
 
     return Bounds(
         epsilon_mean=float(epsilon.mean()),
         epsilon_95=float(epsilon.quantile(0.95)),
         epsilon=float(epsilon.max()),
-        ranking=_bound((gap - gap_p).abs(), (2 * root).expand_as(gap)),
-        expected_ranking=_bound(expected[0].mean()[None], expected[1].mean()[None], len(gap)),
-        nca=_bound(nca_left, alpha * nca_proxy + (1 - alpha) * size + loose_41),
-        triplet=_bound(triplet_left, alpha * triplet_proxy + (1 - alpha) * margin + loose_42),
+        ranking=_bound((gap - gap_p).abs(), (2 * root).expand_as(gap), 4),
+        expected_ranking=_bound(expected[0].mean()[None], expected[1].mean()[None], 1, len(gap)),
+        nca=_bound(
+            nca_left, alpha * nca_proxy + (1 - alpha) * size + loose_41, 4 + float(size.mean())
+        ),
+        triplet=_bound(triplet_left, alpha * triplet_proxy + delta, largest),
+        total=_bound(
+            triplet_left.mean()[None], (alpha * total_proxy + delta)[None], largest, count
+        ),
     )
+
+
+def total_over_proxies(
+    x: Tensor, labels: Tensor, p: Tensor, own: Tensor, *, scaled: float, margin: float
+) -> Tensor:
+    """Return the sum of Eq. 7: Eq. 3 over all (x, p_y, p_z), each times n(x, p_y, p_z).
+
+    x (N, D) and p (P, D) are unit vectors, own (N,) the rows of p(x). The negatives of x do not
+    depend on y, so n(x, p_y, p_z) = n(x, p_y) · n(x, p_z).
+    """
+    everywhere = torch.bincount(own, minlength=len(p))  # (P,)
+    total = x.new_zeros(())
+    for label in torch.unique(labels):
+        rows = (labels == label).nonzero()[:, 0]
+        inside = torch.bincount(own[rows], minlength=len(p))
+        outside = (everywhere - inside).to(x.dtype)  # n(x, p_z), the same for the whole class
+        e = -2 * scaled * (x[rows] @ p.T)  # (m, P): |x − p|² up to a constant, which cancels
+        for p_y in inside.nonzero()[:, 0]:
+            n_y = inside[p_y] - (own[rows] == p_y).long()  # (m,): x is no positive of itself
+            total += n_y.to(x.dtype) @ (e[:, p_y, None] - e + margin).clamp_min(0) @ outside
+    return total
 
 
 def _check(x: Tensor, p: Tensor, labels: Tensor, assignment: Tensor) -> None:
@@ -149,7 +194,7 @@ def _check(x: Tensor, p: Tensor, labels: Tensor, assignment: Tensor) -> None:
         )
 
 
-def _bound(left: Tensor, right: Tensor, triplets: int | None = None) -> Bound:
+def _bound(left: Tensor, right: Tensor, largest: float, triplets: int | None = None) -> Bound:
     slack = right - left
     return Bound(
         left=float(left.mean()),
@@ -158,6 +203,7 @@ def _bound(left: Tensor, right: Tensor, triplets: int | None = None) -> Bound:
         least_slack=float(slack.min()),
         violations=float((slack < -ROUNDING).double().mean()),
         triplets=len(left) if triplets is None else triplets,
+        largest=largest,
     )
 
 

@@ -5,7 +5,7 @@ import torch
 from nofuss.proxies.assignment import Assignment, Dynamic, Fractional, Several, Static
 from nofuss.proxies.balanced import Balanced
 
-NAMES = ("static", "dynamic", "balanced")
+NAMES = ("static", "dynamic", "matched", "balanced")
 
 
 def count_proxies(num_classes: int, proxies_per_class: float) -> int:
@@ -18,7 +18,7 @@ def kind_of(name: str, num_classes: int, proxies_per_class: float) -> type[Assig
     if name not in NAMES:
         raise ValueError(f"unknown assignment {name!r}; choose from {', '.join(map(repr, NAMES))}")
     if name != "static":
-        return Dynamic if name == "dynamic" else Balanced
+        return Balanced if name == "balanced" else Dynamic
     num_proxies = count_proxies(num_classes, proxies_per_class)
     if num_proxies == num_classes:
         return Static
@@ -38,7 +38,7 @@ def build_assignment(
     if kind is Static:
         return Static(num_classes)
     if kind is Dynamic:
-        return Dynamic(num_proxies)
+        return Dynamic(num_proxies, matched=name == "matched")
     if kind is Fractional:
         return Fractional(num_classes, num_proxies, generator=generator)
     return (

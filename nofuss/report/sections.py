@@ -151,8 +151,9 @@ def bounds(collection: Collection, kept: RunEmbeddings) -> Section | None:
     sizes = np.unique(labels, return_counts=True)[1]
     if len(sizes) < 2 or sizes.max() < 2:
         return None
-    # scale = 2·N_x·N_p; the propositions need N_x·N_p ≥ 1. ε itself does not depend on the norms.
-    norm = 3.0 if kept.scale is None else max(1.0, float(np.sqrt(kept.scale / 2)))
+    # scale = 2·N_x·N_p; the propositions need N_x·N_p ≥ 1. Free norms are rescaled to the unit
+    # sphere, as in the paper.
+    norm = 1.0 if kept.scale is None else max(1.0, float(np.sqrt(kept.scale / 2)))
     evaluated = proxy_bounds(
         kept.sample,
         labels,

@@ -243,7 +243,8 @@ def _by_loss(values: Layer, asked: Layer, preset: Preset) -> Layer:
     if "proxies_per_class" not in asked:
         layer["proxies_per_class"] = 10.0 if loss == "soft-triple" else 1.0
     if "per_class" not in asked:
-        some = 4 if over_instances or values["assignment"] == "dynamic" else 0
+        is_chosen = values["assignment"] in ("dynamic", "matched")  # by the items of the batch
+        some = 4 if over_instances or is_chosen else 0
         layer["per_class"] = 2 if loss == "n-pairs" else some
     if preset == "paper" and "scale" not in asked and loss in ("proxy-nca", "proxy-triplet"):
         layer["free_norms"] = True

@@ -15,7 +15,7 @@ from nofuss.search.indexing import index_run
 from nofuss.training.train import run_training
 from tests.tiny_run import draw, train_pictures
 from tests.training import equal_training as trainings
-from tests.training.equal_losses import check_losses
+from tests.training.equal_losses import check_losses, check_wrapped_criteria
 from tests.training.together import fork_together
 
 
@@ -23,6 +23,10 @@ from tests.training.together import fork_together
 def test_losses_and_gradients_are_those_of_one_process(count: int) -> None:
     """To 1e-6 in double precision, for every loss and assignment; 7 classes divide by none."""
     fork_together(count, check_losses)
+
+
+def test_criteria_under_ddp_agree_on_proxies_or_refuse() -> None:
+    fork_together(2, check_wrapped_criteria)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

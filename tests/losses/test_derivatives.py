@@ -11,6 +11,7 @@ from torch.func import functional_call
 from nofuss import ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, SoftTriple
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
+from nofuss.proxies.assignment import Sampled
 from tests.losses.test_chunked_forms import FORMS, in_chunks, plain_form
 
 # torch.func scripts some of torch's own formulas when it is first used.
@@ -24,10 +25,15 @@ ASSIGNMENTS: dict[str, dict[str, Any]] = {
     "fractional": {"proxies_per_class": 0.75},
     "several": {"proxies_per_class": 1.5},
     "dynamic": {"proxies_per_class": 1.5, "assignment": "dynamic"},
+    "matched": {"proxies_per_class": 1.5, "assignment": "matched"},
+    "sampled": {"assignment": Sampled(CLASSES)},
     "balanced": {"proxies_per_class": 0.75, "assignment": "balanced"},
     "free norms": {"scale": None},
     "each": {"reduction": "none"},
 }
+
+
+BY_VALUES = ("dynamic", "matched", "sampled")  # how many triplets there are depends on the values
 
 
 def settled(criterion: ProxyLoss) -> ProxyLoss:
@@ -120,7 +126,7 @@ def test_first_and_second_derivatives_over_instances(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_torch_func_sees_the_plain_form(name: str) -> None:
     criterion = CASES[name]().double()
-    if criterion.reduction == "none" or "dynamic" in name:
+    if criterion.reduction == "none" or any(word in name for word in BY_VALUES):
         pytest.skip("a Hessian is of one number; vmap has no shapes that depend on values")
     loss, x, p = as_function(criterion), points(), criterion.proxies.detach()
     exact = torch.autograd.functional.hessian(loss, (x, p))
@@ -164,7 +170,7 @@ def test_torch_func_over_instances(name: str) -> None:
 COMPILED = {
     name: case
     for name, case in CASES.items()
-    if not any(word in name for word in ("summed", "each", "dynamic"))
+    if not any(word in name for word in ("summed", "each", *BY_VALUES))
 }
 
 

@@ -21,6 +21,7 @@ OVER_PROXIES: dict[str, Callable[[], ProxyLoss]] = {
     "fractional": lambda: ProxyNCA(4, 5, proxies_per_class=0.75, seed=0),
     "several": lambda: ProxyNCA(4, 5, proxies_per_class=2.5, seed=0),
     "dynamic": lambda: ProxyNCA(4, 5, proxies_per_class=1.5, assignment="dynamic", seed=0),
+    "matched": lambda: ProxyNCA(4, 5, proxies_per_class=1.5, assignment="matched", seed=0),
     "free norms": lambda: ProxyNCA(4, 5, scale=None, seed=0),
     "free norms, triplet": lambda: ProxyTriplet(4, 5, scale=None, margin=1, seed=0),
     "anchor, fractional": lambda: PROXY_LOSSES["proxy-anchor"](4, 5, proxies_per_class=0.5, seed=0),

@@ -18,8 +18,10 @@ from nofuss import (
     ProxyNCAPlusPlus,
     ProxyTriplet,
     Ranking,
+    SemiHardTriplet,
     SoftTriple,
     StructuredClustering,
+    Triplet,
 )
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
@@ -77,7 +79,9 @@ def test_an_outer_step_of_maml_sees_through_the_inner_one() -> None:
 # 3. NaN
 
 
-@pytest.mark.parametrize("name", [*PROXY_LOSSES, *INSTANCE_LOSSES, "ranking", "dynamic", "several"])
+@pytest.mark.parametrize(
+    "name", [*PROXY_LOSSES, *INSTANCE_LOSSES, "ranking", "dynamic", "matched", "several"]
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [0, 5])  # of a class with others, and alone in its class
 def test_nan_in_gives_nan_out(name: str, bad: float, row: int) -> None:
@@ -86,6 +90,7 @@ def test_nan_in_gives_nan_out(name: str, bad: float, row: int) -> None:
         **INSTANCE_LOSSES,
         "ranking": Ranking,
         "dynamic": lambda: ProxyTriplet(4, 8, assignment="dynamic", seed=0),
+        "matched": lambda: ProxyNCA(4, 8, assignment="matched", seed=0),
         "several": lambda: ProxyNCA(4, 8, proxies_per_class=2.5, seed=0),
     }
     x = points().float()
@@ -170,6 +175,20 @@ def test_only_directions_count(name: str, size: float) -> None:
     made = PROXY_LOSSES[name](3, 8, seed=0) if name in PROXY_LOSSES else INSTANCE_LOSSES[name]()
     torch.testing.assert_close(made(x * size, LABELS), made(x, LABELS))
     assert made(x * 1e30, LABELS).isnan()  # |x|² overflows: no silent zero
+
+
+def test_a_zero_vector_is_at_two_from_everything_in_every_loss() -> None:
+    """Its cosine is 0, so |x̂ − ŷ|² = 2, also where distances are computed."""
+    x = points()[:3]
+    x[0] = 0
+    labels = torch.tensor([0, 0, 1])
+    far = float(2 - 2 * F.cosine_similarity(x[1], x[2], dim=0))
+    anchors = [0.0, 2 - far]  # d(x, y) − d(x, z) of the zero vector, and of its positive
+    assert NCA(scale=2.0)(x, labels).item() == pytest.approx(sum(anchors) / 2)
+    hinges = [max(0, 3 + each) for each in anchors]
+    assert Triplet(margin=3)(x, labels).item() == pytest.approx(sum(hinges) / 2)
+    assert SemiHardTriplet(margin=3)(x, labels).item() == pytest.approx(sum(hinges) / 2)
+    assert (ProxyNCA(3, 8, scale=2.0).double().logits(x)[0] == 0).all()
 
 
 @pytest.mark.parametrize("name", ["triplet", "semi-hard", "clustering"])

@@ -66,7 +66,7 @@ def test_without_a_seed_the_global_generator_decides() -> None:
         ({"scale": 0}, "expected above 0"),
         ({"scale": -18}, "expected above 0"),
         ({"scale": math.inf}, "expected above 0"),
-        ({"assignment": "nearest"}, "choose from 'static', 'dynamic', 'balanced'"),
+        ({"assignment": "nearest"}, "choose from 'static', 'dynamic', 'matched', 'balanced'"),
         ({"assignment": Static(5)}, "made for 5 classes but the loss for 4"),
         ({"assignment": Fractional(5, 3)}, "made for 5 classes but the loss for 4"),
         ({"assignment": Several(3, 9)}, "made for 3 classes but the loss for 4"),

@@ -117,6 +117,12 @@ def test_enough_proxies_or_not() -> None:
     assert "above at 0.5 and 1, below at 0.1" in sentence
     assert found(0.4, 0.45, 0.7)[0] == "contradicted"
     assert found(0.4, 0.5, 0.5)[0] == "undecided"
+    # Matched assignment is shown, but the paper claims nothing about it.
+    high, low = ({0.5: [result(v), result(v + 0.01)]} for v in (0.7, 0.3))
+    ways = {"from labels": high, proxies_per_label.MATCHED: low}
+    word, sentence = proxies_per_label.verdict(ways, "N-pairs", rival)
+    assert word == "confirmed"
+    assert "from labels, matched is below at 0.5" in sentence
 
 
 def test_batches_that_matter_or_not() -> None:
@@ -132,11 +138,22 @@ def test_batches_that_matter_or_not() -> None:
     assert found(unknown, same)[0] == "undecided"
 
 
-def test_bounds_that_tighten_or_not() -> None:
-    assert bounds.verdict({"a": [2.0, 1.0]}, [2.0, 1.0], (0, 9))[0] == "confirmed"
-    assert bounds.verdict({"a": [1.0, 2.0]}, [1.0, 2.0], (0, 9))[0] == "contradicted"
-    word, sentence = bounds.verdict({"a": [1.0, 2.0], "b": [2.0, 1.0]}, [1.0, 2.0], (2, 9))
+def test_bounds_that_tighten_or_not_or_say_nothing() -> None:
+    def found(epsilon: list[float], **slacks: list[float]) -> tuple[Verdict, str]:
+        ends = {
+            name: [{"left": 0.5, "right": 0.5 + slack, "largest": 3.0} for slack in both]
+            for name, both in slacks.items()
+        }
+        return bounds.verdict(ends, epsilon, {"a": (2, 9)})
+
+    assert found([2.0, 1.0], a=[2.0, 1.0])[0] == "confirmed"
+    assert found([1.0, 2.0], a=[1.0, 2.0])[0] == "contradicted"
+    word, sentence = found([1.0, 2.0], a=[1.0, 2.0], b=[2.0, 1.0])
     assert word == "partly confirmed"
     assert "rises" in sentence
     assert "tighter at the end: b; not tighter: a" in sentence
-    assert "fails for 2 of 9" in sentence
+    assert "Violated as printed: a for 2 of 9" in sentence
+    word, sentence = found([2.0, 1.0], a=[2.0, 1.0], b=[4.0, 2.5])
+    assert word == "partly confirmed"
+    assert "at the largest possible value, which says nothing: b" in sentence
+    assert found([2.0, 1.0], b=[4.0, 2.5])[0] == "contradicted"

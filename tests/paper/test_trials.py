@@ -71,7 +71,7 @@ def test_the_spread_of_a_collapsed_model_is_seen(source: Source) -> None:
 def test_corrected_bounds_hold_while_learning(source: Source) -> None:
     found = run_trial(source, trial_of(source, "proxy-nca", 1e-2, record="bounds"))
     for row in found["curve"]:
-        for name in ("ranking", "expected_ranking", "nca", "triplet"):
+        for name in ("ranking", "expected_ranking", "nca", "triplet", "total"):
             assert row["corrected"][name]["violations"] == 0
 
 
@@ -113,6 +113,7 @@ def test_networks_are_trained(
     trial = trial_of(source, "proxy-nca", 1e-4, record="neighbours")
     c = trial.settings
     assert (c.backbone, c.optimizer, c.schedule) == (backbone, optimizer, schedule)
+    assert c.free_norms == (name == "paper")
     with Runner(tmp_path / "work") as runner:
         found = runner.run(source, [trial])[trial]
     assert found["steps"] == 3

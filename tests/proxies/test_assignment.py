@@ -1,12 +1,14 @@
+import itertools
 import warnings
 
 import pytest
 import torch
 from torch import Tensor
 
+from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet
-from nofuss.proxies.assignment import Dynamic, Fractional, Several, Static
+from nofuss.proxies.assignment import Dynamic, Fractional, Sampled, Several, Static
 from nofuss.proxies.by_name import build_assignment
 from tests.proxies.drawn import numbers, unit
 
@@ -17,6 +19,35 @@ def test_static_is_the_label_and_z_is_the_rest() -> None:
     assert triplets.positive.tolist() == [3, 0, 3]
     assert triplets.negative is None
     assert triplets.anchor is None
+
+
+def test_algorithm_1_with_a_sampled_z_against_a_slow_loop() -> None:
+    criterion = ProxyNCA(9, 3, assignment=Sampled(9), scale=2, seed=0).double()
+    x, labels = unit(numbers(6, 3)), torch.tensor([4, 1, 4, 7, 7, 7])
+    total = 0.0
+    for x_i, c in zip(x, labels, strict=True):
+        d = [(x_i - p).square().sum() for p in criterion.proxies]
+        p_z = {int(z) for z in labels if z != c}  # a set: each proxy of the sample counts once
+        total += d[c] + torch.log(sum(torch.exp(-d[z]) for z in p_z))
+    torch.testing.assert_close(criterion(x, labels), total / 6)
+
+
+def test_a_sampled_z_of_all_labels_is_static_assignment() -> None:
+    sampled, static = (ProxyNCA(5, 3, assignment=a, seed=0) for a in (Sampled(5), "static"))
+    x = numbers(10, 3).float().requires_grad_()
+    labels = torch.arange(10) % 5
+    gradients = []
+    for criterion in (sampled, static):
+        loss = criterion(x, labels)
+        gradients.append((loss, *torch.autograd.grad(loss, (x, criterion.proxies))))
+    torch.testing.assert_close(*gradients)
+    assert torch.equal(sampled.assign(x, labels), labels)
+    # A batch of one label has no negative: zero, with a graph.
+    alone = sampled(x, torch.full((10,), 3))
+    assert alone == 0
+    alone.backward()
+    with pytest.raises(ValueError, match="ProxyAnchor does not take sampled assignment"):
+        ProxyAnchor(5, 3, assignment=Sampled(5))
 
 
 @pytest.mark.parametrize(("classes", "proxies"), [(10, 5), (10, 3), (98, 49), (7, 6)])
@@ -66,6 +97,58 @@ def test_several_loss_against_a_slow_loop() -> None:
     torch.testing.assert_close(criterion(x, labels), total / 9)
     chosen = criterion.assign(x, labels)
     assert torch.equal(owner[chosen], labels)
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("ratio", [1.5, 0.5])
+def test_matched_against_all_matchings(ratio: float, free: bool) -> None:
+    """Every way to give the labels proxies is tried; 4 labels share 2 proxies two by two."""
+    scale = None if free else 2.0
+    criterion = ProxyNCA(4, 3, proxies_per_class=ratio, assignment="matched", scale=scale, seed=0)
+    criterion.double()
+    x, labels = numbers(9, 3), torch.tensor([0, 1, 2, 3, 3, 2, 1, 0, 0])
+    if not free:
+        x = unit(x)
+    p = [*criterion.proxies.detach()]
+    means = [x[labels == c].mean(0) for c in range(4)]
+    slots = [*range(len(p))] * max(1, 4 // len(p))
+    best = min(
+        itertools.permutations(slots, 4),
+        key=lambda way: sum((m - p[j]).square().sum() for m, j in zip(means, way, strict=True)),
+    )
+    total = 0.0
+    for x_i, c in zip(x, labels, strict=True):
+        d = [(x_i - p_j).square().sum() for p_j in p]
+        p_z = {*best} - {best[c]}
+        total += d[best[c]] + torch.log(sum(torch.exp(-d[z]) for z in p_z))
+    torch.testing.assert_close(criterion(x, labels), total / 9)
+    with pytest.raises(ValueError, match="matched assignment needs labels"):
+        criterion(x, positives=x, negatives=x)
+
+
+@pytest.mark.parametrize("assignment", ["dynamic", "matched"])
+def test_only_matched_labels_learn_from_one_proxy_that_is_closest_to_all(assignment: str) -> None:
+    """The start of a fresh network: all items in nearly one direction."""
+    labels = torch.arange(32) // 4
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 4, generator=generator)[labels]
+    x = 100 + x + 0.3 * torch.randn(32, 4, generator=generator)
+    head = torch.nn.Linear(4, 4)
+    criterion = ProxyNCA(8, 4, assignment=assignment, scale=16, seed=0)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(4))
+        head.bias.zero_()
+    assert len(criterion.assign(head(x)).unique()) == 1
+    rates = [{"params": m.parameters(), "lr": lr} for m, lr in ((head, 0.01), (criterion, 0.05))]
+    optimizer = torch.optim.Adam(rates)
+    for _ in range(200):
+        optimizer.zero_grad()
+        criterion(head(x), labels).backward()
+        optimizer.step()
+    used = criterion.assign(head(x)).unique()
+    assert isinstance(criterion.assignment, Dynamic)
+    assert (len(used) >= 6) == (assignment == "matched")
+    assert (criterion.assignment.share_in_use() == 1) == (assignment == "matched")
 
 
 def nearest(v: Tensor, proxies: Tensor) -> int:
@@ -172,7 +255,7 @@ def test_evaluation_does_not_count() -> None:
 
 
 def test_collapse_is_said_once() -> None:
-    with pytest.warns(UserWarning, match=r"1 of 20 proxies .* use fewer proxies") as seen:
+    with pytest.warns(UserWarning, match=r"1 of 20 proxies .* use assignment='matched'") as seen:
         collapsed(250)
     assert len(seen) == 1
 

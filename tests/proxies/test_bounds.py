@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nofuss.losses.nca import nca
+from nofuss.losses.proxy_nca import proxy_nca
 from nofuss.proxies.bounds import ROUNDING, Bounds, _triplets, proxy_bounds
+from nofuss.proxies.counting import count_triplets
 from tests.proxies.drawn import numbers, unit
 
-NAMES = ("ranking", "expected_ranking", "nca", "triplet")
+NAMES = ("ranking", "expected_ranking", "nca", "triplet", "total")
 
 
 def near_tight(root: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,12 +61,12 @@ def test_slow_loop(printed: bool) -> None:
             d_z = float((n_x * x[i] - n_p * p_z).square().sum())
             right = alpha * max(0, d_y - d_z + margin) + (1 - alpha) * margin
             hinge.append((left, right + (2 if printed else 4) * root))
-        # ½|·|² in both, the positive out of the denominator.
-        half = lambda a, b: float((a - b).square().sum()) / 2  # noqa: E731
-        left = half(x[i], x[j]) + math.log(sum(math.exp(-half(x[i], x[z])) for z in zs))
-        over = [math.exp(-half(n_x * x[i], n_p * p[own[z]])) for z in zs]
-        right = alpha * (half(n_x * x[i], n_p * p_y) + math.log(sum(over)))
-        loose = 2 * math.sqrt(2 * epsilon) if printed else 2 * root
+        # |·|² in both, the positive out of the denominator.
+        d = lambda a, b: float((a - b).square().sum())  # noqa: E731
+        left = d(x[i], x[j]) + math.log(sum(math.exp(-d(x[i], x[z])) for z in zs))
+        over = [math.exp(-d(n_x * x[i], n_p * p[own[z]])) for z in zs]
+        right = alpha * (d(n_x * x[i], n_p * p_y) + math.log(sum(over)))
+        loose = 2 * math.sqrt(2 * epsilon) if printed else 4 * root
         nca.append((left, right + (1 - alpha) * math.log(len(zs)) + loose))
     found = proxy_bounds(
         x, torch.tensor(labels), p, own, norm_x=n_x, norm_p=n_p, margin=margin, printed=printed
@@ -76,6 +79,18 @@ def test_slow_loop(printed: bool) -> None:
         assert bound.least_slack == pytest.approx((right - left).min())
         assert bound.violations == pytest.approx((left > right).mean())
         assert bound.triplets == len(pairs)
+    # Eq. 7: every (x, p_y, p_z) times the number of triplets that it stands for.
+    total = 0.0
+    for i, a, b in [(i, a, b) for i in n for a in range(4) for b in range(4)]:
+        ys = [j for j in n if j != i and labels[j] == labels[i] and own[j] == a]
+        zs = [z for z in n if labels[z] != labels[i] and own[z] == b]
+        d_y, d_z = (float((n_x * x[i] - n_p * p[row]).square().sum()) for row in (a, b))
+        total += len(ys) * len(zs) * max(0, d_y - d_z + margin)
+    right = alpha * total / len(hinge) + (1 - alpha) * margin + (2 if printed else 4) * root
+    assert found.total.right == pytest.approx(right)
+    assert found.total.right == pytest.approx(found.triplet.right)
+    assert found.total.left == found.triplet.left
+    assert found.total.triplets == len(hinge) == count_triplets(torch.tensor(labels))
     assert found.expected_ranking.left == pytest.approx(np.mean(h))
     assert found.expected_ranking.right == pytest.approx(np.mean(h_p) + np.mean(unsure))
 
@@ -140,10 +155,10 @@ def test_corrected_constants_on_a_hundred_thousand_cases(dim: int, move: str) ->
     cos_y, cos_py = (x * y).sum(1), (x * p_y).sum(1)
     cos_z, cos_pz = torch.einsum("nd,nkd->nk", x, z), torch.einsum("nd,nkd->nk", x, p_z)
 
-    nca = cos_z.logsumexp(1) - cos_y
-    over = (cos_pz / alpha[:, None]).logsumexp(1) - cos_py / alpha
+    nca = (2 * cos_z).logsumexp(1) - 2 * cos_y
+    over = (2 * cos_pz / alpha[:, None]).logsumexp(1) - 2 * cos_py / alpha
     need_41 = (nca - alpha * over - (1 - alpha) * math.log(z_count)) / root
-    assert need_41.max() <= 2 + 1e-6
+    assert need_41.max() <= 4 + 1e-6
 
     margin = 8 / alpha  # wide enough to keep every hinge open
     triplet = (2 * cos_z[:, 0] - 2 * cos_y + margin).clamp(min=0)
@@ -166,13 +181,79 @@ def test_printed_proposition_4_2_is_false() -> None:
     assert corrected.triplet.least_slack < 1e-3  # and 4√ε is reached
 
 
-def test_appendix_of_proposition_4_1_is_tighter_than_its_statement_and_reached() -> None:
+def test_printed_proposition_4_1_is_false_for_the_paper_s_own_distance() -> None:
     case, settings = near_tight(0.1), {"norm_x": 1.0001, "norm_p": 1.0}
     printed = proxy_bounds(*case, printed=True, **settings)
+    assert printed.nca.violations == 0.5
+    assert printed.nca.least_slack == pytest.approx((2 * 2**0.5 - 4) * 0.1, abs=1e-3)
     corrected = proxy_bounds(*case, **settings)
-    assert printed.nca.right - corrected.nca.right == pytest.approx((2 * 2**0.5 - 2) * 0.1)
-    assert printed.nca.violations == corrected.nca.violations == 0
-    assert corrected.nca.least_slack < 1e-3
+    _no_violations(corrected)
+    assert corrected.nca.least_slack < 1e-3  # 4√ε is reached
+
+
+@pytest.mark.parametrize(("factor", "constant"), [(2, 4.0), (1, 2.0)])
+def test_no_smaller_constant_of_proposition_4_1_will_do(factor: int, constant: float) -> None:
+    """Climb to the worst case: 4√ε for d = |x − y|² (factor 2), 2√ε for the appendix's half."""
+    start = [numbers(16, 1, 4, seed=s) for s in range(5)]
+    x, y, z = start[:3]
+    free = [x, y, y + 0.3 * start[3], z, z + 0.3 * start[4]]
+    free = [vectors.requires_grad_() for vectors in free]
+    optimizer = torch.optim.Adam(free, lr=0.02)
+    most = 0.0
+    for _ in range(400):
+        x, y, p_y, z, p_z = (unit(vectors) for vectors in free)
+        root = torch.maximum((y - p_y).norm(dim=-1), (z - p_z).norm(dim=-1))
+        loss = lambda y, z: factor * ((x * z).sum(-1) - (x * y).sum(-1))  # noqa: B023, E731
+        needed = (loss(y, z) - loss(p_y, p_z)) / root
+        most = max(most, float(needed.detach().max()))
+        optimizer.zero_grad()
+        (-needed.sum()).backward()
+        optimizer.step()
+    assert constant - 0.01 < most <= constant + 1e-9
+
+
+def test_proposition_4_1_bounds_the_loss_that_is_trained() -> None:
+    """Left is `nca` on the unit sphere, right α times `proxy_nca`: a class is one negative here."""
+    x, labels = numbers(5, 3), torch.tensor([0, 0, 1, 2, 3])
+    p, norm = numbers(4, 3, seed=1), 3.0
+    found = proxy_bounds(x, labels, p, labels, norm_x=norm, norm_p=norm)
+    assert found.nca.left == pytest.approx(float(nca(x, labels, scale=2.0)))
+    trained = float(proxy_nca(x[:2], labels[:2], p, scale=2 * norm**2))
+    alpha, root = 1 / norm**2, found.epsilon**0.5
+    right = alpha * trained + (1 - alpha) * math.log(3) + 4 * root
+    assert found.nca.right == pytest.approx(right, rel=1e-5)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**31), margin=st.floats(0, 4), far=st.booleans())
+def test_nothing_exceeds_the_largest_possible_value(seed: int, margin: float, far: bool) -> None:
+    c = torch.arange(12) % 3
+    x, p = numbers(12, 2, seed=seed), numbers(3, 2, seed=seed + 1)
+    if far:  # x opposite y and at z: every left side at its largest
+        x, c = torch.tensor([[1.0, 0], [-1.0, 0], [1.0, 0]]), torch.tensor([0, 0, 1])
+        p = torch.tensor([[1.0, 0], [-1.0, 0]])
+    found = proxy_bounds(x, c, p, c, norm_x=1.0, norm_p=1.0, margin=margin)
+    for name in NAMES:
+        bound = getattr(found, name)
+        assert bound.left <= bound.largest + 1e-9, name
+        assert bound.says_nothing == (bound.right >= bound.largest - ROUNDING)
+    if far:
+        assert found.triplet.left == pytest.approx(found.triplet.largest - 2)  # 4 + M and M
+        assert found.nca.says_nothing
+
+
+def test_bounds_that_say_something_and_nothing() -> None:
+    p = torch.eye(3).double()
+    labels = torch.arange(6) % 3
+    close = proxy_bounds(p[labels] + 1e-3 * numbers(6, 3), labels, p, labels)
+    assert not any(getattr(close, name).says_nothing for name in NAMES)
+    assert (close.ranking.largest, close.expected_ranking.largest) == (4, 1)
+    assert (close.triplet.largest, close.nca.largest) == (4.1, 4 + math.log(4))
+    x, labels, p, _ = near_tight(0.1)
+    swapped = proxy_bounds(x, labels, -p, torch.arange(3))  # every proxy opposite its point
+    assert swapped.epsilon == pytest.approx(4, abs=0.02)
+    assert swapped.triplet.right > swapped.triplet.largest
+    assert all(getattr(swapped, name).says_nothing for name in ("nca", "triplet", "total"))
 
 
 def test_ranking_bound_holds_for_distances_not_for_their_squares() -> None:
@@ -212,6 +293,8 @@ def test_a_sample_agrees_with_all_triplets_in_expectation() -> None:
     draws = [proxy_bounds(x, labels, p, labels, max_triplets=20_000, seed=s) for s in range(30)]
     assert draws[0] == proxy_bounds(x, labels, p, labels, max_triplets=20_000, seed=0)
     assert draws[0] != draws[1]
+    assert {draw.total.right for draw in draws} == {every.total.right}, "by counts"
+    assert every.total.right == pytest.approx(every.triplet.right)
     for name in ("ranking", "triplet", "expected_ranking"):
         lefts = np.array([getattr(draw, name).left for draw in draws])
         error = lefts.std(ddof=1) / len(lefts) ** 0.5
@@ -268,6 +351,12 @@ def test_what_would_hide_a_violation_is_refused() -> None:
         proxy_bounds(bad_x, labels, p, own)
     with pytest.raises(ValueError, match="proxies hold NaN or infinity"):
         proxy_bounds(x, labels, bad_p, own)
+    for margin in (math.nan, -1.0, math.inf):
+        with pytest.raises(ValueError, match=f"margin is {margin}; expected from 0 up"):
+            proxy_bounds(x, labels, p, own, margin=margin)
+    for norm in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"norm_x × norm_p is .*; expected 1 or more"):
+            proxy_bounds(x, labels, p, own, norm_x=norm, norm_p=norm)
     for wrong in (own - 1, own + 1):
         with pytest.raises(ValueError, match="but there are 2 proxies; expected rows of them"):
             proxy_bounds(x, labels, p, wrong)

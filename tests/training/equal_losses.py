@@ -29,7 +29,7 @@ def cases() -> Iterator[tuple[str, Make, bool, bool]]:
             for name, options, shards in OPTIONS:
                 if classes == 12 and name != "static":
                     continue
-                if loss is ProxyAnchor and name in ("free norms", "dynamic"):
+                if loss is ProxyAnchor and name in ("free norms", "dynamic", "matched"):
                     continue
                 if loss is ProxyNCAPlusPlus and "scale" in options:
                     continue
@@ -55,6 +55,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("several", {"proxies_per_class": 2.5}, False),
     ("free norms", {"scale": None}, False),
     ("dynamic", {"assignment": "dynamic"}, False),
+    ("matched", {"assignment": "matched", "proxies_per_class": 0.7}, False),
     ("balanced", {"assignment": "balanced", "proxies_per_class": 0.7}, False),
 )
 
@@ -114,3 +115,35 @@ def check_losses(dtype: torch.dtype = torch.float64, rel: float = 1e-6) -> None:
         if not shards and name not in INSTANCE_LOSSES:
             with pytest.raises(ValueError, match="can't be sharded; leave sharded out"):
                 make(sharded=True)
+
+
+class WithCriterion(nn.Module):
+    """Model and criterion as one module, as many scripts wrap them: its buffers are broadcast."""
+
+    def __init__(self, criterion: nn.Module) -> None:
+        super().__init__()
+        self.model, self.criterion = nn.Linear(WIDTH, DIM), criterion
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss."""
+        loss: Tensor = self.criterion(self.model(inputs), labels)
+        return loss
+
+
+def check_wrapped_criteria() -> None:
+    """Each process has its own rows, of its own labels: they agree on proxies, or refuse."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.arange(BATCH) // 2
+    inputs = torch.randn(BATCH, WIDTH, generator=generator)
+    rows = processes.share(BATCH)
+    balanced = ProxyNCA(8, DIM, assignment="balanced", proxies_per_class=0.5, seed=1)
+    wrapped = nn.parallel.DistributedDataParallel(WithCriterion(balanced))
+    tables = []
+    for _ in range(3):
+        wrapped(inputs[rows], labels[rows]).backward()
+        tables.append(balanced.assignment.proxy_of_label.tolist())
+    assert tables[0] == tables[1] == tables[2], "a label keeps its proxy"
+    assert sorted(tables[0]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {*processes.exchange(str(tables[0]))} == {str(tables[0])}
+    with pytest.raises(ValueError, match="the processes have different batches; ProxyAnchor sums"):
+        ProxyAnchor(8, DIM, seed=1)(inputs[rows, :DIM], labels[rows])

@@ -7,7 +7,13 @@ import torch
 
 from nofuss.errors import UsageError
 from nofuss.geometry import normalize
-from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES, ProxyNCA, ProxyNCAPlusPlus
+from nofuss.losses import (
+    INSTANCE_LOSSES,
+    PROXY_LOSSES,
+    ProxyNCA,
+    ProxyNCAPlusPlus,
+    StructuredClustering,
+)
 from nofuss.model.whitening import pca
 from nofuss.proxies.assignment import Dynamic, Fractional, Several
 from nofuss.proxies.balanced import Balanced
@@ -99,6 +105,12 @@ def test_every_instance_loss_by_name(name: str) -> None:
     assert not list(criterion.parameters())
 
 
+def test_gamma_decays_in_training_as_in_the_paper() -> None:
+    criterion = criterion_of(loss="clustering")
+    assert isinstance(criterion, StructuredClustering)
+    assert criterion.gamma_decay == 0.94
+
+
 def test_options_reach_the_loss() -> None:
     assert criterion_of(scale=5.0).scale == 5
     assert criterion_of(free_norms=True).scale is None
@@ -109,6 +121,7 @@ def test_options_reach_the_loss() -> None:
     assert isinstance(criterion_of(proxies_per_class=2.0).assignment, Several)
     dynamic = criterion_of(assignment="dynamic").assignment
     assert isinstance(dynamic, Dynamic)
+    assert criterion_of(assignment="matched").assignment.matched
     assert isinstance(criterion_of(assignment="balanced").assignment, Balanced)
 
 

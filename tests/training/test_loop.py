@@ -14,7 +14,7 @@ from pytorch_metric_learning import losses as pml
 from torch import Tensor, nn
 
 from nofuss.errors import TrainingError
-from nofuss.losses import ProxyAnchor, ProxyNCA
+from nofuss.losses import ProxyAnchor, ProxyNCA, StructuredClustering
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.proxies.assignment import Dynamic
 from nofuss.training.checkpoint import load_checkpoint, module_tensors, optimizer_tensors
@@ -201,6 +201,25 @@ def test_rates_follow_the_schedule(schedule: str, factors: list[float], feed: Pi
     run_loop(t, feed, tell=tell)
     bases = (1e-3, 1e-2, 1e-1)
     assert seen == [pytest.approx([base * f for base in bases]) for f in factors]
+
+
+def test_gamma_of_clustering_decays_by_epochs_also_after_a_stop(
+    feed: Pictures, tmp_path: Path
+) -> None:
+    gammas: list[float] = []
+
+    class Watched(StructuredClustering):
+        def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
+            gammas.append(self.gamma * self.gamma_decay**self.epoch)
+            return super()._loss(x, labels)
+
+    t = make_training(criterion=Watched(gamma_decay=0.94))
+    run_loop(t, feed, checkpoints=tmp_path)
+    assert gammas == [1.0] * 4 + [0.94] * 4 + [0.94**2] * 4
+    resumed = make_training(criterion=Watched(gamma_decay=0.94), epochs=4)
+    resume(resumed, tmp_path)
+    run_loop(resumed, feed)
+    assert gammas[12:] == [0.94**3] * 4
 
 
 class SpoiltFeed(Pictures):

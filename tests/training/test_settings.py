@@ -299,3 +299,11 @@ def test_a_stranger_s_folder_of_curves_is_not_written(caplog: pytest.LogCaptureF
     assert agree(saved, Options()).tensorboard is None
     assert "add --tensorboard curves" in caplog.text
     assert agree(saved, Options(tensorboard=Path("mine"))).tensorboard == Path("mine")
+
+
+@pytest.mark.parametrize("loss", ["proxy-nca", "proxy-triplet", "proxy-nca++", "clustering"])
+def test_the_paper_trains_with_free_norms_and_constant_rates(loss: str) -> None:
+    paper = settings_of("pictures", preset="paper", loss=loss)
+    assert paper.free_norms == (loss in ("proxy-nca", "proxy-triplet"))
+    assert (paper.optimizer, paper.schedule) == ("rmsprop", "constant")
+    assert not settings_of("pictures", preset="paper", scale=9.0).free_norms
