@@ -55,6 +55,7 @@ def write_report(
                 title=run.resolve().name,
                 description=stored["data"].get("description", ""),
                 lead=_lead(stored["scores"]),
+                pictures=collection.has_pictures,
                 sections={
                     "scores": sections.scores(stored["scores"]),
                     "choice": sections.choice(stored["choice"].get("choice", {})),
@@ -127,10 +128,14 @@ def _templates() -> Environment:
         "anchor": lambda title: title.lower().replace(" ", "-"),
         "count": lambda number: f"{number:,}",
         "plain": plain,
-        "percent": lambda share, digits=0: f"{100 * share:.{digits}f}",
+        "percent": _percent,
         "sentence": lambda words: f"{words[0].upper()}{words[1:]}." if words else "",
     }
     return environment
+
+
+def _percent(fraction: float, digits: int = 0) -> str:
+    return f"{100 * fraction:.{digits}f}"
 
 
 def plain(text: object) -> str:
@@ -141,23 +146,21 @@ def plain(text: object) -> str:
 
 def _lead(scores: dict[str, Any]) -> dict[str, Any] | None:
     """Return the result for the page's first sentences; None where nothing was scored."""
+    main = next((name for name in ("recall@1", "ordered") if name in scores), None)
+    if main is None:
+        return None
     gain = scores.get("gain")
-    worth = {
-        "compared": None,
+    by_class = main == "recall@1"
+    return {
+        "score": scores[main],
+        "before": gain and scores.get("baselines", {}).get(gain["over"], {}).get(main),
+        "interval": scores.get(f"{main}_interval"),
         "gain": gain and describe_gain(gain),
         "over": gain and gain["over"],
         "verdict": gain and _verdict(gain),
-    }
-    if "recall@1" not in scores:
-        if "ordered" not in scores:
-            return None
-        share, interval = scores["ordered"], scores.get("ordered_interval")
-        return worth | {"ordered": share, "interval": interval, "compared": compared(scores)}
-    return worth | {
-        "recall": scores["recall@1"],
-        "interval": scores.get("recall@1_interval"),
-        "queries": scores["queries"],
-        "classes": scores["classes"],
+        "compared": None if by_class else compared(scores),
+        "queries": scores["queries"] if by_class else None,
+        "classes": scores["classes"] if by_class else None,
         "folds": folds if type(folds := scores.get("folds")) is int else 0,
     }
 
