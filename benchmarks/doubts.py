@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from nofuss.data.open import open_data
-from nofuss.report.findings import doubtful_labels, neighbours
+from nofuss.evaluate.findings import doubtful_labels
+from nofuss.ranking.neighbours import neighbours
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 

@@ -2,7 +2,7 @@
 
     <cache>/digests-KEY.sqlite        path, size, times and inode of a file → digest of its content
     <cache>/features-KEY.sqlite       `Rows`: values by key, as features of one backbone by picture
-    <cache>/scans-KEY.sqlite          which contents can be decoded
+    <cache>/scans-KEY.sqlite          which contents can be decoded, and how they look
     <cache>/activations-KEY.records   `Records`: arrays of one shape in a memory map
     <cache>/graph-KEY.blob            `blob`: one value, as a backbone's graph for onnxruntime
     <cache>/characters-KEY.blob, <cache>/han-KEY.blob

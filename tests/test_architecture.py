@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": BASE | {"data"},  # the encoder and the cached features read collections
     "run": BASE | {"model"},  # a choice holds a recipe of the closed form
     "report": BASE | {"data", "model", "evaluate", "ranking", "run", "losses", "proxies"},
-    "search": BASE | {"data", "model", "evaluate", "ranking", "run", "report"},
+    "search": BASE | {"data", "model", "evaluate", "ranking", "run"},
     "training": BASE
     | {"data", "model", "proxies", "losses", "evaluate", "ranking", "run", "report"},
 }

@@ -32,7 +32,13 @@ def test_every_file_that_is_no_code_is_package_data() -> None:
 
 
 def test_pages_and_types_are_there() -> None:
-    for name in ("py.typed", "report/report.html", "search/page.html", "paper/page.html"):
+    for name in (
+        "py.typed",
+        "report/card.md",
+        "report/report.html",
+        "search/page.html",
+        "paper/page.html",
+    ):
         assert (ROOT / name).is_file()
 
 

@@ -17,7 +17,7 @@ from torture.measured import PATIENCE, Ended
 
 PRELOADED = (
     "nofuss.training.train",
-    "nofuss.report.evaluation",
+    "nofuss.report.sections",
     "nofuss.search.finding",
     "torch._dynamo",
 )

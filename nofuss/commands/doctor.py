@@ -1,17 +1,27 @@
 """`nofuss doctor`: what the data contain, what is wrong with them, and what to run next."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 from cyclopts import Parameter
+from numpy.typing import NDArray
 
 from nofuss.commands import console
 from nofuss.config import Options
+from nofuss.errors import DataError, command
+from nofuss.progress import Progress, silent, working
 
-if TYPE_CHECKING:
-    from nofuss.report.diagnosis import Diagnosis, Group
+if TYPE_CHECKING:  # imported where they are needed, so that --help does not load torch
+    from torch import Tensor
+
+    from nofuss.data.collection import Collection
+    from nofuss.data.readers.folder import Labelling
+
+log = logging.getLogger("nofuss")
 
 _SHOWN = 10  # findings of a kind on the screen; --json has all
 _BAR = 40
@@ -39,22 +49,172 @@ def main(
         label_pattern: A regular expression that finds the class in a path, as for `nofuss train`.
         json: Print everything that was found as JSON.
     """
-    from nofuss.data.readers.folder import labelling_of  # here, so that --help does not load torch
-    from nofuss.report.diagnosis import diagnose_data
+    from nofuss.data.open import open_data
+    from nofuss.data.readers.folder import check_used, labelling_of
 
     labelling = labelling_of(Options(class_level=class_level, label_pattern=label_pattern))
-    found = diagnose_data(data, labelling=labelling, run=run, progress=console.progress)
+    # Bad rows are listed, not refused.
+    collection = open_data(data, labelling=labelling, check_values=False)
+    check_used(collection, labelling)
+    log.info(collection.describe())
+    found = diagnose(collection, run=run, progress=console.progress)
+    found.suggestion += suggest(collection, data, labelling)
     if json:
         console.print_json(asdict(found))
     else:
         _show(found)
 
 
-def _show(diagnosis: "Diagnosis") -> None:
+# Diagnosis
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items that are copies of each other, or look the same."""
+
+    items: list[str]
+    classes: list[str]
+    """More than one: at least one of the labels is wrong."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A label that the neighbours contradict."""
+
+    item: str
+    label: str
+    neighbours_say: str
+    share: float
+    """Fraction of the nearest neighbours that carry the other label."""
+
+
+@dataclass
+class Diagnosis:
+    """Everything that was found; `asdict` is what --json prints."""
+
+    description: str
+    items: int
+    classes: int
+    per_class: dict[str, float] = field(default_factory=dict)
+    """min, median, max."""
+    histogram: list[tuple[str, int]] = field(default_factory=list)
+    """Items per class, in doubling steps → number of classes."""
+    notes: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    """Name and reason of each file that is not read at all."""
+    unusable: list[dict[str, str]] = field(default_factory=list)
+    duplicates: list[Group] = field(default_factory=list)
+    near_duplicates: list[Group] = field(default_factory=list)
+    doubtful_labels: list[Doubt] | None = None
+    """None if no run was given."""
+    suggestion: str = ""
+
+
+def diagnose(
+    collection: "Collection", *, run: Path | None = None, progress: Progress = silent
+) -> Diagnosis:
+    """Count items, scan files, find duplicates, and (with a run) compare labels with neighbours."""
+    from nofuss.data.scan import CONFLICT, DUPLICATE, find_duplicates, scan_pictures
+
+    diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
+    diagnosis.notes += collection.notes
+    diagnosis.skipped += collection.skipped
+    if collection.has_classes:
+        sizes = np.bincount(collection.labels, minlength=collection.num_classes)
+        steps = {"min": sizes.min(), "median": np.median(sizes), "max": sizes.max()}
+        diagnosis.per_class = {name: float(size) for name, size in steps.items()}
+        diagnosis.histogram = histogram(sizes)
+        if single := int((sizes == 1).sum()):
+            diagnosis.notes.append(f"{single:,} classes have one item, which has no match to find")
+    scan = scan_pictures(collection, progress=progress)
+    usable = scan.readable
+    diagnosis.unusable = [
+        {"item": p.name, "reason": p.reason, "detail": p.detail}
+        for p in scan.problems
+        if p.reason not in (DUPLICATE, CONFLICT)
+    ]
+    if collection.kind == "vectors":
+        usable = _check_rows(collection, diagnosis)
+    exact, near = find_duplicates(collection, progress=progress)
+    diagnosis.duplicates = [_group(collection, rows) for rows in exact]
+    diagnosis.near_duplicates = [_group(collection, rows) for rows in near]
+    if run is not None and collection.has_classes:
+        from nofuss.model.encoder import load
+
+        subset = collection.subset(usable)
+        with working(progress, "opening the run"):
+            encoder = load(run)
+        vectors = encoder.embed_collection(subset, progress=progress)
+        with working(progress, "finding the neighbours of all items"):
+            diagnosis.doubtful_labels = doubts_of(vectors, subset)
+    return diagnosis
+
+
+def _check_rows(collection: "Collection", diagnosis: Diagnosis) -> NDArray[np.int64]:
+    """Return the rows of finite vectors; note what training refuses, and suggest to fix it."""
+    from nofuss.data.readers.arrays import check_vectors, is_finite
+
+    assert collection.array is not None
+    finite = is_finite(collection.array)
+    diagnosis.unusable = [
+        {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
+        for i in np.flatnonzero(~finite)
+    ]
+    try:
+        check_vectors(collection.array[finite], name=collection.name)
+    except DataError as error:
+        diagnosis.notes.append(str(error))
+        diagnosis.suggestion += "scale the values, then "
+    if diagnosis.unusable:
+        diagnosis.suggestion += "drop or fix the rows that can't be used, then "
+    return np.flatnonzero(finite)
+
+
+def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
+    """Count the classes with 1, 2–3, 4–7, … items, from the smallest step in use to the largest."""
+    steps = np.floor(np.log2(np.maximum(sizes, 1))).astype(int)
+    return [
+        (str(2**s) if s == 0 else f"{2**s:,}–{2 ** (s + 1) - 1:,}", int((steps == s).sum()))
+        for s in range(int(steps.min()), int(steps.max()) + 1)
+    ]
+
+
+def doubts_of(vectors: "Tensor", collection: "Collection") -> list[Doubt]:
+    """Return the labels that a run's report would doubt, over all items; the clearest first."""
+    from nofuss.evaluate.findings import doubtful_labels
+    from nofuss.ranking.neighbours import neighbours
+
+    nearest = neighbours(vectors.numpy(), queries=len(vectors))
+    names = collection.class_names
+    return [
+        Doubt(collection.names[d.item], names[d.label], names[d.suggested], d.votes)
+        for d in doubtful_labels(nearest, collection.labels, most=len(vectors))
+    ]
+
+
+def suggest(collection: "Collection", data: Path, labelling: "Labelling") -> str:
+    """Return the command to run next."""
+    if collection.has_classes and int((np.bincount(collection.labels) > 1).sum()) < 2:
+        return "add pictures: training needs at least two classes with two items each"
+    given = {name: value for name, value in labelling._asdict().items() if value is not None}
+    flags = [word for name in given for word in (f"--{name.replace('_', '-')}", given[name])]
+    return command("nofuss", "train", data, *flags)
+
+
+def _group(collection: "Collection", rows: Sequence[int]) -> Group:
+    labels = {int(collection.labels[i]) for i in rows if collection.labels[i] >= 0}
+    classes = sorted(collection.class_names[label] for label in labels)
+    return Group([collection.names[i] for i in rows], classes)
+
+
+# Words
+
+
+def _show(diagnosis: Diagnosis) -> None:
     """Print the findings, most of them in one line each."""
     if diagnosis.per_class:
         low, middle, high = (diagnosis.per_class[name] for name in ("min", "median", "max"))
-        console.say(f"items a class: {low:,.0f} to {high:,.0f}, median {middle:,.1f}")
+        console.say(f"items per class: {low:,.0f} to {high:,.0f}, median {middle:,.1f}")
         most = max(count for _, count in diagnosis.histogram)
         width = max(len(step) for step, _ in diagnosis.histogram)
         for step, count in diagnosis.histogram:
@@ -97,6 +257,6 @@ def _list(title: str, lines: Sequence[str]) -> None:
         console.say("  … all with --json")
 
 
-def _line(group: "Group") -> str:
+def _line(group: Group) -> str:
     names = " = ".join(group.items[:4]) + (" = …" if len(group.items) > 4 else "")
     return f"{names} ({', '.join(group.classes)})" if len(group.classes) > 1 else names

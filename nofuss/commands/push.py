@@ -31,7 +31,7 @@ def main(
     from nofuss.model.hub import FOLDER, parse_repository, upload
     from nofuss.model.saved import load_model, model_files
     from nofuss.report import read_optional_json
-    from nofuss.report.hub_card import hub_card, public_config
+    from nofuss.report.card import hub_card, public_config
     from nofuss.run.directory import Run
 
     name = parse_repository(repository)

@@ -3,7 +3,8 @@
 Exact copies have equal digests. Near duplicates differ by size, compression or a touch of colour
 only. They are found in two steps: a 64-bit difference hash (is a pixel of the 9 × 8 thumbnail
 brighter than its right neighbour?) finds candidates, and the correlation of their standardised
-16 × 16 thumbnails confirms them. Pictures with equal hashes are compared as one.
+16 × 16 thumbnails confirms them. Pictures with equal hashes are compared as one. Pictures of less
+than 64 pixels are compared by content alone: at that size different characters look alike.
 """
 
 from collections import defaultdict
@@ -24,10 +25,10 @@ BITS = 8
 LIKENESS = 0.95
 """Near duplicates have thumbnails whose correlation is at least this."""
 SIDE = 16
+SMALLEST = 64
+"""Pixels that both sides of a picture must have for it to be a near duplicate."""
 BLOCK = 512
 """Hashes that are compared with as many others at once: memory does not grow with the square."""
-
-Look = tuple[NDArray[np.bool_], NDArray[np.float32]]
 
 
 def exact_copies(digests: Sequence[Hashable | None]) -> list[list[int]]:
@@ -44,22 +45,33 @@ def row_digests(rows: Iterable[NDArray[Any]]) -> list[str]:
     return [digest(array_bytes(row)) for row in rows]
 
 
-def look_at(image: Image.Image) -> Look:
-    """Return the difference hash (64,) and the standardised thumbnail (256,) of a picture."""
+def look_at(image: Image.Image) -> bytes:
+    """Return the difference hash and the gray thumbnail of a picture; b"" if it is too small."""
+    if min(image.size) < SMALLEST:
+        return b""
     gray = image.convert("L")
-    small = np.asarray(gray.resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
-    thumbnail = np.asarray(gray.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32)
-    thumbnail = thumbnail.reshape(-1) - thumbnail.mean()
-    length = float(np.linalg.norm(thumbnail))
-    bits = (small[:, :-1] > small[:, 1:]).reshape(-1)
-    return bits, thumbnail / length if length else thumbnail
+    small = np.asarray(gray.resize((9, 8), Image.Resampling.BOX))
+    thumbnail = gray.resize((SIDE, SIDE), Image.Resampling.BOX)
+    return np.packbits(small[:, :-1] > small[:, 1:]).tobytes() + thumbnail.tobytes()
 
 
-def near_duplicates(bits: NDArray[np.bool_], thumbnails: NDArray[np.float32]) -> list[list[int]]:
-    """Return groups of two or more items that look alike, directly or through others.
+def near_duplicates(looks: Sequence[bytes]) -> list[list[int]]:
+    """Return groups of two or more pictures that look alike, directly or through others.
 
-    bits: (N, 64) difference hashes; thumbnails: (N, 256), as `look_at` returns them.
+    looks: what `look_at` returned; a picture without is like no other.
     """
+    rows = [i for i, look in enumerate(looks) if look]
+    table = np.frombuffer(b"".join(looks), np.uint8).reshape(len(rows), 8 + SIDE**2)
+    thumbnails = table[:, 8:].astype(np.float32)
+    thumbnails -= thumbnails.mean(1, keepdims=True)
+    lengths = np.linalg.norm(thumbnails, axis=1, keepdims=True)
+    thumbnails /= np.where(lengths, lengths, 1)
+    groups = group_alike(np.unpackbits(table[:, :8], axis=1).astype(bool), thumbnails)
+    return [[rows[i] for i in group] for group in groups]
+
+
+def group_alike(bits: NDArray[np.bool_], thumbnails: NDArray[np.float32]) -> list[list[int]]:
+    """Return groups of near duplicates, given hashes (N, 64) and thumbnails of unit length."""
     # Disjoint sets: each item points to another of its group, and the root to itself.
     parent = list(range(len(bits)))
 

@@ -1,12 +1,13 @@
-"""Check every picture before training starts: which can't be used, and which are copies.
+"""Check every picture before training starts: which can't be used, and which are duplicates.
 
-Each file is hashed and decoded once: contents that can be decoded are noted in the cache. Files are
-never modified.
+Each file is hashed and decoded once: contents that can be decoded are noted in the cache, with how
+they look. Files are never modified. The report and `nofuss doctor` list the same duplicates, those
+of `find_duplicates`.
 """
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,21 +17,31 @@ from typing import NamedTuple
 import numpy as np
 import PIL
 from numpy.typing import NDArray
+from PIL import Image
 
 from nofuss.cache import Rows, key_of
 from nofuss.data.collection import Collection
 from nofuss.data.decode import FORMATS, MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
-from nofuss.data.duplicates import exact_copies
+from nofuss.data.duplicates import (
+    SMALLEST,
+    exact_copies,
+    look_at,
+    near_duplicates,
+    row_digests,
+)
 from nofuss.data.items import content_keys
+from nofuss.data.readers.arrays import is_finite
 from nofuss.files import csv_text
-from nofuss.progress import Progress, silent
+from nofuss.progress import Progress, silent, working
 
 PIECE = 16
 """Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"4 {PIL.__version__} {FORMATS} {MAX_FILE} {MAX_PIXELS} {MAX_ASPECT}".encode()
+VERSION = f"5 {PIL.__version__} {FORMATS} {MAX_FILE} {MAX_PIXELS} {MAX_ASPECT}".encode()
 CHUNK = 1024
 """Files after which what was found is written: a killed scan loses no more."""
+MOST_COMPARED = 200_000
+"""Pictures that are compared with each other; of more, only those of equal content are found."""
 
 
 class Problem(NamedTuple):
@@ -43,9 +54,10 @@ class Problem(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The digest of a file's content, and what is wrong with it."""
+    """The digest of a file's content, and what is wrong with it or how it looks."""
 
     key: bytes
+    look: bytes = b""
     reason: str = ""
     detail: str = ""
 
@@ -56,8 +68,6 @@ class ScanReport:
 
     count: int
     problems: tuple[Problem, ...]
-    copies: tuple[tuple[int, ...], ...] = ()
-    """Groups of items whose files have the same content."""
 
     @property
     def readable(self) -> NDArray[np.int64]:
@@ -78,47 +88,82 @@ class ScanReport:
         return csv_text([("file", "reason", "detail"), *rows])
 
 
+class Duplicates(NamedTuple):
+    """Groups of items."""
+
+    exact: list[list[int]]
+    """With the same content."""
+    near: list[list[int]]
+    """Pictures that look the same, in groups that are not exact copies alone."""
+
+
 def scan_pictures(collection: Collection, *, progress: Progress = silent) -> ScanReport:
     """Hash and decode every picture file of the collection; for other kinds nothing is done."""
     if collection.kind != "pictures":
         return ScanReport(len(collection), ())
-    paths, findings = collection.paths, list[Finding]()
+    problems = _problems(collection, _look_at_all(collection.paths, progress))
+    return ScanReport(len(collection), tuple(problems))
+
+
+def find_duplicates(collection: Collection, *, progress: Progress = silent) -> Duplicates:
+    """Return the items that are there more than once, without those that can't be used."""
+    looks: list[bytes] = []
+    if collection.kind == "pictures":
+        findings = _look_at_all(collection.paths, progress)
+        digests: list[bytes | str | None] = [None if f.reason else f.key or None for f in findings]
+        looks = [f.look for f in findings]
+    elif collection.array is not None:
+        digests = list(row_digests(collection.array))
+        if collection.kind == "images":
+            looks = [look_at(Image.fromarray(np.asarray(row))) for row in collection.array]
+        else:
+            for i in np.flatnonzero(~is_finite(collection.array)):
+                digests[i] = None
+    else:
+        digests = []
+    exact = exact_copies(digests)
+    if not looks or len(looks) > MOST_COMPARED:
+        return Duplicates(exact, [])
+    known = set(map(tuple, exact))
+    with working(progress, "comparing all pairs of pictures"):
+        near = [group for group in near_duplicates(looks) if tuple(group) not in known]
+    return Duplicates(exact, near)
+
+
+def _look_at_all(paths: Sequence[Path], progress: Progress) -> list[Finding]:
+    findings = list[Finding]()
     good = Rows(f"scans-{key_of(VERSION).hex()}")
     progress("checking files", 0, len(paths))
     for start in range(0, len(paths), CHUNK):
         part = paths[start : start + CHUNK]
         keys = content_keys(part)
-        known = {key for key, _ in good.read(keys)}
+        known = dict(good.read(keys))
         jobs = list(zip(part, keys, strict=True))
         pieces = [jobs[at : at + PIECE] for at in range(0, len(jobs), PIECE)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for found in pool.map(partial(_look, known), pieces):
                 findings += found
                 progress("checking files", len(findings), len(paths))
-        new = [f.key for f in findings[start:] if not f.reason and f.key not in known]
-        good.write(new, [b""] * len(new))
-    copies = exact_copies([None if f.reason or not f.key else f.key for f in findings])
-    problems = _problems(collection, findings, copies)
-    return ScanReport(len(collection), tuple(problems), tuple(map(tuple, copies)))
-
-
-def _look(known: set[bytes], piece: Sequence[tuple[Path, bytes]]) -> list[Finding]:
-    """Decode pictures whose content is not known to be good."""
-    findings = []
-    for path, key in piece:
-        finding = Finding(key)
-        if not key or key not in known:
-            try:
-                decode(path, at_least=1)  # the complete file, at the smallest scale
-            except PictureError as error:
-                finding = Finding(key, error.reason, error.detail)
-        findings.append(finding)
+        new = [f for f in findings[start:] if not f.reason and f.key not in known]
+        good.write([f.key for f in new], [f.look for f in new])
     return findings
 
 
-def _problems(
-    collection: Collection, findings: Sequence[Finding], copies: Sequence[list[int]]
-) -> list[Problem]:
+def _look(known: Mapping[bytes, bytes], piece: Sequence[tuple[Path, bytes]]) -> list[Finding]:
+    """Decode pictures whose content is not known to be good."""
+    findings = []
+    for path, key in piece:
+        if key in known:
+            findings.append(Finding(key, known[key]))
+            continue
+        try:  # the complete file, at a small scale
+            findings.append(Finding(key, look_at(decode(path, at_least=SMALLEST))))
+        except PictureError as error:
+            findings.append(Finding(key, b"", error.reason, error.detail))
+    return findings
+
+
+def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Problem]:
     """List bad files, and all but the first of each group of copies (all, if labels disagree)."""
     names, labels = collection.names, collection.labels
     problems = [
@@ -126,7 +171,7 @@ def _problems(
         for i, finding in enumerate(findings)
         if finding.reason
     ]
-    for same in copies:
+    for same in exact_copies([None if f.reason else f.key or None for f in findings]):
         first, *others = same
         if len(set(labels[same])) > 1:
             classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))

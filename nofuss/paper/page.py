@@ -16,14 +16,12 @@ from markupsafe import Markup
 from nofuss.evaluate.intervals import Interval, SeededDifference, class_interval, t_interval
 from nofuss.paper.published import METHODS, NAMES
 from nofuss.paper.trials import Result, Results, Trial, has_collapsed
-from nofuss.report.charts import line_chart
-from nofuss.report.grids import GridGroup
-from nofuss.report.templates import render as render_template
+from nofuss.report import render
+from nofuss.report.figures import Point, line_chart
+from nofuss.report.sections import Section
 
 Verdict = Literal["confirmed", "partly confirmed", "contradicted", "undecided", "shown"]
 """Of what the paper says; "shown" where it says nothing that could be wrong."""
-Point = tuple[float, float, float | None, float | None]
-"""x, y, and the interval of y if there are several seeds."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ def results_of(curves: Curves, results: Results) -> dict[str, dict[float, list[R
 
 # report.html
 
-Grid = Callable[[str], list[GridGroup]]
+Grid = Callable[[str], list[Section]]
 """From a trial's key to the rows of pictures that it stored."""
 
 
@@ -232,7 +230,7 @@ def results_page(entries: Sequence[dict[str, Any]], grid: Grid) -> bytes:
         }
         for entry in entries
     ]
-    return render_template("paper/page.html", title="The paper, reproduced", entries=shown)
+    return render("paper/page.html", title="The paper, reproduced", entries=shown)
 
 
 def _made(entry: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ from nofuss.paper.trials import (
 )
 from nofuss.progress import Progress, silent
 from nofuss.report import read_optional_json
-from nofuss.report.grids import GridGroup
+from nofuss.report.sections import Section
 from nofuss.run.directory import environment
 from nofuss.training.callbacks import stop_on_signals
 
@@ -366,7 +366,7 @@ def _write(out: Path, entry: dict[str, Any]) -> None:
     text = json.dumps({"format": FORMAT, "entries": entries}, indent=1, ensure_ascii=False)
     write_file(out / "results.json", text + "\n")
 
-    def grid(key: str) -> list[GridGroup]:
+    def grid(key: str) -> list[Section]:
         stored = read_optional_json(out / "work" / f"{key}.json").get("result", {}).get("grid")
         return stored if isinstance(stored, list) else []
 

@@ -30,8 +30,8 @@ from nofuss.model.stages import fixed_count
 from nofuss.paper.sources import Source, bare_triplets, raw_features
 from nofuss.progress import Progress, silent
 from nofuss.proxies.bounds import proxy_bounds
-from nofuss.report.findings import neighbours
-from nofuss.report.grids import Items, retrieval_grid
+from nofuss.ranking.neighbours import neighbours
+from nofuss.report.sections import Items, retrieval_grid
 from nofuss.training.callbacks import as_progress
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.finetune import prepare

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nofuss.evaluate.findings import Neighbours
+
 TILE = 64
 """Rows that share one maximum: the more, the fewer maxima, but the more rows in double."""
 _TILED = 2**20  # entries of one block of the product: stays in the cache until it is reduced
@@ -106,6 +108,21 @@ def _nearest_in(
         order = squared.argsort(kind="stable")[:k]  # rows ascend, so that stable means ties by row
         squared, rows = squared[order], rows[order]
     return np.sqrt(squared), rows
+
+
+def neighbours(
+    vectors: NDArray[np.float32], *, k: int = 10, queries: int = 5000, seed: int = 0
+) -> Neighbours:
+    """Find the k nearest neighbours of all items, or of `queries` random ones if there are more."""
+    count = len(vectors)
+    k = min(k, count - 1)
+    chosen = np.sort(np.random.default_rng(seed).permutation(count)[:queries]).astype(np.int64)
+    x = torch.from_numpy(np.ascontiguousarray(vectors))
+    distances, rows = (found.numpy() for found in nearest(x[chosen], x, k + 1))
+    is_itself = rows == chosen[:, None]
+    is_itself[~is_itself.any(1), -1] = True  # copies of it, all as close, fill the list
+    shape = len(chosen), max(k, 0)
+    return Neighbours(chosen, rows[~is_itself].reshape(shape), distances[~is_itself].reshape(shape))
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,27 @@
-"""The model card: README.md in the run directory, written from the run's other files."""
+"""The model card: README.md in the run directory, and what `nofuss push` publishes of a run.
 
+card.md in this folder is the template; its values come from the run's other files. Nothing that is
+published says where the run or its data are on the machine that made them.
+"""
+
+import dataclasses
+import json
 import shlex
 from pathlib import Path
 from typing import Any
 
-from nofuss.config import Settings
+from nofuss.config import Settings, to_json
 from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.report import foreign, read_optional_json
+from nofuss.report.report import foreign, plain, read_optional_json, render
+from nofuss.report.sections import search
 from nofuss.run.choice import BEFORE, CLOSED, NOTHING
 from nofuss.run.directory import Run
 
-FILES = '["a.jpg", "b.jpg"]'
 _RECALLS = ("recall@1", "recall@2", "recall@4", "recall@8")
 _SCORES = (*_RECALLS, "map@r", "r_precision", "nmi", "ami", "ordered")
+_PUBLISHED = {"recall@1": "Recall@1", "map@r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
 
 
 def write_card(run: Run) -> None:
@@ -23,60 +30,54 @@ def write_card(run: Run) -> None:
         write_file(run.path / "README.md", model_card(run))
 
 
+def hub_card(run: Run, repository: str) -> str:
+    """Return the card of the run for the Hub: front matter, then the run's own text."""
+    with foreign(run.path):
+        text = model_card(run, published=f"hf://{repository}")
+        return f"---\n{front_matter(run, repository)}---\n\n{text}"
+
+
 def model_card(run: Run, *, published: str | None = None) -> str:
     """Return what the model is, its data, scores, use, limits and making, as Markdown.
 
     published: the address of a model on the Hub; its card names no place on this machine.
     """
-    data = read_optional_json(run.path / "data.json")
-    scores = read_optional_json(run.path / "scores.json")
-    model = read_optional_json(run.model / "model.json")
-    environment = read_optional_json(run.path / "environment.json")
-    choice = read_optional_json(run.path / "choice.json")
-    config = run.config
-    dim = model.get("dim", config.dim)
-    where = shlex.quote(str(run.path))
-    title = run.path.name if published is None else published.rsplit("/", 1)[1]
-    made = _plain(str(environment.get("command", "unknown")))
-    machine = ", versions and machine in `environment.json`" if published is None else ""
+    names = ("data", "scores", "environment", "choice", "model/model")
+    data, scores, environment, choice, model = (
+        read_optional_json(run.path / f"{name}.json") for name in names
+    )
+    config, extra = run.config, model.get("extra", {})
+    baselines, main = scores.get("baselines", {}), "recall@1" if "recall@1" in scores else "ordered"
+    best = max((of.get(main, 0) for of in baselines.values()), default=None)
+    made = plain(environment.get("command", "unknown"))
     if config.preset == "vectors":
         takes, folder, query, example = "vectors", "DATA.npz", "QUERIES.npz", "x[:2]"
     else:
-        takes, folder, query, example = "pictures", "FOLDER", "PICTURE", FILES
-    parts = [
-        f"# {_plain(title)}",
-        f"An embedding of {takes} in {dim} dimensions{_how(config, choice)}; preset "
-        f"`{config.preset}`. Items of one class lie close together, also those of classes that "
-        "were not in training. Distances are Euclidean on the unit sphere: 0 for equal items, 2 "
-        "for opposite ones.",
-        "## Data",
-        _data(data),
-        "## Scores",
-        _scores(scores),
-        "## Use",
-        _block(
-            f"nofuss index {where} {folder}  # once, and after changes",
-            f"nofuss search {where} {query} -k 10",
-            f"nofuss evaluate {where} OTHER_DATA",
-        )
-        if published is None
-        else _block(
-            "pip install 'nofuss[hub]'", f"nofuss embed {published} {folder} --out FILE.npz"
-        ),
-        _block(
-            "import nofuss",
-            f"encoder = nofuss.load({(published or str(run.path))!r})",
-            f"vectors = encoder.embed({example})  # (2, {dim}), unit length",
-            language="python",
-        ),
-        "## Limits",
-        "\n".join(f"- {line}" for line in _limits(model, scores)),
-        "## How it was made",
-        _block(made if published is None else without_places(made)),
-        f"Settings in `config.json`{machine}, seed {config.seed}. "
-        "The weights are safetensors: loading them runs no code.",
-    ]
-    return "\n\n".join(parts) + "\n"
+        takes, folder, query, example = "pictures", "FOLDER", "PICTURE", '["a.jpg", "b.jpg"]'
+    return render(
+        "report/card.md",
+        title=run.path.name if published is None else published.rsplit("/", 1)[1],
+        takes=takes,
+        dim=model.get("dim", config.dim),
+        how=_how(config, choice),
+        config=config,
+        data=data,
+        scores=scores,
+        gain=describe_gain(scores["gain"]) if "gain" in scores else "",
+        columns={"by folds" if "folds" in scores else "this model": scores} | baselines,
+        metrics=[name for name in _SCORES if name in scores],
+        cell=_cell,
+        compared=compared(scores) if scores and "queries" not in scores else "",
+        published=published,
+        place=shlex.quote(str(run.path)),
+        address=repr(published or str(run.path)),
+        folder=folder,
+        query=query,
+        example=example,
+        search=search({"open_set": extra.get("open_set")}),
+        no_better=best is not None and best >= scores[main],
+        command=made if published is None else without_places(made),
+    ).decode()
 
 
 def without_places(command: str) -> str:
@@ -90,8 +91,7 @@ def without_places(command: str) -> str:
 
 def _how(config: Settings, choice: dict[str, Any]) -> str:
     """Return how the embedding was made, as a part of a sentence."""
-    backbone = _plain(str(config.backbone))
-    source = "" if config.backbone == "identity" else f" from features of {backbone}"
+    source = "" if config.backbone == "identity" else f" from features of {plain(config.backbone)}"
     kept = choice.get("kept")
     if kept == BEFORE:
         return f"{source}, as before training, by which held-out classes lost"
@@ -103,48 +103,6 @@ def _how(config: Settings, choice: dict[str, Any]) -> str:
     return f"{source}, learned with {config.loss}{proxies}"
 
 
-def _data(data: dict[str, Any]) -> str:
-    if not data:
-        return "Unknown: data.json is missing."
-    sides = {"train": "training", "val": "validation", "test": "test, never seen"}
-    rows = [
-        f"| {sides[side]} | {len(data['classes'][side]):,} | {count:,} |"
-        for side, count in data["items"].items()
-    ]
-    kind = "groups" if data.get("by_links") else "classes"
-    table = "\n".join([f"| | {kind} | items |", "|---|---:|---:|", *rows])
-    return f"{_plain(data['description'])}\n\n{table}"
-
-
-def _scores(scores: dict[str, Any]) -> str:
-    if not scores:
-        return "None: nothing was held out. `nofuss evaluate RUN DATA` computes scores."
-    if "gain" in scores:
-        over = _plain(scores["gain"]["over"])
-        gain = f"Gain over the {over}: {describe_gain(scores['gain'])}.\n\n"
-    else:
-        gain = ""
-    by_folds = "folds" in scores
-    columns = {"by folds" if by_folds else "this model": scores} | scores.get("baselines", {})
-    head = "| % | " + " | ".join(map(_plain, columns)) + " |"
-    lines = [head, "|---|" + "---:|" * len(columns)]
-    for name in _SCORES:
-        if name in scores:
-            cells = (_cell(of, name) for of in columns.values())
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    if "queries" in scores:
-        source = f"On {scores['queries']:,} queries of {scores['classes']:,} unseen classes; "
-    else:
-        source = f"On {compared(scores)} that were held out; `ordered` is in the right order; "
-    source += f"95% intervals in brackets. Protocol: {scores['protocol']}."
-    if by_folds:
-        source += (
-            " The model itself was trained on all classes; the scores are those of its folds, "
-            "whose models were trained on fewer classes."
-        )
-    return gain + "\n".join(lines) + f"\n\n{source}"
-
-
 def _cell(scores: dict[str, Any], name: str) -> str:
     if name not in scores:
         return "–"
@@ -153,45 +111,37 @@ def _cell(scores: dict[str, Any], name: str) -> str:
     return f"{100 * scores[name]:.2f}{interval}"
 
 
-def _limits(model: dict[str, Any], scores: dict[str, Any]) -> list[str]:
-    extra = model.get("extra", {})
-    lines = [
-        "It ranks by what distinguishes the training classes; other similarities may not count.",
-        "The scores hold for items of the same kind as those that were tested above.",
-    ]
-    if (open_set := extra.get("open_set")) and open_set["useful"]:
-        lines.append(
-            f'Search answers "nothing like this here" by the {open_set["rule"]}. On '
-            f"{open_set['classes']:,} held-out training classes this was wrong for "
-            f"{open_set['false_rejections']:.0%} of the items whose class was there, and right for "
-            f"{open_set['rejected']:.0%} of the others (AUROC {open_set['auroc']:.2f}). An index "
-            "is calibrated again whenever it changes: `nofuss index` prints its own figures."
-        )
-    elif open_set:
-        lines.append(
-            'Search does not answer "nothing like this here" with confidence: on held-out training '
-            f"classes unknown ones look like the others (AUROC {open_set['auroc']:.2f})."
-        )
-    elif "ordered" in scores and "recall@1" not in scores:
-        lines.append('Search never answers "nothing like this here": that needs labels.')
-    else:
-        lines.append(
-            'Search never answers "nothing like this here": too few classes were held out to find '
-            "a distance for it."
-        )
-    main, label = ("recall@1", "Recall@1") if "recall@1" in scores else ("ordered", "score")
-    best = max((b.get(main, 0) for b in scores.get("baselines", {}).values()), default=None)
-    if best is not None and best >= scores[main]:
-        lines.append(f"An untrained baseline has the same {label} or a higher one: see the table.")
-    lines.append("It carries the biases of its training data, and of the backbone's training data.")
-    return lines
+def front_matter(run: Run, repository: str) -> str:
+    """Return tags, data and scores as YAML; every value is JSON, which YAML contains."""
+    config, scores = run.config, read_optional_json(run.path / "scores.json")
+    vectors = config.preset == "vectors"
+    task = "feature-extraction" if vectors else "image-feature-extraction"
+    tags = ["metric-learning", "retrieval", "zero-shot", "safetensors", config.loss]
+    about: dict[str, Any] = {
+        "library_name": "nofuss",
+        "pipeline_tag": task,
+        "tags": tags,
+        "metrics": [name for name in _PUBLISHED if name in scores],
+    }
+    if about["metrics"]:
+        name = "data" if config.data is None else config.data.name
+        result = {
+            "task": {"type": task, "name": "Retrieval among unseen classes"},
+            "dataset": {"type": "private", "name": name, "split": "unseen classes"},
+            "metrics": [
+                {"type": each, "name": _PUBLISHED[each], "value": round(scores[each], 6)}
+                for each in about["metrics"]
+            ],
+        }
+        about["model-index"] = [{"name": repository.split("/")[1], "results": [result]}]
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in about.items())
 
 
-def _block(*lines: str, language: str = "bash") -> str:
-    return "\n".join([f"```{language}", *lines, "```"])
+def public_config(config: Settings) -> dict[str, Any]:
+    """Return the settings with names instead of paths."""
 
+    def name(path: Path | None) -> Path | None:
+        return None if path is None else Path(path.name)
 
-def _plain(text: str) -> str:
-    """Return text that can't break out of its line, table cell or code block."""
-    printable = "".join(c if c.isprintable() else "�" for c in text)
-    return printable.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+    places = {each: name(getattr(config, each)) for each in ("data", "weights", "corrections")}
+    return to_json(dataclasses.replace(config, **places, out=None, tensorboard=None))  # type: ignore[arg-type]

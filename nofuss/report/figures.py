@@ -1,128 +1,156 @@
-"""Figures of the report as SVG: few marks, values beside them, readable in grey, no script.
+"""The drawings of reports: matplotlib's SVG in the page's own colours and type.
 
-Drawn here and not by matplotlib. Both were looked at side by side for a line chart and a map:
-matplotlib's SVG has fixed colours, which do not follow dark mode and print as these do (colours
-and type come from report.css), names lines in a legend instead of where they end, needs a label
-for screen readers to be added, and takes about twice the bytes.
+Each colour that matplotlib draws with stands for a variable of look.css and is replaced by it, so
+that a drawing follows dark mode and print. Text stays text, in the page's font; names are escaped;
+screen readers read out a label. matplotlib is imported with the first drawing, without pyplot, and
+its settings, whatever a session made of them, are neither used nor changed.
 """
 
-import math
-from collections.abc import Sequence
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
-from xml.etree.ElementTree import Element
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from nofuss.report.svg import drawing, shape, text
+from nofuss.errors import visible
+from nofuss.files import digest
 
-COLOURS = 6  # --c0 … --c5 of report.css
+Point = tuple[float, float, float | None, float | None]
+"""x, y, and the ends of y's interval where there is one."""
+
+VARIABLES = ("ink", "soft", "line", "paper", "c0", "c1", "c2", "c3", "c4", "c5")
+INK, SOFT, LINE, PAPER, *COLOURS = (f"#0000{i:02x}" for i in range(1, len(VARIABLES) + 1))
+DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (8, 3)), (0, (3, 1, 1, 1, 1, 1)))
+MARKS = ("o", "s", "^", "D", "x", "+")
+"""Lines differ without colour, too."""
+_STYLE = {
+    "svg.fonttype": "none",  # text, not outlines
+    "svg.hashsalt": "nofuss",  # the same drawing every time
+    "text.parse_math": False,  # a class may be called $x$
+    "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans"],
+    "text.color": INK,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": LINE,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "figure.facecolor": "none",
+    "grid.color": LINE,
+    "xtick.color": LINE,
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": SOFT,
+    "ytick.major.size": 0,
+}
+_WHOLE: Any = {"integer": True, "min_n_ticks": 1, "steps": [1, 2, 5, 10]}
+_DRAWING = Lock()  # the settings of matplotlib are those of the process
 
 
-def score_chart(scores: Sequence[tuple[str, float, tuple[float, float] | None]]) -> Markup:
-    """Draw a row for each method: its score as a point, its 95% interval as a line.
+def score_chart(rows: Sequence[tuple[str, float, Sequence[float] | None]], label: str) -> Markup:
+    """Draw a row for each method: its score in percent as a point, its 95% interval as a line.
 
     The first method is the run's, and stands out.
     """
-    width, right, step = 480, 40, 30
-    left = 26 + 6.6 * max(len(shorten(name, 28)) for name, _, _ in scores)
-    low = min(interval[0] if interval else value for _, value, interval in scores)
-    high = max(interval[1] if interval else value for _, value, interval in scores)
-    first = math.floor(max(0.0, low - 0.03) * 20) / 20
-    last = min(1.0, math.ceil((high + 0.01) * 20) / 20)
-    span = max(last - first, 0.05)
 
-    def x_of(value: float) -> float:
-        return left + (width - left - right) * (value - first) / span
+    def draw(axes: Any) -> None:
+        for i, (_, value, interval) in enumerate(rows):
+            colour = SOFT if i else COLOURS[0]
+            low, high = interval or (value, value)
+            axes.plot([100 * low, 100 * high], [-i, -i], color=colour, clip_on=False)
+            axes.plot(100 * value, -i, "s" if i else "o", color=colour, clip_on=False)
+            end = 100 * max(value, high), -i
+            axes.annotate(
+                f"{100 * value:.1f}", end, (8, 0), textcoords="offset points", va="center"
+            )
+        axes.set_yticks([-i for i in range(len(rows))], [_short(name, 28) for name, _, _ in rows])
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.grid(visible=False, axis="y")
+        axes.grid(axis="x")
+        axes.margins(y=0.6 / len(rows))
+        low, high = axes.dataLim.intervalx  # round numbers, with some space before the lowest
+        axes.set_xlim(max(0, (low - 3) // 5 * 5), min(100, -(-(high + 1) // 5) * 5))
+        axes.locator_params(axis="x", nbins=4)
 
-    height = step * len(scores) + 26
-    marks: list[Element] = []
-    steps = ticks(first, last, 4)
-    for tick, label in zip(steps, percent_labels(steps), strict=True):
-        x = x_of(tick)
-        marks.append(shape("line", x1=x, x2=x, y1=4, y2=height - 22, class_="grid"))
-        marks.append(text(x, height - 6, label, anchor="middle", class_="soft"))
-    for i, (name, value, interval) in enumerate(scores):
-        x, y = x_of(value), 18 + step * i
-        kind = "other" if i else "point"
-        marks.append(text(left - 14, y + 4, shorten(name, 28), anchor="end"))
-        if interval:
-            bar = {"x1": x_of(interval[0]), "x2": x_of(interval[1]), "y1": y, "y2": y}
-            stroke = None if i else "var(--accent)"
-            marks.append(shape("line", **bar, class_=kind, stroke_width=2, stroke=stroke))
-        if i:
-            marks.append(shape("rect", x=x - 4, y=y - 4, width=8, height=8, class_=kind))
+    return _svg(label, 5.0, 0.35 + 0.28 * len(rows), draw)
+
+
+def line_chart(
+    lines: Sequence[tuple[str, Sequence[Point]]],
+    *,
+    title: str,
+    x_label: str,
+    percent: bool = True,
+    log: bool = False,
+    levels: Sequence[tuple[str, float]] = (),
+    styles: Sequence[int] | None = None,
+) -> Markup:
+    """Draw curves with their intervals, each named where it ends.
+
+    levels: named horizontal lines to compare with. styles: the number of the colour, dash and mark
+    of each curve, so that a method looks the same in every figure.
+    """
+
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        ends, unit = [], 100 if percent else 1
+        for style, (name, points) in zip(styles or range(len(lines)), lines, strict=True):
+            x, y = [p[0] for p in points], [unit * p[1] for p in points]
+            look = {"color": COLOURS[style % 6], "linestyle": DASHES[style % 6], "clip_on": False}
+            axes.plot(x, y, **look, marker=MARKS[style % 6], markersize=4 if len(x) <= 40 else 0)
+            for at, _, low, high in points:
+                if low is not None and high is not None:
+                    bar, colour = [unit * low, unit * high], COLOURS[style % 6]
+                    axes.plot([at, at], bar, color=colour, alpha=0.45, linewidth=1)
+            ends.append((x[-1], y[-1], name, COLOURS[style % 6]))
+        axes.set_title(_short(title, 70) + " (%)" * percent)
+        axes.set_xlabel(_short(x_label, 80))
+        if log:
+            ticks = sorted({p[0] for _, points in lines for p in points})
+            axes.set_xscale("log")
+            axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+            axes.minorticks_off()
         else:
-            marks.append(shape("circle", cx=x, cy=y, r=5, class_=kind))
-        end = x_of(interval[1]) if interval else x
-        marks.append(text(max(end, x) + 10, y + 4, f"{100 * value:.1f}"))
-    return drawing(width, height, "Recall@1 with 95% intervals", marks)
+            axes.xaxis.set_major_locator(MaxNLocator(6, **_WHOLE))
+        for name, level in levels:
+            axes.axhline(unit * level, color=SOFT, linestyle=DASHES[2])
+            ends.append((axes.get_xlim()[1], unit * level, name, SOFT))
+        axes.locator_params(axis="y", nbins=6)
+        _name_ends(axes, ends)
+
+    return _svg(title, 5.0, 2.9, draw)
 
 
-def curve(values: Sequence[float], *, title: str, percent: bool = False) -> Markup:
-    """Draw one value for each epoch, from the first on."""
-    width, height, left, right, top, bottom = 420, 210, 48, 52, 26, 30
-    low, high = min(values), max(values)
-    if high - low < 1e-9:
-        low, high = low - 0.5 * abs(low or 1), high + 0.5 * abs(high or 1)
-    steps = ticks(low, high, 4)
-    low, high = min(low, steps[0]), max(high, steps[-1])
-
-    def x_of(i: int) -> float:
-        share = i / (len(values) - 1) if len(values) > 1 else 0.5
-        return left + share * (width - left - right)
-
-    def y_of(value: float) -> float:
-        return height - bottom - (value - low) / (high - low) * (height - top - bottom)
-
-    def show(value: float) -> str:
-        return f"{100 * value:.1f}%" if percent else f"{value:.3g}"
-
-    marks = [text(0, 13, title, class_="halo")]
-    labels = percent_labels(steps) if percent else [show(tick) for tick in steps]
-    for tick, label in zip(steps, labels, strict=True):
-        y = y_of(tick)
-        marks.append(shape("line", x1=left, x2=width - right, y1=y, y2=y, class_="grid"))
-        marks.append(text(left - 8, y + 4, label, anchor="end", class_="soft"))
-    points = [(x_of(i), y_of(value)) for i, value in enumerate(values)]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    marks.append(shape("polyline", points=path, class_="curve"))
-    if len(points) <= 40:
-        marks += [shape("circle", cx=x, cy=y, r=3, class_="point") for x, y in points]
-    x, y = points[-1]
-    marks.append(text(x + 8, y + 4, show(values[-1])))
-    for epoch in sorted({1, len(points)}):
-        x = points[epoch - 1][0]
-        marks.append(text(x, height - 8, f"epoch {epoch}", anchor="middle", class_="soft"))
-    return drawing(width, height, f"{title}: {show(values[0])} to {show(values[-1])}", marks)
-
-
-def class_sizes(sizes: NDArray[np.int64]) -> Markup:
+def size_chart(sizes: NDArray[np.int64]) -> Markup:
     """Draw a histogram: how many classes have how many items."""
-    width, height, bottom = 420, 150, 30
-    most = int(sizes.max())
-    edges = np.unique(np.linspace(int(sizes.min()), most + 1, 16).round())
-    if len(edges) < 2:
-        edges = np.array([most, most + 1])
-    counts, _ = np.histogram(sizes, edges)
-    step = width / len(counts)
-    marks = []
-    for i, count in enumerate(counts):
-        length = (height - bottom - 20) * count / counts.max()
-        y = height - bottom - length
-        marks.append(
-            shape("rect", x=i * step + 1, y=y, width=step - 2, height=length, class_="bar")
-        )
-        # Only the highest bars and the outermost are labelled: all would touch.
-        if count == counts.max() or (count and i in (0, len(counts) - 1)):
-            marks.append(text((i + 0.5) * step, y - 5, f"{count:,}", anchor="middle"))
-    axis = height - bottom
-    marks.append(shape("line", x1=0, x2=width, y1=axis, y2=axis, class_="grid"))
-    marks.append(text(0, height - 12, f"{int(edges[0]):,} items per class", class_="soft"))
-    if len(counts) > 1:
-        marks.append(text(width, height - 12, f"{most:,}", anchor="end", class_="soft"))
-    return drawing(width, height, "Class sizes", marks)
+
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        low, high = int(sizes.min()), int(sizes.max())
+        edges = np.unique(np.linspace(low, high + 1, 16).round()) - 0.5  # sizes are whole numbers
+        axes.hist(sizes, edges, color=COLOURS[0], edgecolor=PAPER)
+        axes.set_xlim(low - 1.5, high + 1.5)
+        axes.set_xlabel("items per class")
+        axes.set_ylabel("classes")
+        axes.xaxis.set_major_locator(MaxNLocator(8, **_WHOLE))
+        axes.yaxis.set_major_locator(MaxNLocator(4, **_WHOLE))
+
+    return _svg("Class sizes", 4.4, 1.7, draw)
 
 
 def map_panel(
@@ -141,63 +169,103 @@ def map_panel(
     `places` and `stars` (the proxies) lie between 0 and 1; at most `most` classes have a name and
     a colour.
     """
-    width, height, pad = 470, 430, 10
-    scale, offset = [width - 2 * pad, height - 2 * pad - 22], [0, 22]  # the title is above
-    points = pad + places * scale + offset
     classes, counts = np.unique(labels[shown & (labels >= 0)], return_counts=True)
-    named = classes[np.lexsort((classes, -counts))][:most] if len(classes) else classes
-    colours = {int(c): f"var(--c{i % COLOURS})" for i, c in enumerate(named)}
-    marks = [text(0, 12, title, class_="halo")]
-    marks += [shape("circle", cx=x, cy=y, r=1.6, class_="far") for x, y in points[~shown]]
-    for (x, y), label in zip(points[shown], labels[shown], strict=True):
-        fill = colours.get(int(label))
-        style = {"r": 3, "fill": fill} if fill else {"r": 2, "class_": "near"}
-        marks.append(shape("circle", cx=x, cy=y, **style))
-    if stars is not None and star_labels is not None:
-        for (x, y), label in zip(pad + stars * scale + offset, star_labels, strict=True):
-            fill = colours.get(int(label))
-            path = _star(x, y, 8 if fill else 6)
-            marks.append(shape("path", d=path, class_="star", fill=fill or "var(--ink)"))
-    # A name stands above the middle of its class, or lower where another name is already.
-    written: list[tuple[float, float, float]] = []  # centre x, y and half the width of each name
-    for c in named:
-        name = shorten(names[int(c)], 16)
-        half = 3.8 * len(name) + 3
-        x, y = np.median(points[shown & (labels == c)], axis=0) - [0, 10]
-        x = min(max(x, half), width - half)
-        while any(abs(x - x2) < half + half2 and abs(y - y2) < 13 for x2, y2, half2 in written):
-            y += 13
-        written.append((x, y, half))
-        marks.append(text(x, y, name, anchor="middle", class_="halo", fill=colours[int(c)]))
-    return drawing(width, height, title, marks)
+    named = classes[np.lexsort((classes, -counts))][:most]
+
+    def draw(axes: Any) -> None:
+        axes.set(
+            xlim=(-0.02, 1.02), ylim=(1.02, -0.06), xticks=[], yticks=[], title=_short(title, 70)
+        )
+        axes.spines.bottom.set_visible(False)
+        dots = {"linewidths": 0, "clip_on": False}
+        axes.scatter(*places[~shown].T, s=5, color=LINE, **dots)
+        is_rest = ~np.isin(labels, named)
+        axes.scatter(*places[shown & is_rest].T, s=8, color=SOFT, alpha=0.55, **dots)
+        if stars is not None and star_labels is not None:
+            is_rest = ~np.isin(star_labels, named)
+            _stars(axes, stars[is_rest], INK, 75)
+        # A name stands above the middle of its class, or lower where another name is already.
+        taken: list[tuple[float, float, float]] = []  # middle and half the width of each name
+        for i, c in enumerate(named):
+            points, colour = places[shown & (labels == c)], COLOURS[i % 6]
+            axes.scatter(*points.T, s=17, color=colour, **dots)
+            if stars is not None and star_labels is not None:
+                _stars(axes, stars[star_labels == c], colour, 130)
+            name = _short(names[int(c)], 16)
+            half = 0.009 * len(name)
+            x, y = np.median(points, axis=0) - [0, 0.025]
+            x = min(max(x, half), 1 - half)
+            while any(
+                abs(x - x2) < half + half2 and abs(y - y2) < 0.035 for x2, y2, half2 in taken
+            ):
+                y += 0.035
+            taken.append((x, y, half))
+            axes.text(x, y, name, color=colour, weight="bold", ha="center", va="center")
+
+    return _svg(title, 4.7, 4.3, draw)
 
 
-def _star(x: float, y: float, radius: float) -> str:
-    """Return the path of a five-pointed star."""
-    corners = [(math.pi * (i / 5 - 0.5), radius * (0.42 if i % 2 else 1)) for i in range(10)]
-    points = [f"{x + r * math.cos(a):.1f},{y + r * math.sin(a):.1f}" for a, r in corners]
-    return f"M{'L'.join(points)}Z"
+def _stars(axes: Any, places: NDArray[Any], colour: str, size: float) -> None:
+    look = {"linewidths": 0.6, "edgecolors": PAPER, "zorder": 3, "clip_on": False}
+    axes.scatter(*places.T, s=size, marker="*", color=colour, **look)
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers within low … high; one where both are equal."""
-    if low == high:
-        return [low]
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * power for s in (1, 2, 2.5, 5, 10) if s * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [step * i for i in range(first, math.floor(high / step + 1e-9) + 1)] or [low, high]
+def _name_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write names beside the ends of their lines, spread where they would touch, with leaders."""
+    (low, high), gap = axes.get_ylim(), 0.075
+    order = sorted(range(len(ends)), key=lambda i: ends[i][1])
+    heights = [(ends[i][1] - low) / (high - low) for i in order]  # fractions of the axis
+    for k in range(1, len(heights)):
+        heights[k] = max(heights[k], heights[k - 1] + gap)
+    top = 1.0
+    for k in reversed(range(len(heights))):  # those above the axis come down, and push in turn
+        heights[k] = min(heights[k], top)
+        top = heights[k] - gap
+    for i, height in zip(order, heights, strict=True):
+        x, y, name, colour = ends[i]
+        axes.annotate(
+            _short(name, 24),
+            (x, y),
+            (1.04, height),
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": colour, "alpha": 0.6, "linewidth": 0.6},
+        )
 
 
-def percent_labels(shares: Sequence[float]) -> list[str]:
-    """Return ticks in percent with as many decimals as they need, so that no label is rounded."""
-    percents = [100 * share for share in shares]
-    exact = (d for d in range(3) if all(abs(p - round(p, d)) < 1e-9 for p in percents))
-    digits = next(exact, 1)  # a tick that is no round number
-    return [f"{p:.{digits}f}%" for p in percents]
-
-
-def shorten(words: str, most: int) -> str:
+def _short(words: str, most: int) -> str:
     """Return at most so many characters, the last an ellipsis where some are missing."""
+    words = visible(words)
     return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def _svg(label: str, width: float, height: float, draw: Callable[[Any], None]) -> Markup:
+    """Return what `draw` puts on axes of so many inches as an <svg> element."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    buffer = io.StringIO()
+    with _DRAWING, warnings.catch_warnings(), matplotlib.style.context(["default", _STYLE]):
+        warnings.simplefilter("ignore")  # of characters that its font lacks: browsers have others
+        figure = Figure((width, height), layout="constrained")
+        draw(figure.subplots())
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=no_metadata)
+    svg = buffer.getvalue().partition("<svg ")[2]
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would hold for the page
+    mark = f"d{digest(svg.encode())[:8]}"  # two drawings must not share an id
+    # Only within tags: what a class is called stays as it is.
+    svg = re.sub(r"<[^>]*>", lambda tag: _restyled(tag[0], mark), f"<svg {svg}")
+    return Markup(
+        svg.replace("<svg ", f'<svg role="img" aria-label="{escape(visible(label))}" ', 1)
+    )
+
+
+def _restyled(tag: str, mark: str) -> str:
+    """Return a tag of matplotlib's with variables as colours, the page's font, and its own ids."""
+    tag = re.sub(r'^<g id="[^"]*"', "<g", tag)
+    tag = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{mark}", tag)
+    tag = re.sub(r"#0000(\d\w)\b", lambda c: f"var(--{VARIABLES[int(c[1], 16) - 1]})", tag)
+    tag = re.sub(r" font-family: [^;\"]*;?", "", tag)
+    return re.sub(r"(\.\d\d)\d+", r"\1", tag)  # a hundredth of a point

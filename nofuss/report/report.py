@@ -2,26 +2,28 @@
 
 Its values come from the run directory (config, environment, data, metrics, scores), its embeddings
 and the pictures of the collection; report.html in this folder is the template. Doubtful labels and
-copies are also listed in suspects.csv.
+duplicates are also listed in suspects.csv. Whatever a class or a file is called, it is text, never
+markup: autoescape is on for every value, and only the drawings of figures.py arrive as markup.
 """
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import UndefinedError
+from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
 from nofuss import files
 from nofuss.data.collection import Collection
+from nofuss.data.scan import find_duplicates
 from nofuss.errors import NofussError, RunError
+from nofuss.evaluate.findings import doubtful_labels
 from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.progress import Progress, silent, working
+from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
-from nofuss.report.grids import Items
-from nofuss.report.neighbourhood import neighbourhood
-from nofuss.report.templates import render
 from nofuss.run.embeddings import RunEmbeddings
 
 _MISFITS = (
@@ -40,11 +42,56 @@ def write_report(
 ) -> Path:
     """Write report.html and suspects.csv of a run; return the path of report.html."""
     with foreign(run):
-        seed = int(read_optional_json(run / "config.json").get("seed", 0))
+        names = ("config", "environment", "data", "scores", "choice")
+        stored = {name: read_optional_json(run / f"{name}.json") for name in names}
+        model = read_optional_json(run / "model" / "model.json")
+        seed = int(stored["config"].get("seed", 0))
         with working(progress, "drawing the map of the report"):  # t-SNE
             drawn = sections.embedding_map(collection, kept, seed=seed)
+        around = _neighbourhood(run, collection, kept, seed, progress)
         with working(progress, "writing the report"):
-            return _write(run, collection, kept, drawn)
+            page = render(
+                "report/report.html",
+                title=run.resolve().name,
+                description=stored["data"].get("description", ""),
+                lead=_lead(stored["scores"]),
+                pictures=collection.has_pictures,
+                sections={
+                    "scores": sections.scores(stored["scores"]),
+                    "choice": sections.choice(stored["choice"].get("choice", {})),
+                    "search": sections.search(model.get("extra", {})),
+                    "training": sections.training(_read_lines(run / "metrics.jsonl")),
+                    **around,
+                    "map": drawn,
+                    "bounds": sections.bounds(collection, kept),
+                    "data": sections.data(collection, stored["data"]),
+                    "settings": sections.settings(stored["config"], stored["environment"]),
+                },
+            )
+            files.write_file(run / "report.html", page)
+    return run / "report.html"
+
+
+def _neighbourhood(
+    run: Path, collection: Collection, kept: RunEmbeddings, seed: int, progress: Progress
+) -> dict[str, sections.Section | None]:
+    """Return the sections on neighbours, and write suspects.csv."""
+    has_test = len(kept.test) > 1
+    vectors, rows = (kept.test, kept.test_rows) if has_test else (kept.sample, kept.sample_rows)
+    if not collection.has_classes or len(vectors) < 3:
+        return dict.fromkeys(("neighbours", "confused", "suspects"))
+    items, nearest = sections.Items(collection, rows), neighbours(vectors, seed=seed)
+    doubts = doubtful_labels(nearest, items.labels)
+    exact, near = find_duplicates(collection, progress=progress)
+    # Those with different labels come first: at least one of the labels is wrong.
+    duplicates = sorted(exact + near, key=lambda group: len({*collection.labels[group]}) < 2)
+    files.write_file(run / "suspects.csv", sections.suspects_csv(items, doubts, duplicates))
+    tested = has_test and not kept.seen
+    return {
+        "neighbours": sections.neighbours(items, nearest, seed=seed, tested=tested),
+        "confused": sections.confused(items, nearest),
+        "suspects": sections.suspects(items, doubts, duplicates),
+    }
 
 
 @contextmanager
@@ -60,57 +107,60 @@ def foreign(run: Path) -> Iterator[None]:
         raise RunError(f"{run} has files that training did not write ({what}); {cure}") from error
 
 
-def _write(
-    run: Path, collection: Collection, kept: RunEmbeddings, drawn: sections.Section | None
-) -> Path:
-    names = ("config", "environment", "data", "scores", "choice")
-    stored = {name: read_optional_json(run / f"{name}.json") for name in names}
-    model = read_optional_json(run / "model" / "model.json")
-    seed = int(stored["config"].get("seed", 0))
-    has_test = len(kept.test) > 1
-    vectors, rows = (kept.test, kept.test_rows) if has_test else (kept.sample, kept.sample_rows)
-    items, tested = Items(collection, rows), has_test and not kept.seen
-    page = render(
-        "report/report.html",
-        title=run.resolve().name,
-        description=stored["data"].get("description", ""),
-        lead=_lead(stored["scores"]),
-        sections={
-            "scores": sections.scores(stored["scores"]),
-            "choice": sections.choice(stored["choice"].get("choice", {})),
-            "search": sections.search(model.get("extra", {})),
-            "training": sections.training(_read_lines(run / "metrics.jsonl")),
-            **neighbourhood(items, vectors, run / "suspects.csv", seed=seed, tested=tested),
-            "map": drawn,
-            "bounds": sections.bounds(collection, kept),
-            "data": sections.data(collection, stored["data"]),
-            "settings": sections.settings(stored["config"], stored["environment"]),
-        },
+def render(template: str, **values: Any) -> bytes:
+    """Return the page that a template makes of these values; `template` is a path in nofuss/."""
+    page = _templates().get_template(template).render(**values)
+    # File names may hold surrogates, which UTF-8 can't encode; they become character references.
+    return page.encode("utf-8", "xmlcharrefreplace")
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("nofuss", package_path=""),
+        autoescape=lambda name: not (name or "").endswith(".md"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    file = run / "report.html"
-    files.write_file(file, page)
-    return file
+    environment.filters |= {
+        "anchor": lambda title: title.lower().replace(" ", "-"),
+        "count": lambda number: f"{number:,}",
+        "plain": plain,
+        "percent": _percent,
+        "sentence": lambda words: f"{words[0].upper()}{words[1:]}." if words else "",
+    }
+    return environment
+
+
+def _percent(fraction: float, digits: int = 0) -> str:
+    return f"{100 * fraction:.{digits}f}"
+
+
+def plain(text: object) -> str:
+    """Return text that can't break out of a line, table cell or code block of Markdown."""
+    printable = "".join(c if c.isprintable() else "�" for c in str(text))
+    return printable.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
 def _lead(scores: dict[str, Any]) -> dict[str, Any] | None:
     """Return the result for the page's first sentences; None where nothing was scored."""
+    main = next((name for name in ("recall@1", "ordered") if name in scores), None)
+    if main is None:
+        return None
     gain = scores.get("gain")
-    worth = {
-        "compared": None,
+    by_class = main == "recall@1"
+    return {
+        "score": scores[main],
+        "before": gain and scores.get("baselines", {}).get(gain["over"], {}).get(main),
+        "interval": scores.get(f"{main}_interval"),
         "gain": gain and describe_gain(gain),
         "over": gain and gain["over"],
         "verdict": gain and _verdict(gain),
-    }
-    if "recall@1" not in scores:
-        if "ordered" not in scores:
-            return None
-        share, interval = scores["ordered"], scores.get("ordered_interval")
-        return worth | {"ordered": share, "interval": interval, "compared": compared(scores)}
-    return worth | {
-        "recall": scores["recall@1"],
-        "interval": scores.get("recall@1_interval"),
-        "queries": scores["queries"],
-        "classes": scores["classes"],
+        "compared": None if by_class else compared(scores),
+        "queries": scores["queries"] if by_class else None,
+        "classes": scores["classes"] if by_class else None,
         "folds": folds if type(folds := scores.get("folds")) is int else 0,
     }
 

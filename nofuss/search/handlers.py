@@ -61,9 +61,9 @@ class Page:
         self.decoding = ThreadPoolExecutor(PROCESSES)  # not the threads that all requests share
         self.busy = asyncio.Lock()  # pictures are embedded one at a time
 
-    def static(self, name: str) -> Any:
-        """Return a handler for a file of the package."""
-        content = files("nofuss.search").joinpath(name).read_bytes()
+    def static(self, name: str, room: str = "nofuss.search") -> Any:
+        """Return a handler for a file of a room of the package."""
+        content = files(room).joinpath(name).read_bytes()
         media = MEDIA[Path(name).suffix]
 
         async def handler(request: Request) -> Response:

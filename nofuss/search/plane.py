@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nofuss.evaluate.findings import project
 from nofuss.ranking.neighbours import nearest
-from nofuss.report.projection import project
 
 ANCHORS = 1200
 """Items of the sample; t-SNE takes some seconds for them."""

@@ -20,8 +20,9 @@ from starlette.responses import Response
 
 from nofuss.data.corrections import FILE, Correction, read_corrections, write_corrections
 from nofuss.errors import DataError, RunError
+from nofuss.evaluate.findings import copies, doubtful_labels
 from nofuss.files import locked
-from nofuss.report.findings import copies, doubtful_labels, neighbours
+from nofuss.ranking.neighbours import neighbours
 from nofuss.search.handlers import Page
 from nofuss.search.json_response import Json
 from nofuss.search.refusals import Refused

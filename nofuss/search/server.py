@@ -61,6 +61,7 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
     app = Starlette(
         routes=[
             Route("/", page.static("page.html")),
+            Route("/look.css", page.static("look.css", "nofuss.report")),
             *(Route(f"/{name}", page.static(name)) for name in STATIC),
             Route("/api/about", page.about),
             Route("/api/items/{number}", page.item),

@@ -18,8 +18,7 @@ from nofuss.commands.push import main as push
 from nofuss.errors import RunError, UsageError
 from nofuss.model.hub import Address, parse_address, parse_repository
 from nofuss.model.saved import model_files
-from nofuss.report.card import without_places
-from nofuss.report.hub_card import public_config
+from nofuss.report.card import public_config, without_places
 from tests.asked import settings_of
 from tests.model.hub_stand_in import TOKEN, Hub, Repository, serving
 from tests.tiny_run import train_vectors

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import numpy as np
 import pytest
 
 from nofuss.commands import evaluate
+from nofuss.commands.doctor import diagnose
 from nofuss.data.open import open_data
 from nofuss.files import read_json, write_json
 from nofuss.report import write_report
-from nofuss.report.projection import project
 from nofuss.run.embeddings import load_embeddings, without_sample
 from tests.browser import complaints, open_browser
-from tests.tiny_run import CLASSES, HOSTILE
+from tests.tiny_run import CLASSES, HOSTILE, scene
 
 
 class Page(HTMLParser):
@@ -80,18 +81,29 @@ def test_every_link_within_leads_somewhere(page: Page) -> None:
     assert {(a["href"] or "")[1:] for a in page.named("a") if a["href"] != "suspects.csv"} <= places
 
 
-def test_the_copy_is_listed(picture_run: Path) -> None:
-    with (picture_run / "suspects.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    pairs = {frozenset((r["item"], r["other_item"])) for r in rows if r["kind"] == "duplicate"}
-    data = open_data(picture_run.parent / "data")
-    kept = load_embeddings(picture_run)
-    assert kept is not None
-    tested = {data.names[row] for row in kept.test_rows}
-    assert all(pair <= tested for pair in pairs)
-    copy = frozenset(("plain/0<i>.png", "plain/again.png"))
-    assert copy <= tested
-    assert copy in pairs
+def test_the_duplicates_are_those_of_the_doctor(tmp_path: Path) -> None:
+    """Of all items, not only of those that were tested; the ones with different labels first."""
+    data = tmp_path / "data"
+    for c, name in enumerate(("ant", "bee")):
+        (data / name).mkdir(parents=True)
+        for i in range(3):
+            scene(10 * c + i).save(data / name / f"{i}.png")
+    shutil.copy(data / "ant" / "0.png", data / "ant" / "copy.png")
+    scene(11).resize((70, 70)).save(data / "ant" / "near.jpg", quality=40)
+    collection = open_data(data)
+    kept = without_sample("", 2)
+    angle = np.arange(3, dtype=np.float32)
+    vectors = np.stack([np.cos(angle), np.sin(angle)], 1)
+    kept = replace(kept, test=vectors, test_rows=np.array([0, 1, 5]))
+    text = Page(write_report(tmp_path, collection, kept)).text
+    with (tmp_path / "suspects.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "duplicate"]
+    pairs = [[row["item"], row["other_item"]] for row in rows]
+    assert pairs == [["ant/near.jpg", "bee/1.png"], ["ant/0.png", "ant/copy.png"]]
+    found = diagnose(collection)
+    assert [group.items for group in found.near_duplicates + found.duplicates] == pairs
+    assert "Duplicates: 2" in text
+    assert "labelled ant, bee" in text
 
 
 def test_vectors_have_no_grid(vector_run: Path) -> None:
@@ -171,14 +183,3 @@ def test_it_opens_in_a_browser_without_a_complaint(picture_run: Path, tmp_path: 
         assert browser.execute_script(broken) == 0
         wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         assert browser.execute_script(wide)
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5, 12, 60])
-def test_a_map_of_any_size_lies_in_the_unit_square(count: int) -> None:
-    x = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
-    places = project(x)
-    assert places.shape == (count, 2)
-    assert np.isfinite(places).all()
-    assert ((places >= 0) & (places <= 1)).all()
-    assert (project(x) == places).all()
-    assert np.isfinite(project(np.ones_like(x))).all()

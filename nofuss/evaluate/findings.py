@@ -1,17 +1,15 @@
-"""What neighbours show about the data: confused classes, doubtful labels, copies."""
+"""What embeddings show about the data: confused classes, doubtful labels, copies, a map.
 
-from collections.abc import Callable
-from typing import NamedTuple
+Positions are those of the vectors that were searched; `labels` has the class of each of them.
+"""
+
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-
-from nofuss.ranking.neighbours import nearest
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
-NEIGHBOURS = 10
 FEWEST = 3
 """Neighbours of other classes that it takes to doubt a label."""
 AGREED = 0.7
@@ -60,26 +58,11 @@ class DoubtfulLabel(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Two items that look the same."""
+    """Two items with almost the same embedding."""
 
     first: int
     second: int
     distance: float
-
-
-def neighbours(
-    vectors: Floats, *, k: int = NEIGHBOURS, queries: int = 5000, seed: int = 0
-) -> Neighbours:
-    """Find the k nearest neighbours of all items, or of `queries` random ones if there are more."""
-    count = len(vectors)
-    k = min(k, count - 1)
-    chosen = np.sort(np.random.default_rng(seed).permutation(count)[:queries]).astype(np.int64)
-    x = torch.from_numpy(np.ascontiguousarray(vectors))
-    distances, rows = (found.numpy() for found in nearest(x[chosen], x, k + 1))
-    is_itself = rows == chosen[:, None]
-    is_itself[~is_itself.any(1), -1] = True  # copies of it, all as close, fill the list
-    shape = len(chosen), max(k, 0)
-    return Neighbours(chosen, rows[~is_itself].reshape(shape), distances[~is_itself].reshape(shape))
 
 
 def confusions(nearest: Neighbours, labels: Rows, *, most: int = 10) -> list[Confusion]:
@@ -139,19 +122,36 @@ def doubtful_labels(nearest: Neighbours, labels: Rows, *, most: int = 200) -> li
     return sorted(doubts, key=lambda d: (-d.votes, -d.places, d.distance, d.item))[:most]
 
 
-def copies(
-    nearest: Neighbours,
-    *,
-    same: Callable[[int, int], bool] | None = None,
-    within: float = 0.1,
-    most: int = 200,
-) -> list[Copy]:
-    """Return pairs at most `within` apart that `same` confirms, closest first."""
+def copies(nearest: Neighbours, *, within: float, most: int = 200) -> list[Copy]:
+    """Return pairs at most `within` apart, closest first."""
     pairs: dict[tuple[int, int], float] = {}
     for query, items, distances in zip(*nearest, strict=True):
         for item, distance in zip(items[:3], distances[:3], strict=True):
             if distance <= within:
                 pairs[min(int(query), int(item)), max(int(query), int(item))] = float(distance)
-    # `same` may decode both pictures, so only the closest pairs are given to it.
-    closest = sorted(pairs.items(), key=lambda pair: (pair[1], pair[0]))[: 5 * most]
-    return [Copy(a, b, d) for (a, b), d in closest if same is None or same(a, b)][:most]
+    closest = sorted(pairs.items(), key=lambda pair: (pair[1], pair[0]))[:most]
+    return [Copy(a, b, distance) for (a, b), distance in closest]
+
+
+def project(vectors: NDArray[Any], *, seed: int = 0) -> Floats:
+    """Map (N, D) → (N, 2) between 0 and 1; neighbours stay neighbours, distances mean little.
+
+    t-SNE that starts at the PCA, so that a map is the same every time.
+    """
+    x = np.asarray(vectors, dtype=np.float64)
+    centred = x - x.mean(0) if len(x) else x
+    if len(x) > 3:
+        left, values, _ = np.linalg.svd(centred, full_matrices=False)
+        centred = left[:, :2] * values[:2]  # the first two principal components
+    places = np.zeros((len(x), 2))
+    places[:, : centred.shape[1]] = centred[:, :2]
+    if len(x) >= 10 and places.std() > 1e-9:  # fewer or equal points have no structure to show
+        from sklearn.manifold import TSNE
+
+        start = 1e-4 * places / places[:, 0].std()  # the spread of scikit-learn's init="pca"
+        perplexity = min(30.0, (len(x) - 1) / 3)
+        places = TSNE(
+            perplexity=perplexity, init=start, max_iter=500, random_state=seed
+        ).fit_transform(x)
+    low, high = (places.min(0), places.max(0)) if len(x) else (0.0, 1.0)
+    return np.asarray((places - low) / np.maximum(high - low, 1e-12), dtype=np.float32)

@@ -1,9 +1,10 @@
-"""Neighbours, confusions, doubtful labels and copies, on points whose answer is plain."""
+"""Neighbours, confusions, doubtful labels, copies and maps, on points whose answer is plain."""
 
 import numpy as np
 import pytest
 
-from nofuss.report.findings import confusions, copies, doubtful_labels, neighbours
+from nofuss.evaluate.findings import confusions, copies, doubtful_labels, project
+from nofuss.ranking.neighbours import neighbours
 
 
 def circle(*degrees: float) -> np.ndarray:
@@ -28,7 +29,7 @@ def test_one_item_has_no_neighbours() -> None:
     assert found.items.shape == (1, 0)
     assert confusions(found, np.array([0])) == []
     assert doubtful_labels(found, np.array([0])) == []
-    assert copies(found) == []
+    assert copies(found, within=0.1) == []
 
 
 def test_confused_classes_by_hand() -> None:
@@ -65,9 +66,19 @@ def test_two_neighbours_of_a_class_of_two_are_no_evidence() -> None:
     assert doubtful_labels(neighbours(x), labels) == []
 
 
-def test_copies_are_listed_once_and_confirmed() -> None:
+def test_copies_are_listed_once() -> None:
     x = circle(0, 0, 90, 90.1, 180)
     found = neighbours(x, k=2)
-    assert [(c.first, c.second) for c in copies(found)] == [(0, 1), (2, 3)]
+    assert [(c.first, c.second) for c in copies(found, within=0.1)] == [(0, 1), (2, 3)]
     assert [(c.first, c.second) for c in copies(found, within=1e-4)] == [(0, 1)]
-    assert [(c.first, c.second) for c in copies(found, same=lambda a, b: a == 2)] == [(2, 3)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 12, 60])
+def test_a_map_of_any_size_lies_in_the_unit_square(count: int) -> None:
+    x = np.random.default_rng(0).normal(size=(count, 4)).astype(np.float32)
+    places = project(x)
+    assert places.shape == (count, 2)
+    assert np.isfinite(places).all()
+    assert ((places >= 0) & (places <= 1)).all()
+    assert (project(x) == places).all()
+    assert np.isfinite(project(np.ones_like(x))).all()
