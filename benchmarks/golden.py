@@ -179,14 +179,16 @@ def features(data: Path, scratch: Path) -> dict[str, Any]:
 
     from nofuss.config import TrainConfig
     from nofuss.data.open import open_data
-    from nofuss.model.features import backbone_features
+    from nofuss.model.embedder import for_inference
+    from nofuss.model.features import features_of
     from nofuss.training.job import build_model
     from nofuss.training.presets import resolve
 
     collection = open_data(data / "flowers_20")
     chosen = collection.subset(np.arange(0, len(collection), len(collection) // 200)[:200])
     config = resolve(TrainConfig(), kind="pictures", small=False)
-    found = backbone_features(build_model(config, chosen), chosen).numpy()
+    backbone = for_inference(build_model(config, chosen)).backbone
+    found = features_of(backbone, chosen).values.numpy()
     digest = hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
     probe = np.random.default_rng(0).normal(size=found.shape[1]) / 10
     return {"sha256": digest} | {f"picture {i}": float(row @ probe) for i, row in enumerate(found)}

@@ -34,7 +34,8 @@ from nofuss.data.split import split_collection
 from nofuss.evaluate import paired_difference
 from nofuss.evaluate.protocol import QueryScores
 from nofuss.geometry import normalize
-from nofuss.model.features import backbone_features
+from nofuss.model.embedder import for_inference
+from nofuss.model.features import features_of
 from nofuss.model.start import signed_root
 from nofuss.run.choice import Recipe
 from nofuss.training.choice import fit_head
@@ -71,7 +72,8 @@ def tasks(path: Path, seeds: int) -> Iterator[Task]:
         features = torch.from_numpy(np.array(collection.array, dtype=np.float32)).flatten(1)
     else:
         config = resolve(TrainConfig(), kind="pictures", small=False)
-        features = backbone_features(build_model(config, collection), collection)
+        backbone = for_inference(build_model(config, collection)).backbone
+        features = features_of(backbone, collection).values
     labels = torch.from_numpy(collection.labels)
     for seed in range(1 if collection.split is not None else seeds):
         train, _ = split_collection(collection, seed=seed)

@@ -7,7 +7,7 @@ the records that are whole are used. Views without space are computed every time
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -20,12 +20,12 @@ from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices
 from nofuss.distributed.device import device_of
-from nofuss.files import Bytes, digest, tensor_parts
+from nofuss.files import digest
 from nofuss.geometry import normalize
-from nofuss.model.backbones import OWN, Backbone
+from nofuss.model.backbones import Backbone, inference_key
 from nofuss.model.embedder import Embedder, for_inference, through_head
 from nofuss.model.encoder import Encoder, check_finite
-from nofuss.model.features import numerics, picture_keys
+from nofuss.model.features import picture_keys
 from nofuss.model.onnx import WORTH_EXPORT, accelerate
 from nofuss.model.stages import Top, Trunk
 from nofuss.progress import Progress, silent
@@ -112,13 +112,14 @@ def fixed_stages(embedder: Embedder, count: int, preprocessing: Preprocessing) -
     """Return a copy of the first `count` stages for inference, as a backbone of its own."""
     ready = for_inference(embedder).backbone
     trunk = Backbone(
-        ready.name if ready.name == OWN else f"{ready.name}, first {count} stages",
+        ready.name,
         Trunk(ready, count),
         features=0,
         channels=ready.channels,
         preprocessing=preprocessing,
     ).eval()
     trunk.precision = ready.precision
+    trunk.key = inference_key(trunk)
     return trunk
 
 
@@ -160,16 +161,11 @@ def activations_of(
         inputs = loaded.inputs.flip(-1) if view and not augmented else loaded.inputs
         return trunk.in_precision(network(), inputs.to(device)).cpu()
 
-    def parts() -> Iterator[Bytes]:
-        how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
-        yield f"{embedder.backbone.name} {preprocessing} {how} {count} {views} {shape}".encode()
-        yield from numerics(trunk)
-        yield from tensor_parts(Trunk(embedder.backbone, count).state_dict())
-        yield from picture_keys(collection)
-
     name = None
-    if collection.kind != "dataset" and embedder.backbone.name != OWN:
-        name = f"activations-{digest(*parts())}"
+    if collection.kind != "dataset" and trunk.key is not None:
+        how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
+        made_of = f"{trunk.key} {how} {views} {shape}".encode()
+        name = f"activations-{digest(made_of, *picture_keys(collection))}"
     return Activations(
         compute, shape=shape, count=len(collection), views=views, name=name, say=log.info
     )

@@ -2,8 +2,8 @@
 
 onnxruntime stores convolutions in blocks and fuses the operations after them, which torch does only
 in its compiler. The graph of a backbone is exported once for given weights, compared with torch to
-rounding, and kept in the cache; from then on it is used from the first picture. If the exporter
-fails or the features differ, torch runs the backbone as before, with a warning.
+rounding, and cached; from then on it is used from the first picture. Training leaves it there. If
+the exporter fails or the features differ, torch runs the backbone as before, with a warning.
 
 `export_model` makes a file for other programs: it takes what preprocessing gives and returns unit
 embeddings, for any batch size; the metadata describe the preprocessing.
@@ -31,16 +31,16 @@ from nofuss.cache import blob, holds_blob
 from nofuss.config import Preprocessing
 from nofuss.distributed.device import device_of
 from nofuss.errors import UsageError
-from nofuss.files import digest, tensor_parts
+from nofuss.files import digest
 from nofuss.geometry import normalize
-from nofuss.model.backbones import OWN, Backbone
-from nofuss.model.embedder import Embedder
+from nofuss.model.backbones import Backbone
+from nofuss.model.embedder import Embedder, for_inference
 from nofuss.progress import Progress, silent, working
 
 log = logging.getLogger("nofuss")
 
-WORTH_EXPORT = 1000
-"""Number of pictures from which exporting a backbone saves time."""
+WORTH_EXPORT = 500
+"""Number of views from which exporting a backbone saves time; a mirror image is a view too."""
 LARGEST_DIFFERENCE = 1e-4
 """Largest accepted difference of features, relative to the largest feature."""
 SMALLEST_SIDE = 96
@@ -105,7 +105,7 @@ def can_accelerate(backbone: Backbone) -> bool:
     NOFUSS_RUNTIME=torch in the environment switches it off.
     """
     return (
-        backbone.name != OWN  # whose graph may depend on more than its weights
+        backbone.key is not None
         and backbone.preprocessing is not None
         and backbone.preprocessing.size >= SMALLEST_SIDE
         and device_of(backbone).type == "cpu"
@@ -119,13 +119,13 @@ def can_accelerate(backbone: Backbone) -> bool:
 def accelerate(backbone: Backbone, pictures: int, *, progress: Progress = silent) -> None:
     """Let onnxruntime run a backbone, in place, on as many pictures as are still to be computed.
 
-    It is used where the cache has the graph of these weights, or exporting it pays; else, and where
-    onnxruntime can't run it, torch does.
+    backbone: of a copy `for_inference`. onnxruntime is used where the cache has the graph of these
+    weights, or exporting it pays; else, and where onnxruntime can't run it, torch is.
     """
     if not can_accelerate(backbone):
         return
-    name = graph_name(backbone)
-    if pictures < WORTH_EXPORT and not holds_blob(name):
+    name, views = graph_name(backbone), pictures * (2 if backbone.mirror else 1)
+    if views < WORTH_EXPORT and not holds_blob(name):
         return
 
     def make() -> bytes:
@@ -143,11 +143,15 @@ def accelerate(backbone: Backbone, pictures: int, *, progress: Progress = silent
         warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
 
 
+def cache_graph(embedder: Embedder, *, progress: Progress = silent) -> None:
+    """Leave the graph of a trained model in the cache, for whoever embeds with it next."""
+    accelerate(for_inference(embedder).backbone, WORTH_EXPORT, progress=progress)
+
+
 def graph_name(backbone: Backbone) -> str:
     """Return the name of the graph of these weights in the cache."""
-    versions = (import_module("onnxruntime").__version__, torch.__version__)
-    made_of = f"{backbone.name} {backbone.preprocessing} {versions}".encode()
-    return f"graph-{digest(made_of, *tensor_parts(backbone.state_dict()))}"
+    version = import_module("onnxruntime").__version__
+    return f"graph-{digest(f'{backbone.key} {version}'.encode())}"
 
 
 def _gives_the_same(backbone: Backbone, graph: bytes) -> bool:

@@ -11,6 +11,7 @@ from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
 from nofuss.model.lora import merge_adapters
+from nofuss.model.onnx import cache_graph
 from nofuss.model.saved import save_model
 from nofuss.report import write_report
 from nofuss.report.card import write_card
@@ -57,6 +58,7 @@ def keep_model(job: Job, embedded: Embedded) -> None:
         extra={name: found.as_dict() for name, found in rules.items() if found},
     )
     embedded.kept.save(job.run.path)
+    cache_graph(job.embedder, progress=job.callbacks.progress)
 
 
 def report_scores(job: Job, embedded: Embedded) -> None:

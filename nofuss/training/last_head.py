@@ -16,8 +16,8 @@ from nofuss.distributed import processes
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.activations import activations_of, top_features
-from nofuss.model.embedder import through_head
-from nofuss.model.features import backbone_features
+from nofuss.model.embedder import for_inference, through_head
+from nofuss.model.features import features_of
 from nofuss.run.choice import Recipe
 from nofuss.training.choice import start_of
 from nofuss.training.closed_form import ClosedForm
@@ -76,13 +76,13 @@ def _features(job: Job, data: Collection) -> Tensor:
     """Return the features (N, F) of the centre crops, as the network gives them now."""
     rows = np.arange(len(data))
     if not job.fixed_stages:
-        return backbone_features(
-            job.embedder,
+        return features_of(
+            for_inference(job.embedder).backbone,
             data,
             straight=rows,
             num_workers=job.config.num_workers,
             progress=job.callbacks.progress,
-        )
+        ).values
     own, count = processes.share(len(data)), job.fixed_stages
     part, progress = data.subset(rows[own]), job.callbacks.progress
     kept = activations_of(job.embedder, count, part, views=1, augmented=False, progress=progress)

@@ -18,8 +18,8 @@ from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import QueryScores, scorable, score_folds
 from nofuss.files import read_json
 from nofuss.model.activations import embedding_of
-from nofuss.model.embedder import Embedder
-from nofuss.model.features import backbone_features
+from nofuss.model.embedder import Embedder, for_inference
+from nofuss.model.features import features_of
 from nofuss.model.start import Affine
 from nofuss.progress import working
 from nofuss.ranking.rerank import rerank_folds
@@ -63,13 +63,13 @@ def compute_features(job: Job) -> None:
         straight = None if is_scored else job.split.train
         if straight is not None and job.compared is not None:  # a triplet may hold training items
             straight = np.setdiff1d(straight, job.compared.rows)
-        job.features = backbone_features(
-            job.embedder,
+        job.features = features_of(
+            for_inference(job.embedder).backbone,
             job.collection,
             straight=straight,
             num_workers=job.config.num_workers,
             progress=job.callbacks.progress,
-        )
+        ).values
 
 
 def learn(job: Job, stop: Callable[[], bool]) -> None:

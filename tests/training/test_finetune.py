@@ -17,7 +17,7 @@ from nofuss.errors import UsageError
 from nofuss.geometry import normalize
 from nofuss.model.activations import activations_of, top_features
 from nofuss.model.embedder import build_embedder
-from nofuss.model.features import backbone_features
+from nofuss.model.features import features_of
 from nofuss.model.saved import model_files
 from nofuss.model.stages import Trunk
 from nofuss.model.start import class_scatter, signed_root, whitened_head
@@ -204,7 +204,7 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     assert trained.shape == (6, 256)
     assert not torch.allclose(trained, encoder.embedder.head.weight, atol=1e-3)
     collection = from_arrays({"images": images, "labels": labels}, name="arrays")
-    features = signed_root(backbone_features(encoder.embedder, collection))
+    features = signed_root(features_of(encoder.embedder.backbone, collection).values)
     scatter = class_scatter(features, torch.from_numpy(labels))
     expected = whitened_head(scatter, shrinkage=0.7, dim=6)(features)
     found = encoder.embedder.head(features).detach()
