@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.cache import Rows
+from nofuss.cache import Rows, key_of
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError
 from nofuss.data.items import content_keys
@@ -68,6 +68,7 @@ def features_of(
     """
     if backbone.preprocessing is None:
         return Computed(as_tensor(np.asarray(collection.array, np.float32)), {})
+    cached = cached and collection.kind != "dataset"  # whose pixels can't be known beforehand
     plain = copy.copy(backbone)  # the same network
     plain.mirror = False
     rows = np.arange(len(collection))
@@ -101,7 +102,7 @@ def picture_keys(collection: Collection) -> list[bytes]:
         return content_keys(collection.paths)
     rows = np.asarray(collection.array)
     shape = f"{rows.dtype}{rows.shape[1:]}".encode()
-    return [bytes.fromhex(digest(shape, array_bytes(row))) for row in rows]
+    return [key_of(shape, array_bytes(row)) for row in rows]
 
 
 def _through_cache(
@@ -117,8 +118,6 @@ def _through_cache(
     values = torch.zeros(len(collection), backbone.features)
     unreadable, keys = dict[int, PictureError](), list[bytes]()
     is_known = np.zeros(len(collection), bool)
-    if collection.kind == "dataset":
-        cache = None  # its pixels can't be known beforehand
     if cache is not None:
         keys = picture_keys(collection)
         is_known = _read(cache, keys, values)
@@ -162,8 +161,8 @@ def _read(cache: Rows, keys: list[bytes], values: Tensor) -> NDArray[np.bool_]:
             values.numpy()[rows[key]] = np.frombuffer(value, np.float32)
             is_known[rows[key]] = True
     # Of several processes one may have read before another has written.
-    counts = processes.all_sum(torch.from_numpy(is_known).int())
-    return np.equal(counts.numpy(), processes.world())
+    is_known[:] = processes.all_sum(torch.from_numpy(is_known).int()) == processes.world()
+    return is_known
 
 
 def _compute(

@@ -23,7 +23,6 @@ from torch import nn
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files import (
-    json_bytes,
     load_tensors,
     memory,
     read_bytes,
@@ -31,7 +30,7 @@ from nofuss.files import (
     sha256,
     tensor_bytes,
     write_by_content,
-    write_file,
+    write_json,
 )
 from nofuss.model.backbones import OWN, check_shapes, fill, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
@@ -80,7 +79,7 @@ def _write(folder: Path, description: dict[str, Any], weights: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     checksum = write_by_content(folder, "weights", "safetensors", weights)
     named = description | {"weights": checksum}
-    write_file(folder / DESCRIPTION, json_bytes(named))  # the switch
+    write_json(folder / DESCRIPTION, named)  # the switch
     with suppress(OSError):  # what can't be deleted now is tried again next time
         for file in folder.iterdir():
             if _WEIGHTS.fullmatch(file.name) and file != _weights(folder, named):

@@ -18,6 +18,7 @@ from nofuss.data.open import open_data
 from nofuss.model.embedder import Embedder, build_embedder, for_inference
 from nofuss.model.features import Computed, _compute, extract, features_of
 from tests.tiny_run import draw, write_pictures
+from tests.training.together import fork_together
 
 
 @pytest.fixture
@@ -247,6 +248,26 @@ def test_pictures_that_can_not_be_decoded_are_reported_and_not_cached(
     for row, content in good.items():
         pictures.paths[row].write_bytes(content)
     assert torch.equal(cached_features(embedder, pictures, straight=straight), expected)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_share_the_pictures(
+    cache: Path, pictures: Collection, embedder: Embedder, count: int
+) -> None:
+    """Of two batches one process of three has none; each learns what another could not read."""
+    pictures.paths[20].write_bytes(b"no picture")
+    backbone = for_inference(embedder).backbone
+    expected = features_of(backbone, pictures, cached=False, skip_unreadable=True)
+
+    def work() -> None:
+        for _ in range(2):  # computed, then read
+            found = features_of(backbone, pictures, skip_unreadable=True)
+            assert torch.equal(found.values, expected.values)
+            assert {row: str(error) for row, error in found.unreadable.items()} == reasons
+
+    reasons = {row: str(error) for row, error in expected.unreadable.items()}
+    assert reasons.keys() == {20}
+    fork_together(count, work)
 
 
 def test_vectors_are_their_own_features(tmp_path: Path) -> None:
