@@ -180,7 +180,7 @@ def embedding_of(
     """
     if not count or not len(collection):
         return lambda trained: Encoder(trained).embed_collection(collection, progress=progress)
-    views = 2 if embedder.backbone.mirror else 1
+    views = embedder.backbone.views
     kept = activations_of(
         embedder, count, collection, views=views, augmented=False, progress=progress
     )

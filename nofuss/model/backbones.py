@@ -64,6 +64,11 @@ class Backbone(nn.Module):
         """Of a copy for inference: a digest of all that features depend on but the picture and
         `mirror`, for the cache. None for vectors and for modules from Python."""
 
+    @property
+    def views(self) -> int:
+        """Views of a picture whose features are averaged outside training."""
+        return 2 if self.mirror else 1
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Return pooled features (B, F)."""
         if inputs.shape[1] != self.channels:

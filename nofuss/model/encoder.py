@@ -69,7 +69,7 @@ class Encoder:
         if is_single or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put a single one into a list")
         backbone = self.embedder.backbone
-        accelerate(backbone, len(items))
+        accelerate(backbone, len(items) * backbone.views)
         batch = batch_size(backbone)
         parts = [items[i : i + batch] for i in range(0, len(items), batch)]
         # Pictures are decoded while the last ones are computed.

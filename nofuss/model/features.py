@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nofuss.cache import Rows, key_of
@@ -68,31 +67,38 @@ def features_of(
     """
     if backbone.preprocessing is None:
         return Computed(as_tensor(np.asarray(collection.array, np.float32)), {})
-    cached = cached and collection.kind != "dataset"  # whose pixels can't be known beforehand
     plain = copy.copy(backbone)  # the same network
     plain.mirror = False
     rows = np.arange(len(collection))
     alone = rows[:0] if straight is None or not backbone.mirror else straight
+    keys = None
+    if cached and backbone.key is not None and collection.kind != "dataset":
+        keys = picture_keys(collection)  # those of a dataset can't be known beforehand
     values, unreadable = torch.zeros(len(collection), backbone.features), dict[int, PictureError]()
-    for chosen, each in ((alone, plain), (np.setdiff1d(rows, alone), backbone)):
-        if len(chosen):
-            part = _through_cache(
-                each,
-                collection.subset(chosen),
-                cache=feature_cache(each) if cached else None,
-                skip_unreadable=skip_unreadable,
-                num_workers=num_workers,
-                progress=progress,
-            )
-            values[chosen] = part.values
-            unreadable |= {int(chosen[i]): error for i, error in part.unreadable.items()}
+    passes = [
+        (each, _missing(each, keys, chosen, values))
+        for each, chosen in ((plain, alone), (backbone, np.setdiff1d(rows, alone)))
+        if len(chosen)
+    ]
+    if views := sum(len(missing) * each.views for each, missing in passes):
+        accelerate(backbone, views, progress=progress)
+    for each, missing in passes:
+        for part, found in _in_chunks(
+            each,
+            collection,
+            missing,
+            keys,
+            skip_unreadable=skip_unreadable,
+            num_workers=num_workers,
+            progress=progress,
+        ):
+            values[part] = found.values
+            unreadable |= {int(part[i]): error for i, error in found.unreadable.items()}
     return Computed(values, unreadable)
 
 
-def feature_cache(backbone: Backbone) -> Rows | None:
-    """Return where features of this backbone are cached; None if a key can't cover what it does."""
-    if backbone.key is None:
-        return None
+def feature_cache(backbone: Backbone) -> Rows:
+    """Return where features of this backbone are cached."""
     return Rows(f"features-{digest(f'{backbone.key} mirror {backbone.mirror}'.encode())}")
 
 
@@ -105,64 +111,59 @@ def picture_keys(collection: Collection) -> list[bytes]:
     return [key_of(shape, array_bytes(row)) for row in rows]
 
 
-def _through_cache(
+def _missing(
+    backbone: Backbone, keys: list[bytes] | None, rows: Indices, values: Tensor
+) -> Indices:
+    """Copy what the cache has of these rows into `values`, and return the other rows."""
+    if keys is None:
+        return rows
+    places: dict[bytes, list[int]] = {}
+    for row in rows.tolist():
+        places.setdefault(keys[row], []).append(row)
+    is_known = np.zeros(len(keys), bool)
+    for key, value in feature_cache(backbone).read(list(places)):
+        if len(value) == 4 * values.shape[1]:
+            values.numpy()[places[key]] = np.frombuffer(value, np.float32)
+            is_known[places[key]] = True
+    # Of several processes one may have read before another has written.
+    is_known[:] = processes.all_sum(torch.from_numpy(is_known).int()) == processes.world()
+    return rows[~is_known[rows]]
+
+
+def _in_chunks(
     backbone: Backbone,
     collection: Collection,
+    missing: Indices,
+    keys: list[bytes] | None,
     *,
-    cache: Rows | None,
     skip_unreadable: bool,
     num_workers: int,
     progress: Progress,
-) -> Computed:
-    """Return the features of all pictures: what `cache` has, else computed and written there."""
-    values = torch.zeros(len(collection), backbone.features)
-    unreadable, keys = dict[int, PictureError](), list[bytes]()
-    is_known = np.zeros(len(collection), bool)
-    if cache is not None:
-        keys = picture_keys(collection)
-        is_known = _read(cache, keys, values)
-    missing = np.flatnonzero(~is_known)
+) -> Iterator[tuple[Indices, Computed]]:
+    """Compute the features of these rows; yield rows and features when the cache has them."""
     what = "computing features" + (", with mirror images" if backbone.mirror else "")
-    if len(missing):
-        accelerate(backbone, len(missing), progress=progress)
-        progress(what, 0, len(missing))
     for start in range(0, len(missing), CHUNK):
         rows = missing[start : start + CHUNK]
 
         def advance(done: int, start: int = start) -> None:
             progress(what, start + done, len(missing))
 
+        advance(0)
         items = collection.subset(rows)
-        part = _compute(
+        found = _compute(
             backbone,
             items,
             skip_unreadable=skip_unreadable,
             num_workers=num_workers,
             advance=advance,
         )
-        values[rows] = part.values
-        unreadable |= {int(rows[i]): error for i, error in part.unreadable.items()}
-        if cache is not None and processes.first():
+        if keys is not None and processes.first():
             # A picture that changed while it was decoded has features of another content.
             now = picture_keys(items)
-            same = [i for i in part.readable if keys[rows[i]] == now[i]]
-            cache.write([now[i] for i in same], [part.values[i].numpy().tobytes() for i in same])
-    return Computed(values, unreadable)
-
-
-def _read(cache: Rows, keys: list[bytes], values: Tensor) -> NDArray[np.bool_]:
-    """Copy what the cache has into `values`, and return which rows that were."""
-    rows: dict[bytes, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault(key, []).append(row)
-    is_known = np.zeros(len(keys), bool)
-    for key, value in cache.read(keys):
-        if len(value) == 4 * values.shape[1]:
-            values.numpy()[rows[key]] = np.frombuffer(value, np.float32)
-            is_known[rows[key]] = True
-    # Of several processes one may have read before another has written.
-    is_known[:] = processes.all_sum(torch.from_numpy(is_known).int()) == processes.world()
-    return is_known
+            same = [i for i in found.readable if keys[rows[i]] == now[i]]
+            contents = [found.values[i].numpy().tobytes() for i in same]
+            feature_cache(backbone).write([now[i] for i in same], contents)
+        yield rows, found
 
 
 def _compute(

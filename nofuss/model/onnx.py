@@ -118,8 +118,8 @@ def can_accelerate(backbone: Backbone) -> bool:
     )
 
 
-def accelerate(backbone: Backbone, pictures: int, *, progress: Progress = silent) -> None:
-    """Let onnxruntime run a backbone, in place, on as many pictures as are still to be computed.
+def accelerate(backbone: Backbone, views: int, *, progress: Progress = silent) -> None:
+    """Let onnxruntime run a backbone, in place, on as many views as are still to be computed.
 
     backbone: of a copy `for_inference`. onnxruntime is used where the cache has the graph of these
     weights, or exporting it pays; else, and where onnxruntime can't run it, torch is.
@@ -127,7 +127,7 @@ def accelerate(backbone: Backbone, pictures: int, *, progress: Progress = silent
     with _deciding:
         if not can_accelerate(backbone):
             return
-        name, views = graph_name(backbone), pictures * (2 if backbone.mirror else 1)
+        name = graph_name(backbone)
         if views < WORTH_EXPORT and not holds_blob(name):
             return
         try:
