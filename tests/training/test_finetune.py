@@ -111,7 +111,7 @@ def test_a_cache_that_can_not_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
     nofuss.train(pictures(), out=tmp_path / "run", unfreeze="2", **SETTINGS)
-    assert caplog.text.count("activations can't be kept (Not a directory)") == 1
+    assert caplog.text.count("activations can't be cached (Not a directory)") == 1
     assert "NOFUSS_CACHE" in caplog.text
 
 
