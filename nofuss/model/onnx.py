@@ -147,7 +147,7 @@ def _export_features(backbone: Backbone, progress: Progress) -> bytes:
         graph = bytes(_exported(backbone.network, example, "features").SerializeToString())
         if not largest_difference(backbone.network, example, graph) <= LARGEST_DIFFERENCE:
             raise ValueError("onnxruntime gives other features")
-    log.info(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
+    log.info(f"{backbone.name} runs in onnxruntime from now on (NOFUSS_RUNTIME=torch: in torch)")
     return graph
 
 
