@@ -21,7 +21,7 @@ from benchmarks.plots import draw
 from benchmarks.timing import Growth, Row
 
 HERE = Path(__file__).parent
-SECTIONS = ("losses", "evaluation", "search", "training", "scaling", "items")
+SECTIONS = ("losses", "evaluation", "search", "training", "embedding", "scaling", "items")
 ASKED = ("busy",)
 """Sections that run only if they are asked for: they load all cores of the machine."""
 

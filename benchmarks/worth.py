@@ -32,7 +32,8 @@ from nofuss.data.open import TrainingData, open_data
 from nofuss.data.split import split_collection
 from nofuss.evaluate import paired_difference
 from nofuss.evaluate.protocol import QueryScores
-from nofuss.model.features import backbone_features
+from nofuss.model.embedder import for_inference
+from nofuss.model.features import features_of
 from nofuss.training.folds import query_scores
 from nofuss.training.network import apply_settings, build_model
 from nofuss.training.settings import DIM, resolve
@@ -59,20 +60,20 @@ def tasks(path: Path, seeds: int) -> Iterator[Task]:
     if collection.array is not None:
         features = torch.from_numpy(np.array(collection.array, dtype=np.float32)).flatten(1)
     else:
-        features = features_of(collection)
+        features = lite0_features(collection)
     labels = torch.from_numpy(collection.labels)
     for seed in range(1 if collection.split is not None else seeds):
         train, _ = split_collection(collection, seed=seed)
         yield task(f"{path.name} {seed}", features, labels, torch.from_numpy(train))
 
 
-def features_of(pictures: Collection) -> Tensor:
+def lite0_features(pictures: Collection) -> Tensor:
     """Return the features that `nofuss train` computes of photographs."""
     options = Options(preset="frozen")
     embedder = build_model(options, "frozen", pictures)
     data = TrainingData(pictures, None, None, "")
     apply_settings(resolve(options, data, embedder.backbone), embedder)
-    return backbone_features(embedder, pictures)
+    return features_of(for_inference(embedder).backbone, pictures).values
 
 
 def task(name: str, x: Tensor, y: Tensor, train: Tensor) -> Task:

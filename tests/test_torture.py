@@ -89,7 +89,7 @@ def cache_writes(run_kept: Commands, kept: Place) -> int:
 def test_a_fault_in_the_cache(
     kind: str, share: float, run_kept: Commands, kept: Place, cache_writes: int
 ) -> None:
-    """Activations that can't be kept are computed again; the model has the same bits."""
+    """Activations that can't be cached are computed again; the model has the same bits."""
     assert cache_writes > 40
     at = 1 + int(share * cache_writes)
     assert disk.run_with_cache_fault(run_kept, kept, kind, at).complaints == []

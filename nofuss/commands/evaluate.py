@@ -336,23 +336,18 @@ def _untrained(
     import numpy as np
     import torch
 
-    from nofuss.model.features import backbone_features
+    from nofuss.model.embedder import for_inference
+    from nofuss.model.features import features_of
     from nofuss.training.network import build_model
 
-    if run.config.is_fixed:
-        width = encoder.embedder.backbone.features
-        return {
-            f"untrained features, {width}-d": lambda items: encoder.features(
-                items, progress=progress
-            )
-        }
-    if run.config.preset == "finetune":
-        start = build_model(run.config, run.config.preset, collection)
-        return {
-            f"untrained features, {start.backbone.features}-d": lambda items: backbone_features(
-                start, items, progress=progress
-            )
-        }
+    if run.config.preset in ("frozen", "vectors", "finetune"):
+        backbone = encoder.embedder.backbone
+        if run.config.preset == "finetune":
+            backbone = for_inference(
+                build_model(run.config, run.config.preset, collection)
+            ).backbone
+        name = f"untrained features, {backbone.features}-d"
+        return {name: lambda items: features_of(backbone, items, progress=progress).values}
     if collection.kind == "images":
         return {
             "raw pixels": lambda items: torch.from_numpy(

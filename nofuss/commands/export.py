@@ -22,7 +22,7 @@ log = logging.getLogger("nofuss")
 CHECKED = 16
 """Number of inputs that both runtimes are compared on."""
 LARGEST_DIFFERENCE = 1e-3
-"""Largest accepted difference of an entry of unit embeddings; a correct export stays far below."""
+"""Largest accepted difference, as a fraction of the largest entry of all embeddings."""
 
 
 def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx")]) -> None:
@@ -34,7 +34,7 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
     """
     from nofuss.files import write_file  # all here, so that --help does not load torch
     from nofuss.model.encoder import load
-    from nofuss.model.onnx import export_model, largest_difference, onnx_packages
+    from nofuss.model.onnx import UnitEmbedding, export_model, largest_difference, onnx_packages
     from nofuss.run.directory import Run
 
     if onnx.suffix != ".onnx":
@@ -49,7 +49,7 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
     with working(console.progress, "exporting the network"):
         content = export_model(encoder.embedder, inputs, class_names=names, extra=extra)
     with working(console.progress, "comparing with torch"):
-        difference = largest_difference(encoder.embedder, inputs, content)
+        difference = largest_difference(UnitEmbedding(encoder.embedder), inputs, content)
     if not difference <= LARGEST_DIFFERENCE:
         raise TrainingError(
             f"the exported model differs from the original by {difference:.2g}, expected at most "

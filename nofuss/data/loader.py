@@ -45,14 +45,14 @@ def batches(
     train: bool,
     seed: int = 0,
     epoch: int = 0,
-    unreadable: dict[int, str] | None = None,
+    unreadable: dict[int, PictureError] | None = None,
     num_workers: int = 0,
     pin: bool = False,
 ) -> Iterator[Batch]:
     """Return the batches that a sampler chose; `train` takes random views, else centre crops.
 
-    `preprocessing` is None for vectors. unreadable: is filled with row and reason of each picture
-    that can't be decoded, which is black then; without it the first one is an error. pin: put the
+    `preprocessing` is None for vectors. unreadable: is filled with row and error of each picture
+    that can't be decoded, which is black then; without it the first one is raised. pin: put the
     inputs into pinned memory, from which a GPU copies asynchronously.
     """
     fetch = _fetcher(collection, preprocessing, unreadable)
@@ -133,7 +133,7 @@ Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
 def _fetcher(
     collection: Collection,
     preprocessing: Preprocessing | None,
-    unreadable: dict[int, str] | None,
+    unreadable: dict[int, PictureError] | None,
 ) -> Callable[[Indices], Fetched]:
     """Return a function that loads items: as pictures still to be transformed, or as tensors."""
     if collection.kind == "vectors":
@@ -153,7 +153,7 @@ def _fetcher(
         except PictureError as error:
             if unreadable is None:
                 raise
-            unreadable[row] = str(error)
+            unreadable[row] = error
             side = preprocessing.resize
             return np.zeros((side, side, 3)[: 2 if preprocessing.mode == "L" else 3], np.uint8)
 

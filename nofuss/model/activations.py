@@ -7,7 +7,7 @@ the records that are whole are used. Views without space are computed every time
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -20,12 +20,12 @@ from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices
 from nofuss.distributed.device import device_of
-from nofuss.files import Bytes, digest, tensor_parts
+from nofuss.files import digest
 from nofuss.geometry import normalize
-from nofuss.model.backbones import OWN, Backbone
+from nofuss.model.backbones import Backbone, inference_key
 from nofuss.model.embedder import Embedder, for_inference, through_head
 from nofuss.model.encoder import Encoder, check_finite
-from nofuss.model.features import numerics, picture_keys
+from nofuss.model.features import picture_keys
 from nofuss.model.onnx import WORTH_EXPORT, accelerate
 from nofuss.model.stages import Top, Trunk
 from nofuss.progress import Progress, silent
@@ -41,8 +41,8 @@ Embed = Callable[[Embedder], Tensor]
 class Activations:
     """Activations of `views` views of `count` pictures, read from the cache or computed.
 
-    shape: of one picture's activations. name: in the cache, None to keep nothing. say: called with
-    one line if not all views can be kept.
+    shape: of one picture's activations. name: in the cache, None to cache nothing. say: called with
+    one line if not all views can be cached.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Activations:
     def take(self, view: int, rows: Indices) -> Tensor:
         """Return activations (B, …) of some pictures in a view, in single precision.
 
-        They are rounded to half precision whether or not they are kept, so that the result does not
-        depend on the room in the cache.
+        They are rounded to half precision whether or not they are cached, so that the result does
+        not depend on the room in the cache.
         """
         places, values, records = view * self.count + rows, None, self._records
-        is_kept = records is not None and len(places) and places.max() < records.count
-        if records is not None and is_kept:
+        fits = records is not None and len(places) and places.max() < records.count
+        if records is not None and fits:
             values = records.read(places)
         if values is None:
             values = self.compute(view, rows).numpy().astype(np.float16)
-            if records is not None and is_kept and self._writes:
+            if records is not None and fits and self._writes:
                 try:
                     records.write(places, values)
                 except OSError as error:
-                    self._stop(error)  # what is kept is still read
+                    self._stop(error)  # what is cached is still read
         return torch.from_numpy(values.astype(np.float32))
 
     def _open(self, name: str, shape: tuple[int, ...]) -> None:
@@ -103,8 +103,8 @@ class Activations:
         """Keep nothing more."""
         self._writes = False
         self._say(
-            f"activations can't be kept ({error.strerror or error}), so the fixed stages run again "
-            "in every epoch; free the disk, or set NOFUSS_CACHE to another folder"
+            f"activations can't be cached ({error.strerror or error}), so the fixed stages run "
+            "again in every epoch; free the disk, or set NOFUSS_CACHE to another folder"
         )
 
 
@@ -112,13 +112,14 @@ def fixed_stages(embedder: Embedder, count: int, preprocessing: Preprocessing) -
     """Return a copy of the first `count` stages for inference, as a backbone of its own."""
     ready = for_inference(embedder).backbone
     trunk = Backbone(
-        ready.name if ready.name == OWN else f"{ready.name}, first {count} stages",
+        ready.name,
         Trunk(ready, count),
         features=0,
         channels=ready.channels,
         preprocessing=preprocessing,
     ).eval()
     trunk.precision = ready.precision
+    trunk.key = inference_key(trunk)
     return trunk
 
 
@@ -142,14 +143,14 @@ def activations_of(
     if augmented:
         preprocessing = preprocessing.in_training()
     trunk = fixed_stages(embedder, count, preprocessing)
-    device, pictures = device_of(trunk), views * len(collection)
+    device, total = device_of(trunk), views * len(collection)
     example = torch.zeros(1, trunk.channels, preprocessing.size, preprocessing.size)
     shape = tuple(trunk.in_precision(trunk.network, example.to(device)).shape[1:])
 
     @cache
     def network() -> nn.Module:
-        if pictures >= WORTH_EXPORT:  # whatever the cache has: the bits do not depend on it
-            accelerate(trunk, pictures, progress=progress)
+        if total >= WORTH_EXPORT:  # whatever the cache has: the bits do not depend on it
+            accelerate(trunk, total, progress=progress)
         return trunk.network
 
     @torch.no_grad()
@@ -160,16 +161,11 @@ def activations_of(
         inputs = loaded.inputs.flip(-1) if view and not augmented else loaded.inputs
         return trunk.in_precision(network(), inputs.to(device)).cpu()
 
-    def parts() -> Iterator[Bytes]:
-        how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
-        yield f"{embedder.backbone.name} {preprocessing} {how} {count} {views} {shape}".encode()
-        yield from numerics(trunk)
-        yield from tensor_parts(Trunk(embedder.backbone, count).state_dict())
-        yield from picture_keys(collection)
-
     name = None
-    if collection.kind != "dataset" and embedder.backbone.name != OWN:
-        name = f"activations-{digest(*parts())}"
+    if collection.kind != "dataset" and trunk.key is not None:
+        how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
+        made_of = f"{trunk.key} {how} {views} {shape}".encode()
+        name = f"activations-{digest(made_of, *picture_keys(collection))}"
     return Activations(
         compute, shape=shape, count=len(collection), views=views, name=name, say=log.info
     )
@@ -180,17 +176,17 @@ def embedding_of(
 ) -> Embed:
     """Return a function that gives the unit embeddings (N, dim) of a collection.
 
-    count: stages that stay as `embedder` has them, whose activations are then kept; 0 for none.
+    count: stages that stay as `embedder` has them, whose activations are then cached; 0 for none.
     """
     if not count or not len(collection):
         return lambda trained: Encoder(trained).embed_collection(collection, progress=progress)
-    views = 2 if embedder.backbone.mirror else 1
-    kept = activations_of(
+    views = embedder.backbone.views
+    activations = activations_of(
         embedder, count, collection, views=views, augmented=False, progress=progress
     )
 
     def embed(trained: Embedder) -> Tensor:
-        features = top_features(trained, count, kept, progress=progress)
+        features = top_features(trained, count, activations, progress=progress)
         embeddings = through_head(trained, trained.to_head(features))
         check_finite(embeddings)
         return normalize(embeddings)
@@ -202,17 +198,17 @@ def embedding_of(
 def top_features(
     embedder: Embedder,
     count: int,
-    kept: Activations,
+    activations: Activations,
     batch: int = 32,
     *,
     progress: Progress = silent,
 ) -> Tensor:
-    """Return the features (N, F) of all pictures, averaged over the views that are kept."""
+    """Return the features (N, F) of all pictures, averaged over their views."""
     top = Top(copy.deepcopy(embedder).eval(), count)
-    device, found = device_of(embedder), []
-    progress("embedding", 0, kept.count)
-    for rows in np.array_split(np.arange(kept.count), -(-kept.count // batch) or 1):
-        views = [top.features(kept.take(view, rows).to(device)).cpu() for view in range(kept.views)]
-        found.append(torch.stack(views).mean(0))
-        progress("embedding", int(rows[-1]) + 1 if len(rows) else 0, kept.count)
+    device, pictures, found = device_of(embedder), activations.count, list[Tensor]()
+    progress("embedding", 0, pictures)
+    for rows in np.array_split(np.arange(pictures), -(-pictures // batch) or 1):
+        taken = (activations.take(view, rows) for view in range(activations.views))
+        found.append(torch.stack([top.features(each.to(device)).cpu() for each in taken]).mean(0))
+        progress("embedding", int(rows[-1]) + 1 if len(rows) else 0, pictures)
     return torch.cat(found)

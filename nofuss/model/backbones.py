@@ -13,14 +13,16 @@ from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
+import PIL
 import torch
 from efficientnet_lite_pytorch import EfficientNet
 from torch import Tensor, nn
 from torch.amp import autocast
 
 from nofuss.config import Precision, Preprocessing
+from nofuss.distributed.device import device_of
 from nofuss.errors import RunError, UsageError, unknown_name
-from nofuss.files import check_regular, load_tensors, memory
+from nofuss.files import check_regular, digest, load_tensors, memory, tensor_parts
 from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.lite import EfficientNetLite
 from nofuss.model.timm import create_timm, feature_width, timm_preprocessing, without_classifier
@@ -58,6 +60,14 @@ class Backbone(nn.Module):
         self.precision: Precision = "fp32"
         """What the network computes in: bf16 halves time and memory on GPUs with tensor cores, CPUs
         are mostly slower. Weights, features, head, proxies and losses are float32."""
+        self.key: str | None = None
+        """Of a copy for inference: a digest of all that features depend on but the picture and
+        `mirror`, for the cache. None for vectors and for modules from Python."""
+
+    @property
+    def views(self) -> int:
+        """Views of a picture whose features are averaged outside training."""
+        return 2 if self.mirror else 1
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return pooled features (B, F)."""
@@ -269,6 +279,15 @@ def _lite_weights(version: int) -> Path:
     return next(folder.glob("*.pth"))
 
 
+def inference_key(backbone: Backbone) -> str | None:
+    """Return the `key` of a backbone whose weights stay as they are."""
+    if backbone.preprocessing is None or backbone.name == OWN:  # whose code may change
+        return None
+    versions, device = (torch.__version__, PIL.__version__), device_of(backbone).type
+    how = f"{backbone.name} {backbone.preprocessing} {backbone.precision} {versions} {device}"
+    return digest(how.encode(), *tensor_parts(backbone.state_dict()))
+
+
 # Precision and modes
 
 
@@ -287,14 +306,10 @@ def check_precision(precision: Precision, device: torch.device) -> None:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into eval mode, and restore the mode of each of its parts afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
+    """Put a module into eval mode, and leave it as it was given afterwards."""
+    with left_as_given(module):
+        module.eval()
         yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 @contextmanager
@@ -334,9 +349,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(stored, Mapping) or not all(isinstance(t, Tensor) for t in stored.values()):
         raise RunError(f"{path} is not a dict of tensors; save module.state_dict() alone")
-    for name, tensor in stored.items():
-        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-            raise RunError(f"{path} holds {name!r:.60}, which is not a plain tensor; convert it")
     return dict(stored)
 
 

@@ -10,7 +10,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from nofuss.distributed.device import device_of, seeded
-from nofuss.model.backbones import OWN, PRETRAINED, Backbone, Weights, build_backbone
+from nofuss.model.backbones import (
+    OWN,
+    PRETRAINED,
+    Backbone,
+    Weights,
+    build_backbone,
+    inference_key,
+)
 from nofuss.model.whitening import Affine, signed_root
 
 
@@ -138,9 +145,9 @@ def build_embedder(
 
 
 @torch.no_grad()
-def through_head(embedder: Embedder, features: Tensor) -> Tensor:
+def through_head(embedder: Embedder, inputs: Tensor) -> Tensor:
     """Return raw embeddings (N, dim) of the head's inputs, all at once, on the CPU."""
-    raw: Tensor = embedder.head(features.to(device_of(embedder)))
+    raw: Tensor = embedder.head(inputs.to(device_of(embedder)))
     return raw.cpu()
 
 
@@ -154,6 +161,7 @@ def for_inference(embedder: Embedder) -> Embedder:
     if ready.backbone.name != OWN and not ready.backbone.name.startswith("timm:"):
         fold_batch_norm(ready.backbone)
     ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    ready.backbone.key = inference_key(ready.backbone)
     return ready
 
 

@@ -19,16 +19,9 @@ from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import as_tensor, normalize
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder, for_inference, through_head
-from nofuss.model.features import (
-    Unreadable,
-    batch_size,
-    extract,
-    feature_cache,
-    features_of,
-    run_over,
-)
+from nofuss.model.features import Computed, batch_size, extract, features_of
 from nofuss.model.hub import fetch, is_address, parse_address
-from nofuss.model.onnx import WORTH_EXPORT, accelerate
+from nofuss.model.onnx import accelerate
 from nofuss.model.saved import load_model
 from nofuss.progress import Progress, silent
 
@@ -38,7 +31,7 @@ class Encoder:
 
     embedder: the network, which is copied for inference; its backbone says how pictures become its
         inputs.
-    cached: use the backbone's features of collections that the cache has, and add to them.
+    cached: read the features of collections that the cache has, and add to them.
     source: where the model was loaded from.
     """
 
@@ -51,8 +44,8 @@ class Encoder:
         cached: bool = False,
         source: str = "",
     ) -> None:
-        self._cache = feature_cache(embedder.backbone) if cached else None
         self.embedder = for_inference(embedder)
+        self.cached = cached
         self.class_names = tuple(class_names)
         self.extra = extra or {}
         self.source = source
@@ -71,60 +64,53 @@ class Encoder:
         """Return unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors."""
         if self.preprocessing is None:
             vectors = _vectors(items, self.embedder.backbone.channels)
-            return _unit(extract(self.embedder, iter([vectors]), count=len(items)))
+            return normalize(self._embedded(vectors))
         is_single = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
         if is_single or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put a single one into a list")
         backbone = self.embedder.backbone
-        if len(items) >= WORTH_EXPORT:  # else with a graph that `load` has found, or in torch
-            accelerate(backbone, len(items))
+        accelerate(backbone, len(items) * backbone.views)
         batch = batch_size(backbone)
         parts = [items[i : i + batch] for i in range(0, len(items), batch)]
         # Pictures are decoded while the last ones are computed.
         views = ahead(self._views, parts, int(len(parts) > 1), waiting=AHEAD)
-        return _unit(extract(self.embedder, views, count=len(items)))
+        return normalize(self._embedded(extract(backbone, views, count=len(items))))
 
     def embed_collection(
         self,
         collection: Collection,
         *,
-        unreadable: Unreadable | None = None,
         num_workers: int = 0,
         progress: Progress = silent,
         unit: bool = True,
     ) -> Tensor:
         """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`.
 
-        unreadable: is filled with row and reason of each picture that can't be decoded, whose
-        embedding has no meaning; without it the first one is an error.
+        A picture that can't be decoded is an error.
         """
         check_fits(collection, self.embedder.backbone)
-        if self._cache is not None:
-            features = features_of(
-                self.embedder.backbone,
-                collection,
-                cache=self._cache,
-                unreadable=unreadable,
-                num_workers=num_workers,
-                progress=progress,
-            )
-            embeddings = through_head(self.embedder, self.embedder.to_head(features))
-        else:
-            accelerate(self.embedder.backbone, len(collection), progress=progress)
-            embeddings = run_over(
-                self.embedder,
-                collection,
-                unreadable=unreadable,
-                num_workers=num_workers,
-                progress=progress,
-            )
-        check_finite(embeddings)
+        found = features_of(
+            self.embedder.backbone,
+            collection,
+            cached=self.cached,
+            num_workers=num_workers,
+            progress=progress,
+        )
+        embeddings = self._embedded(found.values)
         return normalize(embeddings) if unit else embeddings
 
-    def features(self, collection: Collection, *, progress: Progress = silent) -> Tensor:
-        """Return the backbone's features (N, F), before the head."""
-        check_fits(collection, self.embedder.backbone)
-        return features_of(self.embedder.backbone, collection, cache=self._cache, progress=progress)
+    def embed_readable(self, collection: Collection) -> Computed:
+        """Return unit embeddings (N, dim) of the pictures that can be decoded, and the others."""
+        backbone = self.embedder.backbone
+        check_fits(collection, backbone)
+        found = features_of(backbone, collection, cached=self.cached, skip_unreadable=True)
+        return Computed(normalize(self._embedded(found.values)), found.unreadable)
+
+    def _embedded(self, features: Tensor) -> Tensor:
+        """Return raw embeddings (N, dim) of the backbone's features."""
+        embeddings = through_head(self.embedder, self.embedder.to_head(features))
+        check_finite(embeddings)
+        return embeddings
 
     def _views(self, items: Sequence[Any]) -> Tensor:
         """Return pictures as inputs."""
@@ -140,11 +126,6 @@ class Encoder:
         else:
             image = _from_array(np.asarray(item))
         return np.asarray(resized(in_mode(image, self.preprocessing.mode), self.preprocessing))
-
-
-def _unit(embeddings: Tensor) -> Tensor:
-    check_finite(embeddings)
-    return normalize(embeddings)
 
 
 def check_finite(embeddings: Tensor) -> None:
@@ -195,15 +176,9 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
     where = choose_device(device)
     if where.type != "cuda":  # half precision is slower there, and the weights are float32
         embedder.backbone.precision = "fp32"
-    encoder = Encoder(
-        embedder.to(where),
-        class_names=class_names,
-        extra=extra,
-        cached=True,
-        source=source,
+    return Encoder(
+        embedder.to(where), class_names=class_names, extra=extra, cached=True, source=source
     )
-    accelerate(encoder.embedder.backbone, 0)
-    return encoder
 
 
 def _from_array(pixels: np.ndarray[Any, Any]) -> Image.Image:

@@ -56,19 +56,24 @@ def _block(block: Any, inputs: Tensor, drop_rate: float) -> Tensor:
 
 
 def _activated(conv: Any, norm: nn.Module, x: Tensor) -> Tensor:
-    # In place: neither a convolution nor a batch norm needs its own output for the gradient.
-    return functional.relu6(_normed(conv, norm, x), inplace=True)
+    # In place: neither a convolution nor a batch norm needs its own output for the gradient. The
+    # exporter takes twice as long to make the in-place form functional again.
+    in_place = not torch.compiler.is_exporting()
+    return functional.relu6(_normed(conv, norm, x), inplace=in_place)
 
 
 def _normed(conv: Any, norm: nn.Module, x: Tensor) -> Tensor:
-    """Return norm(conv(x)), in one step if the norm is frozen."""
-    if not isinstance(norm, nn.BatchNorm2d) or norm.training:
+    """Return norm(conv(x)), in one step if the norm is frozen, or folded and gone."""
+    if isinstance(norm, nn.BatchNorm2d) and norm.training:
         result: Tensor = norm(conv(x))
         return result
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    factor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
-    weight, bias = conv.weight * factor[:, None, None, None], norm.bias - norm.running_mean * factor
+    weight, bias = conv.weight, conv.bias
+    if isinstance(norm, nn.BatchNorm2d):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        factor = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+        weight = weight * factor[:, None, None, None]
+        bias = norm.bias - norm.running_mean * factor
     left, right, top, bottom = getattr(conv.static_padding, "padding", (0, 0, 0, 0))
     padding = (top, left)
     if (top, left) != (bottom, right):  # with a stride of 2, the last row and column have more

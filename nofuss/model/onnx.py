@@ -2,8 +2,8 @@
 
 onnxruntime stores convolutions in blocks and fuses the operations after them, which torch does only
 in its compiler. The graph of a backbone is exported once for given weights, compared with torch to
-rounding, and kept in the cache; from then on it is used from the first picture. If the exporter
-fails or the features differ, torch runs the backbone as before, with a warning.
+rounding, and cached; from then on it is used from the first picture. Training leaves it there. If
+the exporter fails or the features differ, torch runs the backbone as before, with a warning.
 
 `export_model` makes a file for other programs: it takes what preprocessing gives and returns unit
 embeddings, for any batch size; the metadata describe the preprocessing.
@@ -15,9 +15,10 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Lock
@@ -31,23 +32,24 @@ from nofuss.cache import blob, holds_blob
 from nofuss.config import Preprocessing
 from nofuss.distributed.device import device_of
 from nofuss.errors import UsageError
-from nofuss.files import digest, tensor_parts
+from nofuss.files import digest
 from nofuss.geometry import normalize
-from nofuss.model.backbones import OWN, Backbone
-from nofuss.model.embedder import Embedder
+from nofuss.model.backbones import Backbone
+from nofuss.model.embedder import Embedder, for_inference
 from nofuss.progress import Progress, silent, working
 
 log = logging.getLogger("nofuss")
 
-WORTH_EXPORT = 1000
-"""Number of pictures from which exporting a backbone saves time."""
+WORTH_EXPORT = 500
+"""Number of views from which exporting a backbone saves time; a mirror image is a view too."""
 LARGEST_DIFFERENCE = 1e-4
-"""Largest accepted difference of features, relative to the largest feature."""
+"""Largest accepted difference of features, as a fraction of the largest feature."""
 SMALLEST_SIDE = 96
 """Smaller pictures mean a small network, for which the export takes longer than it saves."""
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
 PIECE = 4
 """Pictures that a thread runs at once, so that their activations fit its cache."""
+_deciding = Lock()  # of the page's threads: while one exports, the others wait for the graph
 
 
 # A backbone in onnxruntime
@@ -105,7 +107,7 @@ def can_accelerate(backbone: Backbone) -> bool:
     NOFUSS_RUNTIME=torch in the environment switches it off.
     """
     return (
-        backbone.name != OWN  # whose graph may depend on more than its weights
+        backbone.key is not None
         and backbone.preprocessing is not None
         and backbone.preprocessing.size >= SMALLEST_SIDE
         and device_of(backbone).type == "cpu"
@@ -116,56 +118,48 @@ def can_accelerate(backbone: Backbone) -> bool:
     )
 
 
-def accelerate(backbone: Backbone, pictures: int, *, progress: Progress = silent) -> None:
-    """Let onnxruntime run a backbone, in place, on as many pictures as are still to be computed.
+def accelerate(backbone: Backbone, views: int, *, progress: Progress = silent) -> None:
+    """Let onnxruntime run a backbone, in place, on as many views as are still to be computed.
 
-    It is used where the cache has the graph of these weights, or exporting it pays; else, and where
-    onnxruntime can't run it, torch does.
+    backbone: of a copy `for_inference`. onnxruntime is used where the cache has the graph of these
+    weights, or exporting it pays; else, and where onnxruntime can't run it, torch is.
     """
-    if not can_accelerate(backbone):
-        return
-    name = graph_name(backbone)
-    if pictures < WORTH_EXPORT and not holds_blob(name):
-        return
+    with _deciding:
+        if not can_accelerate(backbone):
+            return
+        name = graph_name(backbone)
+        if views < WORTH_EXPORT and not holds_blob(name):
+            return
+        try:
+            graph = blob(name, partial(_export_features, backbone, progress))
+            backbone.network = OnnxNetwork(backbone.network, graph)
+        except Exception as error:  # of the exporter, or of onnxruntime
+            reason = " ".join(str(error).split())[:200]
+            warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
 
-    def make() -> bytes:
-        with working(progress, "exporting the network to onnxruntime"):
-            graph = _exported(backbone.network, _example(backbone), "features").SerializeToString()
-            if not _gives_the_same(backbone, graph):
-                raise ValueError("onnxruntime gives other features")
-        log.info(f"{backbone.name} runs in onnxruntime (NOFUSS_RUNTIME=torch: in torch)")
-        return bytes(graph)
 
-    try:
-        backbone.network = OnnxNetwork(backbone.network, blob(name, make))
-    except Exception as error:  # of the exporter, or of onnxruntime
-        reason = " ".join(str(error).split())[:200]
-        warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
+def _export_features(backbone: Backbone, progress: Progress) -> bytes:
+    """Return the graph of a backbone, which gives torch's features to rounding."""
+    assert backbone.preprocessing is not None
+    side, generator = backbone.preprocessing.size, torch.Generator().manual_seed(0)
+    example = torch.randn(2, backbone.channels, side, side, generator=generator)
+    with working(progress, "exporting the network to onnxruntime"):
+        graph = bytes(_exported(backbone.network, example, "features").SerializeToString())
+        if not largest_difference(backbone.network, example, graph) <= LARGEST_DIFFERENCE:
+            raise ValueError("onnxruntime gives other features")
+    log.info(f"{backbone.name} runs in onnxruntime from now on (NOFUSS_RUNTIME=torch: in torch)")
+    return graph
+
+
+def cache_graph(embedder: Embedder, *, progress: Progress = silent) -> None:
+    """Leave the graph of a trained model in the cache, for whoever embeds with it next."""
+    accelerate(for_inference(embedder).backbone, WORTH_EXPORT, progress=progress)
 
 
 def graph_name(backbone: Backbone) -> str:
     """Return the name of the graph of these weights in the cache."""
-    versions = (import_module("onnxruntime").__version__, torch.__version__)
-    made_of = f"{backbone.name} {backbone.preprocessing} {versions}".encode()
-    return f"graph-{digest(made_of, *tensor_parts(backbone.state_dict()))}"
-
-
-def _gives_the_same(backbone: Backbone, graph: bytes) -> bool:
-    """Return whether a graph gives the same features as torch, to rounding."""
-    inputs, network = _example(backbone), OnnxNetwork(backbone.network, graph)
-    with torch.no_grad():
-        expected, features = backbone.network(inputs), network(inputs)
-    if expected.shape != features.shape:
-        return False
-    largest = LARGEST_DIFFERENCE * expected.abs().max()
-    return bool((expected - features).abs().max() <= largest)
-
-
-def _example(backbone: Backbone) -> Tensor:
-    assert backbone.preprocessing is not None
-    size = backbone.preprocessing.size
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, backbone.channels, size, size, generator=generator)
+    version = import_module("onnxruntime").__version__
+    return f"graph-{digest(f'{backbone.key} {version}'.encode())}"
 
 
 # Files for other programs
@@ -179,7 +173,7 @@ def export_model(
     inputs: two examples or more. UsageError without the packages that it takes.
     """
     onnx, _ = onnx_packages()
-    model = _exported(_UnitEmbedding(embedder).eval(), inputs[:2].contiguous(), "embeddings")
+    model = _exported(UnitEmbedding(embedder).eval(), inputs[:2].contiguous(), "embeddings")
     about = {
         "producer": "nofuss",
         "input": describe_inputs(embedder.backbone),
@@ -196,7 +190,7 @@ def export_model(
     return bytes(model.SerializeToString())
 
 
-class _UnitEmbedding(nn.Module):
+class UnitEmbedding(nn.Module):
     """An embedder whose embeddings have unit length."""
 
     def __init__(self, embedder: Embedder) -> None:
@@ -223,17 +217,6 @@ def describe_inputs(backbone: Backbone) -> str:
     )
 
 
-@torch.no_grad()
-def largest_difference(embedder: Embedder, inputs: Tensor, content: bytes) -> float:
-    """Return the largest difference between torch and onnxruntime, in batches of one and all."""
-    _, runtime = onnx_packages()
-    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    expected = normalize(embedder(inputs)).numpy()
-    x = np.ascontiguousarray(inputs.numpy())
-    outputs = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
-    return max(float(np.abs(got - expected[: len(got)]).max()) for got in outputs)
-
-
 def onnx_packages() -> tuple[Any, Any]:
     """Import onnx and onnxruntime; UsageError with the command that installs them."""
     try:
@@ -244,6 +227,20 @@ def onnx_packages() -> tuple[Any, Any]:
 
 
 # The exporter
+
+
+@torch.no_grad()
+def largest_difference(module: Callable[[Tensor], Tensor], inputs: Tensor, graph: bytes) -> float:
+    """Return the largest difference between torch and onnxruntime, in batches of one and all.
+
+    As a fraction of the largest value.
+    """
+    _, runtime = onnx_packages()
+    session = runtime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    expected, x = module(inputs).numpy(), np.ascontiguousarray(inputs.numpy())
+    outputs = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
+    largest = max(np.abs(got - expected[: len(got)]).max() for got in outputs)
+    return float(largest / np.abs(expected).max())
 
 
 def _exported(module: nn.Module, example: Tensor, output: str) -> Any:

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files import (
-    json_bytes,
     load_tensors,
     memory,
     read_bytes,
@@ -31,7 +30,7 @@ from nofuss.files import (
     sha256,
     tensor_bytes,
     write_by_content,
-    write_file,
+    write_json,
 )
 from nofuss.model.backbones import OWN, check_shapes, fill, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
@@ -40,6 +39,8 @@ FORMAT = 3
 DESCRIPTION = "model.json"
 LARGEST_SIDE = 4096
 """Largest side of a model's input picture: 200 MB as a tensor."""
+ANY_SIDE = 64
+"""Networks take any picture from this side on; smaller ones are tried."""
 _TRIES = 5
 _WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
@@ -78,7 +79,7 @@ def _write(folder: Path, description: dict[str, Any], weights: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     checksum = write_by_content(folder, "weights", "safetensors", weights)
     named = description | {"weights": checksum}
-    write_file(folder / DESCRIPTION, json_bytes(named))  # the switch
+    write_json(folder / DESCRIPTION, named)  # the switch
     with suppress(OSError):  # what can't be deleted now is tried again next time
         for file in folder.iterdir():
             if _WEIGHTS.fullmatch(file.name) and file != _weights(folder, named):
@@ -136,7 +137,7 @@ def _weights(folder: Path, description: Mapping[str, Any]) -> Path:
 
 
 def _load_model(
-    folder: Path, description: dict[str, Any], backbone: nn.Module | None
+    folder: Path, description: dict[str, Any], module: nn.Module | None
 ) -> tuple[Embedder, list[str], dict[str, Any]]:
     file = _weights(folder, description)
     try:
@@ -149,50 +150,34 @@ def _load_model(
         raise RunError(f"{file} is damaged ({error}); restore it") from None
     try:
         settings = _settings(description)
-        if backbone is not None:
-            return _with_module(folder, description, settings, backbone, tensors)
-        with torch.device("meta"):  # take no memory before the file's shapes are checked
-            planned = build_embedder(**settings, weights=None)
-        check_shapes(planned, tensors, source=file)
-        preprocessing = _preprocessing(description["preprocessing"], planned)
-        if preprocessing is not None:  # the size may be too small for the network
-            shape = (1, settings["channels"], preprocessing.size, preprocessing.size)
-            planned.eval()(torch.empty(shape, device="meta"))
-        class_names, extra = _words(description["class_names"]), _extra(description["extra"])
-        precision = _precision(description.get("precision", "fp32"))
+        if module is None:
+            with torch.device("meta"):  # take no memory before the file's shapes are checked
+                planned = build_embedder(**settings, weights=None)
+            check_shapes(planned, tensors, source=file)
+        elif settings["backbone"] != OWN:
+            raise UsageError(f"it was trained on {settings['backbone']}; leave backbone out")
+        preprocessing = _preprocessing(description)
+        class_names, extra = _class_names(description), _extra(description)
+        if module is not None:
+            settings["backbone"] = own_backbone(copy.deepcopy(module), preprocessing)
         embedder = build_embedder(**settings, weights=None)
+        if (preprocessing is None) != (embedder.backbone.preprocessing is None):
+            takes = "vectors" if preprocessing else "pictures"
+            raise ValueError(f"preprocessing does not fit {embedder.backbone.name}, for {takes}")
+        fill(embedder, tensors, source=file)
+        embedder.backbone.preprocessing = preprocessing
+        embedder.backbone.precision = description["precision"]
+        if preprocessing is not None and preprocessing.size < ANY_SIDE:
+            side = preprocessing.size
+            embedder.eval()(torch.zeros(1, embedder.backbone.channels, side, side))
     except RunError:
         raise
     except NofussError as error:
         raise RunError(f"can't rebuild the model of {folder}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise RunError(f"{folder / 'model.json'} is damaged ({reason}); restore it") from None
-    fill(embedder, tensors, source=file)
-    embedder.backbone.preprocessing = preprocessing
-    embedder.backbone.precision = precision
+        raise RunError(f"{folder / DESCRIPTION} is damaged ({reason}); restore it") from None
     return embedder.eval(), class_names, extra
-
-
-def _with_module(
-    folder: Path,
-    description: dict[str, Any],
-    settings: dict[str, Any],
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-) -> tuple[Embedder, list[str], dict[str, Any]]:
-    """Build the model around a module that the caller has built."""
-    if settings["backbone"] != OWN:
-        raise UsageError(f"{folder} was trained on {settings['backbone']}; leave backbone out")
-    stored = description["preprocessing"]
-    lists = {name: tuple(stored[name]) for name in ("mean", "std")}
-    network = own_backbone(copy.deepcopy(module), Preprocessing(**{**stored, **lists}))
-    embedder = build_embedder(**settings | {"backbone": network})
-    _preprocessing(stored, embedder)  # refuses what it can't be
-    fill(embedder, tensors, source=_weights(folder, description))
-    network.precision = _precision(description.get("precision", "fp32"))
-    names, extra = _words(description["class_names"]), _extra(description["extra"])
-    return embedder.eval(), names, extra
 
 
 def _settings(description: dict[str, Any]) -> dict[str, Any]:
@@ -201,64 +186,51 @@ def _settings(description: dict[str, Any]) -> dict[str, Any]:
     for name, kind in kinds.items():
         if type(description[name]) is not kind:
             raise ValueError(f"{name} is {description[name]!r:.40}; expected {kind.__name__}")
+    if description["precision"] not in get_args(Precision):
+        raise ValueError(f"precision is {description['precision']!r:.40}")
     stored = description["preprocessing"]
-    size = stored["size"] if stored else None  # checked with the rest of the preprocessing
+    size = stored["size"] if stored else None
     return {name: description[name] for name in kinds} | {"size": size}
 
 
-def _preprocessing(stored: dict[str, Any] | None, embedder: Embedder) -> Preprocessing | None:
+def _preprocessing(description: dict[str, Any]) -> Preprocessing | None:
     """Return the preprocessing; ValueError for values that no backbone of pictures can have."""
-    if (stored is None) != (embedder.backbone.preprocessing is None):
-        takes = "vectors" if stored else "pictures"
-        raise ValueError(f"preprocessing does not fit {embedder.backbone.name}, for {takes}")
+    stored = description["preprocessing"]
     if stored is None:
         return None
-    preprocessing = Preprocessing(
-        **{**stored, "mean": tuple(stored["mean"]), "std": tuple(stored["std"])}
-    )
-    channels = {"RGB": 3, "L": 1}.get(preprocessing.mode)
-    numbers = (*preprocessing.mean, *preprocessing.std, preprocessing.affine)
-    numbers = (*numbers, preprocessing.zoom, preprocessing.light)
+    p = Preprocessing(**stored | {name: tuple(stored[name]) for name in ("mean", "std")})
+    channels = {"RGB": 3, "L": 1}.get(p.mode)
+    numbers = (*p.mean, *p.std, p.affine, p.zoom, p.light)
     valid = {
-        "mode": channels == embedder.backbone.channels,
-        "size": type(preprocessing.size) is int and 1 <= preprocessing.size <= LARGEST_SIDE,
-        "resize": type(preprocessing.resize) is int
-        and preprocessing.size <= preprocessing.resize <= LARGEST_SIDE,
-        "squash": type(preprocessing.squash) is bool,
-        "flip": type(preprocessing.flip) is bool,
-        "mean": len(preprocessing.mean) == channels,
-        "std": len(preprocessing.std) == channels
-        and all(value != 0 for value in preprocessing.std),
-        "affine": 0 <= preprocessing.affine <= 1,
-        "zoom": 0 < preprocessing.zoom <= 1,
-        "light": 0 <= preprocessing.light <= 1,
-        "train_size": preprocessing.train_size is None
-        or (
-            type(preprocessing.train_size) is int and 1 <= preprocessing.train_size <= LARGEST_SIDE
-        ),
+        "mode": channels == description["channels"],
+        "size": type(p.size) is int and 1 <= p.size <= LARGEST_SIDE,
+        "resize": type(p.resize) is int and p.size <= p.resize <= LARGEST_SIDE,
+        "squash": type(p.squash) is bool,
+        "flip": type(p.flip) is bool,
+        "mean": len(p.mean) == channels,
+        "std": len(p.std) == channels and all(value != 0 for value in p.std),
+        "affine": 0 <= p.affine <= 1,
+        "zoom": 0 < p.zoom <= 1,
+        "light": 0 <= p.light <= 1,
+        "train_size": p.train_size is None
+        or (type(p.train_size) is int and 1 <= p.train_size <= LARGEST_SIDE),
         "numbers": all(type(x) in (int, float) and math.isfinite(x) for x in numbers),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"preprocessing has an invalid {', '.join(wrong)}")
-    return preprocessing
+    return p
 
 
-def _precision(value: Any) -> Precision:
-    """Return the precision; models that were saved before there was a choice have none."""
-    if value not in get_args(Precision):
-        raise ValueError(f"precision is {value!r:.40}")
-    found: Precision = value
-    return found
-
-
-def _words(values: Any) -> list[str]:
-    if not isinstance(values, list) or not all(type(value) is str for value in values):
+def _class_names(description: dict[str, Any]) -> list[str]:
+    names = description["class_names"]
+    if not isinstance(names, list) or not all(type(name) is str for name in names):
         raise ValueError("class_names is not a list of strings")
-    return values
+    return names
 
 
-def _extra(values: Any) -> dict[str, Any]:
+def _extra(description: dict[str, Any]) -> dict[str, Any]:
     """Return what the caller stored; who reads it checks it."""
-    if not isinstance(values, dict):
+    extra = description["extra"]
+    if not isinstance(extra, dict):
         raise ValueError("extra is not a JSON object")
-    return values
+    return extra

@@ -123,7 +123,8 @@ class Top(nn.Module):
 
     def forward(self, activations: Tensor) -> Tensor:
         """Return raw embeddings (B, dim)."""
-        return self.embed_features(self.features(activations))
+        embeddings: Tensor = self.embedder.head(self.embedder.to_head(self.features(activations)))
+        return embeddings
 
     def features(self, activations: Tensor) -> Tensor:
         """Return the backbone's features (B, F)."""
@@ -136,11 +137,6 @@ class Top(nn.Module):
             return x
 
         return backbone.in_precision(last_stages, activations)
-
-    def embed_features(self, features: Tensor) -> Tensor:
-        """Return raw embeddings (B, dim) of the backbone's features."""
-        embeddings: Tensor = self.embedder.head(self.embedder.to_head(features))
-        return embeddings
 
 
 @torch.no_grad()

@@ -33,8 +33,8 @@ from nofuss.errors import DataError
 from nofuss.files import digest
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import Backbone
-from nofuss.model.embedder import Embedder, build_embedder
-from nofuss.model.features import backbone_features
+from nofuss.model.embedder import Embedder, build_embedder, for_inference
+from nofuss.model.features import features_of
 from nofuss.progress import Progress, silent
 from nofuss.training.network import build_model
 
@@ -338,7 +338,8 @@ def _lite0_features(
     """Return the features, from the cache if they are there, and the network that computes them."""
     embedder = build_embedder("efficientnet-lite0", root=True)
     embedder.to(choose_device(budget.settings.get("device", "auto")))
-    return backbone_features(embedder, pictures, progress=progress), embedder
+    backbone = for_inference(embedder).backbone
+    return features_of(backbone, pictures, progress=progress).values, embedder
 
 
 def _fewer_classes(pictures: Collection, most: int) -> Collection:

@@ -18,7 +18,6 @@ from nofuss.data.items import file_of, read_item
 from nofuss.errors import DataError
 from nofuss.files import digest
 from nofuss.model.encoder import Encoder
-from nofuss.model.features import Unreadable
 from nofuss.progress import Progress, silent
 from nofuss.search.index import Label
 from nofuss.search.items import item_labels, item_names, source_of
@@ -165,17 +164,15 @@ def update(
     progress("embedding", 0, len(todo.stale))
     for start in range(0, len(todo.stale), CHUNK):
         chosen = todo.stale[start : start + CHUNK]
-        failed = Unreadable()
-        vectors = encoder.embed_collection(collection.subset(chosen), unreadable=failed)
-        readable = [at for at in range(len(chosen)) if at not in failed]
-        rows = [chosen[at] for at in readable]
-        target.put([todo.record(i) for i in rows], vectors[readable])
+        found = encoder.embed_readable(collection.subset(chosen))
+        rows = [chosen[at] for at in found.readable]
+        target.put([todo.record(i) for i in rows], found.values[found.readable])
         lost = todo.replaced.intersection(chosen).difference(rows)
         target.discard([todo.names[i] for i in lost])
         changed = len(todo.replaced.intersection(rows))
         changes.changed += changed
         changes.added += len(rows) - changed
-        changes.unreadable += [failed[at] for at in sorted(failed)]
+        changes.unreadable += [str(error) for _, error in sorted(found.unreadable.items())]
         progress("embedding", start + len(chosen), len(todo.stale))
     return changes
 

@@ -193,7 +193,8 @@ def change(
         log.warning(note)
     todo = plan(target, collection, data, progress=progress)
     processes.check_same("pictures", lambda: json.dumps([todo.names, todo.stale]))
-    accelerate(encoder.embedder.backbone, len(todo.stale), progress=progress)
+    backbone = encoder.embedder.backbone
+    accelerate(backbone, len(todo.stale) * backbone.views, progress=progress)
     changes = update(target, encoder, collection, todo, progress=progress)
     _name(changes.unreadable)
     return changes

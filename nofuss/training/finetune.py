@@ -28,8 +28,8 @@ from nofuss.evaluate.protocol import QueryScores, scorable
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.activations import activations_of, embedding_of, top_features
-from nofuss.model.embedder import Embedder, through_head
-from nofuss.model.features import backbone_features
+from nofuss.model.embedder import Embedder, for_inference, through_head
+from nofuss.model.features import features_of
 from nofuss.model.stages import Top, fixed_count
 from nofuss.model.whitening import pca, signed_root, takes_roots
 from nofuss.progress import Progress, silent
@@ -228,9 +228,13 @@ def _features(
     """Return the features (N, F) of the centre crops, as the network gives them now."""
     rows = np.arange(len(items))
     if not fixed_stages:
-        return backbone_features(
-            embedder, items, straight=rows, num_workers=settings.num_workers, progress=progress
-        )
+        return features_of(
+            for_inference(embedder).backbone,
+            items,
+            straight=rows,
+            num_workers=settings.num_workers,
+            progress=progress,
+        ).values
     own = processes.share(len(items))
     cached = activations_of(
         embedder,

@@ -30,10 +30,11 @@ from nofuss.files import digest, tensor_parts, write_file
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
-from nofuss.model.embedder import Embedder, through_head
+from nofuss.model.embedder import Embedder, for_inference, through_head
 from nofuss.model.encoder import Encoder
-from nofuss.model.features import backbone_features
+from nofuss.model.features import features_of
 from nofuss.model.lora import merge_adapters
+from nofuss.model.onnx import cache_graph
 from nofuss.model.saved import save_model
 from nofuss.progress import Progress
 from nofuss.report import read_optional_json, write_report
@@ -142,6 +143,7 @@ def fill_run(
         extra={name: rule.as_dict() for name, rule in chosen.items() if rule},
     )
     kept.save(run.path)
+    cache_graph(fit.embedder, progress=progress)
     scores = score(fit, embedded, x, data, split, settings, rules, progress=progress)
     _write_scores(run, fit, settings, scores)
     write_card(run)
@@ -176,9 +178,13 @@ def compute_features(
     compared = held_out(data.comparisons, split.test, len(whole))
     if straight is not None and compared is not None:  # a triplet may hold training items
         straight = np.setdiff1d(straight, compared.rows)
-    return backbone_features(
-        embedder, whole, straight=straight, num_workers=settings.num_workers, progress=progress
-    )
+    return features_of(
+        for_inference(embedder).backbone,
+        whole,
+        straight=straight,
+        num_workers=settings.num_workers,
+        progress=progress,
+    ).values
 
 
 def fit_fixed(

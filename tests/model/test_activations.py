@@ -119,7 +119,7 @@ print(*lines, sep="\\n")
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.count("\n") == 1
-    assert "activations can't be kept (File too large)" in done.stdout
+    assert "activations can't be cached (File too large)" in done.stdout
     assert not file.exists()
 
 

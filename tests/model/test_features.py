@@ -16,15 +16,9 @@ from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError
 from nofuss.data.open import open_data
 from nofuss.model.embedder import Embedder, build_embedder, for_inference
-from nofuss.model.features import (
-    Unreadable,
-    backbone_features,
-    extract,
-    feature_cache,
-    features_of,
-    run_over,
-)
+from nofuss.model.features import Computed, _compute, extract, features_of
 from tests.tiny_run import draw, write_pictures
+from tests.training.together import fork_together
 
 
 @pytest.fixture
@@ -39,6 +33,10 @@ def embedder() -> Embedder:
     return found
 
 
+def cached_features(embedder: Embedder, collection: Collection, **options: Any) -> Tensor:
+    return features_of(for_inference(embedder).backbone, collection, **options).values
+
+
 def kept_in(cache: Path) -> Path:
     (file,) = cache.glob("features-*.sqlite")
     return file
@@ -49,11 +47,11 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures each pass of a backbone was for."""
     counts: list[int] = []
 
-    def counting(model: Any, collection: Collection, **options: Any) -> Tensor:
+    def counting(model: Any, collection: Collection, **options: Any) -> Computed:
         counts.append(len(collection))
-        return run_over(model, collection, **options)
+        return _compute(model, collection, **options)
 
-    monkeypatch.setattr("nofuss.model.features.run_over", counting)
+    monkeypatch.setattr("nofuss.model.features._compute", counting)
     return counts
 
 
@@ -61,7 +59,7 @@ def test_one_changed_bit_is_noticed(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
     """An exponent that grows by a bit is a feature that rules every distance."""
-    features = backbone_features(embedder, pictures)
+    features = cached_features(embedder, pictures)
     content = bytearray(kept_in(cache).read_bytes())
     stored = features[7].numpy().tobytes()
     place = content.find(stored[:64])
@@ -69,15 +67,15 @@ def test_one_changed_bit_is_noticed(
     content[place + 3] ^= 0x40
     kept_in(cache).write_bytes(content)
     with pytest.warns(UserWarning, match=r"sqlite is damaged \(1 values have .* made again"):
-        assert torch.equal(backbone_features(embedder, pictures), features)
-    assert torch.equal(backbone_features(embedder, pictures), features)
+        assert torch.equal(cached_features(embedder, pictures), features)
+    assert torch.equal(cached_features(embedder, pictures), features)
     assert computed == [31, 1]
 
 
 def test_no_flipped_bit_gives_another_feature(
     cache: Path, pictures: Collection, embedder: Embedder
 ) -> None:
-    features = backbone_features(embedder, pictures)
+    features = cached_features(embedder, pictures)
     whole = kept_in(cache).read_bytes()
     for seed in range(100):
         content, random = bytearray(whole), Random(seed)
@@ -85,18 +83,18 @@ def test_no_flipped_bit_gives_another_feature(
         kept_in(cache).write_bytes(content)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert torch.equal(backbone_features(embedder, pictures), features)
+            assert torch.equal(cached_features(embedder, pictures), features)
 
 
 def test_features_survive_moving_and_copying_a_folder(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
-    features = backbone_features(embedder, pictures)
+    features = cached_features(embedder, pictures)
     root = pictures.paths[0].parent.parent
     copied = shutil.copytree(root, root.with_name("copied"))
     moved = root.rename(root.with_name("moved"))
     for folder in (moved, copied):
-        assert torch.equal(backbone_features(embedder, open_data(folder)), features)
+        assert torch.equal(cached_features(embedder, open_data(folder)), features)
     assert computed == [31]
 
 
@@ -104,36 +102,36 @@ def test_a_picture_that_changes_meanwhile_is_not_kept(
     cache: Path, pictures: Collection, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its features belong to another content than its key."""
-    expected, path = backbone_features(embedder, pictures), pictures.paths[5]
+    expected, path = cached_features(embedder, pictures), pictures.paths[5]
     good = path.read_bytes()
     kept_in(cache).unlink()
 
-    def changing(model: Any, collection: Collection, **options: Any) -> Tensor:
+    def changing(model: Any, collection: Collection, **options: Any) -> Computed:
         draw(3, 99).save(path)
-        return run_over(model, collection, **options)
+        return _compute(model, collection, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("nofuss.model.features.run_over", changing)
-        assert not torch.equal(backbone_features(embedder, pictures)[5], expected[5])
+        patch.setattr("nofuss.model.features._compute", changing)
+        assert not torch.equal(cached_features(embedder, pictures)[5], expected[5])
     path.write_bytes(good)
-    assert torch.equal(backbone_features(embedder, pictures), expected)
+    assert torch.equal(cached_features(embedder, pictures), expected)
 
 
 def test_only_new_and_changed_pictures_are_computed(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
-    features = backbone_features(embedder, pictures)
+    features = cached_features(embedder, pictures)
     root = pictures.paths[0].parent.parent
     draw(0, 77).save(root / pictures.class_names[0] / "zz.png")
     changed = pictures.paths[20]
     draw(3, 99).save(changed)
     grown = open_data(root)
-    found = backbone_features(embedder, grown)
+    found = cached_features(embedder, grown)
     assert computed == [31, 2]
     order = [grown.paths.index(path) for path in pictures.paths if path != changed]
     expected = [i for i, path in enumerate(pictures.paths) if path != changed]
     assert torch.equal(found[order], features[expected])
-    fresh = features_of(for_inference(embedder).backbone, grown, cache=None)
+    fresh = cached_features(embedder, grown, cached=False)
     assert torch.equal(found, fresh)  # the same bits as if all had been computed together
 
 
@@ -145,16 +143,16 @@ def test_a_table_over_the_same_pictures_computes_none(
     tmp_path: Path,
 ) -> None:
     told = list[tuple[str, int, int]]()
-    backbone_features(embedder, pictures, progress=lambda *work: told.append(work))
+    cached_features(embedder, pictures, progress=lambda *work: told.append(work))
     assert (told[0], told[-1]) == (
-        ("computing features once", 0, 31),
-        ("computing features once", 31, 31),
+        ("computing features", 0, 31),
+        ("computing features", 31, 31),
     )
     told.clear()
     rows = [f"{path},{path.parent.name}" for path in reversed(pictures.paths)]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]))
     again = open_data(tmp_path / "table.csv")
-    backbone_features(embedder, again, progress=lambda *work: told.append(work))
+    cached_features(embedder, again, progress=lambda *work: told.append(work))
     assert computed == [31]
     assert told == []
 
@@ -164,17 +162,17 @@ def test_what_was_computed_before_an_interruption_is_kept(
 ) -> None:
     counts: list[int] = []
 
-    def interrupted(model: Any, collection: Collection, **options: Any) -> Tensor:
+    def interrupted(model: Any, collection: Collection, **options: Any) -> Computed:
         counts.append(len(collection))
         if len(counts) == 3:
             raise KeyboardInterrupt
-        return run_over(model, collection, **options)
+        return _compute(model, collection, **options)
 
     monkeypatch.setattr("nofuss.model.features.CHUNK", 10)
-    monkeypatch.setattr("nofuss.model.features.run_over", interrupted)
+    monkeypatch.setattr("nofuss.model.features._compute", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        backbone_features(embedder, pictures)
-    assert len(backbone_features(embedder, pictures)) == 31
+        cached_features(embedder, pictures)
+    assert len(cached_features(embedder, pictures)) == 31
     assert counts == [10, 10, 10, 10]  # one of the last eleven is a copy
 
 
@@ -183,20 +181,20 @@ def test_a_cache_that_can_t_be_written_costs_time_only(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
-    first = backbone_features(embedder, pictures)
-    assert torch.equal(backbone_features(embedder, pictures), first)
+    first = cached_features(embedder, pictures)
+    assert torch.equal(cached_features(embedder, pictures), first)
 
 
 def test_old_features_make_room_for_new_ones(
     cache: Path, pictures: Collection, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder.backbone.preprocessing = Preprocessing(size=10, resize=10)
-    backbone_features(embedder, pictures)
+    cached_features(embedder, pictures)
     limit = 3.5 * kept_in(cache).stat().st_size
     monkeypatch.setattr("nofuss.cache.LIMIT", limit)
     for size in (12, 14, 16, 18):
         embedder.backbone.preprocessing = Preprocessing(size=size, resize=size)
-        backbone_features(embedder, pictures)
+        cached_features(embedder, pictures)
         newest = max(cache.glob("features-*.sqlite"), key=lambda file: file.stat().st_mtime_ns)
     files = list(cache.glob("features-*.sqlite"))
     assert 2 <= len(files) <= 4  # of five; pages of a small file take more than its numbers
@@ -207,67 +205,88 @@ def test_features_beyond_the_limit_are_not_kept(
     cache: Path, pictures: Collection, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nofuss.cache.LIMIT", 10_000)
-    features = backbone_features(embedder, pictures)
+    features = cached_features(embedder, pictures)
     assert not list(cache.glob("features-*.sqlite"))
-    assert torch.equal(backbone_features(embedder, pictures), features)
+    assert torch.equal(cached_features(embedder, pictures), features)
 
 
 def test_rows_that_are_learned_from_are_not_mirrored(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
-    straight = backbone_features(embedder, pictures)
+    straight = cached_features(embedder, pictures)
     embedder.backbone.mirror = True
-    both = backbone_features(embedder, pictures)
-    mixed = backbone_features(embedder, pictures, straight=np.arange(20))
+    both = cached_features(embedder, pictures)
+    mixed = cached_features(embedder, pictures, straight=np.arange(20))
     assert embedder.backbone.mirror
     assert torch.equal(mixed, torch.cat([straight[:20], both[20:]]))
     assert not torch.equal(straight, both)
     assert computed == [31, 31]  # each way once, whatever is asked later
 
 
-def test_pictures_that_can_not_be_decoded_are_named_and_not_cached(
+def test_pictures_that_can_not_be_decoded_are_reported_and_not_cached(
     cache: Path, pictures: Collection, embedder: Embedder
 ) -> None:
-    expected = backbone_features(embedder, pictures)
-    kept_in(cache).unlink()
+    """Whether or not their rows are averaged with mirror images."""
+    embedder.backbone.mirror = True
+    straight = np.arange(10)
+    expected = cached_features(embedder, pictures, straight=straight)
+    for file in cache.glob("features-*.sqlite"):
+        file.unlink()
     good = {row: pictures.paths[row].read_bytes() for row in (0, 17)}
     for row in good:
         pictures.paths[row].write_bytes(b"no picture")
-    backbone, store = for_inference(embedder).backbone, feature_cache(embedder.backbone)
     with pytest.raises(PictureError):
-        features_of(backbone, pictures, cache=store)
+        cached_features(embedder, pictures, straight=straight)
+    backbone = for_inference(embedder).backbone
     for _ in range(2):  # computed, then read
-        failed = Unreadable()
-        found = features_of(backbone, pictures, cache=store, unreadable=failed)
-        assert failed.keys() == good.keys()
-        assert pictures.paths[17].name in failed[17]
-        rest = np.setdiff1d(np.arange(len(pictures)), list(good))
-        assert torch.equal(found[rest], expected[rest])
+        found = features_of(backbone, pictures, straight=straight, skip_unreadable=True)
+        assert found.unreadable.keys() == good.keys()
+        assert found.unreadable[17].reason == "not a picture"
+        assert pictures.paths[17].name in str(found.unreadable[17])
+        assert found.readable.tolist() == [i for i in range(len(pictures)) if i not in good]
+        assert torch.equal(found.values[found.readable], expected[found.readable])
     for row, content in good.items():
         pictures.paths[row].write_bytes(content)
-    assert torch.equal(features_of(backbone, pictures, cache=store), expected)
+    assert torch.equal(cached_features(embedder, pictures, straight=straight), expected)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_share_the_pictures(
+    cache: Path, pictures: Collection, embedder: Embedder, count: int
+) -> None:
+    """Of two batches one process of three has none; each learns what another could not read."""
+    pictures.paths[20].write_bytes(b"no picture")
+    backbone = for_inference(embedder).backbone
+    expected = features_of(backbone, pictures, cached=False, skip_unreadable=True)
+
+    def work() -> None:
+        for _ in range(2):  # computed, then read
+            found = features_of(backbone, pictures, skip_unreadable=True)
+            assert torch.equal(found.values, expected.values)
+            assert {row: str(error) for row, error in found.unreadable.items()} == reasons
+
+    reasons = {row: str(error) for row, error in expected.unreadable.items()}
+    assert reasons.keys() == {20}
+    fork_together(count, work)
+
+
+def test_vectors_are_their_own_features(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(7, 5))
+    np.savez(tmp_path / "x.npz", vectors=vectors)
+    embedder = build_embedder("identity", dim=4, channels=5)
+    found = cached_features(embedder, open_data(tmp_path / "x.npz"))
+    assert torch.equal(found, torch.from_numpy(vectors.astype(np.float32)))
 
 
 def test_extraction_is_the_plain_loop(embedder: Embedder) -> None:
     embedder.freeze_batch_norm()
-    embedder.train()
-    modes = [module.training for module in embedder.modules()]
+    backbone = embedder.train().backbone
+    modes = [module.training for module in backbone.modules()]
     batches = [torch.randn(n, 3, 28, 28) for n in (5, 5, 2)]
-    seen: list[tuple[str, int, int]] = []
-    embeddings = extract(embedder, batches, count=12, progress=lambda *told: seen.append(told))
-    features = extract(embedder.backbone, iter(batches), count=12)
-    assert seen == [("embedding", done, 12) for done in (5, 10, 12)]
-    assert not embeddings.requires_grad
-    assert [module.training for module in embedder.modules()] == modes
-    embedder.eval()
-    assert torch.equal(embeddings, torch.cat([embedder(batch) for batch in batches]))
-    assert torch.equal(features, torch.cat([embedder.backbone(batch) for batch in batches]))
-
-
-def test_a_wrong_count_is_refused(embedder: Embedder) -> None:
-    inputs = torch.randn(4, 3, 28, 28)
-    with pytest.raises(ValueError, match="held 4 inputs, expected count=5"):
-        extract(embedder, [inputs], count=5)
-    with pytest.raises(ValueError, match="more than count=3 inputs"):
-        extract(embedder, [inputs], count=3)
-    assert embedder.training
+    seen: list[int] = []
+    features = extract(backbone, iter(batches), count=12, advance=seen.append)
+    assert seen == [5, 10, 12]
+    assert not features.requires_grad
+    assert [module.training for module in backbone.modules()] == modes
+    backbone.eval()
+    assert torch.equal(features, torch.cat([backbone(batch) for batch in batches]))

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+import nofuss
 from nofuss.cache import blob
 from nofuss.config import Options, Preprocessing
 from nofuss.data.readers.arrays import from_arrays
 from nofuss.model.activations import fixed_stages
-from nofuss.model.backbones import Backbone
+from nofuss.model.backbones import Backbone, inference_key
 from nofuss.model.embedder import build_embedder, for_inference
 from nofuss.model.onnx import WORTH_EXPORT, OnnxNetwork, accelerate, can_accelerate, graph_name
 from nofuss.model.saved import load_model, save_model
@@ -102,6 +103,7 @@ def test_other_weights_have_another_graph() -> None:
     before = graph_name(backbone)
     with torch.no_grad():
         next(backbone.parameters()).add_(1)
+    backbone.key = inference_key(backbone)
     assert graph_name(backbone) != before
 
 
@@ -109,8 +111,8 @@ def test_torch_stays_where_it_is_asked_for_or_pictures_are_small_or_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path))
-    small = build_embedder("convnet", dim=4).backbone
-    vectors = build_embedder("identity", dim=4, channels=3).backbone
+    small = for_inference(build_embedder("convnet", dim=4)).backbone
+    vectors = for_inference(build_embedder("identity", dim=4, channels=3)).backbone
     few, asked = lite0(), lite0()
     accelerate(few, WORTH_EXPORT - 1)  # for which an export takes longer than it saves
     for backbone in (small, vectors):
@@ -159,3 +161,18 @@ def test_a_backbone_knows_the_size_of_its_pictures(tmp_path: Path, size: int | N
     assert preprocessing.size == (size or 224)
     save_model(tmp_path / "model", embedder)
     assert load_model(tmp_path / "model")[0].backbone.preprocessing == preprocessing
+
+
+@pytest.mark.slow
+def test_training_leaves_the_graph_for_whoever_embeds_next(cache: Path, tmp_path: Path) -> None:
+    """Also of few pictures; from the first picture, and to rounding what torch gives."""
+    images = np.random.default_rng(0).integers(0, 256, (12, 100, 100, 3), np.uint8)
+    labels = np.repeat(np.arange(4), 3)
+    run = nofuss.train((images, labels), out=tmp_path / "run", preset="frozen")
+    assert len([*cache.glob("graph-*.blob")]) == 1
+    encoder = nofuss.load(run)
+    found = encoder.embed(images[:1])
+    assert isinstance(encoder.embedder.backbone.network, OnnxNetwork)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOFUSS_RUNTIME", "torch")
+        torch.testing.assert_close(found, nofuss.load(run).embed(images[:1]), rtol=0, atol=1e-4)

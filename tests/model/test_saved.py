@@ -122,7 +122,7 @@ def test_a_wrong_description_is_one_clear_line(
 def test_the_description_switches_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill before it is replaced leaves weights that nobody uses, until the next save."""
     with monkeypatch.context() as patch:
-        patch.setattr("nofuss.model.saved.write_file", interrupt)
+        patch.setattr("nofuss.model.saved.write_json", interrupt)
         with pytest.raises(KeyboardInterrupt):
             save_model(folder, build_embedder("convnet", dim=9))
     assert len([*folder.glob("weights-*")]) == 2

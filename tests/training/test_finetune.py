@@ -17,7 +17,7 @@ from nofuss.errors import UsageError
 from nofuss.geometry import normalize
 from nofuss.model.activations import activations_of, top_features
 from nofuss.model.embedder import build_embedder
-from nofuss.model.features import backbone_features
+from nofuss.model.features import features_of
 from nofuss.model.saved import model_files
 from nofuss.model.stages import Trunk
 from nofuss.model.whitening import Recipe
@@ -114,7 +114,7 @@ def test_a_cache_that_can_not_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
     nofuss.train(pictures(), out=tmp_path / "run", unfreeze="2", **SETTINGS)
-    assert caplog.text.count("activations can't be kept (Not a directory)") == 1
+    assert caplog.text.count("activations can't be cached (Not a directory)") == 1
     assert "NOFUSS_CACHE" in caplog.text
 
 
@@ -207,7 +207,7 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     assert trained.shape == (6, 256)
     assert not torch.allclose(trained, encoder.embedder.head.weight, atol=1e-3)
     collection = from_arrays({"images": images, "labels": labels}, name="arrays")
-    features = backbone_features(encoder.embedder, collection)
+    features = features_of(encoder.embedder.backbone, collection).values
     chosen = json.loads((run / "choice.json").read_text())
     decided = after_training(Choice.from_dict(chosen["choice"]))
     assert decided.recipe.shrinkage >= TRAINED_SHRINKAGE

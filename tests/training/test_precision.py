@@ -18,8 +18,7 @@ from nofuss.errors import RunError, UsageError
 from nofuss.files import read_json, write_json
 from nofuss.losses import ProxyNCA
 from nofuss.model.backbones import check_precision
-from nofuss.model.embedder import build_embedder
-from nofuss.model.features import feature_cache
+from nofuss.model.embedder import build_embedder, for_inference
 from nofuss.model.saved import load_model, save_model
 from tests.asked import settings_of
 from tests.training.test_finetune import SETTINGS, pictures, weights
@@ -80,24 +79,19 @@ def test_a_run_in_half_precision_resumes_with_the_same_bits(tmp_path: Path, unfr
 
 def test_features_of_different_precision_are_kept_apart() -> None:
     embedder = build_embedder("efficientnet-lite0", weights=None)
-    files = []
+    keys = set()
     for precision in ("fp32", "bf16"):
         embedder.backbone.precision = precision
-        store = feature_cache(embedder.backbone)
-        assert store is not None
-        files.append(store.file)
-    assert len(set(files)) == 2
+        keys.add(for_inference(embedder).backbone.key)
+    assert len(keys - {None}) == 2
 
 
-def test_a_model_without_a_precision_is_single(tmp_path: Path) -> None:
-    """As models are that were saved before there was a choice; nonsense is refused."""
+def test_a_model_knows_its_precision(tmp_path: Path) -> None:
     embedder = backbone_of("bf16")
     save_model(tmp_path / "model", embedder)
     assert load_model(tmp_path / "model")[0].backbone.precision == "bf16"
     file = tmp_path / "model" / "model.json"
     description = read_json(file)
-    write_json(file, {k: v for k, v in description.items() if k != "precision"})
-    assert load_model(tmp_path / "model")[0].backbone.precision == "fp32"
     write_json(file, description | {"precision": "fp16"})
     with pytest.raises(RunError, match="precision is 'fp16'"):
         load_model(tmp_path / "model")
