@@ -23,9 +23,9 @@ from torch import Tensor
 from nofuss import Index
 from nofuss.data.columns import Column
 from nofuss.geometry import normalize
+from nofuss.search.filter import Condition, parse_filter
 from nofuss.search.stores import Item, Note, Record, Searched, open_store
 from nofuss.search.stores.store import About
-from nofuss.search.where import Condition, parse_filter
 from torture.databases import ENGINES, missing, running
 
 K, CHUNK = 10, 10_000

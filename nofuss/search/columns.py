@@ -1,26 +1,9 @@
-"""The columns of an index in memory, and which of its rows pass a filter."""
+"""The columns of an index in memory."""
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping, Sequence
 
 from nofuss.data.columns import Column, Type, Value
-from nofuss.search.where import Compare, Condition, Every, Null, Operator, Some
-
-LABEL = "label"
-"""The name of the label in filters; no column of a table can have it."""
-Mask = NDArray[np.bool_]
-OPERATORS: dict[Operator, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+from nofuss.search.filter import LABEL, Coded, Condition, Mask, as_mask, encode
 
 
 class ColumnTable:
@@ -30,7 +13,7 @@ class ColumnTable:
         self.length = length
         own = {n: Column(c.type, list(c.values)) for n, c in (columns or {}).items()}
         self.columns: dict[str, Column] = own
-        self._coded_columns: dict[str, _Coded] = {}
+        self._coded_columns: dict[str, Coded] = {}
         for name, column in self.columns.items():
             if len(column.values) != length:
                 raise ValueError(f"{len(column.values)} values of {name} for {length} items")
@@ -83,50 +66,11 @@ class ColumnTable:
 
     def matching(self, condition: Condition, labels: Sequence[str | None]) -> Mask:
         """Return which rows pass a filter."""
-        if isinstance(condition, Compare | Null):
-            of = self._coded(condition.column, labels)
-            if isinstance(condition, Null):
-                return np.asarray((of.codes < 0) == condition.missing)
-            compare = OPERATORS[condition.operator]
-            passes = [bool(compare(value, condition.value)) for value in of.values]
-            return np.array([*passes, False])[of.codes]  # −1, no value, is the last
-        if (one_of := _one_of(condition)) is not None:  # thousands of classes, in one pass
-            column, wanted = one_of
-            of = self._coded(column, labels)
-            return np.array([*(value in wanted for value in of.values), False])[of.codes]
-        every = isinstance(condition, Every)
-        mask = np.full(self.length, every)
-        for part in condition.parts:
-            passing = self.matching(part, labels)
-            mask = mask & passing if every else mask | passing
-        return mask
+        return as_mask(condition, lambda name: self._coded(name, labels))
 
-    def _coded(self, name: str, labels: Sequence[str | None]) -> "_Coded":
+    def _coded(self, name: str, labels: Sequence[str | None]) -> Coded:
         if name == LABEL:  # not kept: labels may change
-            return _encode(labels)
+            return encode(labels)
         if name not in self._coded_columns:
-            self._coded_columns[name] = _encode(self.columns[name].values)
+            self._coded_columns[name] = encode(self.columns[name].values)
         return self._coded_columns[name]
-
-
-def _one_of(condition: Every | Some) -> tuple[str, set[Any]] | None:
-    """Return column and values where a filter asks for one of several values of a column."""
-    equal = [p for p in condition.parts if isinstance(p, Compare) and p.operator == "=="]
-    columns = {part.column for part in equal}
-    if isinstance(condition, Every) or len(equal) < len(condition.parts) or len(columns) != 1:
-        return None
-    return columns.pop(), {part.value for part in equal}
-
-
-class _Coded(NamedTuple):
-    """A column as positions in its distinct values: a filter looks at each value once."""
-
-    codes: NDArray[np.int64]
-    """(N,), −1 for None."""
-    values: list[Any]
-
-
-def _encode(values: Sequence[Value]) -> _Coded:
-    place: dict[Value, int] = {}
-    codes = [-1 if value is None else place.setdefault(value, len(place)) for value in values]
-    return _Coded(np.array(codes, np.int64), list(place))

@@ -17,12 +17,12 @@ from nofuss.files import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run
+from nofuss.search.filter import Condition, FilterError, parse_filter
 from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
 from nofuss.search.searchable import Pictures, open_searchable
 from nofuss.search.searcher import COPIED, OPEN_SET, Found, RerankMode, Searcher
 from nofuss.search.stores import Searched
-from nofuss.search.where import Condition, FilterError, parse_filter
 
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
 

@@ -27,7 +27,7 @@ from nofuss.data.decode import FORMATS, MAX_FILE, PictureError, data_uri, encode
 from nofuss.data.decode_pool import PROCESSES, Decoded, DecodePool
 from nofuss.data.items import read_item
 from nofuss.files import parse_json
-from nofuss.search.columns import LABEL
+from nofuss.search.filter import LABEL, Condition
 from nofuss.search.index import Index
 from nofuss.search.json_response import Json
 from nofuss.search.options import MOST, read_options, while_there
@@ -36,7 +36,6 @@ from nofuss.search.searchable import SIDE
 from nofuss.search.searcher import Found
 from nofuss.search.sent import Sent
 from nofuss.search.shelf import Shelf, as_text
-from nofuss.search.where import Condition
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""

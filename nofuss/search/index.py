@@ -17,10 +17,10 @@ from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.model.taught import mapped
 from nofuss.ranking.neighbours import nearest
 from nofuss.search.approximate import Approximate
-from nofuss.search.columns import LABEL, ColumnTable
+from nofuss.search.columns import ColumnTable
+from nofuss.search.filter import LABEL, Condition, parse_filter
 from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
 from nofuss.search.stores.store import Item
-from nofuss.search.where import Condition, parse_filter
 
 __all__ = ["MANIFEST", "Index", "Kind", "Label"]
 

@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from nofuss.data.collection import printable
 from nofuss.data.decode_pool import Decoded
+from nofuss.search.filter import Condition, FilterError, parse_filter
 from nofuss.search.refusals import Refused
 from nofuss.search.shelf import Shelf
-from nofuss.search.where import Condition, FilterError, parse_filter
 
 MOST = 500
 """Most neighbours of one search."""

@@ -19,9 +19,9 @@ from nofuss.ranking.neighbours import SIZE, Vicinity, query_blocks, vicinity_of
 from nofuss.ranking.open_set import RULES, Confidence, OpenSet, calibrate
 from nofuss.ranking.rerank import Rerank, Weighting, fitting
 from nofuss.ranking.rerank import rerank as rerank_vicinity
+from nofuss.search.filter import Condition
 from nofuss.search.index import Index, Label
 from nofuss.search.stores import Searched
-from nofuss.search.where import Condition
 
 RerankMode = Literal["auto", "none"]
 _Kept = TypeVar("_Kept", OpenSet, Rerank)

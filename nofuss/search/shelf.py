@@ -27,7 +27,7 @@ from nofuss.model.taught import mapped
 from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import RunEmbeddings
-from nofuss.search.columns import LABEL
+from nofuss.search.filter import LABEL, Compare, Condition, Join
 from nofuss.search.index import Index
 from nofuss.search.plane import ANCHORS, Plane, lay_out
 from nofuss.search.refusals import Refused
@@ -35,7 +35,6 @@ from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
 from nofuss.search.searcher import Found, RerankMode, Searcher
 from nofuss.search.stores import Searched
 from nofuss.search.stores.store import number_of
-from nofuss.search.where import Compare, Condition, Every, Some
 
 STARS = 100
 """Most proxies on the map."""
@@ -162,10 +161,10 @@ class Shelf:
         about everything.
         """
         began = time.perf_counter()
-        parts = [] if where is None else [where]
+        parts: list[Condition] = [] if where is None else [where]
         if only is not None:
-            parts.append(Some(tuple(Compare(LABEL, "==", self.classes[i]) for i in only)))
-        condition = Every(tuple(parts)) if parts else None
+            parts.append(Compare(LABEL, "in", tuple(self.classes[i] for i in only)))
+        condition = Join(True, tuple(parts)) if parts else None
         found = self.searcher.search(query, k, where=condition, without=without)
         return replace(found, milliseconds=1000 * (time.perf_counter() - began))
 

@@ -34,7 +34,8 @@ from nofuss.files import (
     write_by_content,
     write_file,
 )
-from nofuss.search.columns import LABEL, ColumnTable
+from nofuss.search.columns import ColumnTable
+from nofuss.search.filter import LABEL
 
 FORMAT = 1
 MANIFEST = "manifest.json"

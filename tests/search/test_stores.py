@@ -22,13 +22,13 @@ from hypothesis import HealthCheck, given, settings
 from nofuss.cli import main
 from nofuss.errors import StoreError
 from nofuss.geometry import normalize
+from nofuss.search.filter import Condition, parse_filter
 from nofuss.search.index import Index
 from nofuss.search.stores import Item, Note, Record, Store, open_store
 from nofuss.search.stores.exactness import recall
 from nofuss.search.stores.store import About
-from nofuss.search.where import Condition, parse_filter
 from tests.search.serving import serving
-from tests.search.test_where import COLUMNS, LABELS, TYPES, conditions
+from tests.search.test_filter import COLUMNS, LABELS, TYPES, conditions
 from tests.tiny_run import CLASSES, draw, train_pictures
 from torture import kill_index
 from torture.databases import ENGINES, IN_URL, PASSWORD, missing, running
@@ -97,7 +97,7 @@ def test_a_database_answers_as_the_runs_own_index(
     said = capsys.readouterr().out
     assert "31 new: 31 items in" in said
     assert "recall@10 against exact search: 100.0% on 31 of its items" in said
-    for where in ("", "price<20 and shop=='it''s \"so\"'", "price is null", "label in ('plain')"):
+    for where in ("", "price<20 and shop=='it\\'s \"so\"'", "price is null", "label in ('plain')"):
         words = ("--where", where) if where else ()
         found, expected = search(run, capsys, "--index", url, *words), search(run, capsys, *words)
         assert found
@@ -223,7 +223,7 @@ def test_the_page_searches_in_a_database(url: str, run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def filtered(server: str) -> Iterator[tuple[Store, Index]]:
-    """The items of test_where.py in a database and in memory."""
+    """The items of test_filter.py in a database and in memory."""
     vectors = normalize(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)))
     names = [str(i) for i in range(6)]
     local = Index.build(vectors, names=names, labels=LABELS, columns=COLUMNS)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nofuss.data.columns import Type
 from nofuss.errors import StoreError
+from nofuss.search.filter import Condition, as_milvus, quoted
 from nofuss.search.stores.milvus_collections import (
     ITEM,
     NOTE,
@@ -29,7 +30,6 @@ from nofuss.search.stores.milvus_collections import (
     parsed,
     release_file,
 )
-from nofuss.search.stores.milvus_filter import expression, quoted
 from nofuss.search.stores.store import (
     About,
     Item,
@@ -41,7 +41,6 @@ from nofuss.search.stores.store import (
     to_utf8,
 )
 from nofuss.search.stores.url import StoreUrl
-from nofuss.search.where import Condition
 
 EF_SEARCH = 100
 """Candidates of a search at least; recall against all distances is then near one."""
@@ -209,7 +208,7 @@ class Milvus(Store):
                 self._name,
                 data=list(queries.numpy()),
                 limit=k,
-                filter="" if where is None else expression(where),
+                filter="" if where is None else as_milvus(where),
                 search_params={"metric_type": "L2", "params": self._effort(k)},
                 consistency_level="Bounded",
             )

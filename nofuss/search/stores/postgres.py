@@ -18,9 +18,8 @@ from torch import Tensor
 
 from nofuss.data.columns import Type
 from nofuss.errors import StoreError
-from nofuss.search.columns import LABEL
+from nofuss.search.filter import LABEL, Condition, as_sql, sql_value
 from nofuss.search.stores.postgres_connection import PostgresConnection
-from nofuss.search.stores.postgres_filter import condition_sql, value_sql
 from nofuss.search.stores.store import (
     About,
     Item,
@@ -32,7 +31,6 @@ from nofuss.search.stores.store import (
     to_utf8,
 )
 from nofuss.search.stores.url import StoreUrl
-from nofuss.search.where import Condition
 
 M, EF_CONSTRUCTION = 16, 100
 """Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
@@ -204,7 +202,8 @@ class Postgres(Store):
                 if kind == "text":
                     create = "STATISTICS IF NOT EXISTS {name} ON ({value}) FROM {t}"
                 name = f"{self._address.name}_{number_of(f'{column} {kind}'):x}"
-                value = value_sql(column, kind)
+                value = sql.SQL(sql_value(column, kind).replace("%s", "{0}"))
+                value = value.format(sql.Literal(column))
                 cursor.execute(
                     self._query(f"CREATE {create}", name=sql.Identifier(name), value=value)
                 )
@@ -226,13 +225,12 @@ class Postgres(Store):
         self, queries: Tensor, k: int = 10, *, where: Condition | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return distances and numbers (Q, k), nearest first; inf and −1 fill up."""
-        values: list[Any] = []
         sql = self._db.psycopg.sql
-        condition = sql.SQL("true") if where is None else condition_sql(where, self.types, values)
+        condition, values = ("true", []) if where is None else as_sql(where, self.types)
         query = self._query(
             "SELECT id, embedding <-> %s::vector AS distance FROM {t} WHERE {condition} "
             "ORDER BY distance LIMIT {k}",
-            condition=condition,
+            condition=sql.SQL(condition),
             k=sql.Literal(k),
         )
         distances = torch.full((len(queries), k), torch.inf)

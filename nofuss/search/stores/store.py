@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nofuss.data.columns import Type, Value
 from nofuss.files import digest
-from nofuss.search.where import Condition
+from nofuss.search.filter import Condition
 
 FORMAT = 1
 METRIC = "euclidean, unit vectors"

@@ -1,6 +1,7 @@
 """The filter of a search: by hand, against SQL's three values by a slow loop, and rubbish."""
 
 import operator
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,14 +13,18 @@ from hypothesis import strategies as st
 
 from nofuss import Index
 from nofuss.data.columns import Column, Type, clean
-from nofuss.search.where import (
-    DEEPEST,
+from nofuss.search.filter import (
+    LABEL,
+    LONGEST,
+    Coded,
     Compare,
     Condition,
-    Every,
     FilterError,
-    Null,
-    Some,
+    Join,
+    as_mask,
+    as_milvus,
+    as_sql,
+    encode,
     parse_filter,
 )
 
@@ -61,12 +66,17 @@ def passing(text: str) -> list[int]:
         ("price<20 and shop=='north'", [0]),
         ("20 > price", [0, 1, 5]),
         ("PRICE <= 2e1 AND price >= -3", [0, 1, 2, 5]),
-        ("price = 20 or price <> 20", [0, 1, 2, 4, 5]),
+        ("price == 20 or price != 20", [0, 1, 2, 4, 5]),
+        ("1 < price <= 20.", [1, 2]),
+        ("not 1 < price <= 20", [0, 4, 5]),
         ("not price<20", [2, 4]),  # no price is not a high one
-        ("price is null", [3]),
+        ("price is None", [3]),
+        ("PRICE IS NOT NULL AND TRUE == sale", [0]),
         ("price == null or sale != null", [0, 1, 3, 4]),
         ("not (price is null or sale is null)", [0, 1, 4]),
-        ("shop in ('north', 'it''s')", [0, 3, 4]),
+        (r"shop in ('north', 'it\'s')", [0, 3, 4]),
+        ('shop in ["north", "it\'s"]', [0, 3, 4]),
+        ("sale in (true)", [0, 3]),
         ('shop not in ("north")', [2, 4, 5]),
         ("not shop in ('north')", [2, 4, 5]),
         ("shop > 'north'", [2, 5]),
@@ -87,31 +97,40 @@ def test_by_hand(text: str, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "expected a column at character 1, got the end"),
-        ("price<", r"expected a value .* at character 7, got the end"),
-        ("price<20 and", "expected a column at character 13, got the end"),
-        ("price<20 shop=='x'", "expected and, or, or the end at character 10, got shop"),
+        ("", "expected a value or a comparison at character 1, got the end"),
+        ("price<", "expected a value or a comparison at character 7, got the end"),
+        ("price<20 and", "expected a value or a comparison at character 13, got the end"),
+        ("price<20 shop=='x'", "can't read shop=='x' at character 10; join comparisons by and"),
         ("prize<20", r"no column prize at character 1; there are label \(text\), price \(number\)"),
         ("price<'20'", "price is compared with a number; got '20' at character 7"),
+        ("`unit price`<'★'", "unit price is compared with a number; got '★' at character 14"),
         ("shop==20", "shop is compared with text in quotes; got 20 at character 7"),
-        ("shop==north", "expected a value .* at character 7, got north"),
+        ("shop==north", "shop is compared with text in quotes; got north at character 7"),
+        ("price==shop", "price is compared with a number; got shop at character 8"),
         ("since>'May 1st'", "since is compared with a date .* at character 7"),
         ("since>'2024-02-30'", "since is compared with a date"),
-        ("sale<true", "sale is compared by == or != with true or false"),
-        ("price<null", "null at character 7 can't be ordered"),
-        ("price", "expected a comparison of price, such as == or <, at character 6"),
+        ("sale<true", "sale is compared by == or != with True or False; got true at character 6"),
+        ("price<null", "price is compared with a number; got null at character 7"),
+        ("price is 20", "write == for is, unless with None: 20 at character 10"),
+        ("price", "expected a comparison, such as == or <, got price at character 1"),
+        ("1 == 1", "expected a column, got 1 at character 6"),
+        ("price = 20", "write == for = at character 7"),
+        ("price <> 20", "write != for <> at character 7"),
+        ("shop=='it''s'", r"write \\' for a quote in quotes at character 11"),
+        ("shop==b'north'", "expected a space at character 8, got 'north'"),
         ("shop=='north", "can't read an unclosed ' at character 7"),
         ("price<20; drop table x", "can't read ';' at character 9"),
-        ("__import__('os')", "no column __import__ at character 1"),
+        ("__import__('os')", r"expected a comparison, .* got __import__\('os'\) at character 1"),
+        ("price[0]<1", r"expected a column, got price\[0\] at character 1"),
         ("price.real<1", r"can't read '\.' at character 6"),
         ("price<1e999", "price is compared with a number; got 1e999"),
-        ("price<20)", r"expected and, or, or the end at character 9, got \)"),
-        ("(price<20", r"expected \) at character 10, got the end"),
-        ("price in ()", "expected a value"),
-        ("price in (1,)", "expected a value"),
-        ("(" * 99 + "price<1", f"more than {DEEPEST} levels at character"),
-        ("not " * 99 + "sale", f"more than {DEEPEST} levels at character"),
-        ("x" * 4001, "the filter has 4,001 characters; at most 4,000"),
+        ("price<1_000", "can't read '1' at character 7"),
+        ("price<20)", r"unmatched '\)' at character 9"),
+        ("(price<20", r"'\(' was never closed at character 1"),
+        ("price in ()", r"expected a list such as \('a', 'b'\), got \(\) at character 10"),
+        ("price in (1, null)", "price is compared with a number; got null at character 14"),
+        ("(" * 300 + "price<1", "too many nested parentheses at character 201"),
+        ("x" * (LONGEST + 1), "the filter has 2,001 characters; at most 2,000"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, complaint: str) -> None:
@@ -120,16 +139,79 @@ def test_what_is_wrong_is_said_with_its_place(text: str, complaint: str) -> None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not " * 499 + "sale",
+        "not (" * 199 + "sale" + ")" * 199,
+        "(" * 999 + "sale" + ")" * 999,
+        "price in [" * 200,
+        "sale or (" * 180 + "sale" + ")" * 180,
+        "price < " * 249 + "price",
+    ],
+    ids=lambda text: text[:9],
+)
+def test_deep_nesting_ends_in_a_condition_or_an_error(text: str) -> None:
+    """In a thread with as little stack as macOS gives to one."""
+    outcomes = list[object]()
+
+    def work() -> None:
+        try:
+            outcomes.append(as_milvus(parse_filter(text, TYPES)))
+        except FilterError as error:
+            outcomes.append(error)
+
+    before = threading.stack_size(512 * 1024)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert len(outcomes) == 1
+
+
 def test_a_column_of_any_name_can_be_asked_for() -> None:
+    """Also where the name means something to Python, or Python would spell it another way."""
     types: dict[str, Type] = {"unit price": "number", "a`b": "text", "and": "bool", "größe": "text"}
-    text = "`unit price`<3 and `a``b`=='x' and `and` and größe=='XL'"
+    types |= {"class": "text", "ﬁ": "text", "一": "number"}
+    text = "`unit price`<3 and `a``b`=='x' and `and` and größe=='XL' and class!='ﬁ' and ﬁ=='class'"
     expected = (
         Compare("unit price", "<", 3.0),
         Compare("a`b", "==", "x"),
         Compare("and", "==", True),
         Compare("größe", "==", "XL"),
+        Compare("class", "!=", "ﬁ"),
+        Compare("ﬁ", "==", "class"),
+        Compare("一", ">", 0.0),
     )
-    assert parse_filter(text, types) == Every(expected)
+    assert parse_filter(f"{text} and 一 > 0", types) == Join(True, expected)
+
+
+def test_databases_get_names_and_values_as_parameters_or_in_quotes() -> None:
+    types: dict[str, Type] = {LABEL: "text", '%s"]': "text", "price": "number"}
+    asked = parse_filter("`%s\"]` in ('a\"', '%s') and label is None and not price < 3", types)
+    sql, values = as_sql(asked, types)
+    assert values == ['%s"]', '%s"]', ['a"', "%s"], "price", "price", 3.0]
+    assert sql.count("%s") == len(values)
+    assert sql.endswith("END) >= %s)")
+    assert as_milvus(asked) == (
+        r'(((exists columns["%s\"]"]) and '
+        r'(columns["%s\"]"] == "a\"" or columns["%s\"]"] == "%s")) and '
+        r'(not (label != "")) and ((exists columns["price"]) and columns["price"] >= 3.0))'
+    )
+
+
+def test_many_classes_are_filtered_in_one_pass() -> None:
+    labels = [str(i // 4) for i in range(8000)]
+    asked = list[str]()
+
+    def column(name: str) -> Coded:
+        asked.append(name)
+        return encode(labels)
+
+    assert as_mask(Compare(LABEL, "in", tuple(map(str, range(2000)))), column).all()
+    assert asked == [LABEL]
 
 
 def test_columns_follow_their_items() -> None:
@@ -183,43 +265,50 @@ values: dict[Type, st.SearchStrategy[Any]] = {
 @st.composite
 def conditions(draw: Callable[..., Any], depth: int = 3) -> Condition:
     """A random condition over the columns, and nothing a parser had a hand in."""
-    kind = draw(st.sampled_from(["compare", "null", "every", "some"] if depth else ["compare"]))
-    if kind in ("every", "some"):
+    if depth and draw(st.booleans()):
         parts = draw(st.lists(conditions(depth - 1), min_size=2, max_size=3))
-        return Every(tuple(parts)) if kind == "every" else Some(tuple(parts))
+        return Join(draw(st.booleans()), tuple(parts))
     column = draw(st.sampled_from(["label", "price", "shop", "since", "sale"]))
-    if kind == "null":
-        return Null(column, draw(st.booleans()))
-    signs = ["==", "!="] if column == "sale" else ["==", "!=", "<", "<=", ">", ">="]
-    return Compare(column, draw(st.sampled_from(signs)), draw(values[TYPES[column]]))
+    signs = ["==", "!=", "in", "not in", "missing", *(["<", "<=", ">", ">="] * (column != "sale"))]
+    sign, value = draw(st.sampled_from(signs)), values[TYPES[column]]
+    if "in" in sign.split():
+        return Compare(column, sign, tuple(draw(st.lists(value, min_size=1, max_size=3))))
+    return Compare(column, sign, draw(st.booleans() if sign == "missing" else value))
 
 
 def spelled(condition: Condition) -> str:
     """The filter that a person would write for it."""
-    if isinstance(condition, Every | Some):
-        word = " and " if isinstance(condition, Every) else " or "
+    if isinstance(condition, Join):
+        word = " and " if condition.every else " or "
         return "(" + word.join(spelled(part) for part in condition.parts) + ")"
-    if isinstance(condition, Null):
-        return f"{condition.column} is {'' if condition.missing else 'not '}null"
-    value = condition.value
-    shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    column, sign, value = condition
+    if sign == "missing":
+        return f"{column} is {'' if value else 'not '}None"
+    return f"{column} {sign} {literal(value)}"
+
+
+def literal(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, str):
-        shown = "'" + value.replace("'", "''") + "'"
-    return f"{condition.column} {condition.operator} {shown}"
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return repr(value)
 
 
 def holds(condition: Condition, cells: dict[str, Any]) -> bool | None:
     """SQL's three values, by the book: None is unknown."""
-    if isinstance(condition, Null):
-        return (cells[condition.column] is None) == condition.missing
     if isinstance(condition, Compare):
-        names = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
         value = cells[condition.column]
+        if condition.operator == "missing":
+            return (value is None) == condition.value
         if value is None:
             return None
+        if condition.operator in ("in", "not in"):
+            return (value in condition.value) == (condition.operator == "in")
+        names = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
         return bool(getattr(operator, names[condition.operator])(value, condition.value))
     found = [holds(part, cells) for part in condition.parts]
-    if isinstance(condition, Every):
+    if condition.every:
         return False if False in found else None if None in found else True
     return True if True in found else None if None in found else False
 
@@ -240,10 +329,10 @@ def test_a_filter_means_what_sql_says(condition: Condition, negations: int) -> N
 
 
 words = st.sampled_from(
-    ["and", "or", "not", "in", "is", "null", "true", "(", ")", ",", "==", "<", "<>", "'", '"', "`"]
+    ["and", "or", "not", "in", "is", "null", "True", *"()[],'\"`=", "==", "<", "<>", "None"]
 )
 others = st.sampled_from(
-    ["20", "-1e5", "'x'", "\\", "\0", "\n", "٣", "__class__", "%s", ";", *TYPES]
+    ["20", "-1e5", "'x'", "\\", "\0", "\n", "٣", "__class__", "%s", ";", "lambda", *TYPES]
 )
 
 
@@ -253,7 +342,11 @@ others = st.sampled_from(
 def test_any_text_is_a_filter_or_an_error_of_ours(text: str) -> None:
     whole = index()
     with suppress(FilterError):
-        whole.table.matching(parse_filter(text, whole.types), LABELS)
+        condition = parse_filter(text, whole.types)
+        whole.table.matching(condition, LABELS)
+        as_milvus(condition)
+        sql, parameters = as_sql(condition, whole.types)
+        assert sql.count("%s") == len(parameters)
 
 
 def test_clean_text_is_what_databases_hold() -> None:
