@@ -31,7 +31,7 @@ from torture.databases import ENGINES, missing, running
 K, CHUNK = 10, 10_000
 SHOPS = ("north", "south", "east", "west")
 FILTERS = (None, "price<20 and shop=='north'", "price<1")
-OWN = ("exact", "approximate")
+OWN = ("exact",)
 
 
 class Made:
@@ -52,14 +52,9 @@ class Made:
         shop = [SHOPS[i] for i in random.integers(0, 4, items)]
         self.columns = {"price": Column("number", price), "shop": Column("text", shop)}
 
-    def index(self, kind: str) -> Index:
+    def index(self) -> Index:
         """Return our own index of everything."""
-        return Index.build(
-            self.vectors,
-            names=self.names,
-            columns=self.columns,
-            kind="exact" if kind == "exact" else "approximate",
-        )
+        return Index.build(self.vectors, names=self.names, columns=self.columns)
 
     def records(self, start: int) -> list[Record]:
         """Return a chunk of items as `nofuss index` would write them."""
@@ -82,7 +77,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=(*OWN, *ENGINES), default=(*OWN, *ENGINES))
     options = parser.parse_args()
     made = Made(options.items, options.dim, options.queries)
-    exact = made.index("exact")
+    exact = made.index()
     conditions = [None if text is None else parse_filter(text, exact.types) for text in FILTERS]
     truths = [exact.search(made.queries, K, where=where)[0] for where in conditions]
     del exact
@@ -105,7 +100,7 @@ def measured(
         if engine in OWN:
             before = own_megabytes()
             began = time.perf_counter()
-            index = made.index(engine)
+            index = made.index()
             head = (engine, f"{time.perf_counter() - began:.0f}", f"{own_megabytes() - before:.0f}")
             yield from searched(index, made, conditions, truths, head)
             return

@@ -60,8 +60,6 @@ def _compare(index: Index, queries: Tensor, *, repeats: int) -> Iterator[Row]:
         flat = faiss.IndexFlatIP(DIM)
         flat.add(x.numpy())
         works["faiss, exact (flat)"] = lambda: flat.search(q.numpy(), K)
-        approximate = index.as_kind("approximate")
-        works["nofuss, approximate"] = lambda: approximate.search(q, K)
     seconds = interleaved(works, repeats=repeats)
     notes = _notes(works, q, x)
     case = f"{len(q):,} of {len(x):,} vectors, D {DIM}, k {K}"

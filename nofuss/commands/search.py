@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import IndexUrl, RunPath, check_new_png, console
+from nofuss.commands import IndexUrl, RunPath, console
 from nofuss.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ def main(
     where: Annotated[str | None, Parameter(metavar="FILTER")] = None,
     index: IndexUrl = None,
     json: bool = False,
-    show: Annotated[Path | None, Parameter(metavar="FILE.png")] = None,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
     """Find what is most like a picture: in the run's index, or without one in its test items.
@@ -39,13 +38,10 @@ def main(
             passes is ranked by distance alone, without a verdict "nothing like this".
         index: The database that `nofuss index --to URL` wrote to.
         json: Print the results as JSON.
-        show: Also draw the results, a row a query, the query on the left; never overwritten.
         rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
     """
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
-    if show is not None:
-        check_new_png("--show", show)
     from nofuss.search.finding import find_similar  # here, so that --help does not load torch
 
     found = find_similar(
@@ -54,7 +50,6 @@ def main(
         k=k,
         where=where,
         url=index,
-        show=show,
         rerank=rerank,
         progress=console.progress,
     )
@@ -65,8 +60,6 @@ def main(
         _show(result, found.types, filtered=where is not None)
     if found.why_no_verdict:
         console.say(found.why_no_verdict)
-    if show is not None:
-        console.say(f"picture of the results: {show}")
 
 
 def _show(result: dict[str, Any], types: "Mapping[str, Type]", *, filtered: bool) -> None:

@@ -1,6 +1,5 @@
 """Find what is most like a picture, in a run's index or its test items: `nofuss search`."""
 
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,14 +12,12 @@ from nofuss.data.collection import printable
 from nofuss.data.columns import Type
 from nofuss.data.open import open_data
 from nofuss.errors import DataError, UsageError
-from nofuss.files import write_file
 from nofuss.model.encoder import Encoder, load
 from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run
 from nofuss.search.filter import Condition, FilterError, parse_filter
-from nofuss.search.grid import Cell, draw_grid
 from nofuss.search.index import Index
-from nofuss.search.searchable import Pictures, open_searchable
+from nofuss.search.searchable import open_searchable
 from nofuss.search.searcher import COPIED, OPEN_SET, Found, RerankMode, Searcher
 from nofuss.search.stores import Searched
 
@@ -45,11 +42,10 @@ def find_similar(
     k: int,
     where: str | None = None,
     url: str | None = None,
-    show: Path | None,
     rerank: RerankMode = "auto",
     progress: Progress = silent,
 ) -> Answers:
-    """Return the `k` nearest neighbours of each picture that pass a filter; draw them to `show`."""
+    """Return the `k` nearest neighbours of each picture that pass a filter."""
     opened, encoder = Run.open(run), load(run)
     names, vectors = _embed_queries(encoder, pictures)
     with closing(
@@ -62,8 +58,6 @@ def find_similar(
             answer(name, each, searchable.index) for name, each in zip(names, found, strict=True)
         ]
     filtered = condition is not None
-    if show is not None:
-        _write_grid(show, results, Pictures([*searchable.sources, *map(str, pictures)]))
     content = {"run": str(run), "metric": METRIC} | about(searcher, filtered=filtered)
     reason = "" if filtered else why_no_verdict(searcher, encoder)
     return Answers(content | {"queries": results}, dict(types), reason)
@@ -140,20 +134,3 @@ def read_filter(text: str, types: Mapping[str, Type]) -> Condition:
         return parse_filter(text, types)
     except FilterError as error:
         raise UsageError(f"--where: {error}") from None
-
-
-def _write_grid(file: Path, results: Sequence[dict[str, Any]], pictures: Pictures) -> None:
-    rows: list[list[Cell]] = []
-    for result in results:
-        query = result["query"]
-        verdict = "nothing like this here" if result["found"] is False else "query"
-        row: list[Cell] = [(pictures[query], printable(Path(query).name), verdict)]
-        for neighbour in result["neighbours"]:
-            label, distance = neighbour["label"], f"{neighbour['distance']:.3f}"
-            title = "no label" if label is None else printable(label)
-            row.append((pictures[neighbour["path"]], title, distance))
-        rows.append(row)
-    buffer = io.BytesIO()
-    draw_grid(rows).save(buffer, "PNG")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_file(file, buffer.getvalue())

@@ -1,31 +1,26 @@
-"""`Index`: unit vectors with names, labels and columns, searched exactly or (faiss) approximately.
+"""`Index`: unit vectors with names, labels and columns, searched exactly.
 
 On disk it is a folder; see `stored.py`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nofuss.data.columns import Column, Type, as_column, cells_of
-from nofuss.errors import unknown_name
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.model.taught import mapped
 from nofuss.ranking.neighbours import nearest
-from nofuss.search.approximate import Approximate
 from nofuss.search.columns import ColumnTable
 from nofuss.search.filter import LABEL, Condition, parse_filter
-from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
+from nofuss.search.stored import MANIFEST, Label, Stored, read_stored, write_stored
 from nofuss.search.stores.store import Item
 
-__all__ = ["MANIFEST", "Index", "Kind", "Label"]
-
-FEW = 0.1
-"""Share of the items below which an approximate index, too, compares a query with all of them."""
+__all__ = ["MANIFEST", "Index", "Label"]
 
 
 class Index:
@@ -41,16 +36,13 @@ class Index:
         names: Sequence[str],
         labels: Sequence[Label],
         *,
-        kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
-        filed: Approximate | None = None,
         table: ColumnTable | None = None,
     ) -> None:
         self.vectors = vectors
         self.names, self.labels = list(names), list(labels)
         self.table = ColumnTable(len(self.names)) if table is None else table
-        self.kind, self.extra = kind, dict(extra or {})
-        self._filed = filed
+        self.extra = dict(extra or {})
         self._rows = {name: row for row, name in enumerate(self.names)}
         self._room = vectors[:0]  # more than `vectors` where items were added
 
@@ -62,18 +54,13 @@ class Index:
         names: Sequence[str],
         labels: Sequence[Label] | None = None,
         columns: Mapping[str, Column | Sequence[Any]] | None = None,
-        kind: Kind = "exact",
         extra: Mapping[str, Any] | None = None,
     ) -> "Index":
         """Build an index of vectors (N, D); `extra` is anything JSON can hold, stored with it.
 
         `columns` are what filters see: {"price": [9.5, None, …], "shop": ["north", …]}.
         """
-        if kind not in get_args(Kind):
-            raise unknown_name("kind of index", kind, get_args(Kind))
-        nothing = _unit(vectors[:0])
-        filed = Approximate.build(nothing) if kind == "approximate" else None
-        index = cls(nothing, (), (), kind=kind, extra=extra, filed=filed)
+        index = cls(_unit(vectors[:0]), (), (), extra=extra)
         index.add(vectors, names=names, labels=labels, columns=columns)
         return index
 
@@ -84,7 +71,7 @@ class Index:
         return name in self._rows
 
     def __repr__(self) -> str:
-        return f"Index({len(self):,} vectors of {self.dim} dimensions, {self.kind})"
+        return f"Index({len(self):,} vectors of {self.dim} dimensions)"
 
     @property
     def dim(self) -> int:
@@ -124,11 +111,6 @@ class Index:
         self.names.extend(names)
         self.labels.extend(labels)
         self._rows |= rows
-        if self._filed is not None:
-            if self._filed.outgrown(len(self)):
-                self._filed = Approximate.build(self.vectors)
-            else:
-                self._filed.add(x)
 
     def _append(self, x: Tensor) -> None:
         """Append vectors; room for a quarter more makes many small additions as cheap as one."""
@@ -153,21 +135,6 @@ class Index:
         self.labels = [self.labels[row] for row in kept]
         self.table = self.table.kept(kept)
         self._rows = {name: row for row, name in enumerate(self.names)}
-        if self._filed is not None:
-            self._filed.refill(self.vectors)
-
-    def as_kind(self, kind: Kind) -> "Index":
-        """Return an index of this kind with the same items."""
-        if kind == self.kind:
-            return self
-        return Index.build(
-            self.vectors,
-            names=self.names,
-            labels=self.labels,
-            columns=self.table.columns,
-            kind=kind,
-            extra=self.extra,
-        )
 
     def mapped(self, matrix: Tensor) -> "Index":
         """Return an index of the same items after a map (D, D) of their vectors."""
@@ -177,7 +144,6 @@ class Index:
             names=self.names,
             labels=self.labels,
             columns=self.table.columns,
-            kind=self.kind,
             extra=self.extra,
         )
 
@@ -186,8 +152,7 @@ class Index:
     ) -> tuple[Tensor, Tensor]:
         """Return distances and rows (Q, k) of the nearest, ties by row; at most all items.
 
-        `where` is a filter over the columns and `label`: "price<20 and shop=='north'". An
-        approximate index may find fewer than k: inf and −1 fill up.
+        `where` is a filter over the columns and `label`: "price<20 and shop=='north'".
         """
         if k < 1:
             raise ValueError(f"k is {k}; expected 1 or more")
@@ -198,12 +163,8 @@ class Index:
             where = parse_filter(where, self.types)
         if where is not None:
             rows = torch.from_numpy(np.flatnonzero(self.table.matching(where, self.labels)))
-            if self._filed is None or len(rows) < FEW * len(self):
-                distances, places = nearest(q, self.vectors[rows], k)
-                return distances, rows[places]
-            return self._filed.search(q, self.vectors, min(k, len(rows)), among=rows)
-        if self._filed is not None and len(self):
-            return self._filed.search(q, self.vectors, min(k, len(self)))
+            distances, places = nearest(q, self.vectors[rows], k)
+            return distances, rows[places]
         return nearest(q, self.vectors, k)
 
     @property
@@ -232,18 +193,14 @@ class Index:
 
     def save(self, folder: str | Path) -> None:
         """Write the index into a folder, replacing the one in it as a whole."""
-        filed = None if self._filed is None else self._filed.to_bytes()
-        content = Stored(
-            self.kind, self.vectors, self.names, self.labels, self.table, self.extra, filed
-        )
+        content = Stored(self.vectors, self.names, self.labels, self.table, self.extra)
         write_stored(Path(folder), content)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Index":
         """Load a folder that `save` wrote; every byte is checked first."""
-        kind, vectors, names, labels, table, extra, content = read_stored(Path(folder))
-        filed = None if content is None else Approximate.from_bytes(content, vectors, folder)
-        return cls(vectors, names, labels, kind=kind, extra=extra, filed=filed, table=table)
+        vectors, names, labels, table, extra = read_stored(Path(folder))
+        return cls(vectors, names, labels, extra=extra, table=table)
 
 
 def _unit(vectors: Array) -> Tensor:

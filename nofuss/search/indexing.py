@@ -22,7 +22,7 @@ from nofuss.progress import Progress, silent, working
 from nofuss.ranking.open_set import OpenSet
 from nofuss.run.directory import Run
 from nofuss.search.gallery import Changes, plan, remove_source, update
-from nofuss.search.index import MANIFEST, Index, Kind
+from nofuss.search.index import MANIFEST, Index
 from nofuss.search.items import open_items, source_of
 from nofuss.search.searcher import OPEN_SET, calibrated
 from nofuss.search.stores import open_store
@@ -40,7 +40,6 @@ def index_run(
     data: Path | None,
     *,
     remove: bool = False,
-    kind: Kind | None = None,
     device: str = "auto",
     progress: Progress = silent,
 ) -> Index:
@@ -48,7 +47,7 @@ def index_run(
     with Run.open(path, write=True) as run:  # from before the index is read until it is written
         encoder = load(path, device=device)
         folder = run.path / "index"
-        index = _former(run, encoder, kind)
+        index = _former(run, encoder)
         target = Local(index, save=lambda: _save(index, folder))
         index.extra.pop(OPEN_SET, None)  # until all is embedded
         items = _items(run, data, remove)
@@ -156,16 +155,16 @@ def _is_types(types: Any) -> bool:
     return isinstance(types, dict) and all(kind in get_args(Type) for kind in types.values())
 
 
-def _former(run: Run, encoder: Encoder, kind: Kind | None) -> Index:
+def _former(run: Run, encoder: Encoder) -> Index:
     """Return the run's index as it is, or an empty one where there is none of this model."""
     folder, model = run.path / "index", model_digest(run.model)
     if (folder / MANIFEST).is_file():
         before = load_index(folder)
         if before.extra.get("model") == model and before.dim == encoder.dim:
-            return before if kind is None else before.as_kind(kind)
+            return before
         log.warning(f"{folder} was made by another model: everything is embedded again")
     nothing = torch.empty(0, encoder.dim)
-    return Index.build(nothing, names=(), kind=kind or "exact", extra={"model": model})
+    return Index.build(nothing, names=(), extra={"model": model})
 
 
 def change(

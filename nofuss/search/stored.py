@@ -1,8 +1,8 @@
 """An index on disk: written as a whole, and read as if a stranger had made it.
 
-    vectors-SHA.safetensors   vectors (N, D) float32, label codes (N,), the index of faiss
+    vectors-SHA.safetensors   vectors (N, D) float32, label codes (N,)
     items-SHA.json            names, class names, columns, what the caller stores with them
-    manifest.json             format, kind, the two files and their sha256
+    manifest.json             format, the two files and their sha256
 
 The files are named after their content and the manifest is replaced last and as a whole: a crash
 leaves the previous index. Vectors are mapped into memory, so that opening copies nothing.
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import filelock
 import torch
@@ -41,7 +41,6 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 PARSED = 24
 """How many times its size a JSON file may take in memory when it is parsed."""
-Kind = Literal["exact", "approximate"]
 Label = str | None
 _TYPES: dict[str, tuple[type, ...]] = {
     "number": (float, int),
@@ -56,14 +55,11 @@ _OURS = re.compile(r"vectors-[0-9a-f]{16}\.safetensors|items-[0-9a-f]{16}\.json"
 class Stored(NamedTuple):
     """The content of the folder."""
 
-    kind: Kind
     vectors: Tensor
     names: Sequence[str]
     labels: Sequence[Label]
     table: ColumnTable
     extra: Mapping[str, Any]
-    filed: Tensor | None
-    """The serialized index of faiss, for an approximate index."""
 
 
 def write_stored(folder: Path, content: Stored) -> None:
@@ -73,8 +69,6 @@ def write_stored(folder: Path, content: Stored) -> None:
     code = {label: i for i, label in enumerate(classes)}
     codes = [-1 if label is None else code[label] for label in content.labels]
     tensors = {"vectors": content.vectors.contiguous(), "labels": torch.tensor(codes).long()}
-    if content.filed is not None:
-        tensors["faiss"] = content.filed
     columns = {name: [c.type, c.values] for name, c in content.table.columns.items()}
     items = {"names": content.names, "classes": classes, "columns": columns}
     items["extra"] = content.extra
@@ -84,7 +78,7 @@ def write_stored(folder: Path, content: Stored) -> None:
         checksums = {
             part: write_by_content(folder, part, _PARTS[part], each) for part, each in parts.items()
         }
-        manifest = {"format": FORMAT, "kind": content.kind, "sha256": checksums}
+        manifest = {"format": FORMAT, "sha256": checksums}
         write_file(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")  # the switch
         current = {_file(part, checksums) for part in _PARTS}
         with suppress(OSError):  # what can't be deleted now is tried again next time
@@ -122,8 +116,8 @@ def read_stored(folder: Path) -> Stored:
 
 
 def _read(folder: Path, manifest: Any) -> Stored:
-    version, kind, checksums = manifest["format"], manifest["kind"], manifest["sha256"]
-    if version != FORMAT or kind not in get_args(Kind):
+    version, checksums = manifest["format"], manifest["sha256"]
+    if version != FORMAT:
         raise RunError(
             f"{folder} holds an index of format {version!r:.20}, expected {FORMAT}; "
             "open it with the version of nofuss that wrote it, or make it again"
@@ -136,7 +130,6 @@ def _read(folder: Path, manifest: Any) -> Stored:
     names, classes, extra = items["names"], items["classes"], items["extra"]
     tensors, _ = load_tensors(files["vectors"])
     vectors, codes = tensors["vectors"], tensors["labels"]
-    filed = tensors["faiss"] if kind == "approximate" else None
     _check_numbers(vectors, codes, len(_unique_strings(classes, "classes")))
     if len(_unique_strings(names, "names")) != len(vectors):
         raise ValueError(f"{len(names)} names for {len(vectors)} vectors")
@@ -144,7 +137,7 @@ def _read(folder: Path, manifest: Any) -> Stored:
         raise ValueError("extra is not a JSON object")
     labels = [None if c < 0 else classes[c] for c in codes.tolist()]
     table = _table(items.get("columns", {}), len(vectors))
-    return Stored(kind, vectors, names, labels, table, extra, filed)
+    return Stored(vectors, names, labels, table, extra)
 
 
 def _table(columns: Any, length: int) -> ColumnTable:

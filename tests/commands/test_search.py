@@ -265,19 +265,6 @@ def test_what_nofuss_did_not_write_is_one_line(
     assert len(printed.strip().splitlines()) == 1
 
 
-def test_the_grid_shows_queries_and_neighbours(run: Path, data: Path, tmp_path: Path) -> None:
-    main(["index", str(run), str(data)])
-    out = tmp_path / "grid.png"
-    queries = [str(data / "six" / "0<i>.png"), str(data / "plain" / "1<i>.png")]
-    assert main(["search", str(run), *queries, "-k", "2", "--show", str(out)]) == 0
-    grid = Image.open(out)
-    assert grid.width > 3 * 160
-    assert grid.height > 2 * 160
-    left, right = (grid.crop((x, 10, x + 160, 170)).tobytes() for x in (10, 190))
-    assert left == right  # the query is in the index: its nearest is itself
-    assert main(["search", str(run), *queries, "--show", str(out)]) == 2
-
-
 def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> None:
     main(["index", str(run), str(data)])
     shutil.rmtree(run / "model")
@@ -298,7 +285,6 @@ def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> Non
         (["search", "RUN"], "PICTURE requires an argument"),
         (["search", "RUN", "missing.jpg"], "missing.jpg: missing"),
         (["search", "RUN", "missing.jpg", "-k", "0"], "-k is 0"),
-        (["search", "RUN", "a.jpg", "--show", "grid.jpg"], "does not end in .png"),
         (["index", "RUN", "nowhere"], "nowhere does not exist"),
         (["search", "nowhere", "a.jpg"], "nowhere is not a run directory"),
     ],
@@ -310,21 +296,6 @@ def test_mistakes_are_one_line(
     complaint = capsys.readouterr().err
     assert message in complaint
     assert complaint.count("\n") == 1
-
-
-def test_the_grid_shows_pictures_of_arrays(tmp_path: Path, run: Path) -> None:
-    """Queries and neighbours that are rows of arrays are drawn from them, test items too."""
-    images = np.stack([np.asarray(draw(label, 3)) for label in range(4)])
-    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(4))
-    config = TrainConfig(data=tmp_path / "images.npz", out=tmp_path / "arrays", test_fraction=0.0)
-    made = create_run(config, name="run", fingerprint="")
-    shutil.copytree(run / "model", made.model)
-    out, query = tmp_path / "grid.png", str(tmp_path / "images.npz")
-    assert main(["search", str(made.path), query, "-k", "1", "--show", str(out)]) == 0
-    grid = Image.open(out)
-    left, right = (grid.crop((x, 10, x + 160, 170)) for x in (10, 190))
-    assert left.tobytes() == right.tobytes()
-    assert len(left.getcolors(10**6) or ()) > 1
 
 
 def test_a_damaged_index_is_one_line(run: Path, data: Path, capsys: Capture) -> None:

@@ -215,7 +215,7 @@ def test_many_classes_are_filtered_in_one_pass() -> None:
 
 
 def test_columns_follow_their_items() -> None:
-    """Removed, added, saved and loaded, in an index of another kind."""
+    """Removed and added."""
     changed = index()
     changed.remove(["0", "1"])
     changed.add(np.ones((1, 6)), names=["new"], columns={"price": [7]})
@@ -232,21 +232,6 @@ def test_columns_follow_their_items() -> None:
     with pytest.raises(ValueError, match="2 values of price for 1 items"):
         changed.add(np.ones((1, 6)), names=["x"], columns={"price": [7, 8]})
     assert len(changed) == 5
-
-
-def test_an_approximate_index_filters_as_the_exact_one() -> None:
-    pytest.importorskip("faiss")
-    random = np.random.default_rng(0)
-    vectors = random.normal(size=(4_000, 16))
-    columns = {"price": Column("number", random.integers(0, 100, 4_000).astype(float).tolist())}
-    exact = Index.build(vectors, names=[str(i) for i in range(4_000)], columns=columns)
-    approximate = exact.as_kind("approximate")
-    for where in ("price<3", "price<30", "price<90"):
-        _, expected = exact.search(vectors[:50], 10, where=where)
-        _, found = approximate.search(vectors[:50], 10, where=where)
-        values = np.array(columns["price"].values)[found.numpy()]
-        assert (values < float(where[6:])).all()
-        assert (found[:, :, None] == expected[:, None]).any(1).double().mean() > 0.7
 
 
 # Fuzzing

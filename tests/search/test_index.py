@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nofuss import Index
-from nofuss.errors import RunError, UsageError
+from nofuss.errors import RunError
 from nofuss.files import LOCK, sha256
 from nofuss.geometry import normalize
 from nofuss.search import nearest
@@ -23,10 +23,6 @@ from nofuss.search import nearest
 
 def random(n: int, dim: int = 8, *, seed: int = 0) -> Tensor:
     return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def clusters(n: int, dim: int = 32) -> Tensor:
-    return random(50, dim, seed=1).repeat_interleave(n // 50, 0) + 0.3 * random(n, dim)
 
 
 def names_of(n: int) -> list[str]:
@@ -142,17 +138,13 @@ def test_a_new_class_is_found_and_leaves_again() -> None:
     assert float(index.search(new, 1)[0]) > 0.1
 
 
-@pytest.mark.parametrize("kind", ["exact", "approximate"])
-def test_what_was_saved_is_loaded(tmp_path: Path, kind: str) -> None:
-    if kind == "approximate":
-        pytest.importorskip("faiss")
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     labels = [None if i % 3 else f"class {i % 2}" for i in range(100)]
     names = [*names_of(98), "<img onerror=x>", "not utf-8 \udcff"]
-    index = Index.build(random(100), names=names, labels=labels, kind=kind, extra={"a": [1]})
+    index = Index.build(random(100), names=names, labels=labels, extra={"a": [1]})
     index.save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
     assert (loaded.names, loaded.labels, loaded.extra) == (names, labels, {"a": [1]})
-    assert loaded.kind == kind
     for old, new in zip(index.search(random(5), 7), loaded.search(random(5), 7), strict=True):
         assert (old == new).all()
 
@@ -241,8 +233,6 @@ def test_misuse_is_told() -> None:
         index.search(torch.full((1, 8), torch.nan))
     with pytest.raises(ValueError, match="k is 0"):
         index.search(random(1), 0)
-    with pytest.raises(UsageError, match="exact"):
-        Index.build(random(1), names=["a"], kind="exactly")  # type: ignore[arg-type]
     assert len(index) == 3
 
 
@@ -251,51 +241,6 @@ def test_an_empty_index_finds_nothing(tmp_path: Path) -> None:
     index.save(tmp_path)
     found, rows = Index.load(tmp_path).search(random(2), 5)
     assert found.shape == rows.shape == (2, 0)
-
-
-def test_approximate_finds_nearly_all() -> None:
-    pytest.importorskip("faiss")
-    vectors = clusters(5_000)
-    exact = Index.build(vectors, names=names_of(5_000))
-    index = exact.as_kind("approximate")
-    queries = vectors[::50] + 0.1 * random(100, 32, seed=7)
-    (true, expected), (found, rows) = exact.search(queries, 10), index.search(queries, 10)
-    recall = (rows[:, :, None] == expected[:, None]).any(1).double().mean()
-    assert recall > 0.95
-    same = rows == expected
-    # Neighbours may be missing, never misplaced.
-    torch.testing.assert_close(found[same], true[same], atol=1e-6, rtol=0)
-
-
-def test_approximate_grows_and_shrinks() -> None:
-    pytest.importorskip("faiss")
-    vectors = clusters(2_000)
-    index = Index.build(vectors[:10], names=names_of(10), kind="approximate")
-    index.add(vectors[10:], names=names_of(2_000)[10:])
-    index.remove(names_of(500))
-    found, rows = index.search(vectors[[700]], 1)
-    assert index.names[int(rows)] == "700.jpg"
-    assert float(found) < 1e-3
-
-
-def test_approximate_beside_faiss_for_torch() -> None:
-    # The import replaces methods of faiss in the whole process, hence a process of its own.
-    pytest.importorskip("faiss")
-    script = """
-import torch, faiss.contrib.torch_utils
-from nofuss.search.index import Index
-x = torch.nn.functional.normalize(torch.randn(500, 8, generator=torch.Generator()), dim=1)
-index = Index.build(x, names=[str(i) for i in range(500)], kind="approximate")
-print(int(index.search(x[[77]], 1)[1]))
-"""
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert ran.stdout == "77\n", ran.stderr
-
-
-def test_faiss_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(UsageError, match=r"pip install 'nofuss\[faiss\]'"):
-        Index.build(random(3), names=names_of(3), kind="approximate")
 
 
 # What no `save` writes, with checksums that fit
