@@ -18,7 +18,7 @@ from torture.measured import PATIENCE, Ended
 PRELOADED = (
     "nofuss.training.pipeline",
     "nofuss.report.evaluation",
-    "nofuss.search.finding",
+    "nofuss.search.search",
     "torch._dynamo",
 )
 

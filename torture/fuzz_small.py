@@ -17,9 +17,9 @@ from nofuss.files import OWNER, _owner, locked
 from nofuss.model.backbones import fill, read_weights
 from nofuss.model.hub import parse_address, parse_repository
 from nofuss.run.marks import read_marks
+from nofuss.search.engines.url import read_url
 from nofuss.search.filter import FilterError, as_mask, as_milvus, as_sql, encode, parse_filter
 from nofuss.search.sent import Sent
-from nofuss.search.stores.url import read_url
 from torture.fuzz import Target
 
 # What a run or the cache may hold beside JSON and tensors

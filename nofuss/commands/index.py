@@ -31,9 +31,6 @@ def main(
         device: Where to compute, as for `nofuss train`.
     """
     # here, so that --help does not load torch
-    from nofuss.search.indexing import index_into, index_run
+    from nofuss.search.update import update_index
 
-    if to is not None:
-        index_into(to, run, data, remove=remove, device=device, progress=console.progress)
-        return
-    index_run(run, data, remove=remove, device=device, progress=console.progress)
+    update_index(run, data, to=to, remove=remove, device=device, progress=console.progress)

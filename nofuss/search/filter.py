@@ -199,7 +199,8 @@ class _Reader:
 
     def value(self, node: ast.expr, column: str, sign: str) -> Value:
         """Return the value that a column is compared with; None, by == and != only, for None."""
-        kind, found = self.types[column], None
+        kind = self.types[column]
+        found: Value = None
         if isinstance(node, ast.Name) and self.is_value(node):
             value = self.tokens[node.id].value
             if value is None and sign in ("==", "!="):
@@ -277,7 +278,7 @@ def as_mask(condition: Condition, column: Callable[[str], Coded]) -> Mask:
         return np.array([*passes, False])[codes]  # −1, no value, is the last
 
     def join(every: bool, masks: list[Mask]) -> Mask:
-        return np.all(masks, axis=0) if every else np.any(masks, axis=0)
+        return np.asarray(np.all(masks, axis=0) if every else np.any(masks, axis=0))
 
     return fold(condition, test, join)
 

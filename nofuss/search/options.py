@@ -35,7 +35,7 @@ async def read_options(request: Request, shelf: Shelf) -> SearchOptions:
         raise Refused(400, f"there is no class like “{printable(words[:80])}”; try a part")
     text, where = request.query_params.get("where", ""), None
     if text.strip():
-        types = await run_in_threadpool(lambda: shelf.index.types)
+        types = await run_in_threadpool(lambda: shelf.index.about.types)
         try:
             where = parse_filter(text, types)
         except FilterError as error:

@@ -17,9 +17,9 @@ from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.run.directory import create_run
-from nofuss.search.index import Index
-from nofuss.search.items import open_items
+from nofuss.search import Index
 from nofuss.search.shelf import open_shelf
+from nofuss.search.update import open_items
 from tests.search.verdicts import open_set
 from tests.tiny_run import CLASSES, draw, write_pictures
 
@@ -66,9 +66,22 @@ def test_only_what_changed_is_embedded(run: Path, data: Path, capsys: Capture) -
     assert main(["index", str(run), str(data)]) == 0
     assert "1 new, 1 changed, 1 removed, 17 unchanged: 19 items" in lines(capsys)
     after = index_of(run)
-    assert after.labels[after.row(str(data / "new class" / "a.png"))] == "new class"
-    changed = str(folder / "0<i>.png")
-    assert not torch.equal(after.vectors[after.row(changed)], before.vectors[before.row(changed)])
+    assert after.get([str(data / "new class" / "a.png")])[0].label == "new class"
+    [new], [old] = (
+        index.get([str(folder / "0<i>.png")], vectors=True) for index in (after, before)
+    )
+    assert new.vector is not None
+    assert old.vector is not None
+    assert not torch.equal(new.vector, old.vector)
+
+
+def test_one_folder_has_one_name(run: Path, data: Path, capsys: Capture) -> None:
+    """However it is spelled: its pictures are not indexed twice."""
+    assert main(["index", str(run), str(data)]) == 0
+    capsys.readouterr()
+    assert main(["index", str(run), str(data / ".." / data.name)]) == 0
+    assert "unchanged: 19 items" in lines(capsys)
+    assert list(index_of(run).about.sources) == [str(data)]
 
 
 def test_the_index_is_that_of_a_fresh_one(run: Path, data: Path) -> None:
@@ -117,7 +130,7 @@ def test_other_folders_stay_and_can_be_removed(
     main(["index", str(run), str(inbox)])
     index = index_of(run)
     assert len(index) == 20
-    assert index.labels[index.row(str(inbox / "loose.png"))] is None
+    assert index.get([str(inbox / "loose.png")])[0].label is None
     shutil.rmtree(inbox)
     assert main(["index", str(run), str(inbox), "--remove"]) == 0
     assert len(index_of(run)) == 19
@@ -152,7 +165,7 @@ def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> Non
     main(["index", str(run), str(data)])
     main(["index", str(run), str(data / "plain")])
     index = index_of(run)
-    assert index.labels[index.row(str(data / "plain" / "again.png"))] == "plain"
+    assert index.get([str(data / "plain" / "again.png")])[0].label == "plain"
 
 
 def test_search_prints_paths_labels_and_distances(run: Path, data: Path, capsys: Capture) -> None:
@@ -181,9 +194,9 @@ def test_without_an_index_search_and_page_show_the_test_items(
     assert "no index yet" in err
     neighbours = json.loads(out)["queries"][0]["neighbours"]
     shelf = open_shelf(run)
-    assert sorted(n["path"] for n in neighbours) == sorted(shelf.index.names)
+    assert sorted(n["path"] for n in neighbours) == sorted(shelf.own.names)
     assert set(shelf.classes) == test_classes
-    shown = [shelf.picture(row) for row in range(len(shelf.index))]
+    shown = [shelf.picture(name) for name in shelf.own.names]
     assert set(shown) == {file for c in test_classes for file in (data / c).glob("*.png")}
     assert sorted(run.rglob("*")) == before
     main(["index", str(run), str(data)])
@@ -229,8 +242,9 @@ def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> N
     white = {"white": (250, 250, 250)}
     main(["index", str(run), str(write_plain(tmp_path / "few", few, spread=9))])
     assert 'search says "nothing like this" by the nearest item' in lines(capsys)
-    before = index_of(run).extra["open_set"]
-    assert (before["items"], before["classes"]) == (56, 7)
+    before = index_of(run).about.open_set
+    assert before is not None
+    assert (before.items, before.classes) == (56, 7)
     query = write_plain(tmp_path / "grain", {"white": (250, 250, 250)}, spread=11) / "white/3.png"
     assert main(["search", str(run), str(query)]) == 0
     assert "Nothing like this here" in lines(capsys)
@@ -238,17 +252,19 @@ def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> N
     assert main(["search", str(run), str(item), "--json"]) == 0
     (result,) = json.loads(lines(capsys))["queries"]
     assert result["found"] is True
-    assert result["verdict"].startswith("Its class")
+    assert result["match"] in ("good", "unsure")
+    assert result["sentence"].startswith("Its class")
 
     main(["index", str(run), str(write_plain(tmp_path / "white", white, spread=9))])
-    after = index_of(run).extra["open_set"]
-    assert (after["items"], after["classes"]) == (64, 8)
-    assert after["known"] != before["known"]
+    after = index_of(run).about.open_set
+    assert after is not None
+    assert (after.items, after.classes) == (64, 8)
+    assert after.known != before.known
     capsys.readouterr()
     assert main(["search", str(run), str(query)]) == 0
     assert "Nothing like this here" not in lines(capsys)
     main(["index", str(run), str(tmp_path / "few"), "--remove"])
-    assert index_of(run).extra["open_set"] is None  # one class is left
+    assert index_of(run).about.open_set is None  # one class is left
 
 
 @pytest.mark.parametrize("name", ["open_set", "rerank"])
