@@ -119,7 +119,7 @@ def measured(
             before = server_megabytes(engine)
             began = time.perf_counter()
             about = about._replace(sources={"made": {"price": "number", "shop": "text"}})
-            store.commit(about)
+            store.commit(about, source="made")
             for start in range(0, len(made.names), CHUNK):
                 store.put(made.items(start))
             written = time.perf_counter() - began

@@ -259,8 +259,11 @@ class FolderIndex:
 
     # On disk
 
-    def commit(self, about: About) -> None:
-        """Put `about` in force and write the index into its folder, if it has one."""
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Put `about` in force and write the index into its folder, if it has one.
+
+        source: of use to databases only; here nobody else writes.
+        """
         if (
             about.types != self.about.types
         ):  # values of columns that have gone, or changed their type

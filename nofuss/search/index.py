@@ -134,8 +134,12 @@ class Index(Protocol):
     def count(self) -> int:
         """Return how many items there are."""
 
-    def commit(self, about: About) -> None:
-        """Put `about` in force; what was written is durable and searched fast from here on."""
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Put `about` in force; what was written is durable and searched fast from here on.
+
+        source: the one that is new, has other columns, or is not in `about` any more. What a
+        database says of the other sources stays: another process may be writing them.
+        """
 
     def close(self) -> None:
         """Disconnect."""

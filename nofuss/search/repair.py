@@ -60,11 +60,11 @@ class Repair:
 
     async def judge(self, request: Request) -> Response:
         """Keep what somebody says of a label: {item: key, label: the right one, or null}."""
-        content = await self.page.content(request)
+        content, own = await self.page.content(request), self.shelf.own
         name, label = self.page.by_key(content.get("item")), content.get("label")
         if label is not None and label not in self.shelf.classes:
             raise Refused(400, "no such class; choose one of the list")
-        [item] = self.shelf.own.get([name])
+        [item] = own.get([name])
         if item.label is None:
             raise Refused(400, "this item has no label that could be wrong")
         async with self.writing:

@@ -303,7 +303,7 @@ def _update(
     processes.check_same("pictures", lambda: json.dumps([list(plan.items), plan.stale]))
     accelerate(encoder.embedder.backbone, len(plan.stale), progress=progress)
     if about.sources.get(source) != types:  # before its items: a filter may name their columns
-        index.commit(about._replace(sources={**about.sources, source: types}))
+        index.commit(about._replace(sources={**about.sources, source: types}), source=source)
     index.put([plan.items[i] for i in plan.revised])
     index.delete(plan.gone)
     changes, due = plan.changes, time.monotonic() + SAVE_SECONDS
@@ -349,7 +349,7 @@ def _remove(index: Index, data: Path | None) -> Changes:
         raise UsageError(f"the index holds nothing of {shown}; it holds: {known}")
     index.delete(names)
     kept = {of: types for of, types in about.sources.items() if of != source}
-    index.commit(about._replace(sources=kept))
+    index.commit(about._replace(sources=kept), source=source)
     return Changes(removed=len(names))
 
 

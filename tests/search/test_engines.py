@@ -231,7 +231,7 @@ def filtered(server: str) -> Iterator[tuple[Index, FolderIndex]]:
     names = [str(i) for i in range(6)]
     local = FolderIndex.build(vectors, names=names, labels=LABELS, columns=COLUMNS)
     with opened(server.format("filtered"), About("", 6), create=True) as index:
-        index.commit(local.about)
+        index.commit(local.about, source="Python")
         index.put(list(local.items(vectors=True)))
         index.commit(local.about)
         yield index, local
@@ -277,7 +277,7 @@ def test_names_of_any_bytes_and_columns_of_any_name(url: str) -> None:
     about = About("made", 4, {source: {hostile: "text"}})
     items = [Item(names[i], None, {hostile: f"{i}"}, Origin(source, "d")) for i in range(3)]
     with opened(url, about, create=True) as index:
-        index.commit(about)
+        index.commit(about, source=source)
         whole = [item._replace(vector=v) for item, v in zip(items, vectors, strict=True)]
         index.put(whole)
         index.put(whole)  # twice is once
@@ -299,6 +299,17 @@ def test_names_of_any_bytes_and_columns_of_any_name(url: str) -> None:
         index.delete([names[0], "not there"])
         assert index.count() == 2
         assert index.get(names[:1]) == []
+
+
+def test_a_process_that_knows_less_leaves_the_others_sources_alone(url: str) -> None:
+    about = About("made", 4)
+    with opened(url, about, create=True) as index:
+        index.commit(about._replace(sources={"a": {"price": "number"}}), source="a")
+        index.commit(about._replace(sources={"b": {}}), source="b")  # it has not seen a
+        index.commit(about)
+        assert index.about.sources == {"a": {"price": "number"}, "b": {}}
+        index.commit(about, source="a")
+        assert index.about.sources == {"b": {}}
 
 
 def test_several_commands_write_one_index_at_once(url: str, run: Path, tmp_path: Path) -> None:
@@ -396,7 +407,7 @@ def _changed(server: str, sql: str) -> Iterator[Index]:
     with psycopg.connect(server.split("?")[0], autocommit=True) as connection:
         connection.execute("DROP TABLE IF EXISTS hostile, hostile_about")
         with opened(server.format("hostile"), about, create=True) as index:
-            index.commit(about)
+            index.commit(about, source="s")
             index.put([Item("a", "x", {}, Origin("s", "d"), torch.eye(4)[0])])
         connection.execute(sql.encode())
     with opened(server.format("hostile"), about) as index:

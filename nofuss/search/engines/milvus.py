@@ -145,18 +145,15 @@ class Milvus:
         )
         self._client.create_collection(name, schema=schema, index_params=index)
 
-    def commit(self, about: About) -> None:
-        """Write what holds for the index; wait until the graph is built."""
-        before = self.about.sources
-        notes: dict[str, object] = {"index": about.as_dict()}
-        for source, types in about.sources.items():
-            if before.get(source) != types:
-                notes[f"source {to_utf8(source)}"] = dict(types)
-        gone = [f"source {to_utf8(source)}" for source in before.keys() - about.sources.keys()]
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Write what holds for the index, and for one source; wait until the graph is built."""
+        key, notes = f"source {to_utf8(source or '')}", dict[str, object](index=about.as_dict())
+        if source is not None and source in about.sources:
+            notes[key] = dict(about.sources[source])
         with self._speaking():
             self._put_about(notes)
-            if gone:
-                self._client.delete(self._notes, ids=[number_of(key) for key in gone])
+            if source is not None and source not in about.sources:
+                self._client.delete(self._notes, ids=[number_of(key)])
             self._client.flush(self._name)
             while True:
                 state = self._client.describe_index(self._name, "embedding")

@@ -141,16 +141,15 @@ class Postgres:
                 cursor.execute(self._query(f"CREATE {create}"))
             self._put_about(cursor, "index", about.as_dict(), keep=True)
 
-    def commit(self, about: About) -> None:
-        """Write what holds for the index; build the graph and the indexes of columns once."""
-        before = self.about.sources
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Write what holds for the index, and for one source; build what searching fast needs."""
         with self._cursor() as cursor:
             self._put_about(cursor, "index", about.as_dict())
-            for source, types in about.sources.items():
-                if before.get(source) != types:
-                    self._put_about(cursor, f"source {to_utf8(source)}", types)
-            gone = [f"source {to_utf8(source)}" for source in before.keys() - about.sources.keys()]
-            cursor.execute(self._query("DELETE FROM {about} WHERE key = ANY(%s)"), [gone])
+            if source is not None and source in about.sources:
+                self._put_about(cursor, f"source {to_utf8(source)}", about.sources[source])
+            elif source is not None:
+                delete = self._query("DELETE FROM {about} WHERE key = %s")
+                cursor.execute(delete, [f"source {to_utf8(source)}"])
         self._about_until = 0.0
         if self.count():
             self._build_indexes()
