@@ -101,13 +101,15 @@ class FolderIndex:
             if len(column.values) != len(x):
                 raise ValueError(f"{len(column.values)} values of {name} for {len(x)} items")
         types = {name: column.type for name, column in table.items()}
+        if LABEL in types:
+            raise ValueError("a column can't be called label; rename it")
         index = cls(About(model, x.shape[1], {PYTHON: types} if types else {}))
-        index.put(
-            [
-                Item(str(name), None if label is None else str(label), cells_of(table, i), None, v)
-                for i, (name, label, v) in enumerate(zip(names, given, x, strict=True))
-            ]
-        )
+        index._vectors, index._origins = x, [None] * len(x)
+        index.names = [str(name) for name in names]
+        index.labels = [None if label is None else str(label) for label in given]
+        index._columns = [cells_of(table, row) for row in range(len(x))]
+        index._rows = {name: row for row, name in enumerate(index.names)}
+        _check_unique(index.names)
         return index
 
     def __len__(self) -> int:
@@ -224,10 +226,8 @@ class FolderIndex:
 
     def _check(self, items: Sequence[Item]) -> None:
         """Refuse what would leave the index inconsistent, before anything is changed."""
-        names, types = {item.name for item in items}, self.about.types
-        if len(names) < len(items):
-            [(twice, _)] = Counter(item.name for item in items).most_common(1)
-            raise ValueError(f"the index would hold {twice!r} twice; names are unique")
+        types = self.about.types
+        _check_unique([item.name for item in items])
         for item in items:
             if item.vector is None and item.name not in self._rows:
                 raise ValueError(f"{item.name!r} is new to the index, so it needs a vector")
@@ -380,6 +380,12 @@ def unit(vectors: Array) -> Tensor:
     # Scale by the largest entry first: the squares of 1e20 and 1e-30 are beyond float32.
     largest = x.abs().amax(1, keepdim=True)
     return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()
+
+
+def _check_unique(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        [(twice, _)] = Counter(names).most_common(1)
+        raise ValueError(f"the index would hold {twice!r} twice; names are unique")
 
 
 def _cells(columns: Any, types: Mapping[str, Type], length: int) -> list[Mapping[str, Value]]:
