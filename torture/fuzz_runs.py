@@ -19,7 +19,8 @@ from nofuss.report.card import write_card
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search import lessons
-from nofuss.search.update import open_own_index, update_index
+from nofuss.search.searchable import open_own_index
+from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.pipeline import run_training
 from torture.forgeries import reseal

@@ -32,13 +32,14 @@ from nofuss.search.engines import open_engine
 from nofuss.search.folder import FolderIndex, holds_index
 from nofuss.search.index import About, Index
 from nofuss.search.search import calibrated
-from nofuss.search.update import BUILT_IN, items_of, open_own_index, source_of
 
 log = logging.getLogger("nofuss")
 NOTE = "embeddings-of"
 """The file of RUN/taught that says which model the kept embeddings are of."""
 ARRAYS = (".npz", ".safetensors")
 _ROW = re.compile("[0-9]{1,18}")
+BUILT_IN = "built-in characters"
+"""The source of the items that come with the package."""
 SIDE = 224
 """Longest side of a picture on the page, and of one from an array."""
 
@@ -106,6 +107,23 @@ def open_searchable(
     return "the index of this run", own
 
 
+def open_own_index(run: Run, encoder: Encoder) -> FolderIndex:
+    """Load the run's index; RunError where there is none, or one of another model."""
+    index = FolderIndex.load(run.path / "index")
+    if index.about.model != model_digest(run.model):
+        raise RunError(
+            f"{index.place} was made by another model than {run.model}; update it: "
+            + "; ".join(command("nofuss", "index", run.path, of) for of in index.about.sources)
+        )
+    if index.about.dim != encoder.dim:
+        raise RunError(
+            f"{index.place} holds vectors of {index.about.dim} dimensions, but the model gives "
+            f"{encoder.dim}; delete the folder and make it again: "
+            f"{command('nofuss', 'index', run.path)} DIR"
+        )
+    return index
+
+
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
     """Load what training left, and refuse another model's."""
     kept = load_embeddings(run.path) if embeddings_fit(run) else None
@@ -124,6 +142,9 @@ def embeddings_fit(run: Run) -> bool:
 
 
 def _test_items(run: Run, encoder: Encoder, progress: Progress) -> tuple[str, Index]:
+    # Here: what reads an index does not need what writes one.
+    from nofuss.search.update import items_of, source_of
+
     kept, data = kept_embeddings(run, encoder), run.own_data
     opened = open_training_data(data, run.config, corrections=run.corrections, progress=progress)
     collection = opened.collection

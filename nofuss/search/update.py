@@ -35,7 +35,7 @@ from nofuss.data.readers.folder import (
 )
 from nofuss.data.triplets import NO_LABEL
 from nofuss.distributed import processes
-from nofuss.errors import DataError, RunError, UsageError, command
+from nofuss.errors import DataError, UsageError
 from nofuss.files import digest
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.model.features import Unreadable
@@ -48,10 +48,10 @@ from nofuss.search.engines import open_engine
 from nofuss.search.folder import MANIFEST, FolderIndex
 from nofuss.search.index import About, Index, Item, Origin
 from nofuss.search.search import calibrated
+from nofuss.search.searchable import BUILT_IN
 
 log = logging.getLogger("nofuss")
 
-BUILT_IN = "built-in characters"
 CHUNK = 256
 SAVE_SECONDS, SAVE_FRACTION = 60.0, 0.1
 """A folder is saved at most once a minute, and saving may take this fraction of the time."""
@@ -122,23 +122,6 @@ def update_index(
             elif to is None and index.about.open_set is not None:
                 log.info(index.about.open_set.describe())
         return changes
-
-
-def open_own_index(run: Run, encoder: Encoder) -> FolderIndex:
-    """Load the run's index; RunError where there is none, or one of another model."""
-    index = FolderIndex.load(run.path / "index")
-    if index.about.model != model_digest(run.model):
-        raise RunError(
-            f"{index.place} was made by another model than {run.model}; update it: "
-            + "; ".join(command("nofuss", "index", run.path, of) for of in index.about.sources)
-        )
-    if index.about.dim != encoder.dim:
-        raise RunError(
-            f"{index.place} holds vectors of {index.about.dim} dimensions, but the model gives "
-            f"{encoder.dim}; delete the folder and make it again: "
-            f"{command('nofuss', 'index', run.path)} DIR"
-        )
-    return index
 
 
 def _own_index(run: Run, wanted: About) -> FolderIndex:

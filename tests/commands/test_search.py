@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +75,16 @@ def test_only_what_changed_is_embedded(run: Path, data: Path, capsys: Capture) -
     assert new.vector is not None
     assert old.vector is not None
     assert not torch.equal(new.vector, old.vector)
+
+
+def test_searching_does_not_load_what_writes(run: Path, data: Path) -> None:
+    main(["index", str(run), str(data)])
+    words = ["search", str(run), str(data / "six" / "0<i>.png")]
+    script = f"import sys; from nofuss.cli import main; main({words!r}); print(sorted(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "'nofuss.search.search'" in ran.stdout
+    for module in ("nofuss.search.update", "nofuss.training", "nofuss.report"):
+        assert f"'{module}'" not in ran.stdout
 
 
 def test_one_folder_has_one_name(run: Path, data: Path, capsys: Capture) -> None:

@@ -314,7 +314,7 @@ def test_a_process_that_knows_less_leaves_the_others_sources_alone(url: str) -> 
 
 def test_several_commands_write_one_index_at_once(url: str, run: Path, tmp_path: Path) -> None:
     """Parts of the data, each by a process of its own: the union is complete."""
-    if url.startswith("milvus:"):
+    if url.endswith(".db"):
         pytest.skip("a file is opened by one process at a time")
     parts, expected = [], set[str]()
     for part in range(4):
