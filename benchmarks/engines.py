@@ -23,15 +23,16 @@ from torch import Tensor
 from nofuss import Index
 from nofuss.data.columns import Column
 from nofuss.geometry import normalize
-from nofuss.search.stores import Item, Note, Record, Searched, open_store
-from nofuss.search.stores.store import About
-from nofuss.search.where import Condition, parse_filter
+from nofuss.search.engines import open_engine
+from nofuss.search.filter import Condition, parse_filter
+from nofuss.search.index import About, Item, Origin
+from nofuss.search.index import Index as AnyIndex
 from torture.databases import ENGINES, missing, running
 
 K, CHUNK = 10, 10_000
 SHOPS = ("north", "south", "east", "west")
 FILTERS = (None, "price<20 and shop=='north'", "price<1")
-OWN = ("exact", "approximate")
+OWN = ("exact",)
 
 
 class Made:
@@ -52,22 +53,20 @@ class Made:
         shop = [SHOPS[i] for i in random.integers(0, 4, items)]
         self.columns = {"price": Column("number", price), "shop": Column("text", shop)}
 
-    def index(self, kind: str) -> Index:
+    def index(self) -> Index:
         """Return our own index of everything."""
-        return Index.build(
-            self.vectors,
-            names=self.names,
-            columns=self.columns,
-            kind="exact" if kind == "exact" else "approximate",
-        )
+        return Index.build(self.vectors, names=self.names, columns=self.columns)
 
-    def records(self, start: int) -> list[Record]:
+    def items(self, start: int) -> list[Item]:
         """Return a chunk of items as `nofuss index` would write them."""
         price, shop = (self.columns[name].values for name in ("price", "shop"))
         return [
-            Record(
-                Item(self.names[i], None, {"price": price[i], "shop": shop[i]}),
-                Note("made", 0, 0, "", ""),
+            Item(
+                self.names[i],
+                None,
+                {"price": price[i], "shop": shop[i]},
+                Origin("made", ""),
+                self.vectors[i],
             )
             for i in range(start, min(start + CHUNK, len(self.names)))
         ]
@@ -82,9 +81,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=(*OWN, *ENGINES), default=(*OWN, *ENGINES))
     options = parser.parse_args()
     made = Made(options.items, options.dim, options.queries)
-    exact = made.index("exact")
-    conditions = [None if text is None else parse_filter(text, exact.types) for text in FILTERS]
-    truths = [exact.search(made.queries, K, where=where)[0] for where in conditions]
+    exact = made.index()
+    conditions = [
+        None if text is None else parse_filter(text, exact.about.types) for text in FILTERS
+    ]
+    truths = [
+        torch.tensor([hits.distances for hits in exact.search(made.queries, K, where=where)])
+        for where in conditions
+    ]
     del exact
     table = Table("engine", "build, s", "MB", "filter", "p50, ms", "p95, ms", f"recall@{K}")
     for engine in options.only:
@@ -105,20 +109,21 @@ def measured(
         if engine in OWN:
             before = own_megabytes()
             began = time.perf_counter()
-            index = made.index(engine)
+            index = made.index()
             head = (engine, f"{time.perf_counter() - began:.0f}", f"{own_megabytes() - before:.0f}")
             yield from searched(index, made, conditions, truths, head)
             return
         with running(engine, Path(home)) as url:
-            store = open_store(url.format("made"), flag="--to")
+            about = About("made", made.vectors.shape[1])
+            store = open_engine(url.format("made"), flag="--to", wanted=about, create=True)
             before = server_megabytes(engine)
             began = time.perf_counter()
-            store.create(About("made", made.vectors.shape[1]))
-            store.declare("made", {"price": "number", "shop": "text"})
+            about = about._replace(sources={"made": {"price": "number", "shop": "text"}})
+            store.commit(about, source="made")
             for start in range(0, len(made.names), CHUNK):
-                store.put(made.records(start), made.vectors[start : start + CHUNK])
+                store.put(made.items(start))
             written = time.perf_counter() - began
-            store.finish()
+            store.commit(about)
             spent = time.perf_counter() - began
             print(f"{engine}: written in {written:.0f} s, finished after {spent:.0f}", flush=True)
             store.search(made.queries, K)  # what is on disk only is read now
@@ -129,7 +134,7 @@ def measured(
 
 
 def searched(
-    index: Searched,
+    index: AnyIndex,
     made: Made,
     conditions: list[Condition | None],
     truths: list[Tensor],
@@ -142,9 +147,10 @@ def searched(
         seconds, shares = [], []
         for query, true in zip(made.queries, truth, strict=True):
             began = time.perf_counter()
-            found, _ = index.search(query[None], K, where=where)
+            [hits] = index.search(query[None], K, where=where)
             seconds.append(time.perf_counter() - began)
-            shares.append(float((found[0].square() <= true[-1].square() + 1e-6).double().mean()))
+            found = torch.tensor(hits.distances)
+            shares.append(float((found.square() <= true[-1].square() + 1e-6).double().mean()))
         p50, p95 = 1e3 * np.percentile(seconds, [50, 95])
         recall = f"{np.mean(shares):.3f}"
         yield (*head, text or "none", f"{p50:.1f}", f"{p95:.1f}", recall)

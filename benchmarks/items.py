@@ -145,15 +145,15 @@ def _evaluate(folder: Path) -> None:
 
 
 def _index(folder: Path) -> None:
-    from nofuss.search.indexing import index_run
+    from nofuss.search.update import update_index
 
-    index_run(folder / "run", folder / "vectors.npz")
+    update_index(folder / "run", folder / "vectors.npz")
 
 
 def _search(folder: Path) -> None:
-    from nofuss.search.finding import find_similar
+    from nofuss.commands.search import main
 
-    find_similar(folder / "run", [folder / "query.npz"], k=10, show=None)
+    main(folder / "run", folder / "query.npz", json=True)
 
 
 def _report(folder: Path) -> None:
@@ -174,12 +174,13 @@ def _report(folder: Path) -> None:
 
 def _page(folder: Path) -> None:
     """Open the page, draw its map, answer a search."""
+    from nofuss.search.index import key_of
     from nofuss.search.shelf import open_shelf
 
     shelf = open_shelf(folder / "run")
-    assert shelf.map["rows"]
-    assert shelf.search(shelf.own.vectors[0], 10).rows
-    assert shelf.row_of(shelf.key(shelf.own.names[0])) == 0
+    assert shelf.map["items"]
+    assert shelf.search(shelf.own.vectors[0], 10).hits
+    assert shelf.own.find(key_of(shelf.own.names[0])) == shelf.own.names[0]
 
 
 STAGES: dict[str, Callable[[Path], None]] = {

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from nofuss.commands import console
 from nofuss.data.open import open_usable
-from nofuss.model.encoder import load
+from nofuss.model.embedder import build_embedder
+from nofuss.model.encoder import Encoder, load
 from nofuss.ranking.open_set import RULES, OpenSet, calibrate
 from nofuss.ranking.rerank import CANDIDATES, Rerank, reranked_scores, summary
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
-from nofuss.search.index import Index
-from nofuss.search.searcher import Searcher
+from nofuss.search import Index
+from nofuss.search.search import search
 
 
 def show(path: Path) -> None:
@@ -78,18 +79,22 @@ def show_cost(
     """Print the median processor time of single queries."""
     names = [str(i) for i in range(len(vectors))]
     index = Index.build(vectors, names=names, labels=[str(label) for label in labels])
-    both, plain = Searcher(index, rerank.weighting, open_set), Searcher(index)
+    index.about = index.about._replace(relatives=None, open_set=open_set)
+    embedder = build_embedder(
+        "identity", dim=vectors.shape[1], channels=vectors.shape[1], weights=None
+    )
+    encoder = Encoder(embedder, extra={"rerank": rerank.as_dict()})
     kinds: dict[str, Callable[[Tensor], object]] = {
         "the 10 nearest": lambda query: index.search(query[None], 10),
-        "the 200 nearest and their cosines": lambda query: plain.search(query, 10),
-        "re-ranked and judged": lambda query: both.search(query, 10),
+        "judged": lambda query: search(index, encoder, query, 10, rerank=False),
+        "re-ranked and judged": lambda query: search(index, encoder, query, 10),
     }
     rows = []
-    for name, search in kinds.items():
+    for name, work in kinds.items():
         seconds = []
         for query in vectors[:: max(1, len(vectors) // 100)]:
             began = time.process_time()
-            search(query)
+            work(query)
             seconds.append(time.process_time() - began)
         rows.append([name, f"{1000 * median(seconds):.2f}"])
     console.table(

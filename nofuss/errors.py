@@ -5,7 +5,7 @@
     ├── DataError             exit 2   data that can't be read or used as asked
     ├── RunError              exit 2   a run directory that can't be opened or overwritten
     ├── TrainingError         exit 1   training that failed while it was running
-    ├── StoreError            exit 1   a database that can't be reached, or refuses
+    ├── EngineError           exit 1   a database that can't be reached, or refuses
     ├── ProcessError          exit 1   another process that ended, hangs or can't be reached
     └── HubError              exit 1   a model hub that can't be reached, or refuses
 
@@ -50,7 +50,7 @@ class TrainingError(NofussError):
     """Training failed while it was running."""
 
 
-class StoreError(NofussError):
+class EngineError(NofussError):
     """A database that can't be reached, or refuses what is asked of it."""
 
 

@@ -54,10 +54,10 @@ def _installed(folder: Path, wheel: Path, versions: str) -> Path:
     wanted, extras = [str(wheel)], project["optional-dependencies"]
     tools = [need for need in extras["dev"] if "nofuss[" not in need]
     if versions == "lowest":
-        needs = [*project["dependencies"], *extras["lite"], *extras["faiss"]]
+        needs = [*project["dependencies"], *extras["lite"]]
         wanted += [need.replace(">=", "==") for need in needs]
     else:
-        wanted[0] += "[lite,faiss,onnx,parquet,heif]"
+        wanted[0] += "[lite,onnx,parquet,heif]"
     pins = ["-c", str(ROOT / "constraints.txt")] if versions == "pinned" else []
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins]
     subprocess.run([*pip, *wanted, *tools], check=True)

@@ -27,9 +27,10 @@ from nofuss.files import read_json, sha256, write_json
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import _ARRAYS, _checksum, load_embeddings
-from nofuss.search.indexing import index_run, open_index
+from nofuss.search.searchable import open_own_index
 from nofuss.search.server import build_app
 from nofuss.search.shelf import open_shelf
+from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
 from tests.tiny_run import draw, train_pictures, train_vectors
 
@@ -85,7 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOFUSS_CACHE", str(tmp_path_factory.mktemp("cache")))
         run = train_vectors(tmp_path_factory.mktemp("vectors"))
-        index_run(run, None)
+        update_index(run, None)
     return run
 
 
@@ -145,7 +146,7 @@ def read_all(run: Path) -> None:
         lambda: Run.open(run),
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_embeddings(run),
-        lambda: open_index(Run.open(run), nofuss.load(run)).search(torch.eye(8), 3),
+        lambda: open_own_index(Run.open(run), nofuss.load(run)).search(torch.eye(8), 3),
         lambda: load_checkpoint(run / "checkpoints"),
         lambda: write_card(Run.open(run)),
     ):

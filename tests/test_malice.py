@@ -17,8 +17,8 @@ from nofuss.model.backbones import fill, read_weights
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.search import Index
+from nofuss.search.engines.url import read_url
 from nofuss.search.lessons import MAP, Step
-from nofuss.search.stores.url import read_url
 from tests.tiny_run import draw
 from torture.forgeries import index_items
 

@@ -5,7 +5,6 @@ import struct
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from safetensors.torch import save, save_file
 
 from nofuss.config import Options
 from nofuss.data.collection import printable, relative
-from nofuss.data.columns import Value
 from nofuss.data.open import open_data
 from nofuss.data.readers.benchmarks import _check_unpacked
 from nofuss.data.readers.folder import labelling_of, open_folder
@@ -27,12 +25,9 @@ from nofuss.model.backbones import read_weights
 from nofuss.model.saved import FORMAT
 from nofuss.run.choice import Choice
 from nofuss.run.marks import FILE, read_marks
-from nofuss.search import columns
-from nofuss.search.columns import LABEL, ColumnTable
 from nofuss.search.json_response import Json
 from nofuss.search.lessons import MAP, Step
 from nofuss.search.searchable import Pictures
-from nofuss.search.where import Compare, Some
 from nofuss.training.train import run_training
 from tests.tiny_run import draw, train_vectors
 
@@ -134,21 +129,6 @@ def test_only_arrays_are_opened_for_the_page(tmp_path: Path) -> None:
     assert not isinstance(pictures[f"{tmp_path / 'x.npz'}#2"], Path | None)
     for row in ("²", "9" * 5000):
         assert isinstance(pictures[f"{tmp_path / 'x.npz'}#{row}"], Path)
-
-
-def test_many_classes_are_filtered_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = [str(i // 4) for i in range(8000)]
-    encode = columns._encode
-    condition = Some(tuple(Compare(LABEL, "==", str(i)) for i in range(2000)))
-    passes = list[int]()
-
-    def counted(values: Sequence[Value]) -> object:
-        passes.append(len(values))
-        return encode(values)
-
-    monkeypatch.setattr(columns, "_encode", counted)
-    assert ColumnTable(len(labels)).matching(condition, labels).all()
-    assert len(passes) == 1
 
 
 # Runs

@@ -43,7 +43,7 @@ def upload(server: Served, name: str, idle: float) -> Case:
             peak = max(peak, decoder_megabytes(server))
             if is_done:
                 break
-            status, said, _ = _ask(server, "/api/search?item=0")
+            status, said, _ = _ask(server, f"/api/search?item={server.keys[0]}")
             if status != 200:
                 complaints.append(f"meanwhile a search got {status} {said[:80]!r}")
             time.sleep(0.02)

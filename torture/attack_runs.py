@@ -54,7 +54,6 @@ def _run_attack(home: Path, whole: Path, data: Path, attack: Attack, command: st
         "evaluate": ("evaluate", run),
         "index": ("index", run, query),
         "search": ("search", run, query / "0.png", "--json"),
-        "show": ("search", run, query / "0.png", "--show", home / f"{os.urandom(8).hex()}.png"),
         "embed": ("embed", run, query, "--out", home / f"{os.urandom(8).hex()}.npz"),
         "train": ("train", "--out", run, "--resume"),
     }
@@ -157,7 +156,7 @@ LARGE = [
 FORGED = [
     *(Attack(f"model: {name}", forge, ("search", "embed")) for name, forge in MODEL.items()),
     *(Attack(f"index: {name}", forge, ("search", "index")) for name, forge in INDEX.items()),
-    *(Attack(f"index: {name}", forge, ("show",)) for name, forge in NAMED.items()),
+    *(Attack(f"index: {name}", forge, ("search",)) for name, forge in NAMED.items()),
     *(Attack(f"checkpoint: {name}", forge, ("train",)) for name, forge in CHECKPOINT.items()),
     *(Attack(f"config: {name}", forge, ("evaluate", "train")) for name, forge in CONFIG.items()),
 ]

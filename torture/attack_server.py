@@ -123,8 +123,8 @@ def cookies(server: Served) -> list[str]:
 
 def no_files(server: Served) -> list[str]:
     """Replace files of items by pipes, devices, sockets and sparse terabytes."""
-    items = json.loads(server.ask("/api/map")[1])["rows"]
-    names = [json.loads(server.ask(f"/api/items/{row}")[1])["name"] for row in items]
+    items = json.loads(server.ask("/api/map")[1])["items"]
+    names = [json.loads(server.ask(f"/api/items/{key}")[1])["name"] for key in items]
     data = server.run.parent / "data"
     complaints, taken = [], list[tuple[Path, Path]]()
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def no_files(server: Served) -> list[str]:
             taken.append((path, path.with_suffix(".kept")))
             make(path, stack)
             began = time.monotonic()
-            status, _ = server.ask(f"/pictures/{row}")
+            status, _ = server.ask(f"/pictures/{items[row]}")
             if status != 404 or time.monotonic() - began > 7:
                 complaints.append(f"{kind}: {status} after {time.monotonic() - began:.1f} s")
     for path, kept in taken:
@@ -145,8 +145,7 @@ def no_files(server: Served) -> list[str]:
 
 def teaching(server: Served) -> list[str]:
     """Send marks, lessons and judgements that no page would send, most without the token."""
-    item = json.loads(server.ask("/api/items/0")[1])["key"]
-    other = json.loads(server.ask("/api/items/1")[1])["key"]
+    item, other = server.keys[:2]
     query = {"like": item}
     bodies = [
         *(b"[" * 10**4, b"\xff" * 10**4, b"{}", b"null", b'{"query": ' * 5000, b" " * 2**17),

@@ -76,7 +76,7 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
     """Serve every forgery."""
     run = prepare_run(home)
     with served(home, run) as server:  # teach it something
-        keys = [json.loads(server.ask(f"/api/items/{i}")[1])["key"] for i in (0, 1)]
+        keys = server.keys
         marks = {"query": {"like": keys[0]}, "marks": [{"item": keys[1], "same": True}]}
         for path, body in (("marks", marks), ("learn", {"query": {"like": keys[0]}})):
             status, said = post(server, path, body)

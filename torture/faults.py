@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PRELOADED = ("nofuss.training.train", "nofuss.search.indexing", "torch._dynamo")
+PRELOADED = ("nofuss.training.train", "nofuss.search.update", "torch._dynamo")
 """The slowest imports; an optimizer needs the last."""
 KILL = 0
 """In place of an error number: kill the process at the call."""

@@ -131,7 +131,7 @@ def named(what: str) -> Forge:
             file.truncate(2**40)
         folder, name = os.path.split(what.format(disk=disk))
         names = [f"{folder}/{n * './'}{name}" for n in range(32)]
-        index_items(lambda i: {**i, "names": names, "extra": i["extra"] | {"items": {}}})(run, disk)
+        index_items(lambda i: {**i, "names": names})(run, disk)
 
     return forge
 
@@ -166,7 +166,8 @@ INDEX: dict[str, Forge] = {
     "few vectors": index_vectors(lambda v: v[:3]),
     "names twice": index_items(lambda i: i | {"names": ["x"] * len(i["names"])}),
     "names that are numbers": index_items(lambda i: i | {"names": list(range(len(i["names"])))}),
-    "notes of nobody": index_items(lambda i: i | {"extra": i["extra"] | {"items": {"x": [1]}}}),
+    "origins of nobody": index_items(lambda i: i | {"origins": [["x", "y"]] * len(i["names"])}),
+    "sources of nonsense": index_items(lambda i: i | {"sources": {"x": {"price": "money"}}}),
     "no object": index_items(lambda i: [i]),
     "control characters": index_items(
         lambda i: i | {"names": [f"\x1b[31m{n}\r\n[b]x" for n in range(len(i["names"]))]}

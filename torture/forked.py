@@ -18,7 +18,7 @@ from torture.measured import PATIENCE, Ended
 PRELOADED = (
     "nofuss.training.train",
     "nofuss.report.sections",
-    "nofuss.search.finding",
+    "nofuss.search.search",
     "torch._dynamo",
 )
 

@@ -19,7 +19,8 @@ from nofuss.report.card import write_card
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
 from nofuss.search import lessons
-from nofuss.search.indexing import index_run, open_index
+from nofuss.search.searchable import open_own_index
+from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.train import run_training
 from torture.forgeries import reseal
@@ -36,7 +37,7 @@ def _trained(home: Path) -> Path:
     np.savez(home / "data.npz", vectors=vectors.astype(np.float32), labels=labels)
     data, out = home / "data.npz", home / "run"
     run = run_training(Options(data=data, out=out, epochs=2, dim=DIM, test_fraction=0.5))
-    index_run(run, None)
+    update_index(run, None)
     turned = torch.eye(DIM).double() + 0.1 * torch.ones(DIM, DIM).double()
     lessons.apply_lesson(Run.open(run), turned, extra={})
     return run
@@ -73,7 +74,7 @@ def read_all(run: Path) -> None:
         lambda: Run.open(run),
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_embeddings(run),
-        lambda: open_index(Run.open(run), nofuss.load(run)).search(torch.eye(DIM), 3),
+        lambda: open_own_index(Run.open(run), nofuss.load(run)).search(torch.eye(DIM), 3),
         lambda: load_checkpoint(run / "checkpoints"),
         lambda: write_card(Run.open(run)),
         lambda: lessons.finish_lesson(run),
@@ -90,10 +91,10 @@ def read_all(run: Path) -> None:
 # Requests
 
 ROUTES = (
-    *("GET /", "GET /page.js", "GET /api/about", "GET /api/items/0", "GET /api/some?class=class"),
-    *("GET /api/search?item=0&k=3", "GET /api/search?like=KEY", "GET /api/search?vector=VECTOR"),
+    *("GET /", "GET /page.js", "GET /api/about", "GET /api/items/KEY", "GET /api/some?class=class"),
+    *("GET /api/search?item=KEY&k=3", "GET /api/search?like=KEY", "GET /api/search?vector=VECTOR"),
     *("GET /api/map", "GET /api/marks?like=KEY", "GET /api/marks.csv", "GET /api/suspects"),
-    *("GET /pictures/0", "GET /api/search?item=0&where=label%20!%3D%20%27x%27"),
+    *("GET /pictures/KEY", "GET /api/search?item=KEY&where=label%20!%3D%20%27x%27"),
 )
 BODIES = {
     "/api/search": HONEST,
@@ -116,7 +117,7 @@ def requests(home: Path) -> Target:
     watch = f"while kill -0 {os.getpid()}; do sleep 1; done; kill {server.process.pid}"
     nothing = subprocess.DEVNULL
     subprocess.Popen(["sh", "-c", watch], stdin=nothing, stderr=nothing)  # this one is killed
-    key, other = (json.loads(server.ask(f"/api/items/{i}")[1])["key"] for i in (0, 1))
+    key, other = server.keys[:2]
     vector = json.loads(server.ask("/api/search", HONEST)[1])["query"]["vector"]
     names = {b"KEY": key.encode(), b"OTHER": other.encode(), b"VECTOR": vector.encode()}
     seeds = []

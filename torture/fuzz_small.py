@@ -2,16 +2,14 @@
 
 import json
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from nofuss.data.columns import Column
+from nofuss.data.columns import Type, Value
 from nofuss.data.corrections import corrected
 from nofuss.data.open import open_data
 from nofuss.errors import DataError, NofussError
@@ -19,11 +17,9 @@ from nofuss.files import OWNER, _owner, locked
 from nofuss.model.backbones import fill, read_weights
 from nofuss.model.hub import parse_address, parse_repository
 from nofuss.run.marks import read_marks
-from nofuss.search.columns import ColumnTable
+from nofuss.search.engines.url import read_url
+from nofuss.search.filter import FilterError, as_mask, as_milvus, as_sql, encode, parse_filter
 from nofuss.search.sent import Sent
-from nofuss.search.stores.milvus_filter import expression
-from nofuss.search.stores.url import read_url
-from nofuss.search.where import FilterError, parse_filter
 from torture.fuzz import Target
 
 # What a run or the cache may hold beside JSON and tensors
@@ -92,8 +88,8 @@ def weights(home: Path) -> Target:
 # Texts
 
 
-TYPES = {"price": "number", "shop": "text", "day": "date", "sold": "bool"}
-VALUES = {
+TYPES: dict[str, Type] = {"price": "number", "shop": "text", "day": "date", "sold": "bool"}
+VALUES: dict[str, list[Value]] = {
     "price": [1.0, None, 20.0],
     "shop": ["north", "o'neill", None],
     "day": ["2024-05-01T00:00:00", None, "2024-06-01T10:00:00"],
@@ -101,10 +97,10 @@ VALUES = {
 }
 
 
-JOINS, SIGNS = (" and ", " or ", " AND "), ("==", "=", "!=", "<>", "<", "<=", ">", ">=")
+JOINS, SIGNS = (" and ", " or ", " AND "), ("==", "=", "!=", "<", "<=", ">", ">=")
 SPELLED = {
     "number": ("20", "-1.5e3", "0", "1e308", ".5", "null"),
-    "text": ("'north'", "'o''neill'", '"%s"', "'\\'", "'\0'", "'★'", "''", "'\"; --'", "null"),
+    "text": ("'north'", "'o\\'neill'", '"%s"', "'\\'", "'\0'", "'★'", "''", "'\"; --'", "null"),
     "date": ("'2024-05-01'", "'2024-05-01 10:00'", "'0001-01-01'", "'2024-13-01'"),
     "bool": ("true", "false", "null"),
 }
@@ -112,9 +108,9 @@ SPELLED = {
 
 def filters(home: Path) -> Target:
     """Parse a filter, apply it, and translate it for each database."""
-    columns = {name: Column(TYPES[name], VALUES[name]) for name in TYPES}  # type: ignore[arg-type]
-    table = ColumnTable(3, columns)
-    types = {**table.types, "label": "text"}
+    types: dict[str, Type] = {**TYPES, "label": "text"}
+    columns = {name: encode(values) for name, values in VALUES.items()}
+    columns["label"] = encode(["x", None, "y"])
 
     def read(content: bytes) -> None:
         text = content.decode("utf-8", "surrogateescape")
@@ -122,17 +118,17 @@ def filters(home: Path) -> Target:
             where = parse_filter(text, types)
         except FilterError as error:
             raise DataError(str(error).replace("\n", " ")) from None
-        table.matching(where, ["x", None, "y"])
-        expression(where).encode("utf-8", "surrogateescape")
-        if find_spec("psycopg") is not None:
-            from nofuss.search.stores.postgres_filter import condition_sql
-
-            values: list[Any] = []
-            sql = condition_sql(where, types, values).as_string(None)
-            assert sql.count("%s") == len(values)
+        as_mask(where, columns.__getitem__)
+        as_milvus(where).encode("utf-8", "surrogateescape")
+        sql, values = as_sql(where, types)
+        assert sql.count("%s") == len(values)
 
     seeds = ["price<20 and shop=='north'", "not (day >= '2024-05-01' or sold) and label != 'x'"]
-    seeds += ["shop in ('a', 'b''c') or price is not null", "`price` = -1.5e3", "20 > price"]
+    seeds += [
+        "shop in ('a', 'b\\'c') or price is not null",
+        "`price` == -1.5e3",
+        "30 > price >= 20",
+    ]
     words = [*"'\"`(),%;\\\0٣", "==", "<>", "<=", "%s", "--", "1e999", "not ", " and ", " or "]
     words += ["(" * 60, "not " * 60, "'" * 999, "9" * 500, "price", "shop", "label"]
     found = [s.encode() for s in seeds], read, [word.encode() for word in words]

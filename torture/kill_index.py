@@ -15,15 +15,17 @@ from pathlib import Path
 
 import numpy as np
 
-from nofuss.search.stores import Record, open_store
-from nofuss.search.stores.store import number_of
+from nofuss.errors import RunError
+from nofuss.model.saved import model_digest
+from nofuss.search.engines import open_engine
+from nofuss.search.index import About
 from torture.databases import running
 from torture.kill import Process, executed
 from torture.training import command, environment
 
 ITEMS, DIM = 6_000, 16
 STARTED = "vectors"  # in the line that describes the data
-Content = dict[str, tuple[Record, bytes]]
+Content = dict[str, tuple[tuple[object, ...], bytes]]
 
 
 @dataclass
@@ -59,19 +61,20 @@ def campaign(engine: str, *, kills: int, seed: int) -> Iterator[Tally]:
     with tempfile.TemporaryDirectory(prefix="kill-index-") as folder:
         home = Path(folder)
         run = prepare(home)
+        about = About(model_digest(run / "model"), 8)
         with running(engine, home) as url:
             indexing = _Indexing(home, run, url)
             span = indexing.finish("undisturbed")
-            reference = content(url.format("undisturbed"))
+            reference = content(url.format("undisturbed"), about)
             while True:
                 name = f"killed_{tally.finished}"
                 if tally.kills < kills and indexing.kill(name, after=draw.uniform(0, span)):
                     tally.kills += 1
-                    tally.partial += 0 < _count(url.format(name)) < ITEMS
+                    tally.partial += 0 < _count(url.format(name), about) < ITEMS
                     yield tally
                     continue
                 indexing.finish(name)
-                tally.complaints += compare(name, content(url.format(name)), reference)
+                tally.complaints += compare(name, content(url.format(name), about), reference)
                 tally.finished += 1
                 yield tally
                 if tally.kills == kills:
@@ -111,17 +114,13 @@ class _Indexing:
         return True
 
 
-def content(url: str) -> Content:
+def content(url: str, about: About) -> Content:
     """Return everything that an index holds, by name."""
-    with closing(open_store(url, flag="--index")) as store:
-        assert store.about is not None
-        records = {record.item.name: record for record in store.records()}
-        numbers = dict(
-            vector for chunk in store.chunks(1000) for vector in zip(*chunk, strict=True)
-        )
+    with closing(open_engine(url, flag="--index", wanted=about)) as index:
         return {
-            name: (record, numbers[number_of(name)].numpy().tobytes())
-            for name, record in records.items()
+            item.name: (item[:-1], item.vector.numpy().tobytes())
+            for item in index.items(vectors=True)
+            if item.vector is not None
         }
 
 
@@ -134,6 +133,9 @@ def compare(name: str, found: Content, reference: Content) -> list[str]:
     return [f"{name}: {len(missing)} items missing, {len(extra)} too many, {other} differ"]
 
 
-def _count(url: str) -> int:
-    with closing(open_store(url, flag="--index")) as store:
-        return 0 if store.about is None else len(store)
+def _count(url: str, about: About) -> int:
+    try:
+        with closing(open_engine(url, flag="--index", wanted=about)) as index:
+            return index.count()
+    except RunError:
+        return 0  # killed before it was made

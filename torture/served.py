@@ -2,6 +2,7 @@
 
 import http.client
 import io
+import json
 import re
 import resource
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from PIL import Image
@@ -54,6 +56,11 @@ class Served:
         with suppress(OSError):
             line.sendall(content)
         return line
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Keys of some items."""
+        return [item["key"] for item in json.loads(self.ask("/api/some")[1])["results"]]
 
     def disconnect(self) -> None:
         """Close all connections."""
@@ -133,13 +140,13 @@ def honest(server: Served) -> list[str]:
     complaints = []
     for what, path, body in (
         ("the page", "/", None),
-        ("a picture", "/pictures/0", None),
-        ("a search", "/api/search?item=0", None),
+        ("a picture", "/pictures/{}", None),
+        ("a search", "/api/search?item={}", None),
         ("an upload", "/api/search", HONEST),
     ):
         began = time.monotonic()
         try:
-            status, content = server.ask(path, body)
+            status, content = server.ask(path.format(server.keys[0]), body)
             if status != 200:
                 complaints.append(f"{what} got {status} {content[:80]!r}")
         except (OSError, http.client.HTTPException) as error:

@@ -61,8 +61,8 @@ def _show_a_search(run: Path, *, seed: int) -> None:
     labels = [characters.class_names[i] for i in characters.labels[kept.test_rows]]
     index = Index.build(kept.test, names=[str(i) for i in range(len(labels))], labels=labels)
     queries = np.random.default_rng(seed).choice(len(labels), 5, replace=False)
-    _, rows = index.search(kept.test[queries], 9)
+    found = index.search(kept.test[queries], 9)
     console.say(f"a search among {len(labels):,} pictures of unseen characters in many typefaces:")
-    for query, nearest in zip(queries, rows.tolist(), strict=True):
-        others = " ".join(labels[row] for row in nearest if row != query)
+    for query, hits in zip(queries, found, strict=True):
+        others = " ".join(labels[int(name)] for name in hits.names if name != str(query))
         console.say(f"  {labels[query]}  →  {others}")

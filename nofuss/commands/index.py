@@ -1,12 +1,11 @@
 """`nofuss index`: embed a folder for search."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, RunPath, console
-from nofuss.errors import UsageError
 
 
 def main(
@@ -15,10 +14,6 @@ def main(
     /,
     *,
     remove: bool = False,
-    kind: Annotated[
-        Literal["exact", "approximate"] | None,
-        Parameter(show_default="unchanged; a new index is exact"),
-    ] = None,
     to: Annotated[str | None, Parameter(metavar="URL")] = None,
     device: DeviceName = "auto",
 ) -> None:
@@ -30,18 +25,12 @@ def main(
         run: A run directory of `nofuss train`.
         data: Any layout that `nofuss train` reads; pictures outside class folders have no label.
         remove: Remove the items of DIR from the index instead.
-        kind: approximate is for many millions of items and needs faiss.
         to: Keep the index in a database instead: milvus:FILE.db, milvus://HOST:19530/COLLECTION or
             postgresql://HOST/DATABASE[?table=TABLE]; see docs/engines.md. Then give search and
             serve the same URL with --index.
         device: Where to compute, as for `nofuss train`.
     """
     # here, so that --help does not load torch
-    from nofuss.search.indexing import index_into, index_run
+    from nofuss.search.update import update_index
 
-    if to is not None and kind is not None:
-        raise UsageError("--kind is for the run's own index; leave it out with --to")
-    if to is not None:
-        index_into(to, run, data, remove=remove, device=device, progress=console.progress)
-        return
-    index_run(run, data, remove=remove, kind=kind, device=device, progress=console.progress)
+    update_index(run, data, to=to, remove=remove, device=device, progress=console.progress)

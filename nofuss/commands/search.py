@@ -1,16 +1,25 @@
 """`nofuss search`: find what is most like a picture, in the run's index or its test items."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import IndexUrl, RunPath, check_new_png, console
-from nofuss.errors import UsageError
+from nofuss.commands import IndexUrl, RunPath, console
+from nofuss.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nofuss.data.columns import Type
+    from nofuss.model.encoder import Encoder
+    from nofuss.search.filter import Condition
+    from nofuss.search.index import Index
+    from nofuss.search.search import Answer
+
+METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
 
 
 def main(
@@ -21,7 +30,6 @@ def main(
     where: Annotated[str | None, Parameter(metavar="FILTER")] = None,
     index: IndexUrl = None,
     json: bool = False,
-    show: Annotated[Path | None, Parameter(metavar="FILE.png")] = None,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
     """Find what is most like a picture: in the run's index, or without one in its test items.
@@ -39,51 +47,108 @@ def main(
             passes is ranked by distance alone, without a verdict "nothing like this".
         index: The database that `nofuss index --to URL` wrote to.
         json: Print the results as JSON.
-        show: Also draw the results, a row a query, the query on the left; never overwritten.
         rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
     """
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
-    if show is not None:
-        check_new_png("--show", show)
-    from nofuss.search.finding import find_similar  # here, so that --help does not load torch
+    # here, so that --help does not load torch
+    from nofuss.model.encoder import load
+    from nofuss.run.directory import Run
+    from nofuss.search.search import search_all, why_no_verdict
+    from nofuss.search.searchable import open_searchable
 
-    found = find_similar(
-        run,
-        pictures,
-        k=k,
-        where=where,
-        url=index,
-        show=show,
-        rerank=rerank,
-        progress=console.progress,
-    )
-    if json:
-        console.print_json(found.content)
-        return
-    for result in found.content["queries"]:
-        _show(result, found.types, filtered=where is not None)
-    if found.why_no_verdict:
-        console.say(found.why_no_verdict)
-    if show is not None:
-        console.say(f"picture of the results: {show}")
+    opened, encoder = Run.open(run), load(run)
+    names, vectors = _embed(encoder, pictures)
+    _, searched = open_searchable(opened, encoder, index, progress=console.progress)
+    with closing(searched):
+        types = searched.about.types
+        condition = None if where is None else _read_filter(where, types)
+        is_reranked = rerank == "auto"
+        answers = search_all(searched, encoder, vectors, k, where=condition, rerank=is_reranked)
+        if json:
+            about = {"run": str(run), "metric": METRIC}
+            about |= _how(searched, encoder, rerank=is_reranked, filtered=where is not None)
+            queries = [_as_json(name, each) for name, each in zip(names, answers, strict=True)]
+            console.print_json(about | {"queries": queries})
+            return
+        for name, answer in zip(names, answers, strict=True):
+            _show(name, answer, types, filtered=where is not None)
+        if where is None and (reason := why_no_verdict(searched, encoder)):
+            console.say(reason)
 
 
-def _show(result: dict[str, Any], types: "Mapping[str, Type]", *, filtered: bool) -> None:
+def _embed(encoder: "Encoder", queries: Sequence[Path]) -> "tuple[list[str], Tensor]":
+    """Embed pictures, and every row of files of arrays, before anything is printed."""
+    import torch
+
+    from nofuss.data.collection import printable
+    from nofuss.data.open import open_data
+
+    names, vectors = list[str](), list["Tensor"]()
+    for query in queries:
+        if query.suffix.lower() in (".npz", ".safetensors"):
+            collection = open_data(query)
+            names += [f"{query}#{row}" for row in range(len(collection))]
+            vectors.append(encoder.embed_collection(collection))
+        elif encoder.preprocessing is None:
+            raise DataError(f"{printable(query)}: the model takes vectors; give an .npz of them")
+        else:
+            names.append(str(query))
+            vectors.append(encoder.embed([query]))
+    return names, torch.cat(vectors)
+
+
+def _read_filter(text: str, types: "Mapping[str, Type]") -> "Condition":
+    from nofuss.search.filter import FilterError, parse_filter
+
+    try:
+        return parse_filter(text, types)
+    except FilterError as error:
+        raise UsageError(f"--where: {error}") from None
+
+
+def _how(index: "Index", encoder: "Encoder", *, rerank: bool, filtered: bool) -> dict[str, Any]:
+    """Return how the index is searched, ready for JSON; with a filter, by distance alone."""
+    from nofuss.search.search import weighting_of
+
+    about = index.about
+    weighting = weighting_of(about, encoder) if rerank and not filtered else None
+    open_set = None if filtered else about.open_set
+    names = ("rule", "auroc", "rejected", "false_rejections", "useful", "items", "classes")
+    return {
+        "rerank": weighting and weighting._asdict(),
+        "open_set": open_set and {name: getattr(open_set, name) for name in names},
+    }
+
+
+def _as_json(query: str, answer: "Answer") -> dict[str, Any]:
+    neighbours = [
+        {
+            "path": hit.name,
+            "label": hit.label,
+            "distance": hit.distance,
+            "columns": dict(hit.columns),
+        }
+        for hit in answer.hits
+    ]
+    verdict = {"found": answer.found, "match": answer.match, "sentence": answer.sentence}
+    return {"query": query, **verdict, "neighbours": neighbours}
+
+
+def _show(query: str, answer: "Answer", types: "Mapping[str, Type]", *, filtered: bool) -> None:
     """Print a heading and a line a neighbour."""
     from nofuss.data.collection import printable
     from nofuss.data.columns import shown
 
-    console.say(printable(result["query"]))
-    if filtered and not result["neighbours"]:
+    console.say(printable(query))
+    if filtered and not answer.hits:
         console.say("  nothing passes the filter")
-    if result["found"] is not None:
-        console.say(f"  {result['verdict']}")
-    for neighbour in result["neighbours"]:
-        label = neighbour["label"] if neighbour["label"] is not None else "–"
+    if answer.found is not None:
+        console.say(f"  {answer.sentence}")
+    for hit in answer.hits:
+        label = printable(hit.label) if hit.label is not None else "–"
         cells = "".join(
             f"  {printable(name)}: {shown(value, types.get(name, 'text'))}"
-            for name, value in neighbour["columns"].items()
+            for name, value in hit.columns.items()
         )
-        path = printable(neighbour["path"])
-        console.say(f"  {neighbour['distance']:.3f}  {printable(label)}  {path}{cells}")
+        console.say(f"  {hit.distance:.3f}  {label}  {printable(hit.name)}{cells}")

@@ -39,6 +39,6 @@ def main(
         port=port,
         token=not no_token,
         index=index,
-        rerank=rerank,
+        rerank=rerank == "auto",
         progress=console.progress,
     )

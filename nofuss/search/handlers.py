@@ -7,7 +7,7 @@ waits; nothing is stored.
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.resources import files
@@ -22,21 +22,21 @@ from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import printable
-from nofuss.data.columns import shown
+from nofuss.data.columns import Type, shown
 from nofuss.data.decode import FORMATS, MAX_FILE, PictureError, data_uri, encoded
 from nofuss.data.decode_pool import PROCESSES, Decoded, DecodePool
 from nofuss.data.items import read_item
 from nofuss.files import parse_json
-from nofuss.search.columns import LABEL
-from nofuss.search.index import Index
+from nofuss.search.filter import LABEL, Condition
+from nofuss.search.folder import FolderIndex
+from nofuss.search.index import Item, key_of
 from nofuss.search.json_response import Json
 from nofuss.search.options import MOST, read_options, while_there
 from nofuss.search.refusals import Refused
+from nofuss.search.search import Answer, Hit
 from nofuss.search.searchable import SIDE
-from nofuss.search.searcher import Found
 from nofuss.search.sent import Sent
-from nofuss.search.shelf import Shelf, as_text
-from nofuss.search.where import Condition
+from nofuss.search.shelf import Shelf
 
 MAX_UPLOAD = 24 * 2**20
 """Most bytes of an uploaded picture; more are not read."""
@@ -79,7 +79,7 @@ class Page:
     async def about(self, request: Request) -> Response:
         """Return what the page says at its top, and the classes of its filter."""
         shelf = self.shelf
-        types, size = await run_in_threadpool(lambda: (shelf.index.types, shelf.size))
+        about, size = await run_in_threadpool(lambda: (shelf.index.about, shelf.size))
         return Json(
             {
                 "run": printable(shelf.run.path.absolute().name),
@@ -87,10 +87,10 @@ class Page:
                 "scores": shelf.scores,
                 "taught": shelf.taught,
                 "items": size,
-                "columns": {name: kind for name, kind in types.items() if name != LABEL},
-                "own_index": isinstance(shelf.index, Index),
+                "columns": {name: kind for name, kind in about.types.items() if name != LABEL},
+                "own_index": isinstance(shelf.index, FolderIndex),
                 "classes": shelf.classes,
-                "dim": shelf.index.dim,
+                "dim": about.dim,
                 "pictures": shelf.pictures is not None,
                 "threshold": shelf.threshold,
                 "formats": FORMATS,
@@ -101,8 +101,8 @@ class Page:
 
     async def item(self, request: Request) -> Response:
         """Return the name, label and columns of an item."""
-        row = self._row(request.path_params["number"])
-        return Json(await run_in_threadpool(self.describe, row))
+        key = request.path_params["key"]
+        return Json(await run_in_threadpool(lambda: self.describe(self.by_key(key))))
 
     async def some(self, request: Request) -> Response:
         """Return random items to start from, and the classes that the filter leaves."""
@@ -114,23 +114,26 @@ class Page:
         index, seed = self.shelf.index, secrets.randbits(32)
         if only is None and where is None:
             return self.describe_all(index.sample(SOME, seed=seed))
-        [query] = index.vectors_of(index.sample(1, seed=seed))  # what is near any item will do
-        return self.describe_all(self.shelf.search(query, SOME, only=only, where=where).rows)
+        [query] = self.shelf.vectors_of(index.sample(1, seed=seed))  # near any item will do
+        found = self.shelf.search(query, SOME, only=only, where=where)
+        return self.describe_all([hit.name for hit in found.hits])
 
     async def neighbours(self, request: Request) -> Response:
         """Return the neighbours of an item of the index, or of a vector of `upload`."""
         options, shelf = request.query_params, self.shelf
-        row, asked = None, dict[str, Any]()
+        name, asked = None, dict[str, Any]()
         if "vector" in options:
             query = self.sent(options["vector"]).vector
         else:
-            row = self.by_key(options["like"]) if "like" in options else None
-            row = self._row(options.get("item", "")) if row is None else row
-            asked = await run_in_threadpool(self.describe, row)
-            [query] = await run_in_threadpool(shelf.index.vectors_of, [row])
+            key = options.get("like", options.get("item", ""))
+            name = await run_in_threadpool(self.by_key, key)
+            asked = await run_in_threadpool(self.describe, name)
+            [query] = await run_in_threadpool(shelf.vectors_of, [name])
         k, only, where = await read_options(request, self.shelf)
-        found = await run_in_threadpool(shelf.search, query, k, only=only, where=where, without=row)
-        return Json(await self._answer(found, query, only) | {"query": asked})
+        found = await run_in_threadpool(
+            shelf.search, query, k, only=only, where=where, without=name
+        )
+        return Json(await self._answer(found, only) | {"query": asked})
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
@@ -152,7 +155,7 @@ class Page:
         spent = 1000 * (time.perf_counter() - began)
         picture = data_uri(seen.content, seen.media)
         found = await run_in_threadpool(self.shelf.search, query, k, only=only, where=where)
-        answer = await self._answer(found, query, only)
+        answer = await self._answer(found, only)
         about = {"picture": picture, "vector": Sent.new(query).as_text(self.shelf.model)}
         return Json(answer | {"query": about, "embedding_ms": spent})
 
@@ -161,12 +164,9 @@ class Page:
         return Json(await run_in_threadpool(lambda: self.shelf.map))
 
     async def picture(self, request: Request) -> Response:
-        """Return an item's picture by its number."""
-        row = self._row(request.path_params["number"])
-        try:
-            image = await run_in_threadpool(self.shelf.picture, row)
-        except LookupError:
-            raise self._no_item() from None
+        """Return an item's picture by its key; pictures are never named in any other way."""
+        key = request.path_params["key"]
+        image = await run_in_threadpool(lambda: self.shelf.picture(self.by_key(key)))
         try:
             if isinstance(image, Path):
                 _, content, media = await while_there(request, self._decode(image))
@@ -236,78 +236,67 @@ class Page:
         with torch.inference_mode():
             return self.shelf.encoder.embed([seen.pixels])[0].clone()
 
-    async def _answer(self, found: Found, query: Tensor, only: list[int] | None) -> dict[str, Any]:
-        likely = None
-        if not found.nothing and only is None:
-            likely = await run_in_threadpool(self.shelf.likely, found)
-        items = await run_in_threadpool(self.describe_all, found.rows)
+    async def _answer(self, found: Answer, only: list[int] | None) -> dict[str, Any]:
+        names = [hit.name for hit in found.hits]
+        types = await run_in_threadpool(lambda: self.shelf.index.about.types)
         results = [
-            item | {"rank": rank, "distance": round(distance, 4)}
-            for rank, (item, distance) in enumerate(zip(items, found.distances, strict=True), 1)
+            _described(hit, types) | {"rank": rank, "distance": round(hit.distance, 4)}
+            for rank, hit in enumerate(found.hits, 1)
         ]
         answer = {
             "results": results,
             "searching_ms": found.milliseconds,
             "items": await run_in_threadpool(lambda: self.shelf.size),
-            "nothing": found.nothing,
-            "confidence": found.confidence,
-            "verdict": found.verdict,
-            "likely": likely and asdict(likely),
+            "match": found.match,
+            "sentence": found.sentence,
+            "likely": asdict(found.likely) if found.likely and only is None else None,
             "classes": only,
             "place": None,
         }
         if self.shelf.drawn:
-            vectors = await run_in_threadpool(self.shelf.index.vectors_of, found.rows)
-            places = await run_in_threadpool(self.shelf.place, torch.cat([query[None], vectors]))
+            vectors = await run_in_threadpool(self.shelf.vectors_of, names)
+            query = found.vector[None]
+            places = await run_in_threadpool(self.shelf.place, torch.cat([query, vectors]))
             answer["place"] = places[0].tolist()
-            for result, place in zip(results, places[1:], strict=True):
-                result["place"] = place.tolist()
+            if len(vectors) == len(results):  # none has left the index a moment ago
+                for result, place in zip(results, places[1:], strict=True):
+                    result["place"] = place.tolist()
         return answer
 
-    def describe(self, row: int) -> dict[str, Any]:
+    def describe(self, name: str) -> dict[str, Any]:
         """Return what the page shows of an item."""
-        return self.describe_all([row])[0]
+        for described in self.describe_all([name]):
+            return described
+        raise self._no_item()
 
-    def describe_all(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows, keys, names, labels and columns of items."""
-        try:
-            items = self.shelf.index.items(rows)
-        except LookupError:
-            raise self._no_item() from None
-        types = self.shelf.index.types
-        return [
-            {
-                "item": as_text(row),
-                "key": self.shelf.key(name),
-                # No path of this disk.
-                "name": printable("/".join(name.replace("\\", "/").split("/")[-2:])),
-                "label": label,
-                "columns": {n: shown(value, types.get(n, "text")) for n, value in cells.items()},
-            }
-            for row, (name, label, cells) in zip(rows, items, strict=True)
-        ]
+    def describe_all(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the keys, names, labels and columns of those items that are there."""
+        types = self.shelf.index.about.types
+        return [_described(item, types) for item in self.shelf.index.get(names)]
 
-    def by_key(self, key: Any) -> int:
-        """Return the row of an item's key."""
-        row = self.shelf.row_of(key) if isinstance(key, str) else None
-        if row is None:
-            raise Refused(404, "this item is no longer in the index; search from another one")
-        return row
+    def by_key(self, key: Any) -> str:
+        """Return the name of the item with a key."""
+        name = self.shelf.index.find(key) if isinstance(key, str) else None
+        if name is None:
+            raise self._no_item()
+        return name
 
     def sent(self, text: str) -> Sent:
         """Return the uploaded picture of an address."""
         try:
-            return Sent.from_text(text, model=self.shelf.model, dim=self.shelf.index.dim)
+            return Sent.from_text(text, model=self.shelf.model, dim=self.shelf.encoder.dim)
         except ValueError:
             raise Refused(
                 400, "this address was made by another model; send the picture again"
             ) from None
 
-    def _row(self, text: str) -> int:
-        """Return the number that a text gives; pictures are never named in any other way."""
-        if text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 2**63:
-            return int(text)
-        raise self._no_item()
-
     def _no_item(self) -> Refused:
-        return Refused(404, f"no such item among the {self.shelf.size:,} of this index")
+        return Refused(404, "this item is not in the index; search from another one")
+
+
+def _described(item: Item | Hit, types: Mapping[str, Type]) -> dict[str, Any]:
+    key = key_of(item.name)
+    columns = {n: shown(value, types.get(n, "text")) for n, value in item.columns.items()}
+    # No path of this disk.
+    name = printable("/".join(item.name.replace("\\", "/").split("/")[-2:]))
+    return {"item": key, "key": key, "name": name, "label": item.label, "columns": columns}

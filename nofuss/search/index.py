@@ -1,259 +1,177 @@
-"""`Index`: unit vectors with names, labels and columns, searched exactly or (faiss) approximately.
+"""What is searched: items with unit vectors, in a folder of the run or in a database.
 
-On disk it is a folder; see `stored.py`.
+`Index` is what every kind of index can do: the folder (folder.py), Milvus, PostgreSQL (engines/).
+Items are addressed by their names, which are unique and stable: the absolute path of a picture, or
+FILE#ROW for an item of a file that holds many.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, get_args
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data.columns import Column, Type, as_column, cells_of
-from nofuss.errors import unknown_name
-from nofuss.geometry import Array, as_tensor, normalize
-from nofuss.model.taught import mapped
-from nofuss.ranking.neighbours import nearest
-from nofuss.search.approximate import Approximate
-from nofuss.search.columns import LABEL, ColumnTable
-from nofuss.search.stored import MANIFEST, Kind, Label, Stored, read_stored, write_stored
-from nofuss.search.stores.store import Item
-from nofuss.search.where import Condition, parse_filter
+from nofuss.data.columns import Type, Value
+from nofuss.files import digest
+from nofuss.ranking.open_set import OpenSet
+from nofuss.search.filter import LABEL, Condition
 
-__all__ = ["MANIFEST", "Index", "Kind", "Label"]
-
-FEW = 0.1
-"""Share of the items below which an approximate index, too, compares a query with all of them."""
+FORMAT = 2
+_NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
-class Index:
-    """Vectors that are searched by Euclidean distance on the unit sphere: 0 equal, 2 opposite.
+class Origin(NamedTuple):
+    """Where an item is from, and what its content was when it was embedded."""
 
-    Vectors are scaled to unit length when they are added, and so are queries. Names are unique.
-    A row is a position in `names`; rows move up when others are removed.
-    """
+    source: str
+    digest: str
 
-    def __init__(
-        self,
-        vectors: Tensor,
-        names: Sequence[str],
-        labels: Sequence[Label],
-        *,
-        kind: Kind = "exact",
-        extra: Mapping[str, Any] | None = None,
-        filed: Approximate | None = None,
-        table: ColumnTable | None = None,
-    ) -> None:
-        self.vectors = vectors
-        self.names, self.labels = list(names), list(labels)
-        self.table = ColumnTable(len(self.names)) if table is None else table
-        self.kind, self.extra = kind, dict(extra or {})
-        self._filed = filed
-        self._rows = {name: row for row, name in enumerate(self.names)}
-        self._room = vectors[:0]  # more than `vectors` where items were added
 
-    @classmethod
-    def build(
-        cls,
-        vectors: Array,
-        *,
-        names: Sequence[str],
-        labels: Sequence[Label] | None = None,
-        columns: Mapping[str, Column | Sequence[Any]] | None = None,
-        kind: Kind = "exact",
-        extra: Mapping[str, Any] | None = None,
-    ) -> "Index":
-        """Build an index of vectors (N, D); `extra` is anything JSON can hold, stored with it.
+class Item(NamedTuple):
+    """What an index knows of an item."""
 
-        `columns` are what filters see: {"price": [9.5, None, …], "shop": ["north", …]}.
-        """
-        if kind not in get_args(Kind):
-            raise unknown_name("kind of index", kind, get_args(Kind))
-        nothing = _unit(vectors[:0])
-        filed = Approximate.build(nothing) if kind == "approximate" else None
-        index = cls(nothing, (), (), kind=kind, extra=extra, filed=filed)
-        index.add(vectors, names=names, labels=labels, columns=columns)
-        return index
+    name: str
+    label: str | None = None
+    columns: Mapping[str, Value] = _NOTHING
+    """Those without a value are left out."""
+    origin: Origin | None = None
+    vector: Tensor | None = None
+    """(D,), where it was asked for."""
 
-    def __len__(self) -> int:
-        return len(self.names)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
+class Hits(NamedTuple):
+    """What was found, nearest first."""
 
-    def __repr__(self) -> str:
-        return f"Index({len(self):,} vectors of {self.dim} dimensions, {self.kind})"
+    names: list[str]
+    distances: list[float]
 
-    @property
-    def dim(self) -> int:
-        """Dimensions of a vector."""
-        return self.vectors.shape[1]
 
-    def row(self, name: str) -> int:
-        """Return the row of an item."""
-        if name not in self._rows:
-            raise ValueError(f"the index holds no {name!r}")
-        return self._rows[name]
+class About(NamedTuple):
+    """What holds for a whole index."""
 
-    def add(
-        self,
-        vectors: Array,
-        *,
-        names: Sequence[str],
-        labels: Sequence[Label] | None = None,
-        columns: Mapping[str, Column | Sequence[Any]] | None = None,
-    ) -> None:
-        """Append items, of known or new classes; names and labels are kept as text."""
-        x = _unit(vectors)
-        names = [str(name) for name in names]
-        given = [None] * len(names) if labels is None else labels
-        labels = [None if label is None else str(label) for label in given]
-        if not len(x) == len(names) == len(labels):
-            got = f"{len(x)} vectors, {len(names)} names and {len(labels)} labels"
-            raise ValueError(f"got {got}; expected as many of each")
-        if x.shape[1] != self.dim:
-            raise ValueError(f"got vectors of {x.shape[1]} dimensions; the index has {self.dim}")
-        rows = {name: row for row, name in enumerate(names, start=len(self))}
-        if len(rows) < len(names) or rows.keys() & self._rows.keys():
-            twice = next(n for i, n in enumerate(names) if n in self or rows[n] != len(self) + i)
-            raise ValueError(f"the index would hold {twice!r} twice; remove() the other one first")
-        self.table.extend(len(x), {n: as_column(c) for n, c in (columns or {}).items()})
-        self._append(x)
-        self.names.extend(names)
-        self.labels.extend(labels)
-        self._rows |= rows
-        if self._filed is not None:
-            if self._filed.outgrown(len(self)):
-                self._filed = Approximate.build(self.vectors)
-            else:
-                self._filed.add(x)
-
-    def _append(self, x: Tensor) -> None:
-        """Append vectors; room for a quarter more makes many small additions as cheap as one."""
-        count, needed = len(self.vectors), len(self.vectors) + len(x)
-        if not count:
-            self.vectors = self._room = x
-            return
-        if needed > len(self._room) or self._room.data_ptr() != self.vectors.data_ptr():
-            self._room = x.new_empty(needed + needed // 4, x.shape[1])
-            self._room[:count] = self.vectors
-        self._room[count:needed] = x
-        self.vectors = self._room[:needed]
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove items; those after them move up."""
-        gone = {self.row(name) for name in names}
-        if not gone:
-            return
-        kept = [row for row in range(len(self)) if row not in gone]
-        self.vectors = self.vectors[kept]
-        self.names = [self.names[row] for row in kept]
-        self.labels = [self.labels[row] for row in kept]
-        self.table = self.table.kept(kept)
-        self._rows = {name: row for row, name in enumerate(self.names)}
-        if self._filed is not None:
-            self._filed.refill(self.vectors)
-
-    def as_kind(self, kind: Kind) -> "Index":
-        """Return an index of this kind with the same items."""
-        if kind == self.kind:
-            return self
-        return Index.build(
-            self.vectors,
-            names=self.names,
-            labels=self.labels,
-            columns=self.table.columns,
-            kind=kind,
-            extra=self.extra,
-        )
-
-    def mapped(self, matrix: Tensor) -> "Index":
-        """Return an index of the same items after a map (D, D) of their vectors."""
-        vectors = mapped(self.vectors, matrix)
-        return Index.build(
-            vectors,
-            names=self.names,
-            labels=self.labels,
-            columns=self.table.columns,
-            kind=self.kind,
-            extra=self.extra,
-        )
-
-    def search(
-        self, queries: Array, k: int = 10, *, where: Condition | str | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return distances and rows (Q, k) of the nearest, ties by row; at most all items.
-
-        `where` is a filter over the columns and `label`: "price<20 and shop=='north'". An
-        approximate index may find fewer than k: inf and −1 fill up.
-        """
-        if k < 1:
-            raise ValueError(f"k is {k}; expected 1 or more")
-        q = _unit(queries)
-        if q.shape[1] != self.dim:
-            raise ValueError(f"got queries of {q.shape[1]} dimensions; the index has {self.dim}")
-        if isinstance(where, str):
-            where = parse_filter(where, self.types)
-        if where is not None:
-            rows = torch.from_numpy(np.flatnonzero(self.table.matching(where, self.labels)))
-            if self._filed is None or len(rows) < FEW * len(self):
-                distances, places = nearest(q, self.vectors[rows], k)
-                return distances, rows[places]
-            return self._filed.search(q, self.vectors, min(k, len(rows)), among=rows)
-        if self._filed is not None and len(self):
-            return self._filed.search(q, self.vectors, min(k, len(self)))
-        return nearest(q, self.vectors, k)
+    model: str
+    """The checksum of the model that made the vectors."""
+    dim: int
+    sources: Mapping[str, Mapping[str, Type]] = MappingProxyType({})
+    """Where items are from → the types of their columns."""
+    open_set: OpenSet | None = None
+    relatives: int | None = 0
+    """Others of its class that a typical item has; None without labels, 0 where not counted."""
+    format: int = FORMAT
 
     @property
     def types(self) -> dict[str, Type]:
-        """The columns that a filter may name."""
-        return {LABEL: "text", **self.table.types}
+        """The columns that a filter may name, `label` among them."""
+        found: dict[str, Type] = {LABEL: "text"}
+        for types in self.sources.values():
+            found |= types
+        return found
 
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes, sorted."""
-        return sorted({label for label in self.labels if label is not None})
-
-    def items(self, rows: Sequence[int]) -> list[Item]:
-        """Return what is known of some items."""
-        columns = self.table.columns
-        return [Item(self.names[row], self.labels[row], cells_of(columns, row)) for row in rows]
-
-    def vectors_of(self, rows: Sequence[int]) -> Tensor:
-        """Return the vectors (n, D) of some items."""
-        return self.vectors[list(rows)]
-
-    def sample(self, count: int, *, seed: int = 0) -> list[int]:
-        """Return rows of at most `count` items, sorted."""
-        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
-        return sorted(chosen.tolist())
-
-    def save(self, folder: str | Path) -> None:
-        """Write the index into a folder, replacing the one in it as a whole."""
-        filed = None if self._filed is None else self._filed.to_bytes()
-        content = Stored(
-            self.kind, self.vectors, self.names, self.labels, self.table, self.extra, filed
-        )
-        write_stored(Path(folder), content)
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dict for JSON, without the sources."""
+        rule = self.open_set and self.open_set.as_dict()
+        return {**self._asdict(), "open_set": rule, "sources": None}
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Index":
-        """Load a folder that `save` wrote; every byte is checked first."""
-        kind, vectors, names, labels, table, extra, content = read_stored(Path(folder))
-        filed = None if content is None else Approximate.from_bytes(content, vectors, folder)
-        return cls(vectors, names, labels, kind=kind, extra=extra, filed=filed, table=table)
+    def from_dict(cls, stored: Any, sources: Any) -> "About":
+        """Read what `as_dict` gave; ValueError, with what is wrong, for anything else."""
+        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+            found = stored.get("format") if isinstance(stored, dict) else None
+            raise WrongFormatError(f"is of format {found!r:.20}, expected {FORMAT}")
+        model, dim, relatives = (stored.get(name) for name in ("model", "dim", "relatives"))
+        if type(model) is not str or type(dim) is not int or not 0 < dim < 2**20:
+            raise ValueError("its model and dimensions are not a checksum and a number")
+        if relatives is not None and (type(relatives) is not int or relatives < 0):
+            raise ValueError("relatives is not a count")
+        is_typed = isinstance(sources, dict) and all(map(_are_types, sources.values()))
+        if not is_typed or not all(type(source) is str for source in sources):
+            raise ValueError("its sources are not columns and their types")
+        rule = stored.get("open_set")
+        try:
+            open_set = None if rule is None else OpenSet.from_dict(rule)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"open_set that nofuss did not write, {error}") from None
+        return cls(model, dim, sources, open_set, relatives)
 
 
-def _unit(vectors: Array) -> Tensor:
-    """Return float32 directions (N, D) in this process's memory; refuse NaN and infinity."""
-    x = as_tensor(vectors)
-    if x.ndim != 2 or not x.shape[1]:
-        raise ValueError(f"got vectors of shape {tuple(x.shape)}; expected (N, D)")
-    x = x.detach().to("cpu", torch.float32)
-    if not x.isfinite().all():
-        raise ValueError("vectors hold NaN or infinity; drop those rows first")
-    # Scale by the largest entry first: the squares of 1e20 and 1e-30 are beyond float32.
-    largest = x.abs().amax(1, keepdim=True)
-    return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()
+class WrongFormatError(ValueError):
+    """An index of another version of nofuss."""
+
+
+class Index(Protocol):
+    """What search, page and `nofuss index` need of an index, wherever it is kept."""
+
+    place: str
+    """Where it is, for messages: a folder, or a URL without credentials."""
+
+    @property
+    def about(self) -> About:
+        """What holds for all of it."""
+
+    def search(self, vectors: Tensor, k: int = 10, *, where: Condition | None = None) -> list[Hits]:
+        """Return the k nearest of each vector (Q, D) among the items that pass a filter."""
+
+    def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
+        """Return items by their names; those that are not there are left out."""
+
+    def find(self, key: str) -> str | None:
+        """Return the name of the item with this key (see `key_of`); None if there is none."""
+
+    def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
+        """Yield all items, or those of one source."""
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Write items, replacing those of the same name; without a vector, the former one stays."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove items; names that are not there are ignored."""
+
+    def sample(self, count: int, *, seed: int = 0) -> list[str]:
+        """Return the names of at most `count` items."""
+
+    def count(self) -> int:
+        """Return how many items there are."""
+
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Put `about` in force; what was written is durable and searched fast from here on.
+
+        source: the one that is new, has other columns, or is not in `about` any more. What a
+        database says of the other sources stays: another process may be writing them.
+        """
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+def key_of(name: str) -> str:
+    """Return an item's key, 63 bits of a digest of its name in 16 hexadecimal digits.
+
+    The chance that any two of a million items share one is 1 in 18 million; of a billion, 5%.
+    """
+    return f"{int(digest(name.encode('utf-8', 'surrogateescape'))[:16], 16) >> 1:016x}"
+
+
+def is_value(value: object, kind: Type | None) -> bool:
+    """Return whether a value is of a column's type; a number must be one that a float holds."""
+    match kind:
+        case "number":
+            return type(value) in (float, int) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+        case "bool":
+            return type(value) is bool
+        case "text" | "date":
+            return type(value) is str
+    return False
+
+
+def are_unit(vectors: Tensor) -> bool:
+    """Return whether all of (N, D) have length 1, or 0 for a picture of nothing."""
+    norms = torch.linalg.vector_norm(vectors, dim=1)
+    return bool((((norms - 1).abs() < 1e-3) | (norms == 0)).all())  # NaN is neither
+
+
+def _are_types(types: Any) -> bool:
+    if not isinstance(types, dict) or LABEL in types:
+        return False
+    return all(kind in get_args(Type) for kind in types.values())

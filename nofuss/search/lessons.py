@@ -26,6 +26,7 @@ from torch import Tensor
 
 from nofuss.errors import RunError
 from nofuss.files import load_tensors, memory, read_bytes, tensor_bytes, write_file
+from nofuss.model.encoder import load
 from nofuss.model.saved import (
     DESCRIPTION,
     copy_model,
@@ -39,10 +40,9 @@ from nofuss.model.whitening import Affine
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.embeddings import load_embeddings
-from nofuss.search.indexing import load_index
+from nofuss.search.folder import FolderIndex, holds_index
+from nofuss.search.search import calibrated
 from nofuss.search.searchable import NOTE, embeddings_fit
-from nofuss.search.searcher import OPEN_SET
-from nofuss.search.stored import holds_parts
 
 FOLDER, MAP = "taught", "map.safetensors"
 NUMBER = re.compile("[0-9]{1,6}")
@@ -148,7 +148,7 @@ def _is_aligned(run: Run) -> bool:
     if not steps_of(run):
         return True
     folder, digest = run.path / "index", model_digest(run.model)
-    fits = not holds_parts(folder) or load_index(folder).extra.get("model") == digest
+    fits = not holds_index(folder) or FolderIndex.load(folder).about.model == digest
     return fits and embeddings_fit(run)
 
 
@@ -159,19 +159,18 @@ def align(run: Run) -> None:
         return
     home, now = run.path / FOLDER, steps[-1]
     folder = run.path / "index"
-    if holds_parts(folder):
-        index = load_index(folder)
-        if index.extra.get("model") != now.digest:
+    if holds_index(folder):
+        index = FolderIndex.load(folder)
+        if index.about.model != now.digest:
             known = {step.digest: step for step in _all_steps(run)}
-            before = known.get(str(index.extra.get("model")))
+            before = known.get(index.about.model)
             if before is not None:  # else it is of a model from before training: index it again
                 to_now, to_before = now.matrix, before.matrix
-                if not to_now.shape == to_before.shape == (index.dim, index.dim):
+                if not to_now.shape == to_before.shape == (index.about.dim, index.about.dim):
                     raise RunError(f"{folder} does not fit {home}; index the pictures again")
-                index = index.mapped(to_now @ torch.linalg.inv(to_before))
-                index.extra.pop(OPEN_SET, None)  # of the former vectors
-                index.extra["model"] = now.digest
-                index.save(folder)
+                change = to_now @ torch.linalg.inv(to_before)
+                index = index.with_vectors(mapped(index.vectors, change))
+                index.commit(calibrated(index, load(run.path))._replace(model=now.digest))
     kept = home / EMBEDDINGS
     if kept.is_file() and not embeddings_fit(run):
         if now.number == 0:

@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from nofuss.data.collection import printable
 from nofuss.data.decode_pool import Decoded
+from nofuss.search.filter import Condition, FilterError, parse_filter
 from nofuss.search.refusals import Refused
 from nofuss.search.shelf import Shelf
-from nofuss.search.where import Condition, FilterError, parse_filter
 
 MOST = 500
 """Most neighbours of one search."""
@@ -35,7 +35,7 @@ async def read_options(request: Request, shelf: Shelf) -> SearchOptions:
         raise Refused(400, f"there is no class like “{printable(words[:80])}”; try a part")
     text, where = request.query_params.get("where", ""), None
     if text.strip():
-        types = await run_in_threadpool(lambda: shelf.index.types)
+        types = await run_in_threadpool(lambda: shelf.index.about.types)
         try:
             where = parse_filter(text, types)
         except FilterError as error:

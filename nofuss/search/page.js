@@ -118,7 +118,7 @@ function fail(error) {
 
 function verdict(answer) {
   $("verdict").hidden = false;
-  let words = answer.nothing ? `${answer.verdict} The closest are shown.` : "";
+  let words = answer.match === "nothing" ? `${answer.sentence} The closest are shown.` : "";
   if (!answer.results.length && Object.keys(filters()).length) {
     words = `Nothing ${answer.query.key ? "else " : ""}passes the filter.`;
   }
@@ -133,7 +133,7 @@ function verdict(answer) {
   const usual = threshold === null ? "" :
     `Items of one class usually lie within distance ${threshold.toFixed(3)}` +
     (answer.results.length ? `; the nearest here is at ${nearest.toFixed(3)}. Those beyond are dimmed.` : ".");
-  $("threshold").textContent = [answer.nothing ? "" : answer.verdict, usual].join(" ").trim();
+  $("threshold").textContent = [answer.match === "nothing" ? "" : answer.sentence, usual].join(" ").trim();
 }
 
 function heading(query, answer) {

@@ -37,9 +37,9 @@ const plane = {
     pen.setTransform(dense, 0, 0, dense, 0, 0);
     pen.clearRect(0, 0, w, h);
     if (!this.data) return;
-    const { rows, places, stars, classes } = this.data;
+    const { items, places, stars, classes } = this.data;
     const radius = Math.min(5, 1.4 + Math.sqrt(this.zoom)), dark = isDark();
-    for (let i = 0; i < rows.length; i++) {
+    for (let i = 0; i < items.length; i++) {
       const [x, y] = this.onScreen(places[2 * i], places[2 * i + 1]);
       if (x < -9 || y < -9 || x > w + 9 || y > h + 9) continue;
       pen.globalAlpha = this.shows(classes[i]) ? 0.75 : 0.08;
@@ -111,7 +111,7 @@ const plane = {
   nearest(px, py) {
     if (!this.data) return -1;
     let best = -1, least = 144;
-    for (let i = 0; i < this.data.rows.length; i++) {
+    for (let i = 0; i < this.data.items.length; i++) {
       if (!this.shows(this.data.classes[i])) continue;
       const [x, y] = this.onScreen(this.data.places[2 * i], this.data.places[2 * i + 1]);
       const apart = (x - px) ** 2 + (y - py) ** 2;
@@ -163,7 +163,7 @@ const plane = {
     const picture = $("tip-picture");
     picture.hidden = item < 0 || !state.about.pictures;
     if (!picture.hidden) {
-      const address = `pictures/${this.data.rows[item]}`;
+      const address = `pictures/${this.data.items[item]}`;
       if (picture.getAttribute("src") !== address) picture.src = address;
     }
     const [w, h] = this.size(), tip = $("tip");
@@ -183,7 +183,7 @@ const plane = {
     const item = this.nearest(px, py);
     if (item < 0) return;
     const code = this.data.classes[item];
-    search({ item: this.data.rows[item], label: code < 0 ? null : state.about.classes[code] });
+    search({ item: this.data.items[item], label: code < 0 ? null : state.about.classes[code] });
     $("results-title").scrollIntoView({ block: "nearest" });
   },
 };

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nofuss.data.decode import PictureError
-from nofuss.errors import StoreError
+from nofuss.errors import EngineError
 from nofuss.search.json_response import Json
 
 log = logging.getLogger("nofuss")
@@ -44,7 +44,7 @@ async def refuse_picture(request: Request, error: Exception) -> Response:
     return Json({"error": message}, 415 if error.reason == "not a picture" else 422)
 
 
-async def refuse_store(request: Request, error: Exception) -> Response:
+async def refuse_engine(request: Request, error: Exception) -> Response:
     """Say that the database failed; why, which may name machines, is for the terminal only."""
     log.error(f"{request.url.path} failed: {error}")
     return Json({"error": "the database does not answer; try again later"}, 503)
@@ -60,5 +60,5 @@ REFUSALS = {
     Refused: refuse,
     PictureError: refuse_picture,
     HTTPException: refuse_http,
-    StoreError: refuse_store,
+    EngineError: refuse_engine,
 }

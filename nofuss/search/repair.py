@@ -24,6 +24,7 @@ from nofuss.evaluate.findings import copies, doubtful_labels
 from nofuss.files import locked
 from nofuss.ranking.neighbours import neighbours
 from nofuss.search.handlers import Page
+from nofuss.search.index import key_of
 from nofuss.search.json_response import Json
 from nofuss.search.refusals import Refused
 from nofuss.search.shelf import Shelf
@@ -54,20 +55,23 @@ class Repair:
         """Return the doubtful labels, the clearest first; the first call may take seconds."""
         found = await run_in_threadpool(self._look)
         judged = await run_in_threadpool(lambda: self._fresh(self._read()))
-        return Json({"suspects": [s | self._judgement(s["item"], judged) for s in found]})
+        names = {key_of(name): name for name in self.shelf.own.names}
+        said = [s | self._judgement(names[s["key"]], judged) for s in found]
+        return Json({"suspects": said})
 
     async def judge(self, request: Request) -> Response:
         """Keep what somebody says of a label: {item: key, label: the right one, or null}."""
-        content = await self.page.content(request)
-        row, label = self.page.by_key(content.get("item")), content.get("label")
+        content, own = await self.page.content(request), self.shelf.own
+        name, label = self.page.by_key(content.get("item")), content.get("label")
         if label is not None and label not in self.shelf.classes:
             raise Refused(400, "no such class; choose one of the list")
-        if self.shelf.own.labels[row] is None:
+        [item] = own.get([name])
+        if item.label is None:
             raise Refused(400, "this item has no label that could be wrong")
         async with self.writing:
-            judged = await run_in_threadpool(self._write, row, label)
+            judged = await run_in_threadpool(self._write, name, item.label, label)
             fresh = await run_in_threadpool(self._fresh, judged)
-        return Json(self._judgement(row, fresh) | {"count": len(judged)})
+        return Json(self._judgement(name, fresh) | {"count": len(judged)})
 
     def _look(self) -> list[dict[str, Any]]:
         with self._looking:
@@ -95,13 +99,14 @@ class Repair:
 
     def _described(self, kind: str, row: int, evidence: NDArray[np.int64]) -> dict[str, Any]:
         """Return a suspect with the neighbours that speak against its label."""
-        near = [self.page.describe(int(other)) for other in evidence]
+        names = self.shelf.own.names
+        near = [self.page.describe(names[other]) for other in evidence]
         suggested, votes = Counter(other["label"] for other in near).most_common(1)[0]
         about = {"kind": kind, "suggested": suggested, "votes": votes, "neighbours": near}
-        return self.page.describe(int(row)) | about
+        return self.page.describe(names[row]) | about
 
-    def _judgement(self, row: int, judged: dict[str, Correction]) -> dict[str, Any]:
-        said = judged.get(self.shelf.own.names[row])
+    def _judgement(self, name: str, judged: dict[str, Correction]) -> dict[str, Any]:
+        said = judged.get(name)
         return {"judged": None if said is None else said.corrected}
 
     def _read(self) -> dict[str, Correction]:
@@ -118,10 +123,8 @@ class Repair:
         learned = self._learned()
         return {item: said for item, said in judged.items() if said != learned.get(item)}
 
-    def _write(self, row: int, label: str | None) -> dict[str, Correction]:
+    def _write(self, name: str, was: str, label: str | None) -> dict[str, Correction]:
         """Replace the file with one that has this judgement, or without it."""
-        name, was = self.shelf.own.names[row], self.shelf.own.labels[row]
-        assert was is not None
         try:
             with locked(self.shelf.run.path):
                 judged, learned = self._read(), self._learned()

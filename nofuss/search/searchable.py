@@ -8,11 +8,10 @@ has left; nothing is written.
 import logging
 import re
 from collections.abc import Iterable
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -29,19 +28,18 @@ from nofuss.model.saved import model_digest
 from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE, RunEmbeddings, load_embeddings
-from nofuss.search.index import Index
-from nofuss.search.indexing import check_store, open_index
-from nofuss.search.items import BUILT_IN, item_labels, item_names, source_of
-from nofuss.search.searcher import RerankMode, Searcher, open_searcher
-from nofuss.search.stored import holds_parts
-from nofuss.search.stores import Searched, Store, open_store
-from nofuss.search.stores.local import Local
+from nofuss.search.engines import open_engine
+from nofuss.search.folder import FolderIndex, holds_index
+from nofuss.search.index import About, Index
+from nofuss.search.search import calibrated
 
 log = logging.getLogger("nofuss")
 NOTE = "embeddings-of"
 """The file of RUN/taught that says which model the kept embeddings are of."""
 ARRAYS = (".npz", ".safetensors")
 _ROW = re.compile("[0-9]{1,18}")
+BUILT_IN = "built-in characters"
+"""The source of the items that come with the package."""
 SIDE = 224
 """Longest side of a picture on the page, and of one from an array."""
 
@@ -83,63 +81,47 @@ def _open_array(source: str) -> Collection | None:
     return None if collection.array is None else collection
 
 
-@dataclass(frozen=True)
-class Searchable:
-    """An index, in memory, on disk or in a database, and where its items are from."""
-
-    title: str
-    index: Searched
-    sources: list[str]
-    """What `Pictures` takes."""
-    searcher: Searcher
-
-    def close(self) -> None:
-        """Disconnect from a database."""
-        if isinstance(self.index, Store):
-            self.index.close()
-
-
 def open_searchable(
-    run: Run,
-    encoder: Encoder,
-    url: str | None = None,
-    *,
-    rerank: RerankMode = "auto",
-    progress: Progress = silent,
-) -> Searchable:
-    """Open the index at a URL, or the run's, or build one of its test items in memory.
-
-    rerank: none searches by distance alone, whatever the run's folds decided.
-    """
+    run: Run, encoder: Encoder, url: str | None = None, *, progress: Progress = silent
+) -> tuple[str, Index]:
+    """Open the index at a URL, or the run's, or build one of its test items; what it is called."""
     if url is not None:
-        return _in_database(url, run, encoder, rerank)
-    if not holds_parts(run.path / "index"):
-        searchable = _test_items(run, encoder, rerank, progress)
+        wanted = About(model_digest(run.model), encoder.dim)
+        index = open_engine(url, flag="--index", wanted=wanted)
+        if not index.count():
+            index.close()
+            raise DataError(f"the index in {index.place} is empty")
+        return index.place, index
+    if not holds_index(run.path / "index"):
+        title, items = _test_items(run, encoder, progress)
         log.info(
-            f"no index yet: searching {searchable.title}; for other pictures: "
+            f"no index yet: searching {title}; for other pictures: "
             f"{command('nofuss', 'index', run.path)} DIR"
         )
-        return searchable
-    index = open_index(run, encoder)
-    if not len(index):
+        return title, items
+    own = open_own_index(run, encoder)
+    if not len(own):
         raise DataError(
-            f"{run.path / 'index'} is empty; add pictures: {command('nofuss', 'index', run.path)} "
-            "DIR"
+            f"{own.place} is empty; add pictures: {command('nofuss', 'index', run.path)} DIR"
         )
-    searcher = open_searcher(index, encoder, rerank=rerank)
-    return Searchable("the index of this run", index, list(Local(index).sources()), searcher)
+    return "the index of this run", own
 
 
-def _in_database(url: str, run: Run, encoder: Encoder, rerank: RerankMode) -> Searchable:
-    with ExitStack() as on_failure:
-        store = on_failure.enter_context(closing(open_store(url, flag="--index")))
-        check_store(store, run, encoder)
-        if not len(store):
-            raise DataError(f"the index in {store.shown} is empty")
-        searcher = open_searcher(store, encoder, rerank=rerank)
-        searchable = Searchable(store.shown, store, list(store.sources()), searcher)
-        on_failure.pop_all()
-        return searchable
+def open_own_index(run: Run, encoder: Encoder) -> FolderIndex:
+    """Load the run's index; RunError where there is none, or one of another model."""
+    index = FolderIndex.load(run.path / "index")
+    if index.about.model != model_digest(run.model):
+        raise RunError(
+            f"{index.place} was made by another model than {run.model}; update it: "
+            + "; ".join(command("nofuss", "index", run.path, of) for of in index.about.sources)
+        )
+    if index.about.dim != encoder.dim:
+        raise RunError(
+            f"{index.place} holds vectors of {index.about.dim} dimensions, but the model gives "
+            f"{encoder.dim}; delete the folder and make it again: "
+            f"{command('nofuss', 'index', run.path)} DIR"
+        )
+    return index
 
 
 def kept_embeddings(run: Run, encoder: Encoder) -> RunEmbeddings | None:
@@ -159,24 +141,25 @@ def embeddings_fit(run: Run) -> bool:
     return not note.is_file() or read_bytes(note) == model_digest(run.model).encode()
 
 
-def _test_items(run: Run, encoder: Encoder, rerank: RerankMode, progress: Progress) -> Searchable:
+def _test_items(run: Run, encoder: Encoder, progress: Progress) -> tuple[str, Index]:
+    # Here: what reads an index does not need what writes one.
+    from nofuss.search.update import items_of, source_of
+
     kept, data = kept_embeddings(run, encoder), run.own_data
     opened = open_training_data(data, run.config, corrections=run.corrections, progress=progress)
     collection = opened.collection
     rows, vectors = _test_vectors(run, encoder, kept, opened, progress)
-    all_names = item_names(collection, data)
-    _, firsts = np.unique([all_names[row] for row in rows], return_index=True)
+    items = items_of(collection, data)
+    _, firsts = np.unique([items[row].name for row in rows], return_index=True)
     firsts = np.sort(firsts)  # a list may name a file twice, names of an index are unique
-    rows, vectors = rows[firsts], vectors[firsts]
-    labels = item_labels(collection.subset(rows))
-    names = [all_names[row] for row in rows]
-    columns = {name: column.subset(rows) for name, column in collection.columns.items()}
-    index = Index.build(vectors, names=names, labels=labels, columns=columns)
-    only_test = len(rows) < len(collection)
+    types = {name: column.type for name, column in collection.columns.items()}
+    index = FolderIndex(About(model_digest(run.model), encoder.dim, {source_of(data): types}))
+    found = zip(rows[firsts], torch.from_numpy(vectors[firsts]), strict=True)
+    index.put([items[row]._replace(vector=vector) for row, vector in found])
+    index.commit(calibrated(index, encoder))
+    only_test = len(firsts) < len(collection)
     side = "test classes" if collection.has_classes else "test items"
-    title = f"{collection.name}, {side}" if only_test else collection.name
-    searcher = open_searcher(index, encoder, rerank=rerank)
-    return Searchable(title, index, [source_of(data)], searcher)
+    return f"{collection.name}, {side}" if only_test else collection.name, index
 
 
 def _test_vectors(

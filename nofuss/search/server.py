@@ -35,7 +35,6 @@ from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
 from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
-from nofuss.search.searcher import RerankMode
 from nofuss.search.shelf import Shelf, open_shelf
 from nofuss.search.teaching import Teaching
 
@@ -64,7 +63,7 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
             Route("/look.css", page.static("look.css", "nofuss.report")),
             *(Route(f"/{name}", page.static(name)) for name in STATIC),
             Route("/api/about", page.about),
-            Route("/api/items/{number}", page.item),
+            Route("/api/items/{key}", page.item),
             Route("/api/some", page.some),
             Route("/api/search", page.neighbours, methods=["GET"]),
             Route("/api/search", page.upload, methods=["POST"]),
@@ -76,7 +75,7 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
             Route("/api/undo", teaching.undo, methods=["POST"]),
             Route("/api/suspects", repair.suspects, methods=["GET"]),
             Route("/api/suspects", repair.judge, methods=["POST"]),
-            Route("/pictures/{number}", page.picture),
+            Route("/pictures/{key}", page.picture),
         ],
         exception_handlers=REFUSALS,
         lifespan=draw_ahead,
@@ -91,7 +90,7 @@ def serve(
     port: int,
     token: bool = True,
     index: str | None = None,
-    rerank: RerankMode = "auto",
+    rerank: bool = True,
     progress: Progress = silent,
 ) -> None:
     """Run `nofuss serve` until interrupted."""

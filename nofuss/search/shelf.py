@@ -3,9 +3,7 @@
 See searchable.py for which index that is.
 """
 
-import re
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,39 +18,26 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from nofuss.files import digest, read_json
+from nofuss.files import read_json
 from nofuss.model.encoder import Encoder, load
 from nofuss.model.saved import model_digest
 from nofuss.model.taught import mapped
 from nofuss.progress import Progress, silent
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import RunEmbeddings
-from nofuss.search.columns import LABEL
-from nofuss.search.index import Index
+from nofuss.search.filter import LABEL, Compare, Condition, Join
+from nofuss.search.folder import FolderIndex
+from nofuss.search.index import Index, key_of
 from nofuss.search.plane import ANCHORS, Plane, lay_out
 from nofuss.search.refusals import Refused
+from nofuss.search.search import Answer, calibrated, codes_of, search
 from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
-from nofuss.search.searcher import Found, RerankMode, Searcher
-from nofuss.search.stores import Searched
-from nofuss.search.stores.store import number_of
-from nofuss.search.where import Compare, Condition, Every, Some
 
 STARS = 100
 """Most proxies on the map."""
-VOTERS = 10
-"""Neighbours that say which class a picture most likely is of."""
 ON_MAP = 20_000
 """Most items on the map."""
 COUNT_SECONDS = 60
-
-
-@dataclass(frozen=True)
-class Likely:
-    """The class of most of the nearest neighbours."""
-
-    label: str
-    votes: int
-    voters: int
 
 
 @dataclass
@@ -61,8 +46,9 @@ class Shelf:
 
     run: Run
     title: str
-    searcher: Searcher
+    index: Index
     encoder: Encoder
+    rerank: bool
     pictures: Pictures | None
     """None where the items are vectors."""
     proxies: Tensor
@@ -71,14 +57,14 @@ class Shelf:
     _size: int = 0
     _counted: float = -inf
 
-    def picture(self, row: int) -> Path | Image.Image | None:
+    def picture(self, name: str) -> Path | Image.Image | None:
         """Return an item's picture, or the file that holds it, or None where there is none."""
-        return None if self.pictures is None else self.pictures[self.index.items([row])[0].name]
+        return None if self.pictures is None else self.pictures[name]
 
     @property
-    def own(self) -> Index:
+    def own(self) -> FolderIndex:
         """The run's own index; refused where the page searches in a database."""
-        if isinstance(self.index, Index):
+        if isinstance(self.index, FolderIndex):
             return self.index
         raise Refused(409, "this needs the run's own index; open the page without --index")
 
@@ -86,47 +72,26 @@ class Shelf:
     def size(self) -> int:
         """Number of items; counted again every minute, as a database counts one by one."""
         if time.monotonic() > self._counted + COUNT_SECONDS:
-            self._size, self._counted = len(self.index), time.monotonic()
+            self._size, self._counted = self.index.count(), time.monotonic()
         return self._size
-
-    @property
-    def index(self) -> Searched:
-        """What is searched."""
-        return self.searcher.index
 
     @property
     def threshold(self) -> float | None:
         """Distance within which items of one class mostly lie; None if that could not be found."""
-        open_set = self.searcher.open_set
+        open_set = self.index.about.open_set
         return None if open_set is None or not open_set.useful else open_set.distance
 
     @cached_property
     def classes(self) -> list[str]:
         """Names of the classes, sorted."""
-        return self.index.classes
+        labels = self.index.labels if isinstance(self.index, FolderIndex) else None
+        found = labels or (item.label for item in self.index.items())
+        return sorted({label for label in found if label is not None})
 
     @cached_property
     def codes(self) -> NDArray[np.int64]:
         """(N,) positions in `classes`; −1 without a label."""
-        place = {name: i for i, name in enumerate(self.classes)}
-        return np.array([-1 if c is None else place[c] for c in self.own.labels], np.int64)
-
-    @cached_property
-    def keys(self) -> dict[str, int]:
-        """Key → row. A key stays the same when the index grows, so addresses can contain it."""
-        return {self.key(name): row for row, name in enumerate(self.own.names)}
-
-    def key(self, name: str) -> str:
-        """Return the key of an item; in a database that is its number."""
-        if not isinstance(self.index, Index):
-            return f"{number_of(name):016x}"
-        return digest(name.encode("utf-8", "surrogatepass"))[:16]
-
-    def row_of(self, key: str) -> int | None:
-        """Return the row of a key; None where there is none."""
-        if isinstance(self.index, Index):
-            return self.keys.get(key)
-        return int(key, 16) if re.fullmatch("[0-7][0-9a-f]{15}", key) else None
+        return codes_of(self.own.labels)
 
     @cached_property
     def model(self) -> str:
@@ -154,29 +119,26 @@ class Shelf:
         *,
         only: Sequence[int] | None = None,
         where: Condition | None = None,
-        without: int | None = None,
-    ) -> Found:
+        without: str | None = None,
+    ) -> Answer:
         """Return the k best of a vector (D,), leaving out item `without`.
 
         Of classes `only`, or of what passes a filter: the k nearest, without a verdict, which is
         about everything.
         """
-        began = time.perf_counter()
-        parts = [] if where is None else [where]
+        parts: list[Condition] = [] if where is None else [where]
         if only is not None:
-            parts.append(Some(tuple(Compare(LABEL, "==", self.classes[i]) for i in only)))
-        condition = Every(tuple(parts)) if parts else None
-        found = self.searcher.search(query, k, where=condition, without=without)
-        return replace(found, milliseconds=1000 * (time.perf_counter() - began))
-
-    def likely(self, found: Found) -> Likely | None:
-        """Return the class of most of the first neighbours; of equal ones the nearest."""
-        labels = [item.label for item in self.index.items(found.rows[:VOTERS])]
-        votes = Counter(label for label in labels if label is not None)
-        if not votes:
-            return None
-        label, count = votes.most_common(1)[0]  # of equal counts the first met
-        return Likely(label, count, len(labels))
+            parts.append(Compare(LABEL, "in", tuple(self.classes[i] for i in only)))
+        condition = Join(True, tuple(parts)) if parts else None
+        return search(
+            self.index,
+            self.encoder,
+            query,
+            k,
+            where=condition,
+            without=without,
+            rerank=self.rerank,
+        )
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -192,7 +154,13 @@ class Shelf:
     @cached_property
     def plane(self) -> Plane:
         """Where the map places vectors."""
-        return lay_out(self.index.vectors_of(self.index.sample(ANCHORS)), self.proxies)
+        return lay_out(self.vectors_of(self.index.sample(ANCHORS)), self.proxies)
+
+    def vectors_of(self, names: Sequence[str]) -> Tensor:
+        """Return the vectors (n, D) of those items that are there."""
+        items = self.index.get(names, vectors=True)
+        found = [v for item in items if (v := item.vector) is not None]
+        return torch.stack(found) if found else torch.empty(0, self.encoder.dim)
 
     def place(self, vectors: Tensor) -> NDArray[np.float32]:
         """Return where vectors lie on the map; the first call draws it and takes some seconds."""
@@ -202,9 +170,10 @@ class Shelf:
 
     def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
         """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
-        index, proxies = self.own.mapped(matrix), mapped(self.proxies, matrix)
-        searcher = self.searcher.of(index, encoder)
-        new = replace(self, searcher=searcher, encoder=encoder, proxies=proxies, _drawing=Lock())
+        index = self.own.with_vectors(mapped(self.own.vectors, matrix))
+        index.about = calibrated(index, encoder)
+        proxies = mapped(self.proxies, matrix)
+        new = replace(self, index=index, encoder=encoder, proxies=proxies, _drawing=Lock())
         if self.drawn:
             plane = Plane(mapped(self.plane.anchors, matrix), self.plane.places)
             new.__dict__ |= {"plane": plane, "map": self.map}
@@ -217,14 +186,14 @@ class Shelf:
 
     @cached_property
     def map(self) -> dict[str, Any]:
-        """The page's map: rows, x, y and class of the items; x, y and name of the proxies."""
-        rows = self.index.sample(ON_MAP)
-        places = self.place(self.index.vectors_of(rows))
+        """The page's map: keys, x, y and class of the items; x, y and name of the proxies."""
+        items = self.index.get(self.index.sample(ON_MAP), vectors=True)
+        places = self.place(torch.stack([v for item in items if (v := item.vector) is not None]))
         code = {name: i for i, name in enumerate(self.classes)}
-        labels = [item.label for item in self.index.items(rows)]
+        labels = [item.label for item in items]
         stars = self.place(self.proxies)
         return {
-            "rows": [as_text(row) for row in rows],
+            "items": [key_of(item.name) for item in items],
             "places": places.astype(np.float64).round(4).reshape(-1).tolist(),
             "classes": [-1 if label is None else code.get(label, -1) for label in labels],
             "stars": stars.astype(np.float64).round(4).reshape(-1).tolist(),
@@ -232,16 +201,11 @@ class Shelf:
         }
 
 
-def as_text(number: int) -> int | str:
-    """Return an item's number for the page: as text where a browser would round it."""
-    return number if number < 2**53 else str(number)
-
-
 def open_shelf(
     path: Path,
     url: str | None = None,
     *,
-    rerank: RerankMode = "auto",
+    rerank: bool = True,
     progress: Progress = silent,
 ) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
@@ -251,9 +215,9 @@ def open_shelf(
     proxies = torch.empty(0, encoder.dim)
     if kept is not None and len(kept.proxies):
         proxies, names = _stars(kept, encoder)
-    searchable = open_searchable(run, encoder, url, rerank=rerank, progress=progress)
-    pictures = Pictures(searchable.sources) if encoder.preprocessing else None
-    shelf = Shelf(run, searchable.title, searchable.searcher, encoder, pictures, proxies, names)
+    title, index = open_searchable(run, encoder, url, progress=progress)
+    pictures = Pictures(index.about.sources) if encoder.preprocessing else None
+    shelf = Shelf(run, title, index, encoder, rerank, pictures, proxies, names)
     _ = shelf.classes  # now, since a database may take its time
     return shelf
 

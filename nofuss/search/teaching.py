@@ -31,6 +31,7 @@ from nofuss.run.embeddings import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
 from nofuss.search import lessons
 from nofuss.search.handlers import Page
+from nofuss.search.index import key_of
 from nofuss.search.json_response import Json
 from nofuss.search.refusals import Refused
 from nofuss.search.sent import Sent
@@ -85,7 +86,7 @@ class Teaching:
             same = mark.get("same", "") if isinstance(mark, dict) else ""
             if same is not None and not isinstance(same, bool):
                 raise Refused(400, "a mark is an item and same: true, false or null")
-            name = self.page.shelf.own.names[self.page.by_key(mark.get("item"))]
+            name = self._own_item(mark.get("item"))
             if name == query:
                 raise Refused(400, "an item is the same as itself")
             marks.append((name, same))
@@ -131,12 +132,17 @@ class Teaching:
             raise Refused(400, "expected a query: like or vector")
         if (text := query.get("vector")) is not None:
             return PICTURE + self.page.sent(str(text)).name
-        return self.page.shelf.own.names[self.page.by_key(query.get("like"))]
+        return self._own_item(query.get("like"))
+
+    def _own_item(self, key: Any) -> str:
+        """Return the name of an item of the run's own index."""
+        _ = self.page.shelf.own
+        return self.page.by_key(key)
 
     def _state(self, query: str) -> dict[str, Any]:
         marks, shelf = read_marks(self.run), self.page.shelf
         given = marks.by_query.get(query, {}).items()
-        known = {shelf.key(name): same for name, same in given if name in shelf.own}
+        known = {key_of(name): same for name, same in given if name in shelf.own}
         steps = lessons.steps_of(shelf.run)
         return {"marks": known, "count": len(marks), "lessons": max(0, len(steps) - 1)}
 
@@ -196,13 +202,14 @@ def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
             400, "there is nothing to learn yet: mark one result, or two for an uploaded picture"
         )
     base = index.vectors if now is None else mapped(index.vectors, torch.linalg.inv(now))
-    first = torch.tensor([index.row(a) for a, _, _ in usable])
-    second = torch.tensor([index.row(b) for _, b, _ in usable])
+    rows = {name: row for row, name in enumerate(index.names)}
+    first = torch.tensor([rows[a] for a, _, _ in usable])
+    second = torch.tensor([rows[b] for _, b, _ in usable])
     pairs = MarkedPairs(first, second, torch.tensor([same for _, _, same in usable]))
     near, far = usual_distances(base)
     matrix = taught_map(base, pairs, near=near, far=far)
-    rows = sorted({*first.tolist(), *second.tolist()})
-    return Lesson(matrix, mapped(base, matrix), len(usable), len(marks), rows)
+    marked = sorted({*first.tolist(), *second.tolist()})
+    return Lesson(matrix, mapped(base, matrix), len(usable), len(marks), marked)
 
 
 def usual_distances(vectors: Tensor) -> tuple[float, float]:

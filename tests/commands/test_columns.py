@@ -9,7 +9,7 @@ import pytest
 from nofuss.cli import main
 from nofuss.data.columns import read_column
 from nofuss.data.open import open_data
-from nofuss.search.index import Index
+from nofuss.search import Index
 from tests.tiny_run import train_pictures
 
 
@@ -103,9 +103,9 @@ def test_a_new_price_is_not_embedded_again(run: Path, capsys: pytest.CaptureFixt
     assert "embedding" not in said
     index = Index.load(run / "index")
     assert (index.vectors == vectors).all()
-    assert index.items([1])[0].cells["price"] == 17.25
+    assert list(index.items())[1].columns["price"] == 17.25
     assert main(["index", str(run), str(write_table(run, price="about {}"))]) == 0
-    assert Index.load(run / "index").types["price"] == "text"  # all of it, so it may change
+    assert Index.load(run / "index").about.types["price"] == "text"  # all of it, so it may change
 
 
 def test_one_name_with_two_types_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

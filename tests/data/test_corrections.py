@@ -19,7 +19,8 @@ from nofuss.errors import DataError
 from nofuss.files import digest
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
-from nofuss.search.indexing import index_run
+from nofuss.search.folder import FolderIndex
+from nofuss.search.update import update_index
 from tests.tiny_run import draw_folder
 
 NAMES = ["red", "blue", "green", "sea/orange", "sea/purple", "sea/gray"]
@@ -143,7 +144,8 @@ def test_train_applies_them_and_all_later_commands_too(data: Path, tmp_path: Pat
     assert kept is not None
     assert Run.open(run).corrections == run / "corrected.csv"
     assert main(["evaluate", str(run)]) == 0
-    index = index_run(run, None)
-    assert index.labels[index.row(str(data / "red" / "0.png"))] == "blue"
+    update_index(run, None)
+    index = FolderIndex.load(run / "index")
+    assert index.get([str(data / "red" / "0.png")])[0].label == "blue"
     assert {p: digest(p.read_bytes()) for p in data.rglob("*.png")} == bytes_before
     assert COLUMNS == ("item", "label", "corrected")

@@ -11,7 +11,7 @@ from nofuss.commands import embed, evaluate
 from nofuss.config import Options
 from nofuss.errors import UsageError
 from nofuss.search import Index
-from nofuss.search.indexing import index_run
+from nofuss.search.update import update_index
 from nofuss.training.train import run_training
 from tests.tiny_run import draw, train_pictures
 from tests.training import equal_training as trainings
@@ -72,7 +72,7 @@ def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> No
         fork_together(
             count, partial(embed.main, run, tmp_path / "data", out=tmp_path / f"{count}.npz")
         )
-        fork_together(count, lambda: index_run(run, more.parent) and None)
+        fork_together(count, lambda: update_index(run, more.parent) and None)
         index = Index.load(run / "index")
         assert len(index) == 6
         order = np.argsort(index.names)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nofuss.search.indexing import index_run
+from nofuss.search.update import update_index
 from tests.search.serving import Server, serving
 from tests.tiny_run import draw, train_pictures
 
@@ -36,7 +36,7 @@ def taught_run(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         for number in range(8):
             draw(label, number).save(home / "data" / name / f"{number}.png")
     draw(1, 3, side=80).save(home / "data" / "red" / "wrong.png")  # a blue one
-    index_run(home / "run", home / "data")
+    update_index(home / "run", home / "data")
     return home / "run"
 
 

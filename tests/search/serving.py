@@ -63,6 +63,11 @@ class Server:
         finally:
             connection.close()
 
+    def item(self, number: int) -> str:
+        """The key of an item, by its place in the index."""
+        keys: list[str] = self.request("/api/map").json["items"]
+        return keys[number]
+
     def upload(self, picture: bytes, **options: Any) -> Answer:
         return self.request("/api/search?k=5", method="POST", body=picture, **options)
 

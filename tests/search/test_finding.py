@@ -15,9 +15,8 @@ from nofuss.model.encoder import Encoder
 from nofuss.model.saved import save_model
 from nofuss.ranking.rerank import Rerank
 from nofuss.run.directory import create_run
-from nofuss.search.finding import why_no_verdict
-from nofuss.search.items import open_items
-from nofuss.search.searcher import Searcher
+from nofuss.search.search import why_no_verdict
+from nofuss.search.update import open_items
 from tests.asked import settings_of
 from tests.search.verdicts import open_set
 from tests.tiny_run import draw, draw_folder
@@ -91,11 +90,11 @@ def test_a_filter_turns_off_what_is_about_the_whole_index(
     content = json.loads(said(capsys, "search", run, query, "--json"))
     assert content["rerank"] is not None
     assert content["open_set"] is not None
-    assert content["queries"][0]["confidence"] is not None
+    assert content["queries"][0]["sentence"]
     content = json.loads(said(capsys, "search", run, query, "--where", "price<9", "--json"))
     assert (content["rerank"], content["open_set"]) == (None, None)
     [answer] = content["queries"]
-    assert (answer["confidence"], answer["verdict"]) == (None, "")
+    assert (answer["match"], answer["sentence"]) == ("unknown", "")
     distances = [neighbour["distance"] for neighbour in answer["neighbours"]]
     assert distances == sorted(distances)
 
@@ -129,25 +128,21 @@ def test_why_there_is_no_verdict() -> None:
     embedder = build_embedder("identity", dim=8, channels=8, weights=None)
     with_rule = Encoder(embedder, extra={"open_set": open_set().as_dict()})
     index = Index.build(torch.eye(8), names=[str(i) for i in range(8)])
-    assert why_no_verdict(Searcher(index, open_set=open_set()), with_rule) == ""
-    coin = why_no_verdict(Searcher(index, open_set=open_set(useful=False)), with_rule)
-    assert "can't recognise unknown classes" in coin
+    about = index.about
+    index.about = about._replace(open_set=open_set())
+    assert why_no_verdict(index, with_rule) == ""
+    index.about = about._replace(open_set=open_set(useful=False))
+    assert "can't recognise unknown classes" in why_no_verdict(index, with_rule)
+    index.about = about
     for extra in ({}, {"open_set": None}):
-        without = why_no_verdict(Searcher(index), Encoder(embedder, extra=extra))
+        without = why_no_verdict(index, Encoder(embedder, extra=extra))
         assert without.endswith("that needs labels, and the run was trained without")
         trained = Encoder(embedder, class_names=["a", "b"], extra=extra)
-        reason = why_no_verdict(Searcher(index), trained)
-        assert reason.endswith(
+        assert why_no_verdict(index, trained).endswith(
             "training had too few held-out classes to find a rule; train on more classes"
         )
-    reason = why_no_verdict(Searcher(index), with_rule)
+    reason = why_no_verdict(index, with_rule)
     assert reason.endswith("that needs labels of more classes in the index")
-
-    class Database:
-        """Anything but the run's own index."""
-
-    reason = why_no_verdict(Searcher(Database()), with_rule)  # type: ignore[arg-type]
-    assert reason.endswith("and at most 5,000 items in a database")
 
 
 def test_pictures_without_a_label_are_no_class(run: Path, table: Path, capsys: Capture) -> None:
@@ -159,8 +154,8 @@ def test_pictures_without_a_label_are_no_class(run: Path, table: Path, capsys: C
     assert printed.startswith("6 classes, 31 images, ")
     assert "; 1 without a label\n" in printed
     index = Index.load(run / "index")
-    assert index.classes == list(NAMES)
-    assert index.labels[index.row(str(data / "loose.png"))] is None
+    assert {*index.labels} == {*NAMES, None}
+    assert index.get([str(data / "loose.png")])[0].label is None
 
 
 def test_an_option_of_training_is_suggested_for_training(

@@ -21,11 +21,12 @@ from nofuss.run.directory import Run
 from nofuss.run.embeddings import FILE as EMBEDDINGS
 from nofuss.run.marks import Marks
 from nofuss.search import lessons
-from nofuss.search.indexing import index_run, load_index
+from nofuss.search.folder import FolderIndex
 from nofuss.search.refusals import Refused
 from nofuss.search.searchable import kept_embeddings
 from nofuss.search.shelf import open_shelf
 from nofuss.search.teaching import plan_lesson
+from nofuss.search.update import update_index
 from nofuss.training.train import run_training
 from tests.tiny_run import train_vectors
 
@@ -35,7 +36,7 @@ CLOSE = {"atol": 2e-5, "rtol": 0}
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = train_vectors(tmp_path_factory.mktemp("vectors"))
-    index_run(run, None)
+    update_index(run, None)
     return run
 
 
@@ -59,7 +60,7 @@ def check_consistent(run: Path) -> None:
     encoder, opened = load(run), Run.open(run)
     collection = open_data(opened.config.data)
     embedded = encoder.embed_collection(collection)
-    index = load_index(run / "index")
+    index = FolderIndex.load(run / "index")
     rows = [int(name.rpartition("#")[2]) for name in index.names]
     torch.testing.assert_close(index.vectors, embedded[rows], **CLOSE)
     kept = kept_embeddings(opened, encoder)
@@ -82,7 +83,7 @@ def test_undoing_it_restores_every_bit(run: Path) -> None:
     """Of the model and of the kept embeddings; the index as closely as numbers are rounded."""
     opened = Run.open(run)
     model, embeddings = [bits(run / "model")], [bits(run)[EMBEDDINGS]]
-    vectors = load_index(run / "index").vectors
+    vectors = FolderIndex.load(run / "index").vectors
     for seed in range(3):
         lessons.apply_lesson(opened, a_map(seed), extra={})
         model.append(bits(run / "model"))
@@ -93,7 +94,7 @@ def test_undoing_it_restores_every_bit(run: Path) -> None:
         assert bits(run / "model") == expected
         assert bits(run)[EMBEDDINGS] == kept
         check_consistent(run)
-    torch.testing.assert_close(load_index(run / "index").vectors, vectors, atol=1e-6, rtol=0)
+    torch.testing.assert_close(FolderIndex.load(run / "index").vectors, vectors, atol=1e-6, rtol=0)
     assert not lessons.undo(opened)
 
 
@@ -176,14 +177,14 @@ def test_damaged_maps_are_one_line(run: Path) -> None:
 
 def test_marks_become_a_map(run: Path) -> None:
     shelf = open_shelf(run)
-    names = shelf.index.names
+    index, names = shelf.own, shelf.own.names
     with pytest.raises(Refused, match="nothing to learn yet"):
         plan_lesson(shelf, Marks({"gone": {names[1]: True}, "picture 1": {names[1]: True}}), None)
-    found = shelf.search(shelf.index.vectors[0], 5, without=0)
-    far = found.rows[-1]
+    found = shelf.search(index.vectors[0], 5, without=names[0])
+    far = names.index(found.hits[-1].name)
     lesson = plan_lesson(shelf, Marks({names[0]: {names[far]: True}}), None)
     assert (lesson.pairs, lesson.marked_rows) == (1, sorted([0, far]))
-    before = (shelf.index.vectors[0] - shelf.index.vectors[far]).norm()
+    before = (index.vectors[0] - index.vectors[far]).norm()
     after = (lesson.vectors[0] - lesson.vectors[far]).norm()
     assert after < before
     # Taught already: the marks are learned from the first model, whatever is in force.

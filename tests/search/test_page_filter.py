@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from nofuss.search.indexing import index_run
+from nofuss.search.update import update_index
 from tests.browser import complaints
 from tests.search.serving import Server, serving
 from tests.tiny_run import train_pictures
@@ -22,7 +22,7 @@ HOSTILE = "<b onclick=alert(1)>"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     run = train_pictures(tmp_path_factory.mktemp("filter"))
-    index_run(run, write_table(run.parent / "data"))
+    update_index(run, write_table(run.parent / "data"))
     with serving(run) as server:
         yield server
 
@@ -104,7 +104,7 @@ def text(browser: webdriver.Chrome, name: str) -> str:
     "where", ["price<", "x==1", "price<'a'", "(" * 99, "x" * 5000, "price<1;drop table x", "\0"]
 )
 def test_a_filter_that_can_not_be_read_is_one_line(server: Server, where: str) -> None:
-    answer = server.request(f"/api/search?item=0&where={quote(where)}")
+    answer = server.request(f"/api/search?item={server.item(0)}&where={quote(where)}")
     assert answer.status == 400
     assert answer.json["error"].startswith("the filter can't be read: ")
 
@@ -112,7 +112,9 @@ def test_a_filter_that_can_not_be_read_is_one_line(server: Server, where: str) -
 def test_what_a_filter_finds(server: Server) -> None:
     about = server.request("/api/about").json
     assert about["columns"] == {"price": "number", HOSTILE: "text"}
-    answer = server.request(f"/api/search?item=0&k=100&where={quote('price>=10 and price<13')}")
+    answer = server.request(
+        f"/api/search?item={server.item(0)}&k=100&where={quote('price>=10 and price<13')}"
+    )
     assert sorted(r["columns"]["price"] for r in answer.json["results"]) == ["10", "11", "12"]
     some = server.request(f"/api/some?where={quote('price<3')}").json["results"]
     assert sorted(item["columns"]["price"] for item in some) == ["0", "1", "2"]

@@ -11,9 +11,9 @@ import torch
 from nofuss.data.open import open_data
 from nofuss.errors import RunError
 from nofuss.run.embeddings import load_embeddings
-from nofuss.search.indexing import index_run
 from nofuss.search.plane import lay_out
 from nofuss.search.shelf import open_shelf
+from nofuss.search.update import update_index
 from tests.search.verdicts import open_set
 from tests.tiny_run import draw
 
@@ -24,15 +24,14 @@ def test_an_index_is_shown_where_there_is_one(picture_run: Path, tmp_path: Path)
     (tmp_path / "new" / "class").mkdir(parents=True)
     draw(1, 50).save(tmp_path / "new" / "class" / "a.png")
     draw(1, 51, side=500).save(tmp_path / "new" / "class" / "b.png")
-    index_run(run, tmp_path / "new")
+    update_index(run, tmp_path / "new")
     shelf = open_shelf(run)
     assert shelf.classes == ["class"]
     assert shelf.pictures is not None
     files = [tmp_path / "new" / "class" / name for name in ("a.png", "b.png")]
-    assert [shelf.picture(row) for row in range(2)] == files  # decoded elsewhere, when asked for
+    assert [shelf.picture(name) for name in shelf.own.names] == files  # decoded elsewhere
     found = shelf.search(shelf.encoder.embed([draw(1, 50)])[0], 5)
-    assert found.rows[0] == 0
-    assert len(found.rows) == 2
+    assert [hit.name for hit in found.hits] == [str(file) for file in files]
 
 
 def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
@@ -42,28 +41,29 @@ def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
     assert open_data(tmp_path / "images.npz").kind == "images"
     run = tmp_path / "run"
     shutil.copytree(picture_run, run)
-    index_run(run, tmp_path / "images.npz")
+    update_index(run, tmp_path / "images.npz")
     shelf = open_shelf(run)
     assert shelf.pictures is not None
     for row in range(4):
-        shown = shelf.picture(row)
+        shown = shelf.picture(f"{tmp_path}/images.npz#{row}")
         assert shown is not None
         assert (np.asarray(shown) == images[row]).all()
 
 
 def test_beyond_the_threshold_there_is_nothing(picture_run: Path) -> None:
     shelf = open_shelf(picture_run)
-    assert shelf.search(shelf.index.vectors[0], 1).found is None  # too few classes were held out
+    index = shelf.own
+    assert shelf.search(index.vectors[0], 1).found is None  # too few classes were held out
     assert shelf.threshold is None
-    shelf.searcher.open_set = open_set()
-    nearest = shelf.search(shelf.index.vectors[0], 1)
-    assert nearest.distances == pytest.approx([0], abs=1e-6)
-    assert (nearest.confidence, nearest.found) == ("here", True)
-    opposite = shelf.search(-shelf.index.vectors.mean(0), 1)
-    assert (opposite.confidence, opposite.found) == ("nothing", False)
+    index.about = index.about._replace(open_set=open_set())
+    nearest = shelf.search(index.vectors[0], 1)
+    assert nearest.hits[0].distance == pytest.approx(0, abs=1e-6)
+    assert (nearest.match, nearest.found) == ("good", True)
+    opposite = shelf.search(-index.vectors.mean(0), 1)
+    assert (opposite.match, opposite.found) == ("nothing", False)
     assert shelf.threshold == open_set().distance
-    of_class = shelf.search(-shelf.index.vectors.mean(0), 1, only=[0])
-    assert of_class.confidence is None  # the verdict is about all classes
+    of_class = shelf.search(-index.vectors.mean(0), 1, only=[0])
+    assert of_class.match == "unknown"  # the verdict is about all classes
 
 
 def test_what_is_on_the_map_stays_in_its_place() -> None:

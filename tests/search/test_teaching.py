@@ -59,7 +59,7 @@ def distances(found: Any) -> dict[str, float]:
 
 def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
     model = model_digest(run / "model")
-    before = search(server, "item=3&k=100")
+    before = search(server, f"item={server.item(3)}&k=100")
     query, results = {"like": before["query"]["key"]}, before["results"]
     wanted = [{"item": r["key"], "same": at > 2} for at, r in enumerate(results[::4])]
     state = tell(server, "/api/marks", {"query": query, "marks": wanted}).json
@@ -68,7 +68,7 @@ def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
     lesson = tell(server, "/api/learn", {"query": query}).json
     assert (lesson["marks"], lesson["pairs"]) == (state["count"], state["count"])
     assert server.request("/api/about").json["taught"] == state["count"]
-    after = search(server, "item=3&k=100")
+    after = search(server, f"item={server.item(3)}&k=100")
 
     def gap(found: Any) -> float:
         """How much farther away what is not the same is, on average, than what is."""
@@ -80,7 +80,9 @@ def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
     assert model_digest(run / "model") != model
     assert tell(server, "/api/undo", {}).status == 200
     assert model_digest(run / "model") == model
-    assert distances(search(server, "item=3&k=100")) == pytest.approx(distances(before), abs=2e-4)
+    assert distances(search(server, f"item={server.item(3)}&k=100")) == pytest.approx(
+        distances(before), abs=2e-4
+    )
     assert tell(server, "/api/undo", {}).status == 409
     # The marks are still there: they were not undone, only the lesson.
     assert server.request(f"/api/marks?like={query['like']}").json["marks"] == state["marks"]
@@ -108,7 +110,7 @@ def test_a_picture_of_ones_own_is_followed_through_a_lesson(server: Server) -> N
 
 
 def test_marks_are_taken_back_and_exported(server: Server, run: Path) -> None:
-    found = search(server, "item=9&k=3")
+    found = search(server, f"item={server.item(9)}&k=3")
     query, (a, b, _) = {"like": found["query"]["key"]}, found["results"]
     marks = [{"item": a["key"], "same": True}, {"item": b["key"], "same": False}]
     tell(server, "/api/marks", {"query": query, "marks": marks})
@@ -156,7 +158,7 @@ def routes(run: Path) -> list[tuple[str, str]]:
     app: Any = build_app(open_shelf(run), host="127.0.0.1", port=1, token="x").app
     found = [(m, route.path) for route in app.routes for m in sorted(route.methods or ())]
     assert len(found) > 20
-    return [(method, path.format(number=0)) for method, path in found]
+    return [(method, path.format(key=0)) for method, path in found]
 
 
 def test_every_route_is_behind_the_guard(server: Server, routes: list[tuple[str, str]]) -> None:
@@ -179,7 +181,7 @@ def test_strangers_leave_no_trace(server: Server, run: Path) -> None:
         files = [p for p in run.rglob("*") if p.is_file()]
         return {str(p): digest(p.read_bytes()) for p in files}
 
-    before, key = state(), search(server, "item=0&k=1")
+    before, key = state(), search(server, f"item={server.item(0)}&k=1")
     query = {"like": key["query"]["key"]}
     marks = {"query": query, "marks": [{"item": key["results"][0]["key"], "same": True}]}
     label = {"item": query["like"], "label": "red"}
@@ -230,7 +232,7 @@ def test_bad_bodies_get_one_line(server: Server, path: str, content: Any) -> Non
 
 
 def test_bad_marks_are_refused_as_a_whole(server: Server, run: Path) -> None:
-    found = search(server, "item=5&k=2")
+    found = search(server, f"item={server.item(5)}&k=2")
     query, key = {"like": found["query"]["key"]}, found["results"][0]["key"]
     before = len(read_marks(run))
     good = {"item": key, "same": True}
@@ -255,7 +257,7 @@ def test_bad_marks_are_refused_as_a_whole(server: Server, run: Path) -> None:
 
 
 def test_labels_that_do_not_exist_are_refused(server: Server, run: Path) -> None:
-    key = search(server, "item=0&k=1")["query"]["key"]
+    key = search(server, f"item={server.item(0)}&k=1")["query"]["key"]
     for label in ("nobody", "", 7, ["red"], {"a": 1}, "red\0"):
         answer = tell(server, "/api/suspects", {"item": key, "label": label})
         assert answer.status == 400, label
@@ -264,7 +266,7 @@ def test_labels_that_do_not_exist_are_refused(server: Server, run: Path) -> None
 
 def test_a_run_that_is_being_written_says_so(server: Server, run: Path) -> None:
     """By training or indexing: nothing is lost, and one line says who writes."""
-    key = search(server, "item=0&k=1")["query"]["key"]
+    key = search(server, f"item={server.item(0)}&k=1")["query"]["key"]
     with locked(run):
         for path, content in (
             ("learn", {"query": {"like": key}}),
@@ -277,7 +279,7 @@ def test_a_run_that_is_being_written_says_so(server: Server, run: Path) -> None:
 
 
 def test_files_that_can_not_be_used_are_one_line(server: Server, run: Path) -> None:
-    found = search(server, "item=0&k=1")
+    found = search(server, f"item={server.item(0)}&k=1")
     query = {"like": found["query"]["key"]}
     marks = [{"item": found["results"][0]["key"], "same": True}]
     kept, file = (run / "marks.jsonl").read_bytes(), run / "marks.jsonl"
@@ -308,7 +310,7 @@ def test_corrections_add_up_to_those_that_the_run_was_trained_with(tmp_path: Pat
     settings = {"test_fraction": 0.0, "epochs": 0, "out": run}
     nofuss.train(tmp_path / "x.npz", corrections=tmp_path / "first.csv", **settings)
     with serving(run) as server:
-        some = search(server, "item=3&k=35")["results"]
+        some = search(server, f"item={server.item(3)}&k=35")["results"]
         (first,) = (item for item in some if item["name"].endswith("#0"))
         (other,) = (item for item in some if item["name"].endswith("#7"))
         assert first["label"] == "1", "as corrected"

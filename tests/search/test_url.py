@@ -3,9 +3,9 @@
 import pytest
 
 from nofuss.cli import main
-from nofuss.errors import StoreError, UsageError
-from nofuss.search.stores.store import from_utf8, number_of, to_utf8
-from nofuss.search.stores.url import read_url
+from nofuss.errors import EngineError, UsageError
+from nofuss.search.engines import from_utf8, number_of, to_utf8
+from nofuss.search.engines.url import read_url
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_clients_say_is_searched_for_secrets(
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     monkeypatch.setenv("MILVUS_TOKEN", "root:s3cret")
     address = read_url(url, flag="--to")
-    with pytest.raises(StoreError) as caught, address.speaking(ValueError):
+    with pytest.raises(EngineError) as caught, address.speaking(ValueError):
         raise ValueError(f"can't use {address.location} and {address.token}\nor s3cret")
     assert str(caught.value).startswith(f"{address.shown}: can't use ")
     assert "s3c" not in str(caught.value)

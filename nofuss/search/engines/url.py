@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from nofuss.errors import NofussError, StoreError, UsageError
+from nofuss.errors import EngineError, NofussError, UsageError
 
 Engine = Literal["milvus", "postgresql"]
 FORMS = "milvus:FILE.db, milvus://HOST:19530/COLLECTION or postgresql://HOST/DATABASE[?table=TABLE]"
@@ -27,7 +27,7 @@ _SECRET_OPTIONS = ("password", "sslpassword", "token")
 
 
 @dataclass(frozen=True)
-class StoreUrl:
+class Url:
     """Where an index is kept."""
 
     engine: Engine
@@ -56,10 +56,10 @@ class StoreUrl:
         except kinds as error:
             said = getattr(error, "message", None) or str(error) or type(error).__name__
             reason = " ".join(self.without_secrets(str(said)).split())[:300]
-            raise StoreError(f"{self.shown}: {reason}") from None  # the cause may hold secrets
+            raise EngineError(f"{self.shown}: {reason}") from None  # the cause may hold secrets
 
 
-def read_url(url: str, *, flag: str) -> StoreUrl:
+def read_url(url: str, *, flag: str) -> Url:
     """Return what a URL names; UsageError, which does not quote it, for anything else."""
     if any(0xD800 <= ord(character) <= 0xDFFF for character in url):
         raise UsageError(f"{flag}: write bytes that are not UTF-8 as %FF")
@@ -77,18 +77,18 @@ def read_url(url: str, *, flag: str) -> StoreUrl:
     plain = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote))
     secrets = [parts.password or "", os.environ.get("PGPASSWORD", "")]
     secrets += [options.get(option, "") for option in _SECRET_OPTIONS]
-    return StoreUrl(
+    return Url(
         "postgresql", f"postgresql://{where}", name, urlunsplit(plain), "", _spellings(secrets)
     )
 
 
-def _milvus_file(path: str, flag: str) -> StoreUrl:
+def _milvus_file(path: str, flag: str) -> Url:
     if not path.endswith(".db") or path == ".db":
         raise UsageError(f"{flag} milvus:{path} names no file that ends in .db; expected {FORMS}")
-    return StoreUrl("milvus", f"milvus:{path}", DEFAULT, os.path.expanduser(path))
+    return Url("milvus", f"milvus:{path}", DEFAULT, os.path.expanduser(path))
 
 
-def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> StoreUrl:
+def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> Url:
     if not parts.hostname:
         raise UsageError(f"{flag} names no host; expected {FORMS}")
     tls = options.pop("tls", "false").lower()
@@ -100,7 +100,7 @@ def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> St
         token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     location = f"http{'s' if tls == 'true' else ''}://{_host(parts)}"
     secrets = [parts.password or "", token, token.partition(":")[2]]
-    return StoreUrl(
+    return Url(
         "milvus", f"milvus://{_host(parts)}/{name}", name, location, token, _spellings(secrets)
     )
 

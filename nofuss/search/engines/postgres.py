@@ -1,0 +1,327 @@
+"""An index in PostgreSQL with pgvector: one table of items, one that says what it was made for.
+
+    TABLE         id (see `number_of`), name, label, source, digest, columns jsonb,
+                  embedding vector(D)
+    TABLE_about   key, value jsonb: "index", and "source PATH" with the types of its columns
+
+Every `put` is one transaction. Values reach SQL as parameters only, names as quoted identifiers.
+"""
+
+import json
+import re
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nofuss.errors import EngineError, UsageError
+from nofuss.search.engines import (
+    ABOUT_SECONDS,
+    checked_about,
+    checked_distance,
+    checked_item,
+    checked_name,
+    number_of,
+    to_utf8,
+)
+from nofuss.search.engines.url import Url
+from nofuss.search.filter import LABEL, Condition, as_sql, sql_value
+from nofuss.search.index import About, Hits, Item
+
+M, EF_CONSTRUCTION = 16, 100
+"""Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
+EF_SEARCH = 100
+"""Candidates of a search at least; recall against all distances is then near one."""
+MOST_DIMENSIONS = 2000  # of an HNSW index of pgvector; more are searched one by one
+_PAGE = 10_000  # ids in one query, and items in one page
+_FIELDS = ("id", "name", "label", "source", "digest", "columns")
+
+
+class Postgres:
+    """The index in one table. Threads may share it: transactions wait for each other."""
+
+    def __init__(self, url: Url) -> None:
+        self._psycopg = _import_psycopg()
+        self._sql = self._psycopg.sql
+        self._url, self.place = url, url.shown
+        self._lock, self._connection = threading.RLock(), None
+        parts = {"t": "", "about": "_about", "hnsw": "_hnsw", "by_source": "_source"}
+        self._names = {part: self._sql.Identifier(url.name + end) for part, end in parts.items()}
+        self._about, self._about_until = About("", 0), 0.0
+        with self._cursor():
+            pass  # to fail early
+
+    # One connection
+
+    @contextmanager
+    def _cursor(self, *, binary: bool = False) -> Iterator[Any]:
+        """Open a transaction; connect again if the connection was lost."""
+        with self._lock, self._url.speaking(self._psycopg.Error, OSError, UnicodeError):
+            if self._connection is None or self._connection.closed:
+                self._connection = self._psycopg.connect(
+                    self._url.location,
+                    connect_timeout=10,
+                    application_name="nofuss",
+                    prepare_threshold=None,  # a prepared plan does not know how rare a filter is
+                )
+            connection: Any = self._connection
+            with connection.transaction(), connection.cursor(binary=binary) as cursor:
+                yield cursor
+
+    def _query(self, text: str, **parts: Any) -> Any:
+        """Return SQL in which {t} is the table of items and {about} the other one."""
+        return self._sql.SQL(text).format(**self._names, **parts)
+
+    def _run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Run one query in a transaction of its own; return its rows."""
+        with self._cursor() as cursor:
+            cursor.execute(self._query(text), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        """Disconnect."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+
+    # What holds for the whole index
+
+    @property
+    def about(self) -> About:
+        """What holds for all of it; read again now and then."""
+        if time.monotonic() > self._about_until:
+            found = self.read_about()
+            if found is None:
+                raise EngineError(f"{self.place}: the index is no longer there; index again")
+            self._about, self._about_until = found, time.monotonic() + ABOUT_SECONDS
+        return self._about
+
+    def read_about(self) -> About | None:
+        """Return what holds for the index; None if it does not exist."""
+        names = [f'"{self._url.name}"', f'"{self._url.name}_about"']
+        [found] = self._run("SELECT to_regclass(%s)::oid, to_regclass(%s)::oid", names)
+        if found == (None, None):
+            return None
+        columns = "SELECT count(*) FROM pg_attribute WHERE attrelid = %s AND attname = ANY(%s)"
+        needed = [(found[0], [*_FIELDS, "embedding"]), (found[1], ["key", "value"])]
+        if any(self._run(columns, each) != [(len(each[1]),)] for each in needed):
+            raise EngineError(
+                f"{self.place}: the table exists, but nofuss (or this version of it) did not make "
+                "it; choose another ?table="
+            )
+        return checked_about(dict(self._run("SELECT key, value FROM {about}")), self.place)
+
+    def create(self, about: About) -> None:
+        """Make an empty index, unless another process just has."""
+        try:
+            self._run("CREATE EXTENSION IF NOT EXISTS vector")
+        except EngineError as error:
+            raise EngineError(
+                f"{error}; install pgvector, and let an administrator run: CREATE EXTENSION vector"
+            ) from None
+        with self._cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(self._url.name)])
+            cursor.execute(
+                self._query(
+                    "CREATE TABLE IF NOT EXISTS {t} (id bigint PRIMARY KEY, name text NOT NULL, "
+                    "label text, source text NOT NULL, digest text NOT NULL, "
+                    "columns jsonb NOT NULL, embedding vector({dim}) NOT NULL)",
+                    dim=self._sql.Literal(about.dim),
+                )
+            )
+            for create in (
+                "INDEX IF NOT EXISTS {by_source} ON {t} (source)",
+                "TABLE IF NOT EXISTS {about} (key text PRIMARY KEY, value jsonb NOT NULL)",
+            ):
+                cursor.execute(self._query(f"CREATE {create}"))
+            self._put_about(cursor, "index", about.as_dict(), keep=True)
+
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Write what holds for the index, and for one source; build what searching fast needs."""
+        with self._cursor() as cursor:
+            self._put_about(cursor, "index", about.as_dict())
+            if source is not None and source in about.sources:
+                self._put_about(cursor, f"source {to_utf8(source)}", about.sources[source])
+            elif source is not None:
+                delete = self._query("DELETE FROM {about} WHERE key = %s")
+                cursor.execute(delete, [f"source {to_utf8(source)}"])
+        self._about_until = 0.0
+        if self.count():
+            self._build_indexes()
+
+    def _put_about(self, cursor: Any, key: str, value: object, *, keep: bool = False) -> None:
+        conflict = "NOTHING" if keep else "UPDATE SET value = EXCLUDED.value"
+        insert = "INSERT INTO {about} VALUES (%s, %s) ON CONFLICT (key) DO " + conflict
+        cursor.execute(self._query(insert), [key, json.dumps(value)])
+
+    def _build_indexes(self) -> None:
+        if self.about.dim <= MOST_DIMENSIONS:
+            with self._cursor() as cursor:
+                # The graph is built several times faster in memory than on disk.
+                cursor.execute("SET LOCAL maintenance_work_mem = '1GB'")
+                cursor.execute("SET LOCAL max_parallel_maintenance_workers = 0")
+                self._create(
+                    cursor,
+                    "INDEX IF NOT EXISTS {hnsw} ON {t} USING hnsw (embedding vector_l2_ops) "
+                    f"WITH (m = {M}, ef_construction = {EF_CONSTRUCTION})",
+                )
+        with self._cursor() as cursor:
+            for column, kind in self.about.types.items():
+                if column == LABEL:
+                    continue  # a plain column
+                # Both give the planner statistics; an index can't hold long texts.
+                create = "INDEX IF NOT EXISTS {name} ON {t} (({value}))"
+                if kind == "text":
+                    create = "STATISTICS IF NOT EXISTS {name} ON ({value}) FROM {t}"
+                name = f"{self._url.name}_{number_of(f'{column} {kind}'):x}"
+                value = self._sql.SQL(sql_value(column, kind).replace("%s", "{0}"))
+                literal = value.format(self._sql.Literal(column))
+                self._create(cursor, create, name=self._sql.Identifier(name), value=literal)
+        self._run("ANALYZE {t}")
+
+    def _create(self, cursor: Any, text: str, **parts: Any) -> None:
+        """Create an index, or whatever it is; of several processes one waits for the other."""
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(self._url.name)])
+        cursor.execute(self._query(f"CREATE {text}", **parts))
+
+    # Writing
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Write items in one transaction; without a vector, the former one stays."""
+        with self._cursor() as cursor:
+            if revised := [self._row(item) for item in items if item.vector is None]:
+                cursor.executemany(
+                    self._query(
+                        "UPDATE {t} SET label = %s, source = %s, digest = %s, columns = %s "
+                        "WHERE id = %s"
+                    ),
+                    [(*row[2:], row[0]) for row in revised],
+                )
+            if not (new := [item for item in items if item.vector is not None]):
+                return
+            cursor.execute(self._query("CREATE TEMP TABLE new (LIKE {t}) ON COMMIT DROP"))
+            with cursor.copy("COPY new FROM STDIN (FORMAT BINARY)") as copy:
+                copy.set_types(["int8", "text", "text", "text", "text", "jsonb", "bytea"])
+                for item in new:
+                    assert item.vector is not None
+                    vector = item.vector.numpy().astype(">f4")
+                    head = struct.pack(">HH", len(vector), 0)  # as pgvector reads vectors
+                    copy.write_row((*self._row(item), head + vector.tobytes()))
+            fields = (*_FIELDS[1:], "embedding")
+            # In the order of the ids: two processes that write the same ones do not lock up.
+            cursor.execute(
+                self._query(
+                    "INSERT INTO {t} SELECT * FROM new ORDER BY id ON CONFLICT (id) DO UPDATE SET "
+                    + ", ".join(f"{field} = EXCLUDED.{field}" for field in fields)
+                )
+            )
+
+    def _row(self, item: Item) -> tuple[Any, ...]:
+        """Return the fields but the vector, in the order of the table."""
+        source, digest = item.origin or ("", "")
+        columns = self._psycopg.types.json.Jsonb(dict(item.columns))
+        name = to_utf8(item.name)
+        return number_of(item.name), name, item.label, to_utf8(source), digest, columns
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove items; names that are not there are ignored."""
+        for some in _pages(names):
+            self._run("DELETE FROM {t} WHERE id = ANY(%s)", [[number_of(name) for name in some]])
+
+    # Reading
+
+    def count(self) -> int:
+        """Return how many items there are."""
+        return int(self._run("SELECT count(*) FROM {t}")[0][0])
+
+    def search(self, vectors: Tensor, k: int = 10, *, where: Condition | None = None) -> list[Hits]:
+        """Return the k nearest of each vector (Q, D) among the items that pass a filter."""
+        condition, values = ("true", []) if where is None else as_sql(where, self.about.types)
+        query = self._query(
+            "SELECT id, name, embedding <-> %s::vector AS distance FROM {t} WHERE {condition} "
+            "ORDER BY distance LIMIT {k}",
+            condition=self._sql.SQL(condition),
+            k=self._sql.Literal(k),
+        )
+        found = []
+        with self._cursor() as cursor:
+            cursor.execute(f"SET LOCAL hnsw.ef_search = {min(1000, max(EF_SEARCH, 2 * k))}")
+            # Without these a filter would only see the first candidates, or the first 20,000.
+            cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")
+            cursor.execute("SET LOCAL hnsw.max_scan_tuples = 200000")
+            for vector in vectors.tolist():
+                cursor.execute(query, [json.dumps(vector), *values])
+                rows = [
+                    (checked_distance(distance**2, self.place), checked_name(i, name, self.place))
+                    for i, name, distance in cursor.fetchall()
+                ]
+                rows.sort()
+                found.append(Hits([name for _, name in rows], [distance for distance, _ in rows]))
+        return found
+
+    def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
+        """Return items by their names; those that are not there are left out."""
+        found: dict[str, Item] = {}
+        for some in _pages(names):
+            numbers = [number_of(name) for name in some]
+            items = self._items("id = ANY(%s)", [numbers], vectors)
+            found |= {item.name: item for item in items}
+        return [found[name] for name in names if name in found]
+
+    def find(self, key: str) -> str | None:
+        """Return the name of the item with this key; None if there is none."""
+        if not re.fullmatch("[0-7][0-9a-f]{15}", key):
+            return None
+        rows = self._run("SELECT id, name FROM {t} WHERE id = %s", [int(key, 16)])
+        return checked_name(rows[0][0], rows[0][1], self.place) if rows else None
+
+    def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
+        """Yield all items, or those of one source, in the order of their numbers."""
+        condition, values, last = "id > %s", list[Any](), -1
+        if source is not None:
+            condition, values = "id > %s AND source = %s", [to_utf8(source)]
+        while page := self._items(
+            f"{condition} ORDER BY id LIMIT {_PAGE}", [last, *values], vectors
+        ):
+            yield from page
+            last = number_of(page[-1].name)
+
+    def _items(self, condition: str, values: Sequence[Any], vectors: bool) -> list[Item]:
+        fields = ", ".join(_FIELDS) + (", embedding::real[]" if vectors else "")
+        with self._cursor(binary=vectors) as cursor:
+            cursor.execute(self._query(f"SELECT {fields} FROM {{t}} WHERE {condition}"), values)
+            rows = cursor.fetchall()
+        about, names = self.about, (*_FIELDS, "embedding")
+        return [
+            checked_item(dict(zip(names, row, strict=False)), about, self.place) for row in rows
+        ]
+
+    def sample(self, count: int, *, seed: int = 0) -> list[str]:
+        """Return the names of at most `count` items; any range of digests is a sample."""
+        start = int(np.random.default_rng(seed).integers(2**63))
+        select = "SELECT id, name FROM {t} WHERE id {} %s ORDER BY id LIMIT %s"
+        rows = self._run(select.replace("{}", ">="), [start, count])
+        rows += self._run(select.replace("{}", "<"), [start, count - len(rows)])
+        return [checked_name(number, name, self.place) for number, name in sorted(rows)]
+
+
+def _pages(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (names[start : start + _PAGE] for start in range(0, len(names), _PAGE))
+
+
+def _import_psycopg() -> Any:
+    """Import psycopg, or raise an error with the command that installs it."""
+    try:
+        import psycopg
+        import psycopg.sql
+        import psycopg.types.json
+    except ImportError:
+        raise UsageError(
+            "an index in PostgreSQL needs psycopg: pip install 'nofuss[postgres]'"
+        ) from None
+    return psycopg

@@ -1,0 +1,441 @@
+"""The index in a folder of the run, or of arrays in Python: in memory, searched exactly.
+
+    vectors-SHA.safetensors   vectors (N, D) float32 unit, label codes (N,), −1 for none
+    items-SHA.json            names, class names, columns, sources, where each item is from
+    manifest.json             format, model, open-set rule, the two files and their sha256
+
+The files are named after their content and the manifest is replaced last and as a whole: a crash
+leaves the previous index. Whatever is read is checked as if a stranger had made it.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.data.columns import Column, Type, Value, as_column, cells_of
+from nofuss.errors import RunError
+from nofuss.files import (
+    JSON_LIMIT,
+    LOCK,
+    load_tensors,
+    memory,
+    parse_json,
+    read_bytes,
+    sha256,
+    tensor_bytes,
+    write_by_content,
+    write_file,
+)
+from nofuss.geometry import Array, as_tensor, normalize
+from nofuss.ranking.neighbours import nearest
+from nofuss.search.filter import LABEL, Coded, Condition, as_mask, encode, parse_filter
+from nofuss.search.index import (
+    About,
+    Hits,
+    Item,
+    Origin,
+    WrongFormatError,
+    are_unit,
+    is_value,
+    key_of,
+)
+
+MANIFEST = "manifest.json"
+PYTHON = "Python"
+"""The source of items that were not read from files."""
+_PARSED = 24  # how many times its size a JSON file may take in memory when it is parsed
+_PARTS = {"vectors": "safetensors", "items": "json"}
+_OURS = re.compile(r"vectors-[0-9a-f]{16}\.safetensors|items-[0-9a-f]{16}\.json")
+
+
+class FolderIndex:
+    """Vectors that are searched by Euclidean distance on the unit sphere: 0 equal, 2 opposite.
+
+    Vectors are scaled to unit length when they are put, and so are queries. `names`, `labels` and
+    `vectors` have one order, that of the items; equal distances are ordered by it.
+    """
+
+    def __init__(self, about: About, folder: Path | None = None) -> None:
+        self.about, self.folder = about, folder
+        self.place = "memory" if folder is None else str(folder)
+        self.names: list[str] = []
+        self.labels: list[str | None] = []
+        self._columns: list[Mapping[str, Value]] = []
+        self._origins: list[Origin | None] = []
+        self._vectors = torch.empty(0, about.dim)
+        self._is_mapped = False  # vectors of a file, which are not written to
+        self._new: list[Tensor] = []
+        self._rows: dict[str, int] = {}
+        self._coded: dict[str, Coded] = {}
+        self._keys: dict[str, str] = {}
+
+    @classmethod
+    def build(
+        cls,
+        vectors: Array,
+        *,
+        names: Sequence[object],
+        labels: Sequence[object] | None = None,
+        columns: Mapping[str, Column | Sequence[Any]] | None = None,
+        model: str = "",
+    ) -> "FolderIndex":
+        """Build an index of vectors (N, D); names and labels are kept as text.
+
+        `columns` are what filters see: {"price": [9.5, None, …], "shop": ["north", …]}.
+        """
+        x, given = unit(vectors), [None] * len(names) if labels is None else labels
+        if not len(x) == len(names) == len(given):
+            got = f"{len(x)} vectors, {len(names)} names and {len(given)} labels"
+            raise ValueError(f"got {got}; expected as many of each")
+        table = {name: as_column(column) for name, column in (columns or {}).items()}
+        for name, column in table.items():
+            if len(column.values) != len(x):
+                raise ValueError(f"{len(column.values)} values of {name} for {len(x)} items")
+        types = {name: column.type for name, column in table.items()}
+        if LABEL in types:
+            raise ValueError("a column can't be called label; rename it")
+        index = cls(About(model, x.shape[1], {PYTHON: types} if types else {}))
+        index._vectors, index._origins = x, [None] * len(x)
+        index.names = [str(name) for name in names]
+        index.labels = [None if label is None else str(label) for label in given]
+        index._columns = [cells_of(table, row) for row in range(len(x))]
+        index._rows = {name: row for row, name in enumerate(index.names)}
+        _check_unique(index.names)
+        return index
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __repr__(self) -> str:
+        return f"Index({len(self):,} vectors of {self.about.dim} dimensions)"
+
+    @property
+    def vectors(self) -> Tensor:
+        """(N, D) unit."""
+        if self._new:
+            self._vectors, self._new = torch.cat([self._vectors, *self._new]), []
+            self._is_mapped = False
+        return self._vectors
+
+    def count(self) -> int:
+        """Return how many items there are."""
+        return len(self.names)
+
+    def search(
+        self, vectors: Array, k: int = 10, *, where: Condition | str | None = None
+    ) -> list[Hits]:
+        """Return the k nearest of each vector (Q, D), or all items if there are fewer.
+
+        `where` is a filter over the columns and `label`: "price<20 and shop=='north'".
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; expected 1 or more")
+        q = unit(vectors)
+        if q.shape[1] != self.about.dim:
+            got = f"got queries of {q.shape[1]} dimensions; the index has {self.about.dim}"
+            raise ValueError(got)
+        where = parse_filter(where, self.about.types) if isinstance(where, str) else where
+        if where is None:
+            distances, rows = nearest(q, self.vectors, k)
+        else:
+            passing = torch.from_numpy(np.flatnonzero(as_mask(where, self._coded_column)))
+            distances, places = nearest(q, self.vectors[passing], k)
+            rows = passing[places]
+        found = zip(rows.tolist(), distances.tolist(), strict=True)
+        return [Hits([self.names[row] for row in some], far) for some, far in found]
+
+    def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
+        """Return items by their names; those that are not there are left out."""
+        return [self._item(self._rows[name], vectors) for name in names if name in self._rows]
+
+    def find(self, key: str) -> str | None:
+        """Return the name of the item with this key; None if there is none."""
+        if len(self._keys) != len(self.names):
+            self._keys = {key_of(name): name for name in self.names}
+        return self._keys.get(key)
+
+    def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
+        """Yield all items, or those of one source."""
+        for row, origin in enumerate(self._origins):
+            if source is None or (origin is not None and origin.source == source):
+                yield self._item(row, vectors)
+
+    def sample(self, count: int, *, seed: int = 0) -> list[str]:
+        """Return the names of at most `count` items, in their order."""
+        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
+        return [self.names[row] for row in sorted(chosen.tolist())]
+
+    def put(self, items: Sequence[Item]) -> None:
+        """Write items, replacing those of the same name; without a vector, the former one stays."""
+        self._check(items)
+        rows = [self._rows.get(item.name, -1) for item in items]
+        given = [i for i, item in enumerate(items) if item.vector is not None]
+        x = torch.empty(0, self.about.dim)
+        if given:
+            x = unit(torch.stack([v for item in items if (v := item.vector) is not None]))
+        if x.shape[1] != self.about.dim:
+            got = f"got vectors of {x.shape[1]} dimensions; the index has {self.about.dim}"
+            raise ValueError(got)
+        replaced = [at for at, i in enumerate(given) if rows[i] >= 0]
+        if replaced:
+            before = self.vectors
+            self._vectors = before.clone() if self._is_mapped else before
+            self._is_mapped = False
+            self._vectors[[rows[given[at]] for at in replaced]] = x[replaced]
+        if len(replaced) < len(given):
+            self._new.append(x[[at for at, i in enumerate(given) if rows[i] < 0]])
+        for item, row in zip(items, rows, strict=True):
+            facts = (item.label, dict(item.columns), item.origin)
+            if row < 0:
+                self._rows[item.name] = len(self.names)
+                self.names.append(item.name)
+                for values, fact in zip(self._facts, facts, strict=True):
+                    values.append(fact)
+            else:
+                self.labels[row], self._columns[row], self._origins[row] = facts
+        self._coded.clear()
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove items; names that are not there are ignored."""
+        gone = {self._rows[name] for name in names if name in self._rows}
+        if not gone:
+            return
+        kept = [row for row in range(len(self)) if row not in gone]
+        self._vectors, self._is_mapped = self.vectors[kept], False
+        for values in (self.names, *self._facts):
+            values[:] = [values[row] for row in kept]
+        self._rows = {name: row for row, name in enumerate(self.names)}
+        self._coded.clear()
+        self._keys.clear()
+
+    @property
+    def _facts(self) -> tuple[list[Any], ...]:
+        return self.labels, self._columns, self._origins
+
+    def _check(self, items: Sequence[Item]) -> None:
+        """Refuse what would leave the index inconsistent, before anything is changed."""
+        types = self.about.types
+        _check_unique([item.name for item in items])
+        for item in items:
+            if item.vector is None and item.name not in self._rows:
+                raise ValueError(f"{item.name!r} is new to the index, so it needs a vector")
+            for name, value in item.columns.items():
+                if name == LABEL:
+                    raise ValueError("a column can't be called label; rename it")
+                if not is_value(value, types.get(name)):
+                    known = f"is {types[name]} in the index" if name in types else "has no type yet"
+                    raise ValueError(f"column {name} {known}, and {item.name!r} has {value!r:.40}")
+
+    def _item(self, row: int, vectors: bool) -> Item:
+        vector = self.vectors[row] if vectors else None
+        facts = (self.labels[row], self._columns[row], self._origins[row])
+        return Item(self.names[row], *facts, vector)
+
+    def _coded_column(self, name: str) -> Coded:
+        if name not in self._coded:
+            cells = (item.get(name) for item in self._columns)
+            self._coded[name] = encode(self.labels if name == LABEL else list(cells))
+        return self._coded[name]
+
+    def with_vectors(self, vectors: Array) -> "FolderIndex":
+        """Return an index of the same items with other vectors (N, D)."""
+        index = FolderIndex(self.about, self.folder)
+        index.names, index._rows = list(self.names), dict(self._rows)
+        index.labels, index._columns = list(self.labels), list(self._columns)
+        index._origins, index._vectors = list(self._origins), unit(vectors)
+        return index
+
+    # On disk
+
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Put `about` in force and write the index into its folder, if it has one.
+
+        source: of use to databases only; here nobody else writes.
+        """
+        if (
+            about.types != self.about.types
+        ):  # values of columns that have gone, or changed their type
+            kept, self._coded = about.types, {}
+            self._columns = [
+                {name: value for name, value in cells.items() if is_value(value, kept.get(name))}
+                for cells in self._columns
+            ]
+        self.about = about
+        if self.folder is not None:
+            self.save(self.folder)
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def save(self, folder: str | Path) -> None:
+        """Write the index into a folder, replacing the one in it as a whole."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        classes = sorted({label for label in self.labels if label is not None})
+        code = {label: i for i, label in enumerate(classes)}
+        codes = [-1 if label is None else code[label] for label in self.labels]
+        tensors = {"vectors": self.vectors.contiguous(), "labels": torch.tensor(codes).long()}
+        columns = [name for name in self.about.types if name != LABEL]
+        items = {
+            "names": self.names,
+            "classes": classes,
+            "columns": {name: [cells.get(name) for cells in self._columns] for name in columns},
+            "origins": self._origins,
+            "sources": self.about.sources,
+        }
+        # json.dumps escapes: names may hold bytes that are no UTF-8
+        parts = {"vectors": tensor_bytes(tensors), "items": json.dumps(items).encode()}
+        with filelock.FileLock(folder / LOCK):  # of two writers one waits for the other
+            sums = {
+                part: write_by_content(folder, part, _PARTS[part], each)
+                for part, each in parts.items()
+            }
+            manifest = self.about.as_dict() | {"sha256": sums}
+            write_file(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")  # the switch
+            current = {_file(part, sums) for part in _PARTS}
+            with suppress(OSError):  # what can't be deleted now is tried again next time
+                for file in folder.iterdir():
+                    if _OURS.fullmatch(file.name) and file.name not in current:
+                        file.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "FolderIndex":
+        """Load a folder that `save` wrote; every byte is checked first."""
+        folder = Path(folder)
+        if not (folder / MANIFEST).is_file():
+            raise RunError(f"no index in {folder}: no {MANIFEST}; make one: nofuss index RUN DIR")
+        try:
+            while True:
+                manifest = read_bytes(folder / MANIFEST, limit=JSON_LIMIT)
+                try:
+                    return cls._read(folder, parse_json(manifest))
+                except FileNotFoundError:  # another process has just replaced it
+                    if read_bytes(folder / MANIFEST, limit=JSON_LIMIT) == manifest:
+                        raise
+        except WrongFormatError as error:
+            raise RunError(
+                f"the index in {folder} {error}; open it with the version of nofuss that wrote it, "
+                "or delete the folder and make it again: nofuss index RUN DIR"
+            ) from None
+        except Exception as error:  # damaged bytes can make their readers raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RunError(
+                f"the index in {folder} is damaged ({reason}); delete the folder and make it "
+                "again: nofuss index RUN DIR"
+            ) from None
+
+    @classmethod
+    def _read(cls, folder: Path, manifest: Any) -> "FolderIndex":
+        About.from_dict(manifest, {})  # first of all, whether it is of this version
+        sums = manifest["sha256"]
+        files = {part: folder / _file(part, sums) for part in _PARTS}
+        for part, file in files.items():
+            if sha256(file) != sums[part]:
+                raise ValueError(f"{file.name} does not match its checksum")
+        stored = parse_json(read_bytes(files["items"], limit=memory() // _PARSED))
+        names, classes = (_unique_strings(stored[what], what) for what in ("names", "classes"))
+        about = About.from_dict(manifest, stored["sources"])
+        tensors, _ = load_tensors(files["vectors"])
+        vectors, codes = tensors["vectors"], tensors["labels"]
+        _check_numbers(vectors, codes, about.dim, len(classes))
+        if len(names) != len(vectors):
+            raise ValueError(f"{len(names)} names for {len(vectors)} vectors")
+        index = cls(about, folder)
+        index._vectors, index._is_mapped = vectors, True
+        index.names, index._rows = names, {name: row for row, name in enumerate(names)}
+        index.labels = [None if code < 0 else classes[code] for code in codes.tolist()]
+        index._columns = _cells(stored["columns"], about.types, len(names))
+        index._origins = [_origin(origin, about.sources) for origin in stored["origins"]]
+        if len(index._origins) != len(names):
+            raise ValueError(f"{len(index._origins)} origins for {len(names)} names")
+        return index
+
+
+def holds_index(folder: Path) -> bool:
+    """Return whether a folder holds an index, or what is left of one."""
+    names = (file.name for file in folder.iterdir()) if folder.is_dir() else ()
+    return any(name == MANIFEST or _OURS.fullmatch(name) for name in names)
+
+
+def unit(vectors: Array) -> Tensor:
+    """Return float32 directions (N, D) in this process's memory; refuse NaN and infinity."""
+    x = as_tensor(vectors)
+    if x.ndim != 2 or not x.shape[1]:
+        raise ValueError(f"got vectors of shape {tuple(x.shape)}; expected (N, D)")
+    x = x.detach().to("cpu", torch.float32)
+    if not x.isfinite().all():
+        raise ValueError("vectors hold NaN or infinity; drop those rows first")
+    # Scale by the largest entry first: the squares of 1e20 and 1e-30 are beyond float32.
+    largest = x.abs().amax(1, keepdim=True)
+    return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()
+
+
+def _check_unique(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        [(twice, _)] = Counter(names).most_common(1)
+        raise ValueError(f"the index would hold {twice!r} twice; names are unique")
+
+
+def _cells(columns: Any, types: Mapping[str, Type], length: int) -> list[Mapping[str, Value]]:
+    """Return the columns of each item, after a look at each value."""
+    if not isinstance(columns, dict):
+        raise ValueError("columns is not a JSON object")
+    cells: list[dict[str, Value]] = [{} for _ in range(length)]
+    for name, values in columns.items():
+        if name == LABEL or name not in types or not isinstance(values, list):
+            raise ValueError(f"{name!r:.40} is not a column")
+        for item, value in zip(cells, values, strict=True):
+            if value is not None:
+                if not is_value(value, types[name]):
+                    raise ValueError(f"column {name!r:.40} holds a value that is not {types[name]}")
+                item[name] = value
+    return list(cells)
+
+
+def _origin(stored: Any, sources: Mapping[str, Any]) -> Origin | None:
+    if stored is None:
+        return None
+    source, checksum = stored
+    if type(checksum) is not str or source not in sources:
+        raise ValueError("an item is of no source of the index")
+    return Origin(source, checksum)
+
+
+def _check_numbers(vectors: Tensor, codes: Tensor, dim: int, classes: int) -> None:
+    """Refuse anything but unit vectors with a class or −1 for each."""
+    if vectors.dtype != torch.float32 or vectors.ndim != 2 or vectors.shape[1] != dim:
+        got = f"{vectors.dtype} {tuple(vectors.shape)}"
+        raise ValueError(f"vectors are {got}; expected float32 (N, {dim})")
+    if not are_unit(vectors):
+        raise ValueError("vectors are not of unit length")
+    if codes.dtype != torch.int64 or codes.shape != vectors.shape[:1]:
+        got = f"{codes.dtype} {tuple(codes.shape)}"
+        raise ValueError(f"labels are {got} for {len(vectors)} vectors; expected int64 (N,)")
+    if len(codes) and not (codes.min() >= -1 and codes.max() < classes):
+        raise ValueError(f"labels reach beyond the {classes} classes")
+
+
+def _unique_strings(values: Any, what: str) -> list[str]:
+    if not isinstance(values, list) or not all(type(value) is str for value in values):
+        raise ValueError(f"{what} is not a list of strings")
+    if len(set(values)) < len(values):
+        raise ValueError(f"{what} holds a string twice")
+    return values
+
+
+def _file(part: str, sums: Mapping[str, str]) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", sums[part]):  # a path must not lead out of the folder
+        raise ValueError(f"{sums[part]!r:.40} is not a checksum")
+    return f"{part}-{sums[part][:16]}.{_PARTS[part]}"
