@@ -112,8 +112,8 @@ def speaking(*, as_json: bool = False, aloud: bool = True) -> Iterator[None]:
     aloud: whether this process prints at all; of several under torchrun one does.
     """
     global _display
-    logger = logging.getLogger("nofuss")
-    before = _display, logger.level, out.quiet
+    logger, drawing = logging.getLogger("nofuss"), logging.getLogger("matplotlib")
+    before = _display, logger.level, drawing.level, out.quiet
     out.quiet = not aloud
     for console in (out, err):
         console.file = console.file  # whoever hides the output of a library must not hide ours
@@ -121,6 +121,7 @@ def speaking(*, as_json: bool = False, aloud: bool = True) -> Iterator[None]:
     handler = _Handler(screen)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if aloud else logging.CRITICAL)
+    drawing.setLevel(logging.ERROR)  # it warns where it can't write its cache
     try:
         with _Display(screen, disable=not aloud) as _display:
             _display.update(STARTING, 0, 1, "")  # loading torch takes seconds
@@ -129,8 +130,9 @@ def speaking(*, as_json: bool = False, aloud: bool = True) -> Iterator[None]:
         logger.removeHandler(handler)
         for console in (out, err):
             console.file = None  # type: ignore[assignment]  # whatever sys.stdout is then
-        _display, level, out.quiet = before
+        _display, level, drawing_level, out.quiet = before
         logger.setLevel(level)
+        drawing.setLevel(drawing_level)
 
 
 def progress(what: str, done: int, total: int, note: str = "") -> None:

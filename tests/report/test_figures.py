@@ -1,10 +1,12 @@
 """Drawings: every curve named once, in the page's colours, names never markup, nothing leaks."""
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from xml.etree.ElementTree import Element, fromstring
 
 import matplotlib
@@ -163,3 +165,19 @@ assert "matplotlib" in sys.modules
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_home_that_cannot_be_written_is_no_news(tmp_path: Path) -> None:
+    np.savez(tmp_path / "v.npz", vectors=np.eye(8).repeat(4, 0), labels=np.arange(32) // 4)
+    words = ["train", "v.npz", "--out", "run", "--epochs", "1"]
+    nowhere = {"HOME": "/proc/nowhere", "MPLCONFIGDIR": "/proc/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-m", "nofuss", *words],
+        cwd=tmp_path,
+        env={**os.environ, **nowhere, "NOFUSS_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "atplotlib" not in done.stdout + done.stderr
+    assert "<svg" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
