@@ -166,7 +166,10 @@ def test_importing_the_package_alone_loads_no_torch() -> None:
         ("train {home}/vectors.npz --preset small", "does not fit vectors"),
         ("train {home}/vectors.npz --backbone convnet", "--backbone"),
         ("train {home}/photos --backbone identity", "--backbone"),
-        ("train {home}/vectors.npz --loss nca --assignment dynamic", "nca has none"),
+        (
+            "train {home}/vectors.npz --loss nca --assignment dynamic",
+            "--assignment is for losses over proxies",
+        ),
         ("train {home}/vectors.npz --scale 0", "scale is 0"),
         ("train {home}/vectors.npz --weights x.pt", "identity got weights"),
         ("train {home}/photos --weights x.pt", "x.pt"),

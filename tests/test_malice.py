@@ -106,7 +106,7 @@ def test_a_compressed_file_of_weights(tmp_path: Path) -> None:
 def test_weights_that_are_no_plain_tensors(tensor: torch.Tensor, tmp_path: Path) -> None:
     torch.save({"weight": tensor}, tmp_path / "w.pth")
     module = torch.nn.Linear(3, 3, bias=False)
-    with pytest.raises(RunError, match=r"not a plain tensor|plain tensors"):
+    with pytest.raises(RunError, match="does not hold plain tensors"):
         fill(module, read_weights(tmp_path / "w.pth"), source=tmp_path / "w.pth")
 
 

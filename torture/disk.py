@@ -78,7 +78,7 @@ def run_with_cache_fault(run_command: Commands, place: Place, kind: str, at: int
     outcome = run_command(*place.first(run), fault=Fault(place.cache, at, error, once))
     expected = -9 if error == KILL else 0
     complaints = [] if outcome.code == expected else [f"exit {outcome.code}: {outcome.said!r}"]
-    told = [line for line in outcome.said.splitlines() if "activations" in line]
+    told = {line for line in outcome.said.splitlines() if "activations" in line}
     if len(told) > 1 or "Traceback" in outcome.said:
         complaints.append(f"unclear: {told}")
     if error == KILL:

@@ -371,7 +371,12 @@ def _check_archive(path: Path) -> None:
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
     """Copy `tensors` into `module`; RunError if any is missing, surplus, misshapen or infinite."""
     check_shapes(module, tensors, source=source)
-    module.load_state_dict(dict(tensors), strict=False)
+    try:
+        module.load_state_dict(dict(tensors), strict=False)
+    except RuntimeError:  # sparse, quantized or without values
+        raise RunError(
+            f"{source} does not hold plain tensors; save them dense, on the CPU"
+        ) from None
     values = module.state_dict().items()
     if bad_names := [
         name for name, t in values if t.is_floating_point() and not t.isfinite().all()

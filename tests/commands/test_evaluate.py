@@ -132,7 +132,7 @@ def test_data_that_have_moved(tmp_path: Path, run: Path, capsys: Capture) -> Non
     made = (run / "environment.json").read_bytes()
     assert main(["train", str(moved), "--out", str(run), "--resume"]) == 0
     assert (run / "environment.json").read_bytes() == made, "how the run was made is not forgotten"
-    assert not read_json(run / "config.json")["resume"]
+    assert read_json(run / "config.json")["data"] == str(moved)
     assert main(["evaluate", str(run)]) == 0
 
 

@@ -14,6 +14,7 @@ from nofuss.data.corrections import FILE as CORRECTIONS
 from nofuss.data.corrections import read_corrections
 from nofuss.run.marks import FILE as MARKS
 from nofuss.run.marks import read_marks
+from nofuss.search.index import key_of
 from tests.browser import complaints
 from tests.search.serving import Server
 from tests.search.test_page import cards, find, png, shown_items, title, wait
@@ -30,7 +31,8 @@ def page(
         (taught_run / name).unlink(missing_ok=True)
     browser.get(taught_server.url)
     wait(browser, lambda: len(cards(browser)) == 12)
-    browser.execute_script("search({item: 3})")
+    blue = key_of(str(taught_run.parent / "data" / "fruit" / "blue" / "3.png"))
+    browser.execute_script("search({item: arguments[0]})", blue)
     wait(browser, lambda: len(cards(browser)) == 24 and "Mark what" in find(browser, "teach").text)
     wait(browser, lambda: len(suspects(browser)) > 0)
     assert complaints(browser) == []

@@ -2,9 +2,9 @@
 
 import sys
 
-from nofuss.training import setup
+from nofuss.training import criterion
 from torture.every_step import main
 
 if __name__ == "__main__":
-    setup.SHARD_FROM = 0
+    criterion.SHARD_FROM = 0
     sys.exit(main())
