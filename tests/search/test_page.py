@@ -237,7 +237,7 @@ def test_the_map_shows_items_and_leads_on(page: webdriver.Chrome) -> None:
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
     # An item that no star covers.
     item, x, y = page.execute_script(
-        """for (let i = 0; i < plane.data.rows.length; i++) {
+        """for (let i = 0; i < plane.data.items.length; i++) {
              const [x, y] = plane.onScreen(plane.data.places[2 * i], plane.data.places[2 * i + 1]);
              if (plane.starAt(x, y) < 0 && plane.nearest(x, y) === i) return [i, x, y];
            }"""
@@ -248,7 +248,8 @@ def test_the_map_shows_items_and_leads_on(page: webdriver.Chrome) -> None:
     wait(page, lambda: find(page, "tip").is_displayed())
     label = page.execute_script("return plane.labelOf(arguments[0])", item)
     assert find(page, "tip-words").text == label
-    assert find(page, "tip-picture").get_attribute("src").endswith(f"/pictures/{item}")
+    key = page.execute_script("return plane.data.items[arguments[0]]", item)
+    assert find(page, "tip-picture").get_attribute("src").endswith(f"/pictures/{key}")
     point.click().perform()
     wait(page, lambda: title(page) == f"Neighbours of {label}")
     assert page.execute_script("return plane.marked.place.length") == 2

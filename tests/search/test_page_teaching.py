@@ -30,7 +30,7 @@ def page(
         (taught_run / name).unlink(missing_ok=True)
     browser.get(taught_server.url)
     wait(browser, lambda: len(cards(browser)) == 12)
-    browser.execute_script("search({item: 3})")
+    browser.execute_script(f"search({{item: '{taught_server.item(3)}'}})")
     wait(browser, lambda: len(cards(browser)) == 24 and "Mark what" in find(browser, "teach").text)
     wait(browser, lambda: len(suspects(browser)) > 0)
     assert complaints(browser) == []
