@@ -13,7 +13,6 @@ for each pair of sizes.
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
-from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from torch import Tensor
 
 from nofuss.evaluate.kmeans import kmeans
@@ -44,6 +43,8 @@ def cluster(embeddings: Array, labels: Array, *, seed: int, normalize: bool = Tr
 
 def normalized_mutual_information(a: Array, b: Array) -> float:
     """Return 2·I(a, b) / (H(a) + H(b)) of two labelings; 1 if both are constant."""
+    from sklearn.metrics import normalized_mutual_info_score  # a second that searching does without
+
     first, second = _two_labelings(a, b)
     return float(normalized_mutual_info_score(first.numpy(), second.numpy()))
 
@@ -53,6 +54,8 @@ def adjusted_mutual_information(a: Array, b: Array) -> float:
 
     The same division is 1, also into single items, where chance explains everything.
     """
+    from sklearn.metrics import mutual_info_score
+
     first, second = (labels.numpy() for labels in _two_labelings(a, b))
     sizes = [np.unique(labels, return_counts=True)[1] for labels in (first, second)]
     if len(np.unique(np.stack([first, second]), axis=1).T) == len(sizes[0]) == len(sizes[1]):
