@@ -202,9 +202,13 @@ class Options:
     """Keep the batch-norm statistics of the backbone fixed."""
 
     def asked(self) -> dict[str, Any]:
-        """Return what was asked, by name."""
+        """Return what was asked, by name; auto leaves it open."""
         values = ((f.name, f.default, getattr(self, f.name)) for f in dataclasses.fields(self))
-        return {name: value for name, default, value in values if value is not default}
+        return {
+            name: value
+            for name, default, value in values
+            if value is not default and value != "auto"
+        }
 
 
 @dataclass(frozen=True)

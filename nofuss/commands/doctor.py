@@ -138,7 +138,7 @@ def diagnose(
     exact, near = find_duplicates(collection, progress=progress)
     diagnosis.duplicates = [_group(collection, rows) for rows in exact]
     diagnosis.near_duplicates = [_group(collection, rows) for rows in near]
-    if run is not None and collection.has_classes:
+    if run is not None and collection.has_classes and len(usable):
         from nofuss.model.encoder import load
 
         subset = collection.subset(usable)

@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -59,6 +60,7 @@ class DecodePool:
         self._is_closed = False
         for worker in self._workers:
             self._idle.put(worker)
+        weakref.finalize(self, _end_all, self._workers)  # one that nobody closed
 
     def start(self) -> None:
         """Start the processes before the first picture comes."""
@@ -84,6 +86,11 @@ class DecodePool:
         for worker in ended:
             worker.end()
             self._idle.put(worker)  # for a thread that still waits for one
+
+
+def _end_all(workers: list["_Worker"]) -> None:
+    for worker in workers:
+        worker.end()
 
 
 class _Worker:

@@ -282,7 +282,7 @@ def _takes_bare_triplets(opened: Collection, config: Options | Settings, doubt: 
     assert opened.comparisons is not None
     has_pairs = opened.comparisons.kind == "pairs"
     # Section 4.1: without labels, p(x) is the closest proxy.
-    by_paper = config.preset == "paper" and config.assignment in (None, "static")
+    by_paper = config.preset == "paper" and config.assignment is None
     if config.assignment == "dynamic" or by_paper:
         if has_pairs:
             raise UsageError(

@@ -79,6 +79,11 @@ def _split_by_comparisons(data: TrainingData, settings: Settings) -> Split:
     count, fraction = int(groups.max()) + 1, float(settings.test_fraction or 0)
     number = max(1, round(fraction * count)) if fraction else 0
     held_out = np.random.default_rng(settings.seed).permutation(count)[:number]
+    if count - number < 2:
+        raise DataError(
+            f"{data.collection.name} has {count} groups of linked items, and {number} of them are "
+            "held out; training needs two or more: lower --test-fraction"
+        )
     is_test = np.isin(groups, held_out)
     test = np.flatnonzero(is_test)
     if bare:

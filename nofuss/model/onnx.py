@@ -127,10 +127,10 @@ def accelerate(backbone: Backbone, views: int, *, progress: Progress = silent) -
     with _deciding:
         if not can_accelerate(backbone):
             return
-        name = graph_name(backbone)
-        if views < WORTH_EXPORT and not holds_blob(name):
-            return
         try:
+            name = graph_name(backbone)
+            if views < WORTH_EXPORT and not holds_blob(name):
+                return
             graph = blob(name, partial(_export_features, backbone, progress))
             backbone.network = OnnxNetwork(backbone.network, graph)
         except Exception as error:  # of the exporter, or of onnxruntime

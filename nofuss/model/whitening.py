@@ -149,14 +149,17 @@ def takes_roots(features: Tensor) -> bool:
     return bool((size - features.sum(dtype=torch.float64)) / 2 <= NEGATIVE * size)
 
 
-def project(features: Tensor, sample: Tensor, count: int = DIRECTIONS) -> Projection:
+def project(
+    features: Tensor, sample: Tensor, count: int = DIRECTIONS, *, root: bool | None = None
+) -> Projection:
     """Find the `count` principal directions of the features (N, F), or of their roots.
 
+    root: whether roots are taken; None goes by the features.
     sample: rows that the directions of features wider than EXACT are computed from, equally many of
         each class: no larger problem is solved, and a class that is added moves little.
     With fewer items than directions any others complete the basis: new items vary along them too.
     """
-    root = takes_roots(features)
+    root = takes_roots(features) if root is None else root
     x = signed_root(features) if root else features
     mean, width = x.mean(0), x.shape[1]
     rest = (x if width <= EXACT else x[sample]) - mean

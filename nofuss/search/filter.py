@@ -121,7 +121,7 @@ def _tokenize(text: str) -> tuple[str, dict[str, _Token]]:
             letters += " " * len(token)
         elif kind == "sign" or token.lower() in _JOINS:
             letters += token.lower()
-        elif kind == "text" and text[at - 1] in "'\"":
+        elif kind == "text" and at and text[at - 1] in "'\"":
             raise FilterError(f"write \\{token[0]} for a quote in quotes at character {at + 1}")
         elif letters[-1:].isalnum():
             raise FilterError(f"expected a space at character {at + 1}, got {visible(token):.60}")

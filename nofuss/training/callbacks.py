@@ -8,8 +8,8 @@
     epoch     after each epoch: the row of metrics.jsonl
     end       once, with the scores on unseen classes, when everything is written
 
-Of the folds on which training is tried there is progress only; where they decide against training,
-there are no steps. Under torchrun the first process calls, the others do not.
+Of folds there is progress only, and where nothing is trained there are no steps. Under torchrun the
+first process calls, the others do not.
 """
 
 import logging

@@ -63,7 +63,11 @@ class CollectionFeed:
         )
 
     def __post_init__(self) -> None:
-        if (fewest := min(map(len, self.indices(0)), default=0)) < world():
+        if not (fewest := min(map(len, self.indices(0)), default=0)):
+            raise UsageError(
+                f"{self.collection.name} has no batch to train on; lower --test-fraction"
+            )
+        if fewest < world():
             raise UsageError(
                 f"a batch of {fewest} leaves some of {world()} processes without an item; start "
                 "fewer, or raise --batch-size"

@@ -43,7 +43,6 @@ from nofuss.training.settings import head_dim
 
 SCORED_ITEMS = 3000
 """Items of a fold that methods are compared on."""
-SCORES = ("recall@1", "map@r")
 PINNED = {"untrained": NOTHING, "closed-form": CLOSED, "trained": TRAINED}
 MOVE = 2.0
 """Rate × steps × √D of the head; of the proxies PROXY_FACTOR times as much."""
@@ -103,9 +102,8 @@ def fit_head(
     control = control or Control()
     dim = None if settings.dim is None else head_dim(settings, x.shape[1])
     pinned, progress = PINNED.get(settings.head), control.callbacks.progress
-    projection = project(
-        x, sample_rows(labels, torch.arange(len(x)), EXACT), max(DIRECTIONS, dim or 0)
-    )
+    sample, count = sample_rows(labels, torch.arange(len(x)), EXACT), max(DIRECTIONS, dim or 0)
+    projection = project(x, sample, count, root=None if decided is None else decided.recipe.root)
     folds = class_folds(labels) if decided is None else []
     recipes = Recipes(projection(x), labels, folds, projection.root, dim)
     outcomes: list[FoldOutcome] = []
@@ -188,7 +186,7 @@ def run_folds(
             found = {NOTHING: untrained, CLOSED: (recipes.z[rows] - sums.mean) @ matrix}
         if settings.head == "trained":
             inputs = (recipes.z[others] - sums.mean) @ matrix
-            length = float(inputs.norm(dim=1).mean())
+            length = max(float(inputs.norm(dim=1).mean()), torch.finfo(torch.float32).tiny)
             compact = torch.unique(labels[others], return_inverse=True)[1]
             quiet = Control(stop=control.stop, device=control.device)
             with working(progress, f"training the head on {of_all}"):

@@ -65,7 +65,7 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Control:
-    """How a training is watched, stopped and resumed from outside; by default in none of them."""
+    """How a training is watched, stopped and resumed from outside; by default not at all."""
 
     callbacks: Callbacks = field(default_factory=Callbacks)
     stop: Callable[[], bool] = lambda: False

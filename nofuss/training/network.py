@@ -14,7 +14,7 @@ from nofuss.model.backbones import OWN, PRETRAINED, Backbone, check_precision
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
 from nofuss.model.stages import ALL, freeze_first
-from nofuss.training.settings import DIM, FINETUNE_SIZE, PRESETS, SMALL_SIDE
+from nofuss.training.settings import DIM, PRESETS, SMALL_SIDE, usual_size
 
 log = logging.getLogger("nofuss")
 ZOOM, LIGHT = 0.25, 0.25
@@ -45,7 +45,7 @@ def build_model(
             "inception-bn starts at random: its ImageNet weights are in no package; give a public "
             "BN-Inception file with --weights, as the paper starts from one"
         )
-    size = asked.size or _usual_size(preset, name, asked.unfreeze)
+    size = asked.size or usual_size(asked, preset, name)
     embedder = build_embedder(
         backbone or name,
         dim=asked.dim or PRESETS[preset].get("dim", DIM),
@@ -94,12 +94,6 @@ def apply_settings(settings: Settings, embedder: Embedder) -> None:
             )
         _check_size(backbone, settings.train_size, "--train-size")
     backbone.preprocessing = replace(preprocessing, train_size=settings.train_size)
-
-
-def _usual_size(preset: Preset, name: str, unfreeze: str | None) -> int | None:
-    """Return the side of the pictures where it is not the network's own."""
-    is_lite = name.startswith("efficientnet-lite")
-    return FINETUNE_SIZE if preset == "finetune" and is_lite and unfreeze != ALL else None
 
 
 @torch.no_grad()

@@ -180,7 +180,10 @@ def score(
 
 def method_of(fit: Fit, settings: Settings) -> str:
     """Return the name of what is kept: that of the loss, where it was trained."""
-    kept = fit.head.choice.kept if fit.head is not None and settings.is_fixed else TRAINED
+    chosen = BEFORE if fit.head is None else fit.head.choice.kept
+    if settings.epochs == 0:  # nothing was trained
+        return CLOSED if chosen == TRAINED else chosen
+    kept = chosen if fit.head is not None and settings.is_fixed else TRAINED
     kept = BEFORE if fit.fell_back else kept
     return settings.loss if kept == TRAINED else kept
 

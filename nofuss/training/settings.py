@@ -136,7 +136,12 @@ def resolve(options: Options, data: TrainingData, backbone: Backbone) -> Setting
     check_limits(options)
     preset, asked = preset_of(options, data), options.asked()
     values = BASE | PRESETS[preset] | _by_data(options, data, preset)
-    values |= _by_backbone(options, preset, backbone)
+    unfreeze = None
+    if preset == "finetune":
+        assert backbone.preprocessing is not None
+        size = backbone.preprocessing.size
+        unfreeze = check_unfreeze(backbone, options.unfreeze, size=size)
+    values |= _by_backbone(options, preset, backbone, unfreeze)
     if preset in ("frozen", "vectors"):
         if asked.get("start", values["start"]) != "whitened":
             values |= _OTHER_START
@@ -150,18 +155,19 @@ def resolve(options: Options, data: TrainingData, backbone: Backbone) -> Setting
     settings = Settings(
         **{name: value for name, value in values.items() if name in names} | {"preset": preset}
     )
-    if preset == "finetune":
-        assert backbone.preprocessing is not None
-        size = backbone.preprocessing.size
-        unfreeze = check_unfreeze(backbone, settings.unfreeze, size=size)
-        views = 1 if unfreeze == ALL else settings.views  # which fixed stages alone have
-        settings = replace(settings, unfreeze=unfreeze, views=views)
+    settings = replace(settings, unfreeze=unfreeze)
     _check_needs(asked, settings, data)
     if settings.dim is not None and settings.dim > backbone.features and settings.start != "random":
         log.warning(
             f"dim is {backbone.features} instead of {settings.dim}: the features have no more"
         )
     return settings
+
+
+def usual_size(asked: Options | Settings, preset: Preset, backbone: str) -> int | None:
+    """Return the side of the pictures where it is not the network's own."""
+    is_lite = backbone.startswith("efficientnet-lite")
+    return FINETUNE_SIZE if preset == "finetune" and is_lite and asked.unfreeze != ALL else None
 
 
 def head_dim(settings: Settings, width: int) -> int:
@@ -184,9 +190,7 @@ def agree(saved: Settings, options: Options) -> Settings:
     changes = ", ".join(
         f"{name} {getattr(saved, name)} → {value}"
         for name, value in asked.items()
-        if name not in FREE
-        and getattr(saved, name) != value
-        and (name, value) != ("preset", "auto")
+        if name not in FREE and not _is_same(name, getattr(saved, name), value)
     )
     if changes:
         raise RunError(
@@ -198,6 +202,11 @@ def agree(saved: Settings, options: Options) -> Settings:
         log.info(f"to continue the curves, add --tensorboard {saved.tensorboard}")
         saved = replace(saved, tensorboard=None)
     return replace(saved, **{name: value for name, value in asked.items() if name in FREE})
+
+
+def _is_same(name: str, saved: object, asked: object) -> bool:
+    """Return whether an option asks for what a run has; all stages may be asked for by number."""
+    return saved == asked or (name == "unfreeze" and saved == ALL)
 
 
 def _by_data(options: Options, data: TrainingData, preset: Preset) -> Layer:
@@ -214,7 +223,12 @@ def _by_data(options: Options, data: TrainingData, preset: Preset) -> Layer:
     if not collection.is_labelled:
         if options.start == "whitened":
             raise UsageError(
-                "--start whitened needs labels, and the data have none; use --start pca"
+                "start='whitened' needs labels, and the data have none; use start='pca'"
+            )
+        if options.assignment not in (None, "dynamic"):
+            raise UsageError(
+                f"--assignment {options.assignment} needs labels, or triplets that link items to "
+                f"groups, and {collection.name} has neither; use dynamic"
             )
         starts = {"start": "pca"} if PRESETS[preset]["start"] == "whitened" else {}
         return layer | {"assignment": "dynamic"} | starts
@@ -222,15 +236,19 @@ def _by_data(options: Options, data: TrainingData, preset: Preset) -> Layer:
     return layer | ({"assignment": "balanced"} if is_shared else {})
 
 
-def _by_backbone(options: Options, preset: Preset, backbone: Backbone) -> Layer:
+def _by_backbone(
+    options: Options, preset: Preset, backbone: Backbone, unfreeze: str | None
+) -> Layer:
     """Return what fine-tuning does with all of a network, a Lite's last stages, or adapters."""
     layer: Layer = {"backbone": backbone.name}
     if preset != "finetune":
         return layer
-    if options.unfreeze == ALL or backbone.name == OWN:
-        layer |= _WHOLE | ({"epochs": MORE_EPOCHS} if backbone.name == OWN else {})
-    elif backbone.name.startswith("efficientnet-lite"):
-        layer["size"] = FINETUNE_SIZE
+    if size := usual_size(options, preset, backbone.name):
+        layer["size"] = size
+    if unfreeze == ALL:
+        layer |= _WHOLE
+    if backbone.name == OWN:
+        layer["epochs"] = MORE_EPOCHS
     if options.lora is not None:
         layer |= {"lr": LORA_LR, "epochs": MORE_EPOCHS}
     return layer
@@ -285,16 +303,16 @@ _TRAINED = Need(
 _PROXIES = Need(
     lambda s, _: s.loss not in INSTANCE_LOSSES, "is for losses over proxies", "drop it, or --loss"
 )
-_FIXED = Need(
-    lambda s, _: s.is_fixed and s.start == "whitened",
-    "is for fixed features",
-    "drop it, or use --preset frozen",
+_FIXED = Need(lambda s, _: s.is_fixed, "is for fixed features", "drop it, or use --preset frozen")
+_SOLVED = Need(
+    lambda s, _: s.start == "whitened", "needs labels, or groups of linked items", "drop it"
 )
 NEEDS: tuple[tuple[Need, str], ...] = (
     (_PICTURES, "mirror size train_size precision"),
     (_TRAINABLE, "lr warmup freeze_batch_norm val_fraction train_size"),
     (_FINETUNE, "unfreeze views lora"),
     (_FIXED, "head"),
+    (_SOLVED, "head"),
     (_TRAINED, " ".join(OF_TRAINING)),
     (_PROXIES, "assignment proxies_per_class scale free_norms"),
 )
@@ -308,5 +326,7 @@ def _check_needs(asked: Layer, settings: Settings, data: TrainingData) -> None:
                 raise UsageError(f"{flag} {need.words}; {need.cure.format(flag=flag)}")
     if asked.get("views") and settings.unfreeze == ALL:
         raise UsageError("--views needs stages that stay fixed; drop it, or --unfreeze all")
+    if settings.backbone == OWN and asked.get("weights"):
+        raise UsageError("--weights is for a backbone by name; load them into your own module")
     if settings.free_norms and asked.get("scale"):
         raise UsageError("--free-norms has no scale; drop --scale or --free-norms")

@@ -61,7 +61,7 @@ from nofuss.training.score import (
     score,
     search_rules,
 )
-from nofuss.training.settings import agree, head_dim, preset_of, resolve
+from nofuss.training.settings import FREE, agree, head_dim, preset_of, resolve
 
 log = logging.getLogger("nofuss")
 
@@ -93,11 +93,11 @@ def run_training(
         apply_settings(settings, embedder)
         _check(settings, data, split, embedder)
         run = _open_run(settings, data, held, is_resumed=saved is not None)
-        if backbone is not None:
-            _check_module(run, backbone)
         callbacks.run = run.path
         if saved is not None and _is_finished(run.config):
             return _say_finished(run.config)
+        if backbone is not None:
+            _check_module(run, backbone)
         _describe(run, data, split)
         with _failures_explained(run, data, split), closing(callbacks):
             callbacks.here("start", to_json(settings))
@@ -275,15 +275,17 @@ def _completed(options: Options, collection: Collection | None) -> Options:
     """Return the options with what they do not say: data from Python, restarts of torchrun."""
     if collection is not None:
         options = replace(options, data=Path(f"{collection.name}{FROM_PYTHON}"))
-    if options.corrections is not None:
-        options = replace(options, corrections=options.corrections.absolute())
+    for name in ("corrections", "weights"):
+        if (path := getattr(options, name)) is not None:
+            options = replace(options, **{name: path.absolute()})
     if processes.may_restart():  # torchrun would repeat the command after a failure
         if options.out is None:
             raise UsageError("--max-restarts needs the run to resume; add --out RUN")
         exists = (options.out / "config.json").is_file()
         options = replace(options, resume=options.resume or exists)
-        if processes.restarted():  # the run's flags, repeated
-            options = Options(data=options.data, out=options.out, resume=options.resume)
+        if exists and processes.restarted():  # its flags are those of the run, repeated
+            free = {name: getattr(options, name) for name in FREE}
+            options = Options(**free, resume=True)
     return options
 
 

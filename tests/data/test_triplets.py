@@ -1,12 +1,14 @@
 """Groups of linked items, and what is held out of triplets and pairs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nofuss
 from nofuss import linked_groups
 from nofuss.data.collection import Collection
 from nofuss.data.open import open_training_data
@@ -201,3 +203,12 @@ def test_what_has_no_order_is_not_scored() -> None:
     assert held_out(alike, np.arange(4), 4) is None
     assert held_out(Comparisons("triplets", np.empty((0, 3), np.int64)), np.arange(4), 4) is None
     assert held_out(None, np.arange(4), 4) is None
+
+
+def test_two_groups_are_left_to_train_on(tmp_path: Path) -> None:
+    """Whatever fraction is held out; refused before a run is made."""
+    triplets = np.array([[i, i + 1, (i + 2) % 8] for i in range(0, 8, 2)])
+    np.savez(tmp_path / "t.npz", vectors=np.eye(8, dtype=np.float32), triplets=triplets)
+    with pytest.raises(DataError, match="4 groups of linked items, and 4 of them are held out"):
+        nofuss.train(tmp_path / "t.npz", test_fraction=0.9, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

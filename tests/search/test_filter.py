@@ -314,3 +314,9 @@ def test_any_text_is_a_filter_or_an_error_of_ours(text: str) -> None:
 
 def test_clean_text_is_what_databases_hold() -> None:
     assert clean("a\0b\udcff\n★") == "a\\x00b\\udcff\\n★"
+
+
+def test_a_text_may_begin_a_filter() -> None:
+    """Also where the filter ends in a quote."""
+    condition = parse_filter("'north' == shop or shop == 'south'", {"shop": "text"})
+    assert condition == parse_filter("shop == 'north' or shop == 'south'", {"shop": "text"})

@@ -402,3 +402,13 @@ def test_a_loss_that_is_not_finite_names_rows_of_all_items() -> None:
     fold = class_folds(labels)[0]
     assert set(error.value.indices.tolist()) <= set(fold.others.tolist())
     assert max(error.value.indices.tolist()) > len(fold.others)
+
+
+def test_what_was_decided_goes_for_the_roots_too() -> None:
+    """Training may move features across the rule by which roots are taken."""
+    x, labels = vectors()
+    positive = x.abs()
+    decided = Choice(CLOSED, Recipe(root=False), 8)
+    found = fit_head(positive, labels, settings(), decided=decided)
+    expected = fit_head(positive - 10, labels, settings(), decided=decided)  # centred: the same
+    assert torch.allclose(found.embed(positive), expected.embed(positive - 10), atol=1e-3)

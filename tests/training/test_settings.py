@@ -202,9 +202,10 @@ def test_without_labels_items_choose_their_proxies() -> None:
     assert settings.epochs is not None
     assert resolved(without_labels(), test_fraction=0.0).test_fraction == 0
     for options, words in (
-        ({"start": "whitened"}, "--start whitened needs labels"),
+        ({"start": "whitened"}, "start='whitened' needs labels"),
         ({"loss": "triplet"}, "--loss triplet needs labels"),
-        ({"head": "closed-form"}, "--head is for fixed features"),
+        ({"head": "closed-form"}, "--head needs labels, or groups of linked items"),
+        ({"assignment": "static"}, "--assignment static needs labels, or triplets that link"),
     ):
         with pytest.raises(UsageError, match=words):
             resolved(without_labels(), **options)
@@ -242,7 +243,7 @@ def test_groups_of_linked_items_are_labels() -> None:
         ),
         ({"lora": 4, "preset": "paper"}, "pictures", "--lora is for --preset finetune"),
         ({"head": "closed-form", "preset": "small"}, "pictures", "--head is for fixed features"),
-        ({"head": "closed-form", "start": "pca"}, "vectors", "--head is for fixed features"),
+        ({"head": "closed-form", "start": "pca"}, "vectors", "--head needs labels, or groups"),
         ({"head": "closed-form", "loss": "nca"}, "vectors", "--loss needs a head that is trained"),
         ({"head": "untrained", "epochs": 3}, "vectors", "--epochs needs a head that is trained"),
         (
@@ -307,3 +308,16 @@ def test_the_paper_trains_with_free_norms_and_constant_rates(loss: str) -> None:
     assert paper.free_norms == (loss in ("proxy-nca", "proxy-triplet"))
     assert (paper.optimizer, paper.schedule) == ("rmsprop", "constant")
     assert not settings_of("pictures", preset="paper", scale=9.0).free_norms
+
+
+def test_all_stages_by_number_are_the_whole_network() -> None:
+    """Its settings are those of --unfreeze all, and a resumed run may repeat the number."""
+    by_number = settings_of("pictures", 32, preset="finetune", backbone="convnet", unfreeze="4")
+    whole = settings_of("pictures", 32, preset="finetune", backbone="convnet", unfreeze="all")
+    assert by_number == whole
+    assert agree(whole, Options(unfreeze="4")) == whole
+
+
+def test_auto_leaves_it_open() -> None:
+    assert settings_of(head="auto", loss="proxy-anchor").head == "trained"
+    assert settings_of(head="auto", preset="auto").head == "auto"

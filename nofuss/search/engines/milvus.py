@@ -179,7 +179,10 @@ class Milvus:
             some = revised[start : start + _WITH_VECTORS]
             known = self.get([item.name for item in some], vectors=True)
             vectors = {item.name: item.vector for item in known}
-            self.put([item._replace(vector=vectors[item.name]) for item in some])
+            there = (
+                item for item in some if item.name in vectors
+            )  # another writer may delete some
+            self.put([item._replace(vector=vectors[item.name]) for item in there])
         rows = [
             {
                 "id": number_of(item.name),
