@@ -195,10 +195,12 @@ def whitening(sums: ClassSums, shrinkage: float) -> Tensor:
 def emphasised(sums: ClassSums, m: Tensor, emphasis: float) -> Tensor:
     """Return M·chol(I + e·P); M itself where there is nothing to emphasise."""
     classes, eye = len(sums.sizes), torch.eye(len(m)).to(m)
+    if not emphasis or classes < 2:
+        return m
     means = sums.deviations() @ m  # (C, k): B_c is means.T @ means here
     total = means.T @ means + m.T @ sums.within @ m
     ridge = total.trace() / len(m)
-    if not emphasis or classes < 2 or not means.square().sum() > 1e-9 * ridge:
+    if not means.square().sum() > 1e-9 * ridge:
         return m
     proxies = torch.cholesky_solve(means.T, _cholesky(total + ridge * eye))  # (k, C): ridge weights
     p = proxies @ proxies.T
