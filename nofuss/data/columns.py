@@ -5,7 +5,6 @@ without a time), otherwise text. An empty cell is None. Dates are held as text i
 the alphabetical order is that of time.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from math import isfinite
 from typing import Any, Literal
 
 from nofuss.errors import visible
-from nofuss.files import digest
 
 Type = Literal["number", "text", "date", "bool"]
 Value = float | str | bool | None
@@ -112,8 +110,3 @@ def cells_of(columns: Mapping[str, Column], item: int) -> dict[str, Value]:
     """Return the values of an item, without those that are None."""
     found = {name: column.values[item] for name, column in columns.items()}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def facts_digest(label: str | None, cells: Cells) -> str:
-    """Return a digest of what is known of an item besides its content."""
-    return digest(json.dumps([label, cells], sort_keys=True).encode())[:16]
