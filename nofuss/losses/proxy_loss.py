@@ -202,9 +202,10 @@ class ProxyLoss(nn.Module, ABC):
             x, proxies = full_precision(x, self.proxies), full_precision(self.proxies, x)
             if labels is None:
                 y, z = check_triplets(x, positives, negatives)
-                y, z, p = (self._place(full_precision(each, x)) for each in (y, z, proxies))
+                y, z = (self._place(full_precision(each, x)) for each in (y, z))
+                x, p = self._place(x), self._place(proxies)
                 triplets = self.assignment.from_triplets(y, z, p)
-                return self._plain(x, proxies, triplets, weights, one_or_nan(x, y, z))
+                return self._plain(x, p, triplets, weights, one_or_nan(x, y, z))
             if positives is not None or negatives is not None:
                 raise ValueError("got labels and triplets; pass one of the two")
             labels = check_labels(labels, x, self.num_classes)
@@ -212,9 +213,10 @@ class ProxyLoss(nn.Module, ABC):
                 self.assignment.settle(self._place(x), labels, self._place(proxies))
             if self._chunks(x, proxies, weights):
                 return self._chunked(x, self.assignment.of(x, labels, proxies), proxies, weights)
-            triplets = self.assignment.from_labels(self._place(x), labels, self._place(proxies))
+            x, p = self._place(x), self._place(proxies)
+            triplets = self.assignment.from_labels(x, labels, p)
             sound = one_or_nan(x) if isinstance(self.assignment, Dynamic) else None
-            return self._plain(x, proxies, triplets, weights, sound)
+            return self._plain(x, p, triplets, weights, sound)
 
     def logits(self, embeddings: Array) -> Tensor:
         """Return scale · cos(x, p), or −|x − p|² with free norms, of every proxy: (B, P)."""
@@ -294,18 +296,17 @@ class ProxyLoss(nn.Module, ABC):
     def _plain(
         self,
         x: Tensor,
-        proxies: Tensor,
+        p: Tensor,
         triplets: ProxyTriplets,
         weights: Tensor | None,
         sound: Tensor | None,
     ) -> Tensor:
-        """Return the plain form times `sound`: NaN if what chooses proxies is not finite."""
+        """Return the plain form of placed x and p, times `sound`, which is 1 or NaN."""
         if len(triplets.positive) == 0:
-            loss = zero_with_graph(x) + zero_with_graph(proxies)
+            loss = zero_with_graph(x) + zero_with_graph(p)
             loss = loss.expand(len(x)) if self.reduction == "none" else loss
         else:
-            placed, p = self._place(x), self._place(proxies)
-            anchors = placed if triplets.anchor is None else placed[triplets.anchor]
+            anchors = x if triplets.anchor is None else x[triplets.anchor]
             loss = self._losses(anchors, p, triplets)
             if self.separable:
                 loss = reduce_losses(loss, triplets.anchor, weights, len(x), self.reduction)
