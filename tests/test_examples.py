@@ -1,6 +1,9 @@
-"""The examples that need other packages: run where those are installed."""
+"""The examples run, those that need other packages where these are installed."""
 
 import json
+import re
+import runpy
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 
 import nofuss
 from nofuss.training.callbacks import Event
-from tests.tiny_run import train_vectors, write_pictures
+from tests.tiny_run import write_pictures
 
 EXAMPLES = Path(nofuss.__file__).parents[1] / "examples"
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="an installed package has none")
@@ -75,11 +78,21 @@ def recall_of(run: Path) -> float:
     return float(json.loads((run / "scores.json").read_text())["recall@1"])
 
 
-def test_events_of_a_run_on_vectors_reach_the_end(tmp_path: Path) -> None:
+def test_events_of_a_run_on_vectors_reach_the_end(vector_run: Path, tmp_path: Path) -> None:
     events = list[Event]()
-    nofuss.train(
-        train_vectors(tmp_path).parent / "data.npz", out=tmp_path / "again", callback=events.append
-    )
+    nofuss.train(vector_run.parent / "data.npz", out=tmp_path / "again", callback=events.append)
     kinds = [event.kind for event in events if event.kind != "progress"]
     assert [kinds[0], kinds[-1]] == ["start", "end"]
     assert "recall@1" in events[-1].values
+
+
+def test_plain_loop_raises_recall_on_unseen_digits() -> None:
+    command = [sys.executable, "-W", "error", EXAMPLES / "plain_loop.py"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    before, after = map(float, re.findall(r"\d\.\d+", run.stdout))
+    assert after > before + 0.2
+
+
+def test_documented_comparison_is_the_one_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "compare_with_pml.py"))
+    assert capsys.readouterr().out in (EXAMPLES.parent / "docs" / "losses.md").read_text()

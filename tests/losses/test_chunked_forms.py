@@ -20,13 +20,14 @@ from nofuss.losses.proxy_triplet import triplet_of_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
 MARGIN = 0.1
-SIZES = {
-    "one anchor": (1, 5, 9),
-    "two proxies": (4, 3, 2),
-    "last chunk of one row": (3, 4, 9),
-    "more anchors than proxies": (40, 6, 7),
-    "whole chunks": (8, 8, 16),
-}
+SIZES = (
+    (1, 5, 9),  # one anchor
+    (4, 3, 2),  # two proxies
+    (3, 4, 9),  # a last chunk of one row
+    (40, 6, 7),  # more anchors than proxies
+    (8, 8, 16),  # whole chunks
+)
+"""Anchors, dimensions, proxies."""
 NCA = ("nca", "softmax", "at once", "softmax at once")
 FORMS = (*NCA, "triplet", "anchor")
 
@@ -113,32 +114,25 @@ def slow_loss(name: str, c: Tensor, positive: list[int], scale: float) -> float:
     return total / len(positive)
 
 
-@pytest.fixture(params=[2**3, 2**6, 2**18])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "CHUNK", request.param)
-
-
-@pytest.fixture(params=[0, 2**8, 2**27], ids=["none kept", "some kept", "all kept"])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_forms, "KEEP_BYTES", request.param)
-
-
-@pytest.mark.usefixtures("chunk", "kept")
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("scale", [1.0, 18.0, 300.0])
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("chunk", [2**3, 2**6, 2**18])
+@pytest.mark.parametrize("kept", [0, 2**8, 2**27], ids=["none kept", "some kept", "all kept"])
 def test_equals_the_slow_loop_and_the_plain_gradients(
-    size: tuple[int, int, int], scale: float, name: str
+    name: str, chunk: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, positive, p = batch(*size)
-    loss = in_chunks(name, x, positive, p, scale=scale)
-    cosines = F.normalize(x.detach()) @ F.normalize(p.detach()).T
-    expected = slow_loss(name, cosines, positive.tolist(), scale)
-    assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    plain = plain_form(name, scale)(x, positive, p)
-    # Times three: what comes back from above is not always 1.
-    found = torch.autograd.grad(3 * loss, (x, p))
-    torch.testing.assert_close(found, torch.autograd.grad(3 * plain, (x, p)), rtol=1e-8, atol=1e-10)
+    monkeypatch.setattr(chunked, "CHUNK", chunk)
+    monkeypatch.setattr(chunked_forms, "KEEP_BYTES", kept)
+    for size in SIZES:
+        for scale in (1.0, 18.0, 300.0):
+            x, positive, p = batch(*size)
+            loss = in_chunks(name, x, positive, p, scale=scale)
+            cosines = F.normalize(x.detach()) @ F.normalize(p.detach()).T
+            expected = slow_loss(name, cosines, positive.tolist(), scale)
+            assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+            plain = plain_form(name, scale)(x, positive, p)
+            # Times three: what comes back from above is not always 1.
+            found, wanted = (torch.autograd.grad(3 * each, (x, p)) for each in (loss, plain))
+            torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -50,7 +50,7 @@ def test_worked_by_hand() -> None:
 @pytest.mark.parametrize("gamma", [0.5, 5.0])
 def test_search_against_every_set_of_medoids(gamma: float) -> None:
     reached = 0
-    for seed in range(10):
+    for seed in range(5):
         x, labels, d = problem(seed)
         best = best_of_all(d, labels, gamma)
         medoids = loss_augmented_medoids(d, labels, gamma=gamma, refinements=5)
@@ -62,7 +62,7 @@ def test_search_against_every_set_of_medoids(gamma: float) -> None:
         loss = structured_clustering(x, labels, gamma=gamma).item()
         assert loss == pytest.approx(max(0, found - slow_truth(d, labels)), abs=1e-6)
         assert loss <= max(0, best - slow_truth(d, labels)) + 1e-6
-    assert reached >= 4  # a local search, whose swaps may lower the objective
+    assert reached >= 2  # a local search, whose swaps may lower the objective
 
 
 def test_gamma_decays_by_epochs(batch: tuple[Tensor, Tensor]) -> None:

@@ -5,7 +5,6 @@ import torch
 from pytorch_metric_learning import losses, miners, trainers
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.reducers import MeanReducer
-from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -68,49 +67,6 @@ def test_our_losses_in_their_trainer(name: str, miner: str) -> None:
         torch.manual_seed(0)
         trainer.train(num_epochs=5)
     assert criterion(model(x), labels) < before
-
-
-@pytest.mark.parametrize(
-    "criterion",
-    [
-        losses.ProxyNCALoss(4, 3, softmax_scale=9),
-        losses.ProxyAnchorLoss(4, 3),
-        losses.SoftTripleLoss(4, 3),
-        losses.TripletMarginLoss(),
-        losses.LiftedStructureLoss(),
-        losses.NPairsLoss(),
-        losses.NCALoss(),
-    ],
-    ids=lambda loss: type(loss).__name__,
-)
-def test_their_losses_in_our_convention(criterion: nn.Module) -> None:
-    x, labels = clouds()
-    model = network()
-    optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()], lr=0.01)
-    before = criterion(model(x), labels).item()
-    for _ in range(10):
-        optimizer.zero_grad()
-        criterion(model(x), labels).backward()
-        optimizer.step()
-    assert criterion(model(x), labels) < before
-
-
-def test_their_plain_loop_with_a_miner() -> None:
-    x, labels = clouds()
-    model = network()
-    loss_func, mining_func = Triplet(), MINERS["triplets"]
-    assert mining_func is not None
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    seen = []
-    for _ in range(10):
-        optimizer.zero_grad()
-        embeddings = model(x)
-        indices_tuple = mining_func(embeddings, labels)
-        loss = loss_func(embeddings, labels, indices_tuple)
-        loss.backward()
-        optimizer.step()
-        seen.append(loss_func(model(x), labels).item())
-    assert seen[-1] < seen[0]
 
 
 @pytest.mark.parametrize("name", [*PROXY_LOSSES, "lifted", "n-pairs", "clustering"])
@@ -189,23 +145,6 @@ class Pairwise(losses.SelfSupervisedLoss):
         return [loss.__name__ for loss in INSTANCE_LOSSES.values()]
 
 
-@pytest.mark.parametrize("name", OF_PAIRS)
-@pytest.mark.parametrize("miner", [None, "triplets"])
-def test_their_cross_batch_memory(name: str, miner: str | None) -> None:
-    x, labels = clouds()
-    model = network()
-    memory = Memory(OF_PAIRS[name](), 3, memory_size=72, miner=MINERS[miner] if miner else None)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    seen = []
-    for _ in range(15):
-        optimizer.zero_grad()
-        loss = memory(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        seen.append(OF_PAIRS[name]()(model(x), labels).item())
-    assert seen[-1] < seen[0]
-
-
 def test_their_cross_batch_memory_equals_its_own_triplet_loss() -> None:
     x, labels = clouds()
     distance = LpDistance(power=2)
@@ -234,16 +173,6 @@ def test_their_self_supervised_loss(name: str, symmetric: bool) -> None:
         else criterion(x, two[:8], None, other, two[:8])
     )
     torch.testing.assert_close(wrapped(x, other), expected)
-
-
-def test_their_wrappers_go_by_class_and_say_so() -> None:
-    with pytest.raises(Exception, match="CrossBatchMemory not supported for Triplet"):
-        losses.CrossBatchMemory(Triplet(), 3)
-    with pytest.raises(Exception, match="SelfSupervisedLoss not supported for Triplet"):
-        losses.SelfSupervisedLoss(Triplet())
-    with pytest.raises(TypeError, match="must extend BaseMetricLossFunction"):
-        DistributedLossWrapper(Triplet())
-    assert isinstance(DistributedLossWrapper(Memory(Triplet(), 3)).loss, Memory)
 
 
 @pytest.mark.parametrize("criterion", [Triplet(), SemiHardTriplet(), NCA()])

@@ -28,14 +28,3 @@ def test_where_no_negative_is_farther_the_farthest_is_taken() -> None:
     x, labels = circle(0, 90, 30, 50), torch.tensor([0, 0, 1, 2])
     expected = (chord(90) + 0.2 - chord(50)) + (chord(90) + 0.2 - chord(60))
     assert semi_hard_triplet(x, labels).item() == pytest.approx(expected / 2)
-
-
-def test_slow_loop(batch: tuple[Tensor, Tensor]) -> None:
-    x, labels = batch[0] / batch[0].norm(dim=1, keepdim=True), batch[1]
-    n, hinges = range(len(x)), []
-    for a, p in [(a, p) for a in n for p in n if a != p and labels[a] == labels[p]]:
-        d_p = (x[a] - x[p]).square().sum()
-        d_n = [(x[a] - x[z]).square().sum() for z in n if labels[z] != labels[a]]
-        semi_hard = min((d for d in d_n if d > d_p), default=max(d_n))
-        hinges.append((d_p + 0.2 - semi_hard).clamp(min=0))
-    torch.testing.assert_close(semi_hard_triplet(*batch), sum(hinges) / len(hinges))

@@ -19,24 +19,14 @@ def test_worked_by_hand() -> None:
     assert loss.item() == pytest.approx((0 + 1) / 2)
 
 
-@pytest.mark.parametrize("unit_norm", [True, False])
-def test_slow_loop(batch: tuple[Tensor, Tensor], unit_norm: bool) -> None:
+def test_slow_loop_with_free_norms(batch: tuple[Tensor, Tensor]) -> None:
     x, labels = batch
-    u = x / x.norm(dim=1, keepdim=True) if unit_norm else x
-    d = lambda i, j: (u[i] - u[j]).square().sum()  # noqa: E731
+    d = lambda i, j: (x[i] - x[j]).square().sum()  # noqa: E731
     n, hinges = range(len(x)), []
     for a, p in [(a, p) for a in n for p in n if a != p and labels[a] == labels[p]]:
         hinges += [(d(a, p) + 0.4 - d(a, z)).clamp(min=0) for z in n if labels[z] != labels[a]]
-    loss = triplet(x, labels, margin=0.4, unit_norm=unit_norm)
+    loss = triplet(x, labels, margin=0.4, unit_norm=False)
     torch.testing.assert_close(loss, sum(hinges) / len(hinges))
-
-
-def test_same_as_the_other_library(batch: tuple[Tensor, Tensor]) -> None:
-    x, labels = batch[0].requires_grad_(), batch[1]
-    losses = Triplet(margin=0.3)(x, labels), other_library(0.3)(x, labels)
-    torch.testing.assert_close(*losses)
-    mine, other = (torch.autograd.grad(loss, x)[0] for loss in losses)
-    torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.parametrize(

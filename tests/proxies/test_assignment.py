@@ -64,19 +64,6 @@ def test_fractional_deal_is_even_and_seeded(classes: int, proxies: int) -> None:
     assert deals[0].tolist() != sorted(deals[0].tolist())  # at random, not in runs
 
 
-def test_fractional_loss_against_a_slow_loop() -> None:
-    criterion = ProxyNCA(6, 3, proxies_per_class=0.5, scale=2, seed=0).double()
-    x, labels = unit(numbers(9, 3)), torch.arange(9) % 6
-    assert isinstance(criterion.assignment, Fractional)
-    total = 0.0
-    for x_i, c in zip(x, labels, strict=True):
-        own = criterion.assignment.proxy_of_label[c]
-        d = [(x_i - p).square().sum() for p in criterion.proxies]
-        others = [d[z] for z in range(3) if z != own]  # Z: the other proxies
-        total += d[own] + torch.log(sum(torch.exp(-d_z) for d_z in others))
-    torch.testing.assert_close(criterion(x, labels), total / 9)
-
-
 @pytest.mark.parametrize(("classes", "proxies"), [(4, 12), (4, 10), (5, 7)])
 def test_several_owns_neighbouring_rows_evenly(classes: int, proxies: int) -> None:
     owner = Several(classes, proxies).label_of_proxy
@@ -84,19 +71,6 @@ def test_several_owns_neighbouring_rows_evenly(classes: int, proxies: int) -> No
     assert owner.tolist() == sorted(owner.tolist())
     assert len(counts) == classes
     assert {*counts.tolist()} <= {proxies // classes, -(-proxies // classes)}
-
-
-def test_several_loss_against_a_slow_loop() -> None:
-    criterion = ProxyNCA(4, 3, proxies_per_class=2.5, scale=2, seed=0).double()
-    x, labels = unit(numbers(9, 3)), torch.arange(9) % 4
-    assert isinstance(criterion.assignment, Several)
-    owner, total = criterion.assignment.label_of_proxy, 0.0
-    for x_i, c in zip(x, labels, strict=True):
-        d = (x_i - criterion.proxies).square().sum(1)
-        total += d[owner == c].min() + torch.log(torch.exp(-d[owner != c]).sum())
-    torch.testing.assert_close(criterion(x, labels), total / 9)
-    chosen = criterion.assign(x, labels)
-    assert torch.equal(owner[chosen], labels)
 
 
 @pytest.mark.parametrize("free", [False, True])
@@ -154,26 +128,6 @@ def test_only_matched_labels_learn_from_one_proxy_that_is_closest_to_all(assignm
 def nearest(v: Tensor, proxies: Tensor) -> int:
     """Eq. 5."""
     return min(range(len(proxies)), key=lambda p: (v - proxies[p]).square().sum())
-
-
-@pytest.mark.parametrize("free", [False, True])
-def test_dynamic_from_labels_against_a_slow_loop(free: bool) -> None:
-    scale = None if free else 2.0
-    criterion = ProxyNCA(4, 3, proxies_per_class=1.5, assignment="dynamic", scale=scale, seed=0)
-    criterion.double()
-    x, labels = numbers(10, 3), torch.arange(10) % 4
-    x = x if free else unit(x)
-    terms = []
-    for i in range(10):
-        d = [(x[i] - p).square().sum() for p in criterion.proxies]
-        p_z = {nearest(x[z], criterion.proxies) for z in range(10) if labels[z] != labels[i]}
-        for y in (y for y in range(10) if labels[y] == labels[i] and y != i):
-            p_y = nearest(x[y], criterion.proxies)
-            if others := p_z - {p_y}:
-                terms.append(d[p_y] + torch.log(sum(torch.exp(-d[z]) for z in others)))
-    assert len(terms) > 10
-    torch.testing.assert_close(criterion(x, labels), sum(terms) / len(terms))
-    assert criterion.assign(x).tolist() == [nearest(x_i, criterion.proxies) for x_i in x]
 
 
 def test_dynamic_from_bare_triplets_against_a_slow_loop() -> None:
