@@ -3,14 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One process of tests a core, each with one torch thread: two that share the cores wait for each other.
 TESTS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --dist worksteal
+# Tests that need other programs, or that take minutes: in `make check` only.
+OTHERS := browser or docs or fuzz or notebooks or servers or torchrun or torture
 
 .PHONY: setup demo test quick check fix bench docs torture wheel test-wheel clean help
 
 help:
 	@echo "make demo   train on the built-in characters, evaluate on unseen ones"
-	@echo "make test   run the tests"
-	@echo "make quick  run those that take a second or less"
-	@echo "make check  lint, types, tests (reads only)"
+	@echo "make test   run the tests, in five minutes on two cores"
+	@echo "make quick  run those that train nothing and take a second or less, in one minute"
+	@echo "make check  lint, types and all tests: also in a browser, of databases, torchrun, notebooks, documentation (reads only)"
 	@echo "make fix    format and fix what ruff can"
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
 	@echo "make docs   build the documentation into site/, strictly"
@@ -30,16 +32,21 @@ demo: setup
 	$(BIN)/nofuss demo
 
 test: setup
-	$(TESTS)
+	$(TESTS) -m "not ($(OTHERS))"
 
 quick: setup
-	$(TESTS) -m "not slow"
+	$(TESTS) -m "not (slow or $(OTHERS))"
 
-check: setup
+check: setup .venv/.others
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(TESTS)
+
+# Databases and jupyter, for the tests of `make check`.
+.venv/.others: .venv/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,servers]'
+	@touch $@
 
 fix: setup
 	$(BIN)/ruff check --fix .

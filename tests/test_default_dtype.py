@@ -1,6 +1,7 @@
 """Other code may have changed torch's default type: numbers stay what they are."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,22 +24,24 @@ def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-SCORES = evaluate(X, LABELS, extended=True).as_dict()
-EMBEDDED = ProxyEmbedding(epochs=1).fit(X, LABELS).transform(X)
-CENTROIDS = nofuss.kmeans(X, 50, seed=0)[0]
+def found() -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """Scores, centroids and embeddings."""
+    scores = evaluate(X, LABELS, extended=True).as_dict()
+    centroids = nofuss.kmeans(X, 50, seed=0)[0]
+    return scores, centroids.numpy(), ProxyEmbedding(epochs=1).fit(X, LABELS).transform(X)
 
 
-@pytest.mark.usefixtures("default_dtype")
-def test_scores() -> None:
-    assert evaluate(X, LABELS, extended=True).as_dict() == SCORES
-    assert np.array_equal(nofuss.kmeans(X, 50, seed=0)[0], CENTROIDS)
+@pytest.fixture(scope="module")
+def usual() -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    return found()
 
 
-@pytest.mark.usefixtures("default_dtype")
-def test_the_estimator() -> None:
-    found = ProxyEmbedding(epochs=1).fit(X, LABELS).transform(X)
-    assert found.dtype == np.float32
-    assert np.abs(found - EMBEDDED).max() < 1e-3
+def test_scores_and_the_estimator(usual: tuple[Any, Any, Any], default_dtype: None) -> None:
+    scores, centroids, embedded = found()
+    assert scores == usual[0]
+    assert np.array_equal(centroids, usual[1])
+    assert embedded.dtype == np.float32
+    assert np.abs(embedded - usual[2]).max() < 1e-3
 
 
 @pytest.mark.usefixtures("default_dtype")

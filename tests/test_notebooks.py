@@ -12,6 +12,7 @@ nbformat = pytest.importorskip("nbformat", reason="needs pip install 'nofuss[not
 pytest.importorskip("ipykernel", reason="needs pip install 'nofuss[notebooks]'")
 FOLDER = Path(nofuss.__file__).parents[1] / "notebooks"
 pytestmark = [
+    pytest.mark.notebooks,
     pytest.mark.skipif(not FOLDER.is_dir(), reason="an installed package has no notebooks"),
     pytest.mark.filterwarnings("ignore"),  # of jupyter_client and zmq, about event loops
 ]
@@ -37,14 +38,12 @@ def number_after(words: str, text: str) -> float:
     return float(text.split(words)[1].split()[0].rstrip(","))
 
 
-@pytest.mark.slow
 def test_photos_to_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = executed("photos_to_search.ipynb", tmp_path, monkeypatch)
     assert number_after("new classes: ", said) > number_after("raw pixels ", said)
     assert (tmp_path / "runs" / "characters" / "report.html").is_file()
 
 
-@pytest.mark.slow
 def test_vectors_to_better_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = executed("vectors_to_better_vectors.ipynb", tmp_path, monkeypatch)
     before, after = (

@@ -137,6 +137,7 @@ def test_two_updates_of_one_index_lose_nothing(home: Path, tmp_path: Path) -> No
     assert len(Index.load(run / "index")) == 8
 
 
+@pytest.mark.torchrun
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_processes_of_one_torchrun_share_the_lock(
     home: Path, call: Callable[..., tuple[int, str]], tmp_path: Path

@@ -16,7 +16,7 @@ from torture.faults import Commands, faulty_commands
 from torture.training import LAST_STAGES, Place, command, differing, environment, prepare
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.torture,
     pytest.mark.skipif(
         sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and cc"
     ),

@@ -20,16 +20,17 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return train_vectors(tmp_path)
+def run(own_vector_run: Path) -> Path:
+    return own_vector_run
 
 
 def scores_of(run: Path) -> dict[str, object]:
     return read_json(run / "scores.json")
 
 
-def test_the_card_is_that_of_training_for_the_same_model(run: Path) -> None:
+def test_the_card_is_that_of_training_for_the_same_model(run: Path, vector_run: Path) -> None:
     card, scores = (run / "README.md").read_text(), scores_of(run)
+    card = card.replace(str(vector_run), str(run))
     (run / "README.md").write_text("of another day")
     assert main(["evaluate", str(run)]) == 0
     assert (run / "README.md").read_text() == card
@@ -119,8 +120,8 @@ def test_baselines_of_other_queries_are_dropped() -> None:
     assert still_true(before, {"protocol": "a", "queries": 8}) == {"method": "closed form"}
 
 
-def test_data_that_have_moved(tmp_path: Path, run: Path, capsys: Capture) -> None:
-    data = tmp_path / "data.npz"
+def test_data_that_have_moved(tmp_path: Path, capsys: Capture) -> None:
+    run, data = train_vectors(tmp_path), tmp_path / "data.npz"
     (tmp_path / "elsewhere").mkdir()
     moved = data.rename(tmp_path / "elsewhere" / "data.npz")
     capsys.readouterr()

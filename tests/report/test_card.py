@@ -6,11 +6,10 @@ from pathlib import Path
 from nofuss.report.card import model_card
 from nofuss.run.directory import Run, create_run
 from tests.asked import settings_of
-from tests.tiny_run import train_vectors
 
 
-def test_training_writes_a_card(tmp_path: Path) -> None:
-    path = train_vectors(tmp_path)
+def test_training_writes_a_card(vector_run: Path) -> None:
+    path = vector_run
     card = (path / "README.md").read_text()
     scores = json.loads((path / "scores.json").read_text())
     low, high = scores["recall@1_interval"]

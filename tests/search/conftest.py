@@ -1,4 +1,4 @@
-"""One small run of pictures and one server for all tests of this folder."""
+"""One server on the run of pictures for all tests of this folder, and one that is taught."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,15 +9,16 @@ import pytest
 
 from nofuss.search.update import update_index
 from tests.search.serving import Server, serving
-from tests.tiny_run import draw, train_pictures
+from tests.tiny_run import draw
 
 if TYPE_CHECKING:
     from selenium import webdriver
 
 
 @pytest.fixture(scope="session")
-def picture_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_pictures(tmp_path_factory.mktemp("pictures"))
+def picture_run(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the run, since servers write into it."""
+    return Path(shutil.copytree(picture_run, tmp_path_factory.mktemp("served") / "run"))
 
 
 @pytest.fixture(scope="session")

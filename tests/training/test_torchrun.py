@@ -17,6 +17,7 @@ from nofuss.model.saved import model_files
 from tests.training.together import HERE, end, environment, start, torchrun, wait_for, workers
 
 PROGRAM = str(HERE / "sharded_cli.py")
+pytestmark = pytest.mark.torchrun
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 QUICK_STEPS = ("--batch-size", "8", "--dim", "8")
 HALF = ("--test-fraction", "0.5")
