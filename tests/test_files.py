@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nofuss import files
 from nofuss.errors import RunError
@@ -23,6 +25,7 @@ from nofuss.files import (
     LOCK,
     OWNER,
     TEMPORARY,
+    _owner,
     append_lines,
     check_regular,
     csv_cell,
@@ -335,3 +338,28 @@ def test_a_stopped_one_still_writes(tmp_path: Path) -> None:
         take(tmp_path)
     other.send_signal(signal.SIGCONT)
     other.communicate("")
+
+
+OWNERS = [
+    b"",
+    b"{}",
+    b"[1]",
+    b'"x"',
+    b'{"process": 1e999, "since": "now"}',
+    b'{"command": "a\\nb"}',
+]
+
+
+@pytest.mark.fuzz
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.binary(max_size=80)
+    | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(repr).map(str.encode)
+)
+def test_whatever_says_who_holds_a_lock_the_lock_is_taken(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_bytes(b"")
+    (tmp_path / OWNER).write_bytes(content)
+    assert "\n" not in _owner(tmp_path)
+    with locked(tmp_path):
+        pass
+    assert not (tmp_path / OWNER).exists()

@@ -1,28 +1,25 @@
-"""What a stranger may put into a run, the cache or weights: one clear line, in little time."""
+"""What a stranger may put into an index, a lesson or an address: one clear line."""
 
-import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from nofuss.data.columns import Column
-from nofuss.data.corrections import corrected
-from nofuss.data.open import open_data
-from nofuss.errors import DataError, RunError, UsageError
-from nofuss.model.backbones import fill, read_weights
+from nofuss.errors import RunError, UsageError
+from nofuss.files import write_by_content, write_json
 from nofuss.model.embedder import build_embedder
-from nofuss.model.saved import save_model
+from nofuss.model.saved import FORMAT, save_model
+from nofuss.run.marks import FILE, read_marks
 from nofuss.search import Index
 from nofuss.search.engines.url import read_url
 from nofuss.search.lessons import MAP, Step
+from nofuss.search.searchable import Pictures
 from tests.tiny_run import draw
 from torture.forgeries import index_items
-
-# Lessons
 
 
 def step(folder: Path, matrix: torch.Tensor) -> Step:
@@ -52,7 +49,13 @@ def test_what_is_no_map_of_embeddings(matrix: torch.Tensor, tmp_path: Path) -> N
         _ = step(tmp_path, matrix).matrix
 
 
-# Other files of a run
+def test_weights_of_a_lesson_without_a_head(tmp_path: Path) -> None:
+    weights = save({"head.weight": torch.ones(())})
+    checksum = write_by_content(tmp_path, "weights", "safetensors", weights)
+    write_json(tmp_path / "model.json", {"format": FORMAT, "weights": checksum})
+    save_file({"map": torch.eye(3).double()}, tmp_path / MAP)
+    with pytest.raises(RunError, match="not a map of embeddings"):
+        _ = Step(tmp_path, 1, "digest").matrix
 
 
 @pytest.mark.parametrize(
@@ -69,45 +72,26 @@ def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> N
         Index.load(tmp_path / "index")
 
 
-def test_thousands_of_misspelled_classes_take_no_time(tmp_path: Path) -> None:
-    for number in range(40):
-        (tmp_path / "data" / f"class {'long ' * 20}{number}").mkdir(parents=True)
-        draw(1, 1).save(tmp_path / "data" / f"class {'long ' * 20}{number}" / "1.png")
-    rows = [f"x,y,clas {'long ' * 20}{number}" for number in range(5_000)]
-    (tmp_path / "corrections.csv").write_text("\n".join(["item,label,corrected", *rows]))
-    data, began = open_data(tmp_path / "data"), time.process_time()
-    with pytest.raises(DataError, match="did you mean"):
-        corrected(data, tmp_path / "corrections.csv")
-    assert time.process_time() - began < 5
+def test_only_arrays_are_opened_for_the_page(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    draw(0, 0).save(tmp_path / "a" / "x.png")
+    np.savez(tmp_path / "x.npz", images=np.zeros((3, 9, 9), np.uint8), labels=[0, 0, 1])
+    gone = tmp_path / "gone.npz"
+    pictures = Pictures([str(tmp_path), str(tmp_path / "x.npz"), str(gone)])
+    assert pictures[f"{tmp_path}#0"] is None
+    shard = Pictures(["d/x.tar"])  # its items are read from their place
+    assert shard["d/x.tar#0"] == Path("d/x.tar#0")
+    assert pictures[f"{gone}#0"] is None
+    assert pictures[f"{tmp_path / 'x.npz'}#3"] is None
+    assert not isinstance(pictures[f"{tmp_path / 'x.npz'}#2"], Path | None)
+    for row in ("²", "9" * 5000):
+        assert isinstance(pictures[f"{tmp_path / 'x.npz'}#{row}"], Path)
 
 
-# Weights and the cache
-
-
-def test_a_compressed_file_of_weights(tmp_path: Path) -> None:
-    """Two gigabytes of zeros in two megabytes would be unpacked before their shape is known."""
-    torch.save({"w": torch.zeros(100_000)}, tmp_path / "w.pth")
-    with (
-        zipfile.ZipFile(tmp_path / "w.pth") as stored,
-        zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in stored.namelist():
-            packed.writestr(name, stored.read(name))
-    assert read_weights(tmp_path / "w.pth").keys() == {"w"}
-    with pytest.raises(RunError, match="is compressed"):
-        read_weights(tmp_path / "small.pth")
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.eye(3).to_sparse(), torch.eye(3, device="meta")],
-    ids=["sparse", "without values"],
-)
-def test_weights_that_are_no_plain_tensors(tensor: torch.Tensor, tmp_path: Path) -> None:
-    torch.save({"weight": tensor}, tmp_path / "w.pth")
-    module = torch.nn.Linear(3, 3, bias=False)
-    with pytest.raises(RunError, match="does not hold plain tensors"):
-        fill(module, read_weights(tmp_path / "w.pth"), source=tmp_path / "w.pth")
+@pytest.mark.parametrize("same", ["1", "0", '"true"', "[]"])
+def test_a_mark_is_true_false_or_null(same: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(f'{{"query": "a", "item": "b", "same": {same}}}\n')
+    assert read_marks(tmp_path).torn == 1
 
 
 def test_an_address_that_is_not_utf8_is_not_quoted() -> None:

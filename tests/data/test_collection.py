@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nofuss.data.collection import Collection, compact_labels, first_five, from_dataset, printable
 from nofuss.data.open import open_data
+from nofuss.data.readers.table import by_number_or_name
 from nofuss.data.triplets import Comparisons
 from nofuss.errors import DataError
 
@@ -112,3 +113,8 @@ def test_a_torch_dataset_brings_its_labels() -> None:
         from_dataset(pairs, labels=[0, 1, 2])
     with pytest.raises(DataError, match="map-style"):
         from_dataset(iter(pairs))
+
+
+def test_half_a_surrogate_is_an_escape() -> None:
+    assert printable("a\ud800") == "a\\ud800"
+    assert by_number_or_name(["a\ud800", "b"])[1] == ["a\\ud800", "b"]

@@ -233,3 +233,28 @@ def test_python_objects_have_a_cure(tmp_path: Path) -> None:
         DataError, match=r"holds Python objects; save labels as text: labels\.astype"
     ):
         open_data(tmp_path / "x.npz")
+
+
+def test_labels_with_half_a_surrogate(tmp_path: Path) -> None:
+    file = tmp_path / "x.npz"
+    labels = np.array([f"\ud800{i // 6}" for i in range(72)])
+    np.savez(file, vectors=np.random.default_rng(0).normal(size=(72, 4)), labels=labels)
+    assert open_data(file).class_names[0] == "\\ud8000"
+
+
+@pytest.mark.parametrize(
+    "split",
+    [np.zeros(4, [("a", int)]), np.array([b"\xff"] * 4), np.array("train"), np.zeros(4)],
+    ids=["structured", "bytes", "one for all", "numbers"],
+)
+def test_a_split_that_is_none(split: np.ndarray, tmp_path: Path) -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    np.savez(tmp_path / "x.npz", vectors=vectors, labels=[0, 0, 1, 1], split=split)
+    with pytest.raises(DataError, match="split must have one entry per item"):
+        open_data(tmp_path / "x.npz")
+
+
+def test_pairs_that_are_a_number(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", vectors=np.eye(4, dtype=np.float32), pairs=np.array(3))
+    with pytest.raises(DataError, match="pairs"):
+        open_data(tmp_path / "x.npz")

@@ -3,13 +3,17 @@
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from nofuss.config import Options
+from nofuss.data.collection import relative
 from nofuss.data.open import open_data
-from nofuss.data.readers.folder import Labelling, find_pictures
-from nofuss.errors import DataError
+from nofuss.data.readers.folder import Labelling, find_pictures, labelling_of, open_folder
+from nofuss.errors import DataError, UsageError
 
 
 def test_the_class_is_the_folder_that_holds_the_picture(photos: Path, draw) -> None:
@@ -178,3 +182,31 @@ def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:
     (tmp_path / "data.xyz").touch()
     with pytest.raises(DataError, match=r"can't recognise .*data\.xyz"):
         open_data(tmp_path / "data.xyz")
+
+
+def test_each_picture_beside_train_and_test_is_looked_at_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("train/a", "train/b", "test/c", "test/d", *(f"other{i}" for i in range(400))):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / folder / "x.png")
+    looks = Counter[Path]()
+
+    def counted(picture: Path, folder: Path) -> Path:
+        looks[picture] += 1
+        return relative(picture, folder)
+
+    monkeypatch.setattr("nofuss.data.readers.folder.relative", counted)
+    assert len(open_folder(tmp_path)) == 4
+    assert max(looks.values()) < 10  # not once for each of the folders
+
+
+def test_a_pattern_of_brackets_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a regular expression") as error:
+        labelling_of(Options(label_pattern="(" * 3000))
+    assert len(str(error.value)) < 500
+
+
+def test_a_home_that_nobody_has_is_one_line() -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        open_data(Path("~nosuchuser/x"))

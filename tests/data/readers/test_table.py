@@ -1,6 +1,7 @@
 """CSV manifests and CSVs of triplets."""
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nofuss.data.open import open_data
-from nofuss.data.readers.table import read_rows
+from nofuss.data.readers.table import by_number_or_name, read_rows
 from nofuss.errors import DataError
 
 
@@ -209,3 +210,21 @@ def test_more_cells_than_columns_are_named(photos: Path) -> None:
         open_data(table(photos, "path,label\nrobin/0.png,a,\ntit/0.png,tit, blue\n"))
     with pytest.raises(DataError, match="has the column label twice; rename one"):
         open_data(table(photos, "path,label,label\nrobin/0.png,a,b\n"))
+
+
+def test_a_long_label_does_not_make_all_of_them_long() -> None:
+    tracemalloc.start()
+    labels, names = by_number_or_name(["x" * 4000, *"ab" * 5000])
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    assert names == ["a", "b", "x" * 4000]
+    assert labels[:3].tolist() == [2, 0, 1]
+    with pytest.raises(DataError, match="has 5,000 characters; expected at most 4,096"):
+        by_number_or_name(["x" * 5000, "y"])
+
+
+def test_a_table_of_many_columns_is_refused(tmp_path: Path) -> None:
+    names = ",".join(f"c{i}" for i in range(20_000))
+    (tmp_path / "x.csv").write_text(f"path,label,{names}\na.png,x\n")
+    with pytest.raises(DataError, match="has 20,002 columns; at most 1,000"):
+        open_data(tmp_path / "x.csv")
