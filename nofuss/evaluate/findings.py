@@ -15,7 +15,7 @@ FEWEST = 3
 AGREED = 0.7
 CLEARLY_AGREED = 0.85
 """Share of the places that another class could fill which it must fill; the second where items of
-the label's own class follow (LOG.md)."""
+the label's own class follow (docs/lab)."""
 
 
 class Neighbours(NamedTuple):

@@ -12,7 +12,7 @@ says how far W can be trusted, since few items have to determine its k²/2 numbe
 one-against-all ridge regressions, one a class, are the paper's proxies in closed form: P is what
 they would add as further coordinates, and an emphasis e stretches the space along their span
 instead, in the same k numbers. P is scaled to tr P = (C − 1)·C / 100, since it tells more the more
-classes it is made of. Everything behind the first step is k × k (LOG.md: what else was tried).
+classes it is made of. Everything behind the first step is k × k (docs/lab: what else was tried).
 Whitening within classes for retrieval is also in Koo-Fu CLIP (arXiv 2602.01127).
 
 The paper has no such step: it trains a whole network. On fixed features training starts from here.

@@ -130,7 +130,7 @@ PHOTOGRAPHS: dict[str, Budget] = {
         "cached activations of 4 random crops per picture; scored on the centre crop, as in the "
         "paper",
         rates=_LITE0_RATES,
-        proxy_factor=100,  # as in the README's loop; 10 to 200 differ by noise (LOG.md)
+        proxy_factor=100,  # as in the README's loop; 10 to 200 differ by noise (docs/lab)
         folds=1,
         try_epochs=5,
         curve_items=2000,
@@ -156,7 +156,7 @@ CHARACTERS: dict[str, Budget] = {
     "paper": PAPER,
 }
 # A class has five pictures: its proxy is the positive so rarely that it needs a higher rate (found
-# on halves of the training classes, LOG.md).
+# on halves of the training classes, docs/lab).
 HAN: dict[str, Budget] = {
     "minutes": Budget(
         name="minutes",

@@ -3,7 +3,7 @@
 Fine-tuning begins with the closed form of the network's features as its head, trains the last
 stages (on cached activations of those before) or all of it, and ends with the closed form of the
 features that have come out: training leaves the head where it fits the training classes best, and
-the closed form fits new classes better (LOG.md). Held-out training classes say whether all of it
+the closed form fits new classes better (docs/lab). Held-out training classes say whether all of it
 helped; if not, the network from before training is kept. The presets small and paper start at
 random and keep the head as it was trained.
 """

@@ -26,7 +26,7 @@ SHRINKAGES = (0.6, 0.3, 0.9, 0.1, 0.03, 0.003)
 EMPHASES = (0.0, 1.0, 2.0)
 FEWER_DIMS = (256, 128, 64)
 """Dimensions that folds may prefer where none is asked for: those of raw pixels, never of a
-network (LOG.md)."""
+network (docs/lab)."""
 SAMPLE = 800
 """Items of a fold that recipes are scored on."""
 
@@ -143,7 +143,7 @@ class Recipes:
     ) -> tuple[Recipe, int]:
         """Return the first unless another is better by more than a standard error over classes.
 
-        The best mean alone would follow the noise of the folds (LOG.md).
+        The best mean alone would follow the noise of the folds (docs/lab).
         """
         self._score([each for each in candidates if each not in self._scores])
         table = torch.stack(

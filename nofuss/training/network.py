@@ -19,7 +19,7 @@ from nofuss.training.settings import DIM, PRESETS, SMALL_SIDE, usual_size
 log = logging.getLogger("nofuss")
 ZOOM, LIGHT = 0.25, 0.25
 """Random crops for the last stages show this fraction of a picture or more, in light that changes
-by this fraction or less (LOG.md)."""
+by this fraction or less (docs/lab)."""
 
 
 def build_model(

@@ -19,12 +19,12 @@ from nofuss.model.stages import ALL, check_unfreeze
 
 log = logging.getLogger("nofuss")
 DIM = 512
-"""Default dimensions of a head on features (LOG.md): an item of 512 takes 2 KB in the index."""
+"""Default dimensions of a head on features (docs/lab): an item of 512 takes 2 KB in the index."""
 SMALL_SIDE = 96
 """Pictures with a shorter side get the small convnet, not a network with ImageNet's weights."""
 FINETUNE_SIZE = 288
 """Side of the pictures that EfficientNet-Lite's last stages are trained on: that gains as much as
-training them does (LOG.md), and cached activations make it affordable."""
+training them does (docs/lab), and cached activations make it affordable."""
 LORA_LR = 1e-3
 """Rate of low-rank adapters, which start at zero and need more epochs."""
 MORE_EPOCHS = 12
@@ -53,7 +53,7 @@ PRESETS: dict[Preset, Layer] = {
         "backbone": "efficientnet-lite0",
         "start": "whitened",
         "val_fraction": 0.1,
-        "epochs": 4,  # more fit the training classes and lose new ones (LOG.md)
+        "epochs": 4,  # more fit the training classes and lose new ones (docs/lab)
         "batch_size": 64,
         "lr": 2e-4,
         "head_lr": 2e-4,

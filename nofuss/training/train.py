@@ -164,7 +164,7 @@ def compute_features(
     """Return the features (N, F) that training starts from; None where it starts at random.
 
     Averages with mirror images are for search. Statistics of the training classes change as little
-    by them as any average over hundreds of pictures (LOG.md).
+    by them as any average over hundreds of pictures (docs/lab).
     """
     whole = data.collection
     if embedder.backbone.preprocessing is None:

@@ -99,7 +99,7 @@ def test_a_killed_rank_comes_back_and_ends_with_the_same_bits(
         wait_for(some, seconds=90, what="the first steps")
         before = workers(agent.pid)
         os.kill(before[1], signal.SIGKILL)
-        # Seconds on an idle machine (LOG.md); a busy one gets its time.
+        # Seconds on an idle machine (docs/lab); a busy one gets its time.
         wait_for(lambda: not _alive(before[0]), seconds=90, what="the end of the other rank")
         wait_for(_steps_beyond(run, _last_step(run)), seconds=180, what="new steps")
         assert agent.wait(timeout=120) == 0, log.read_text()
