@@ -28,6 +28,8 @@ ROOT = Path(nofuss.__file__).parents[1]
 DOCS = ROOT / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")]) if DOCS.is_dir() else []
+NOTES = sorted(DOCS.glob("lab/*.md"))
+"""Experiments: their commands take hours, so they are only parsed."""
 # Commands of ours that are only parsed: what they do is run elsewhere.
 PARSED = {
     "reproduce": "takes a quarter of an hour; tests/paper runs it on small data",
@@ -58,6 +60,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that the pages name."""
     folder = tmp_path_factory.mktemp("world")
     places = {"photos": range(4), "new": range(3, 6), "more": range(2), "DATA": range(4)}
+    places["objects"] = range(4)  # examples/rendered_objects.py makes it; test_examples.py runs it
     for place, labels in places.items():
         side = 120 if place == "DATA" else 64  # small ones take a small network
         for label in labels:
@@ -215,16 +218,33 @@ def test_commands_are_all_described() -> None:
 
 
 def test_every_room_is_explained() -> None:
-    """How it works inside names every folder of the package, and the file to begin with."""
+    """How it works inside names every folder and file of the package's top, and where to begin."""
     text = (DOCS / "inside.md").read_text()
     rooms = re.findall(r"^\| `(\w+)/` \| .* \| `(\w+\.py)` \|$", text, re.M)
     package = ROOT / "nofuss"
     assert {room for room, _ in rooms} == {path.parent.name for path in package.glob("*/*.py")}
     for room, file in rooms:
         assert (package / room / file).is_file(), room
+    for file in package.glob("[!_]*.py"):
+        assert f"`{file.name}`" in text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *NOTES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
+)
+def test_files_in_the_text_exist(page: Path) -> None:
+    """Whatever is moved is moved in the documents, too."""
+    text = page.read_text()
+    for name in re.findall(r"`([\w/]+\.py|[\w/]+/)`", text):
+        places = [ROOT / name, ROOT / "nofuss" / name, *(ROOT / "nofuss").glob(f"*/{name}")]
+        in_run = name in ("checkpoints/", "index/", "model/", "taught/", "train/", "data/")
+        assert in_run or any(place.exists() for place in places), name
+    for module in re.findall(r"python -m\s+((?:benchmarks|tests|torture)[\w.]*)", text):
+        place = ROOT / module.rstrip(".").replace(".", "/")
+        assert place.is_dir() or place.with_suffix(".py").is_file(), module
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: page.name)
 def test_commands_in_the_text_exist(page: Path) -> None:
     """A command with arguments must parse; of a name alone there must be a command."""
     for words in mentions(page):
@@ -256,8 +276,8 @@ def test_the_site_builds_strictly_and_asks_nobody_else(tmp_path: Path) -> None:
         [*command, "--site-dir", str(site)], cwd=ROOT, capture_output=True, text=True
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    pages = [*site.glob("*.html")]
-    assert len(pages) >= len(PAGES) - 1
+    pages = [*site.rglob("*.html")]
+    assert len(pages) >= len(PAGES) + len(NOTES) - 1
     for page in pages:
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="([^"]+)"', page.read_text())
         assert [each for each in loaded if re.match(r"(https?:)?//", each)] == [], page.name

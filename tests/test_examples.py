@@ -62,6 +62,21 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert stored.params["epochs"] == "1"
 
 
+def test_rendered_objects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Pictures are the same each time, of a class alike, and what they show is in the middle."""
+    arguments = ["", str(tmp_path), "--views", "2", "--size", "32"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    example("rendered_objects", monkeypatch).main()
+    collection = nofuss.open_data(tmp_path)
+    assert (collection.num_classes, len(collection)) == (40, 80)
+    first = min(tmp_path.rglob("01.jpg"))
+    content = first.read_bytes()
+    monkeypatch.setattr(sys, "argv", [*arguments, "--classes", "1"])
+    first.unlink()
+    sys.modules["rendered_objects"].main()
+    assert [path.read_bytes() for path in tmp_path.rglob("01.jpg")].count(content) == 1
+
+
 def small_training(folder: Path, callback: Any) -> Path:
     data = write_pictures(folder / "data")
     settings: dict[str, Any] = {
