@@ -73,7 +73,7 @@ def handle(x: float, y: float, wide: float, high: float, thick: float) -> Distan
     """Return a bent handle in the plane z = 0, beside a vessel whose wall is at x."""
 
     def distance(p: Array) -> Array:
-        ring = (length((p[0] - x) / wide, (p[1] - y) / high) - 1) * min(wide, high)
+        ring = (length((p[0] - x) / wide, (p[1] - y) / high) - 1) * min(abs(wide), high)
         return np.maximum(length(ring, p[2]) - thick, np.sign(wide) * (x - p[0]) - 0.02)
 
     return distance
@@ -82,7 +82,8 @@ def handle(x: float, y: float, wide: float, high: float, thick: float) -> Distan
 def lathe(profile: list[tuple[float, float]], wall: float = 0.0) -> Distance:
     """Turn a smooth curve through points (radius, height); with a wall it is an open vessel.
 
-    The curve's distance is computed once on a grid, and looked up.
+    One that does not begin on the table is open below, too. The distance to the curve is computed
+    once on a grid, and looked up.
     """
     points = np.array([profile[0], *profile, profile[-1]], float)
     steps = np.linspace(0, 1, 12, endpoint=False)[:, None]
@@ -97,7 +98,8 @@ def lathe(profile: list[tuple[float, float]], wall: float = 0.0) -> Distance:
         direction /= np.linalg.norm(direction, axis=1, keepdims=True) + 1e-9
         inner = line - wall * direction[:, ::-1] * (1, -1)
         line = np.vstack([line, inner[inner[:, 1] > wall][::-1]])
-    line = np.vstack([[0, line[0, 1]], np.maximum(line, (0, -9)), [0, line[-1, 1]]])
+    ends = ([0, line[0, 1]], [0, line[-1, 1]]) if line[0, 1] < 0.1 or not wall else ((), line[0])
+    line = np.vstack([np.reshape(ends[0], (-1, 2)), np.maximum(line, (0, -9)), ends[1]])
     cell, margin = 0.012, 0.06
     low = np.array([0, line[:, 1].min() - margin])
     shape = np.ceil((line.max(0) + margin - low) / cell).astype(int) + 1
@@ -374,7 +376,7 @@ def pencil(style: Style) -> list[Part]:
 
     def paint(p: Array) -> Array:
         x = p[0]
-        mask = PATTERNS[style.pattern](length(p[1] - thick, p[2]) * 0 + 0.2, x * 6)
+        mask = PATTERNS[style.pattern](np.full_like(x, 0.2), x * 6)
         colour = blend(mask.astype(np.float32), solid(style.first)(p), solid(style.second)(p))
         ragged = 0.02 * np.cos(6 * np.arctan2(p[1] - thick, p[2]))
         colour = np.where(x > long / 2 - thick / 0.3 + ragged, wood, colour)
@@ -456,9 +458,9 @@ FAMILIES: dict[str, tuple[Callable[[Style], list[Part]], float, float]] = {  # a
     "lamp": (lamp, 0.6, 1.65),
     "chair": (chair, 0.75, 1.65),
     "dice": (die, 0.95, 0.7),
-    "pencils": (pencil, 1.0, 0.25),
+    "pencils": (pencil, 1.1, 0.25),
     "box": (gift, 0.75, 1.05),
-    "teapot": (teapot, 0.85, 0.9),
+    "teapot": (teapot, 0.95, 0.9),
 }
 
 
@@ -546,7 +548,7 @@ class Room:
         u, v = (side @ d) / front, (up @ d) / front
         pane = _step(0.5 - np.abs(u), 0.06) * _step(0.62 - np.abs(v), 0.06) * (front > 0.1)
         bars = _step(np.abs(u) - 0.02, 0.02) * _step(np.abs(v) - 0.02, 0.02)
-        return np.where(d[1] > 0, wall, self.table * 0.5) + 5.5 * self.warm * pane * bars
+        return np.where(d[1] > 0, wall, self.table * 0.5) + 16 * self.warm * pane * bars
 
 
 def _step(x: Array, width: float) -> Array:
@@ -627,8 +629,9 @@ def render(parts: list[Part], radius: float, tall: float, random: Random, side: 
     ball = centre, reach
     hit = march(distance, origin, d, *span(origin, d, *ball))
     floor = np.where(d[1] < -1e-3, -origin[1] / np.minimum(d[1], -1e-3), np.inf).astype(np.float32)
-    colour = _background(distance, room, origin, d, floor, ball)
     rows = np.flatnonzero((hit < floor) & np.isfinite(hit))
+    floor[rows] = np.inf
+    colour = _background(distance, room, origin, d, floor, ball)
     colour[:, rows] = _object(
         parts, distance, room, origin + d[:, rows] * hit[rows], d[:, rows], ball
     )
