@@ -196,7 +196,7 @@ STAGES: dict[str, Callable[[Path], None]] = {
 def main() -> None:
     """Run one stage, and print its seconds and MB as JSON on the last line."""
     import nofuss.commands
-    import nofuss.search.server
+    import nofuss.search.page.server
     import nofuss.training.train  # noqa: F401
 
     stage, folder = sys.argv[1], Path(sys.argv[2])

@@ -31,7 +31,7 @@ def main(
         no_token: Let every user of this machine in, without the token in the address.
         rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
     """
-    from nofuss.search.server import serve  # here, so that --help does not load torch
+    from nofuss.search.page.server import serve  # here, so that --help does not load torch
 
     serve(
         run,

@@ -16,9 +16,9 @@ from PIL import Image, PngImagePlugin
 
 from nofuss.errors import UsageError
 from nofuss.run.embeddings import load_embeddings
-from nofuss.search.guard import is_loopback
 from nofuss.search.handlers import MAX_UPLOAD
-from nofuss.search.server import serve
+from nofuss.search.page.guard import is_loopback
+from nofuss.search.page.server import serve
 from tests.search.serving import Server, serving
 from tests.tiny_run import HOSTILE, draw, train_vectors
 

@@ -18,7 +18,7 @@ from nofuss.files import digest, locked
 from nofuss.model.saved import model_digest
 from nofuss.run.marks import read_marks
 from nofuss.search.handlers import MAX_CONTENT
-from nofuss.search.server import build_app
+from nofuss.search.page.server import build_app
 from nofuss.search.shelf import open_shelf
 from tests.search.serving import Answer, Server, serving
 from tests.search.test_server import OTHER_HOSTS, encode

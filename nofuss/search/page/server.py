@@ -30,9 +30,9 @@ from starlette.routing import Route
 
 from nofuss.errors import UsageError
 from nofuss.progress import Progress, silent
-from nofuss.search.guard import Guard, is_loopback
 from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
+from nofuss.search.page.guard import Guard, is_loopback
 from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
 from nofuss.search.shelf import Shelf, open_shelf
