@@ -27,8 +27,8 @@ from nofuss.files import read_json, sha256, write_json
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
 from nofuss.run.embeddings import load_embeddings
+from nofuss.search.page.server import build_app
 from nofuss.search.searchable import open_own_index
-from nofuss.search.server import build_app
 from nofuss.search.shelf import open_shelf
 from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint

@@ -281,10 +281,3 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
         began = time.monotonic()
         found = stop(server, hold)
         yield Case("Ctrl-C, at work", False, time.monotonic() - began, 0, found)
-    with served(home, run, descriptors=80) as server:
-        honest(server)
-        began = time.monotonic()
-        found = silent(server) + stop(server)
-        if len(server.said) > 1000:
-            found.append(f"said {len(server.said):,} bytes")
-        yield Case("few descriptors", False, time.monotonic() - began, 0, found)

@@ -4,7 +4,6 @@ import http.client
 import io
 import json
 import re
-import resource
 import socket
 import subprocess
 import time
@@ -102,13 +101,9 @@ def children(pid: int) -> list[int]:
 
 
 @contextmanager
-def served(home: Path, run: Path, *, descriptors: int | None = None) -> Iterator[Served]:
+def served(home: Path, run: Path) -> Iterator[Served]:
     """Run `nofuss serve` on a free port; kill it at the end if it still runs."""
     log = home / f"server-{time.monotonic_ns()}.txt"
-
-    def limit() -> None:
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -117,7 +112,6 @@ def served(home: Path, run: Path, *, descriptors: int | None = None) -> Iterator
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            preexec_fn=limit,
         )
     server = None
     try:

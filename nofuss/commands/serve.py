@@ -14,6 +14,7 @@ def main(
     index: IndexUrl = None,
     port: Annotated[int, Parameter(metavar="N")] = 8000,
     host: Annotated[str, Parameter(metavar="ADDRESS")] = "127.0.0.1",
+    origin: Annotated[str | None, Parameter(metavar="URL")] = None,
     no_token: bool = False,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
@@ -28,6 +29,8 @@ def main(
         index: The database that `nofuss index --to URL` wrote to.
         port: The port to listen on; 0 takes any free one.
         host: The address to listen on; the default can be reached from this machine only.
+        origin: Where browsers find a proxy on this machine that passes requests on, as in
+            https://photos.example; see docs/photos.md.
         no_token: Let every user of this machine in, without the token in the address.
         rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
     """
@@ -38,6 +41,7 @@ def main(
         host=host,
         port=port,
         token=not no_token,
+        origin=origin,
         index=index,
         rerank=rerank == "auto",
         progress=console.progress,

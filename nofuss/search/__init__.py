@@ -2,7 +2,7 @@
 
 index (what an index is): folder (the run's own), engines/ (in a database); filter
 update (`nofuss index`), search (`nofuss search`), searchable (what a run is searched in)
-page/ (`nofuss serve`): server, guard; connections → handlers, refusals → shelf, plane (the map)
+page/ (`nofuss serve`): server, guard → handlers, refusals → shelf, plane (the map)
 """
 
 from nofuss.ranking.neighbours import nearest

@@ -73,10 +73,10 @@ class Server:
 
 
 @contextmanager
-def serving(run: Path, *options: str) -> Iterator[Server]:
-    """`nofuss serve RUN --port 0`, until the block ends."""
+def serving(run: Path, *options: str, port: int = 0) -> Iterator[Server]:
+    """`nofuss serve RUN`, by default on a free port, until the block ends."""
     with subprocess.Popen(
-        command("serve", run, "--port", "0", *options),
+        command("serve", run, "--port", str(port), *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -87,7 +87,7 @@ def serving(run: Path, *options: str) -> Iterator[Server]:
             said = ""
             for line in process.stdout:
                 said += line
-                if found := re.search(r"(http://\S+:(\d+)/(?:\?token=(\S+))?)", line):
+                if found := re.search(r"open (https?://\S+:(\d+)/(?:\?token=(\S+))?)", line):
                     yield Server(found[1], int(found[2]), found[3] or "", process)
                     return
             raise AssertionError(f"the server did not start: {said}")

@@ -74,10 +74,3 @@ def test_ctrl_c_while_others_hold_it(home: Path) -> None:
         found = stop(server, attack_server.hold)
         assert [complaint for complaint in found if "took" not in complaint] == []
         assert server.process.returncode == 130
-
-
-def test_with_few_descriptors_it_stays_quiet(home: Path) -> None:
-    with served(home, home / "run", descriptors=80) as server:
-        honest(server)  # until it has drawn its map
-        assert attack_server.silent(server) == []
-        assert server.said == ""

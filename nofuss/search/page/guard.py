@@ -6,19 +6,25 @@ keep a browser from doing more with it than showing it.
     another Host      a name that someone else points at this machine (DNS rebinding)
     another Origin    another site's script or form in the same browser
     no token          another user of this machine or network
+    too many at once  a client that would keep the others out
+
+Behind a proxy (`--origin https://photos.example`) that Host and that Origin are ours too.
 """
 
 import hmac
 import ipaddress
 import logging
+import re
 import socket
-from urllib.parse import parse_qs
+from collections import Counter
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nofuss.errors import UsageError
 from nofuss.search.json_response import Json
 
 log = logging.getLogger("nofuss")
@@ -35,6 +41,12 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+ORIGIN = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(?::([0-9]{1,5}))?/?")
+PORTS = {"http": "80", "https": "443"}
+"""The ports that browsers leave out."""
+CLOSE = {"Connection": "close"}
+AT_ONCE = 64
+"""Most requests that are answered at the same time for one address."""
 NO_TOKEN = "open the address that `nofuss serve` printed: its token is missing here"
 # Without styles: nothing but this text may be read without the token.
 REFUSAL = """<!doctype html>
@@ -57,13 +69,21 @@ REFUSAL = """<!doctype html>
 
 
 class Guard:
-    """Wraps the application; `token` None lets everyone on this machine in."""
+    """Wraps the application; `token` None lets everyone on this machine in.
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, token: str | None) -> None:
-        self.app, self.port, self.token = app, port, token
+    origin: what browsers see of a proxy in front of it, as `read_origin` returns it.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, host: str, port: int, token: str | None, origin: str | None = None
+    ) -> None:
+        self.app, self.port, self.token, self.origin = app, port, token, origin
+        self.proxy = urlsplit(origin or "").hostname
+        self.requests: Counter[str] = Counter()  # under way, of each address
         self.loopback = is_loopback(host)
         self.names = {"localhost"} if self.loopback else {"localhost", socket.gethostname().lower()}
         self.cookie = f"nofuss-{port}"  # cookies are shared between the ports of a host
+        self.secure = "; Secure" if (origin or "").startswith("https") else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request with 403, or pass it on."""
@@ -84,7 +104,7 @@ class Guard:
                 if by_address and scope["path"] == "/":
                     out.append(
                         "Set-Cookie",
-                        f"{self.cookie}={given}; HttpOnly; SameSite=Strict; Path=/",
+                        f"{self.cookie}={given}; HttpOnly; SameSite=Strict; Path=/{self.secure}",
                     )
                 message["headers"] = out.raw
             await send(message)
@@ -97,26 +117,34 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; print our own errors in one line, and none of the client's."""
+        address = scope["client"][0] if scope["client"] else ""
+        if self.requests[address] >= AT_ONCE:
+            busy = Json({"error": "too many requests at once; try again"}, 503, CLOSE)
+            await busy(scope, receive, send)
+            return
+        self.requests[address] += 1
         try:
             await self.app(scope, receive, send)
         except ClientDisconnect:
             pass
         except Exception as error:
             log.error(f"{scope['path']} failed: {type(error).__name__}: {error}")
+        finally:
+            self.requests[address] -= 1
+            self.requests += Counter()  # forgets those at zero
 
     def _refused(self, reason: str, headers: Headers) -> Response:
         """Return the refusal: a page in words for a browser's address bar, else JSON."""
-        close = {"Connection": "close"}
         if headers.get("sec-fetch-dest") == "document" or "text/html" in headers.get("accept", ""):
-            return HTMLResponse(REFUSAL.format(reason=reason), 403, close)
-        return Json({"error": reason}, 403, close)
+            return HTMLResponse(REFUSAL.format(reason=reason), 403, CLOSE)
+        return Json({"error": reason}, 403, CLOSE)
 
     def _refusal(self, headers: Headers, by_address: bool) -> str | None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return "this server answers to its own address only"
         origins = headers.getlist("origin")
-        if any(origin != f"http://{hosts[0]}" for origin in origins):
+        if any(origin not in (f"http://{hosts[0]}", self.origin) for origin in origins):
             return "requests from other sites are refused"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not by_address:
             return "requests from other sites are refused"
@@ -129,6 +157,8 @@ class Guard:
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         if not name:
             name, port = host, "80"
+        if self.proxy is not None and name.lower().strip("[]") == self.proxy:
+            return True  # a proxy may pass its port on, or not
         if port != str(self.port):
             return False
         if name.lower() in self.names:
@@ -159,3 +189,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def read_origin(text: str) -> str:
+    """Return the origin at which browsers reach a proxy, as they write it; UsageError otherwise."""
+    found = ORIGIN.fullmatch(text.lower())
+    if found is None:
+        raise UsageError(
+            f"--origin is {text!r}; expected what browsers open, without a path, as in "
+            "https://photos.example"
+        )
+    scheme, host, port = found.groups()
+    return f"{scheme}://{host}" + (f":{port}" if port not in (None, PORTS[scheme]) else "")

@@ -18,21 +18,28 @@ See handlers.py for the answers, guard.py for who may ask.
 
 import asyncio
 import logging
+import os
+import resource
 import secrets
 import socket
+import threading
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nofuss.errors import UsageError
 from nofuss.progress import Progress, silent
 from nofuss.search.handlers import Page
 from nofuss.search.lessons import finish_lesson
-from nofuss.search.page.guard import Guard, is_loopback
+from nofuss.search.page.guard import Guard, is_loopback, read_origin
 from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
 from nofuss.search.shelf import Shelf, open_shelf
@@ -41,9 +48,19 @@ from nofuss.search.teaching import Teaching
 log = logging.getLogger("nofuss")
 
 STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.js")
+CONNECTIONS = 200
+"""Most at a time; where there are more, the one that has been idle longest is closed."""
+HEAD_SECONDS = 10.0
+"""From the connection, or the answer before, to the end of a request's head."""
+REQUEST_SECONDS = 300.0
+"""For a request and its answer, whatever the client does with it."""
+STOP_SECONDS = 1.0
+"""After Ctrl-C, for requests under way."""
 
 
-def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard:
+def build_app(
+    shelf: Shelf, *, host: str, port: int, token: str | None, origin: str | None = None
+) -> Guard:
     """Return the application behind its guard."""
     page = Page(shelf)
     repair, teaching = Repair(page), Teaching(page)
@@ -80,7 +97,7 @@ def build_app(shelf: Shelf, *, host: str, port: int, token: str | None) -> Guard
         exception_handlers=REFUSALS,
         lifespan=draw_ahead,
     )
-    return Guard(app, host=host, port=port, token=token)
+    return Guard(app, host=host, port=port, token=token, origin=origin)
 
 
 def serve(
@@ -89,20 +106,18 @@ def serve(
     host: str,
     port: int,
     token: bool = True,
+    origin: str | None = None,
     index: str | None = None,
     rerank: bool = True,
     progress: Progress = silent,
 ) -> None:
     """Run `nofuss serve` until interrupted."""
-    import uvicorn
-
-    from nofuss.search.connections import IDLE_SECONDS, Connection, Server, room
-
-    if not token and not is_loopback(host):
+    if not token and (origin or not is_loopback(host)):
+        flag = f"--origin {origin}" if origin else f"--host {host}"
         raise UsageError(
-            f"--host {host} can be reached from other machines, so a token is needed; "
-            "drop --no-token or --host"
+            f"{flag} can be reached from other machines, so a token is needed; drop --no-token"
         )
+    origin = origin and read_origin(origin)
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
     finish_lesson(run)
@@ -111,23 +126,91 @@ def serve(
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    shown = f"http://{shown}:{port}"
     log.info(f"{shelf.title}: {shelf.size:,} items")
-    log.info(f"open http://{shown}:{port}/" + (f"?token={secret}" if secret else ""))
+    if origin:
+        log.info(f"waiting for requests of the proxy at {shown}")
+    log.info(f"open {origin or shown}/" + (f"?token={secret}" if secret else ""))
     log.info("stop with Ctrl-C")
-    Connection.most, queue = room()
+    _allow_descriptors()
     config = uvicorn.Config(
-        build_app(shelf, host=host, port=port, token=secret),
+        build_app(shelf, host=host, port=port, token=secret, origin=origin),
         log_level="critical",  # clients' errors are not logged; guard.py prints our own
         access_log=False,  # it would contain the token
         server_header=False,
         ws="none",
         http=Connection,
-        backlog=queue,
-        timeout_keep_alive=IDLE_SECONDS,
+        backlog=128,
+        proxy_headers=origin is not None,  # anyone could write them
+        forwarded_allow_ips=["127.0.0.1", "::1"],
         timeout_graceful_shutdown=1,
     )
     with listener:
         Server(config).run(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """Closes connections that take too long, and ends soon after Ctrl-C."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close what is late, ten times a second; an idle client may still read its answer."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, Connection)
+            unread = connection.transport.get_write_buffer_size()
+            if now > connection.until + (REQUEST_SECONDS if unread else 0):
+                connection.transport.abort()
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in any case, even if a thread waits for a disk that does not answer."""
+        end = threading.Timer(STOP_SECONDS, os._exit, (130,))
+        end.daemon = True
+        end.start()
+        super().handle_exit(sig, frame)
+
+
+class Connection(H11Protocol):
+    """A client's connection, and until when it may wait for a head or an answer."""
+
+    until = inf
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request's head; close another connection if there are too many."""
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) > CONNECTIONS:
+            others = [c for c in self.connections if isinstance(c, Connection) and c.idle]
+            oldest = min((c for c in others if c is not self), key=lambda c: c.until, default=self)
+            oldest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Notice the end of a head; bytes before it do not extend its time."""
+        was_idle = self.idle
+        super().data_received(data)
+        if was_idle and not self.idle:
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, unless it has arrived already."""
+        super().on_response_complete()
+        self._wait()
+
+    def _wait(self) -> None:
+        self.until = self.loop.time() + (HEAD_SECONDS if self.idle else REQUEST_SECONDS)
+
+
+def _allow_descriptors() -> None:
+    """Let this process open enough files for all connections; macOS allows 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1024:
+        most = 1024 if hard == resource.RLIM_INFINITY else min(1024, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _print_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
