@@ -1,6 +1,7 @@
-"""Take the screenshots of docs/photos.md in Chromium: python docs/screenshots.py RUN
+"""Take the pictures of the documentation in Chromium: python docs/screenshots.py RUN PICTURE
 
-RUN is any run of `nofuss train` on pictures. Writes img/report.webp, img/page.webp, img/phone.webp.
+RUN is a run of `nofuss train` on pictures (docs/start.md), PICTURE one to drop on its page. Writes
+page.png, img/report.webp and img/phone.webp.
 """
 
 import base64
@@ -17,20 +18,24 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
-IMAGES = Path(__file__).parent / "img"
-QUALITY = 80
+DOCS = Path(__file__).parent
 
 
-def shot(browser: webdriver.Chrome, name: str, width: int, height: int) -> None:
+def shot(browser: webdriver.Chrome, file: str, width: int, height: int) -> None:
     """Save what the browser shows at this size."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    time.sleep(1.5)
+    time.sleep(2)
     content = base64.b64decode(browser.get_screenshot_as_base64())
-    Image.open(io.BytesIO(content)).convert("RGB").save(IMAGES / f"{name}.webp", quality=QUALITY)
+    picture = Image.open(io.BytesIO(content)).convert("RGB")
+    if file.endswith(".png"):  # 256 colours: a third of the bytes
+        picture = picture.quantize(256, dither=Image.Dither.FLOYDSTEINBERG)
+        picture.save(DOCS / file, optimize=True)
+    else:
+        picture.save(DOCS / file, quality=80)
 
 
-def main(run: Path) -> None:
+def main(run: Path, picture: Path) -> None:
     """Show the report, then a search on the page."""
     options = webdriver.ChromeOptions()
     with tempfile.TemporaryDirectory() as profile:
@@ -44,17 +49,18 @@ def main(run: Path) -> None:
         browser = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
         try:
             browser.get((run / "report.html").resolve().as_uri())
-            shot(browser, "report", 1000, 900)
-            for name, width, height in (("page", 1000, 900), ("phone", 390, 780)):
+            shot(browser, "img/report.webp", 1000, 900)
+            for file, width, height in (("page.png", 1000, 820), ("img/phone.webp", 390, 780)):
                 browser.get(address)
-                shot(browser, name, width, height)  # the page adapts to its size before the click
-                browser.find_elements(By.CSS_SELECTOR, "#results button")[2].click()
-                time.sleep(2)
-                shot(browser, name, width, height)
+                shot(browser, file, width, height)  # the page adapts to its size first
+                upload = browser.find_element(By.CSS_SELECTOR, "input[type=file]")
+                upload.send_keys(str(picture.resolve()))
+                time.sleep(6)
+                shot(browser, file, width, height)
         finally:
             browser.quit()
             server.terminate()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

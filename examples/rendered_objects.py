@@ -1,7 +1,7 @@
 """Render pictures of objects to try nofuss on: python examples/rendered_objects.py objects
 
 Forty-five classes, a folder each: mugs, vases, bottles, bowls, lamps, chairs, dice, boxes and
-teapots, five of each, with other proportions, glazes and patterns. Every picture has a viewpoint,
+teapots, five of each, which differ in proportions and pattern. Every picture has a viewpoint,
 light, table and wall of its own. Drawn by marching rays through signed distances in numpy, half a
 second a picture; use the pictures for anything.
 """
@@ -70,12 +70,15 @@ def rod(a: tuple[float, ...], b: tuple[float, ...], start: float, end: float) ->
     return distance
 
 
-def handle(x: float, y: float, wide: float, high: float, thick: float) -> Distance:
-    """Return a bent handle in the plane z = 0, beside a vessel whose wall is at x."""
+def handle(
+    x: float, y: float, wide: float, high: float, thick: float, lean: float = 0.0
+) -> Distance:
+    """Return a bent handle in the plane z = 0, beside a vessel whose wall is at x and may lean."""
 
     def distance(p: Array) -> Array:
         ring = (length((p[0] - x) / wide, (p[1] - y) / high) - 1) * min(abs(wide), high)
-        return np.maximum(length(ring, p[2]) - thick, np.sign(wide) * (x - p[0]) - 0.02)
+        wall = x + lean * (p[1] - y) - p[0]
+        return np.maximum(length(ring, p[2]) - thick, np.sign(wide) * wall - 0.02)
 
     return distance
 
@@ -155,7 +158,6 @@ def fraction(x: Array) -> Array:
 
 
 PATTERNS: dict[str, Callable[[Array, Array], Array]] = {  # of surface coordinates, u around
-    "plain": lambda u, v: np.zeros_like(u),
     "striped": lambda u, v: fraction(v) < 0.45,
     "fluted": lambda u, v: fraction(u) < 0.4,
     "dotted": lambda u, v: length(
@@ -190,15 +192,13 @@ class Style:
     """Numbers from 0 to 1 that the family turns into proportions."""
 
     def around(self, radius: float = 0.4, low: float = -9, high: float = 9) -> Paint:
-        """Paint the pattern around the axis, between two heights; speckled where it is plain."""
+        """Paint the pattern around the axis, between two heights."""
         turns = max(3, round(2 * np.pi * radius * self.fine))
         first, second = solid(self.first), solid(self.second)
 
         def paint(p: Array) -> Array:
             u = np.arctan2(p[2], p[0]) * np.float32(turns / 2 / np.pi)
             mask = PATTERNS[self.pattern](u, p[1] * np.float32(self.fine)).astype(np.float32)
-            if self.pattern == "plain":
-                mask = (noise(p[0] * 60 + p[1] * 37, p[2] * 60 - p[1] * 51) > 0.86) * 0.7
             return blend(mask * ((p[1] > low) & (p[1] < high)), first(p), second(p))
 
         return paint
@@ -245,7 +245,10 @@ def mug(style: Style) -> list[Part]:
     a, b, c = style.shape[:3]
     top, foot, tall = 0.40 + 0.10 * a, 0.32 + 0.14 * b, 0.80 + 0.35 * c
     outline = [(foot, 0.0), (foot, 0.0), ((foot + top) / 2 + 0.03 * b, tall / 2), (top, tall)]
-    bent = handle((foot + top) / 2, tall * 0.52, 0.20 + 0.08 * c, tall * (0.24 + 0.06 * a), 0.05)
+    bent = handle(
+        (foot + top) / 2, tall * 0.52, 0.20 + 0.08 * c, tall * (0.24 + 0.06 * a), 0.05,
+        lean=(top - foot) / tall,
+    )  # fmt: skip
     return [
         Part(lathe(outline, wall=0.045), style.around(top, tall * 0.12, tall * 0.9)),
         Part(bent, solid(style.first)),
@@ -421,22 +424,22 @@ FAMILIES: dict[str, tuple[Callable[[Style], list[Part]], float, float]] = {  # a
 
 
 def classes(random: Random) -> Iterator[tuple[str, str, Style]]:
-    """Yield name, family and style of each class; two of a family differ in proportions alone."""
+    """Yield name, family and style of each class; a family has two colours, so looks are close."""
     for family in FAMILIES:
-        colours = random.permutation(list(COLOURS)[3:])[:2]
-        patterns = random.permutation([name for name in PATTERNS if name != "plain"])[:3]
-        first, second = random.random(6, np.float32), random.random(6, np.float32)
+        glaze, other = map(str, random.permutation(list(COLOURS)[3:])[:2])
+        other = str(random.choice([WHITE, CREAM, DARK, other]))
+        one, two = map(str, random.permutation(list(PATTERNS))[:2])
+        shape, second = random.random(6, np.float32), random.random(6, np.float32)
+        fine = random.uniform(4, 8)
         looks = [
-            (colours[0], WHITE, patterns[0], first, ""),
-            (colours[0], WHITE, patterns[0], 1 - first, ", other shape"),
-            (colours[0], CREAM, patterns[1], first, ""),
-            (WHITE, colours[1], patterns[2], second, ""),
-            (colours[1], DARK, patterns[0] if family in ("box", "lamp") else "plain", second, ""),
+            Style(glaze, other, one, fine, shape),
+            Style(glaze, other, one, fine, second),
+            Style(glaze, other, one, fine * 1.5, shape),
+            Style(glaze, other, two, fine, shape),
+            Style(other, glaze, two, fine, second),
         ]
-        fine = random.uniform(4, 9)
-        for main, other, pattern, shape, note in looks:
-            style = Style(str(main), str(other), str(pattern), fine, shape)
-            yield f"{main} {pattern} {family}{note}", family, style
+        for number, style in enumerate(looks, 1):
+            yield f"{glaze} {family} {number}", family, style
 
 
 # ---- Light, table, wall
@@ -451,6 +454,8 @@ class Room:
     warm: Array
     """The colour of its light (3, 1)."""
     table: Array
+    accent: Array
+    """The second colour of a cloth."""
     wall: Array
     grain: str
     turn: float
@@ -459,7 +464,7 @@ class Room:
     @classmethod
     def drawn(cls, random: Random) -> "Room":
         """Draw a room at random."""
-        around, up = random.uniform(0, 2 * np.pi), random.uniform(0.55, 1.1)
+        around, up = random.uniform(0, 2 * np.pi), random.uniform(0.45, 1.2)
         light = np.array([np.cos(around) * np.cos(up), np.sin(up), np.sin(around) * np.cos(up)])
         tables = [
             (0.42, 0.25, 0.13), (0.60, 0.43, 0.26), (0.22, 0.13, 0.08), (0.70, 0.69, 0.67),
@@ -470,12 +475,13 @@ class Room:
             (0.28, 0.31, 0.36), (0.72, 0.66, 0.55), (0.50, 0.36, 0.33),
         ]  # fmt: skip
         table = random.integers(len(tables))
-        grains = ("wood", "wood", "wood", "stone", "stone", "linen", "linen", "linen")
+        grains = ("wood", "wood", "wood", "stone", "stone", "linen", "cloth", "cloth")
+        accent = np.array(list(COLOURS.values())[random.integers(len(COLOURS))], np.float32)
         column = [np.array(v, np.float32)[:, None] for v in (light, tables[table])]
         wall = np.array(walls[random.integers(len(walls))], np.float32)[:, None]
-        warm = np.array([[1.0], [0.96], [0.90]]) * (1 + random.normal(0, 0.05, (3, 1)))
+        warm = np.array([[1.0], [0.96], [0.90]]) * (1 + random.normal(0, 0.11, (3, 1)))
         return cls(
-            column[0], warm.astype(np.float32), column[1], wall, grains[table],
+            column[0], warm.astype(np.float32), column[1], accent[:, None], wall, grains[table],
             random.uniform(0, 2 * np.pi), random.uniform(5, 14),
         )  # fmt: skip
 
@@ -493,6 +499,9 @@ class Room:
         else:
             weave = np.sin(u * 170) * np.sin(v * 170)
             tone = 0.88 + 0.07 * weave + 0.2 * (clouds(u * 3, v * 3) - 0.5)
+        if self.grain == "cloth":
+            lines = (fraction(u * 2) < 0.3) * 0.5 + (fraction(v * 2) < 0.3) * 0.5
+            return blend(lines, self.table, self.accent) * tone
         return self.table * tone
 
     def seen(self, d: Array) -> Array:
@@ -572,10 +581,10 @@ def render(parts: list[Part], radius: float, tall: float, random: Random, side: 
 
     centre = np.array([[0], [tall / 2], [0]], np.float32)
     reach = float(np.hypot(radius, tall / 2)) * 1.12
-    around, up = random.uniform(0, 2 * np.pi), random.uniform(0.16, 0.62)
-    away = reach / np.sin(0.27) * random.uniform(0.92, 1.25)
+    around, up = random.uniform(0, 2 * np.pi), random.uniform(0.12, 0.8)
+    away = reach / np.sin(0.27) * random.uniform(0.85, 1.45)
     back = np.array([np.cos(around) * np.cos(up), np.sin(up), np.sin(around) * np.cos(up)])
-    aim = centre[:, 0] + random.normal(0, 0.05, 3)
+    aim = centre[:, 0] + random.normal(0, 0.08, 3)
     origin = (aim + away * back).astype(np.float32)[:, None]
     right = np.cross((0, 1, 0), back)
     right /= np.linalg.norm(right)
@@ -595,7 +604,7 @@ def render(parts: list[Part], radius: float, tall: float, random: Random, side: 
         parts, distance, room, origin + d[:, rows] * hit[rows], d[:, rows], ball
     )
 
-    colour *= np.float32(random.uniform(0.75, 1.1)) * (1 + random.normal(0, 0.03, (3, 1)))
+    colour *= np.float32(random.uniform(0.55, 1.1)) * (1 + random.normal(0, 0.03, (3, 1)))
     colour *= 1 - 0.16 * (x * x + y * y) / np.tan(0.27) ** 2  # a lens is darker at its corners
     mapped = colour * (2.51 * colour + 0.03) / (colour * (2.43 * colour + 0.59) + 0.14)
     values = np.clip(mapped, 0, 1).T.reshape(fine, fine, 3) ** (1 / 2.2)
