@@ -121,6 +121,7 @@ def test_reading_counts_as_use() -> None:
     assert rows.file.stat().st_mtime > time.time() - 60
 
 
+@pytest.mark.slow
 def test_two_processes_write_at_once(cache: Path) -> None:
     """Both sets are there afterwards."""
     script = (
@@ -360,6 +361,7 @@ def test_a_place_that_can_not_be_written_costs_time_only(
         Records(NAME, (3,), np.float16, 5)
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_time_only(cache: Path) -> None:
     """A limit on the size of files stands in for the disk."""
     script = """

@@ -291,6 +291,7 @@ def test_what_folds_decide_has_no_flag(flag: str, nofuss: Call, home: Path) -> N
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
 def test_waiting_threads_sleep_unless_told_otherwise(own: str | None, tmp_path: Path) -> None:
     """As torch's own library of threads says when it is loaded by a real command."""
@@ -305,6 +306,7 @@ def test_waiting_threads_sleep_unless_told_otherwise(own: str | None, tmp_path: 
     assert f"OMP_WAIT_POLICY = '{own or 'PASSIVE'}'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_library_leaves_waiting_threads_alone() -> None:
     script = "import os, nofuss, nofuss.cli, nofuss.__main__; nofuss.ProxyNCA(2, 2)\n"
     script += "assert 'OMP_WAIT_POLICY' not in os.environ"
@@ -322,6 +324,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(nofuss: Call) -> None
 # From data to scores
 
 
+@pytest.mark.slow
 def test_vectors_end_to_end(nofuss: Call, home: Path) -> None:
     done = process("train", home / "vectors.npz", "--out", "run", "--epochs", 3)
     assert done.code == 0, done.err
@@ -341,6 +344,7 @@ def test_vectors_end_to_end(nofuss: Call, home: Path) -> None:
     assert "never overwritten" in one_line(again, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_run_is_scored_from_anywhere_with_any_k(
     nofuss: Call, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -361,6 +365,7 @@ def test_a_run_is_scored_from_anywhere_with_any_k(
     assert "damaged" in scores.err
 
 
+@pytest.mark.slow
 def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> None:
     words = ("train", home / "vectors.npz", "--epochs", 1, "--dim", 4, "--loss", "soft-triple")
     assert nofuss(*words, "--out", "soft").code == 0
@@ -370,6 +375,7 @@ def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> N
     assert len(kept) == 12  # classes
 
 
+@pytest.mark.slow
 def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -> None:
     """With the scores that stand beside every trained run."""
     words = ("train", home / "vectors.npz", "--test-fraction", 0.5, "--out")
@@ -390,6 +396,7 @@ def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -
     assert "--epochs needs a head that is trained" in one_line(refused, 2)
 
 
+@pytest.mark.slow
 def test_no_epochs_keep_the_closed_form(nofuss: Call, home: Path) -> None:
     done = nofuss("train", home / "vectors.npz", "--epochs", 0, "--out", "run")
     assert done.code == 0, done.err
@@ -404,6 +411,7 @@ def contents(run: Path) -> dict[Path, tuple[int, bytes]]:
     return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in run.rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_data", [False, True])
 def test_a_finished_run_has_nothing_left_to_do(with_data: bool, nofuss: Call, home: Path) -> None:
     words = ("train", home / "vectors.npz", "--epochs", 2, "--dim", 4, "--out", "run")
@@ -419,6 +427,7 @@ def test_a_finished_run_has_nothing_left_to_do(with_data: bool, nofuss: Call, ho
     assert contents(Path("run"))[Path("run/scores.json")] == scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["--epochs 2 --dim 4", "--test-fraction 0.5"])
 def test_a_run_that_ended_before_its_report_resumes_to_the_same_bits(
     flags: str, nofuss: Call, home: Path
@@ -444,6 +453,7 @@ def test_a_run_that_ended_before_its_report_resumes_to_the_same_bits(
         assert (run / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
     """All but the two largest classes: whatever is held out can't be scored."""
     labels = np.r_[np.arange(40), [0] * 5, [1] * 5]
@@ -455,6 +465,7 @@ def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
     assert not [p for p in Path("run").glob("*.json*") if "NaN" in p.read_text()]
 
 
+@pytest.mark.slow
 def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     """With files among them that can't be read, and that stay as they are."""
     photos = tmp_path / "photos"
@@ -493,6 +504,7 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     assert "data differ" in one_line(nofuss("train", "--out", "run", "--resume"), 2)
 
 
+@pytest.mark.slow
 def test_labels_in_file_names_and_in_shards(nofuss: Call, home: Path, tmp_path: Path) -> None:
     """Trained, scored, indexed and searched without a class folder; the run knows how."""
     (tmp_path / "flat").mkdir()
@@ -526,6 +538,7 @@ def test_labels_in_file_names_and_in_shards(nofuss: Call, home: Path, tmp_path: 
     assert "has labels of its own" in one_line(refused, 2)
 
 
+@pytest.mark.slow
 def test_queries_search_a_gallery(nofuss: Call, home: Path, tmp_path: Path) -> None:
     """As folders, as one CSV that says who is what, and with the queries in the gallery."""
     photos = tmp_path / "photos"
@@ -572,6 +585,7 @@ def test_queries_search_a_gallery(nofuss: Call, home: Path, tmp_path: Path) -> N
     assert "needs the queries" in one_line(nofuss("evaluate", "run", "--gallery", photos), 2)
 
 
+@pytest.mark.slow
 def test_embed_writes_what_train_reads(nofuss: Call, home: Path) -> None:
     assert nofuss("train", home / "photos", "--out", "run", "--epochs", 1).code == 0
     assert nofuss("embed", "run", home / "photos", "--out", "e.npz").code == 0
@@ -598,6 +612,7 @@ def test_embed_writes_what_train_reads(nofuss: Call, home: Path) -> None:
     assert nofuss("train", "e.npz", "--out", "second", "--epochs", 1).code == 0
 
 
+@pytest.mark.slow
 def test_triplets_take_fewer_proxies_than_classes(nofuss: Call, home: Path) -> None:
     """The number of proxies is checked for as many classes as training uses."""
     options = ("--epochs", 1, "--proxies-per-class", 0.5)
@@ -605,6 +620,7 @@ def test_triplets_take_fewer_proxies_than_classes(nofuss: Call, home: Path) -> N
     assert outcome.code == 0, outcome.err
 
 
+@pytest.mark.slow
 def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
     outcome = nofuss("train", home / "triplets.csv", "--out", "run", "--epochs", 2)
     assert outcome.code == 0, outcome.err
@@ -617,6 +633,7 @@ def test_triplets_end_to_end(nofuss: Call, home: Path) -> None:
     assert json.loads(again.out)["ordered"] == scores["ordered"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
@@ -671,6 +688,7 @@ def test_killed_damaged_stopped_and_resumed_it_ends_with_the_same_bits(
     assert final(Path("run")) == final(Path("whole"))
 
 
+@pytest.mark.slow
 def test_resume_with_other_settings_and_data(nofuss: Call, home: Path) -> None:
     words = ("--out", "run", "--epochs", 1)
     assert nofuss("train", home / "vectors.npz", *words).code == 0
@@ -687,6 +705,7 @@ def test_resume_with_other_settings_and_data(nofuss: Call, home: Path) -> None:
     assert Path(kept) == Path(moved).absolute()
 
 
+@pytest.mark.slow
 def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     x[7] = 1e15  # as large as is taken; the square of what free norms make of it is not finite
@@ -702,6 +721,7 @@ def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> Non
     assert all(name.startswith("row ") for name in names)
 
 
+@pytest.mark.slow
 def test_odd_names(nofuss: Call, home: Path, tmp_path: Path) -> None:
     """Names that look like markup, emoji or options, or are no UTF-8."""
     data = tmp_path / "my [red]data :dog:"
@@ -718,6 +738,7 @@ def test_odd_names(nofuss: Call, home: Path, tmp_path: Path) -> None:
     assert named == {"[bold]x", ":smile:", "a,b", "ü\\n2", "--out", "\\xff"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "flags", "code", "said"),
     [
@@ -751,6 +772,7 @@ def test_data_without_supervision(nofuss: Call) -> None:
     assert "neither labels nor triplets" in one_line(nofuss("train", "x.npz"), 2)
 
 
+@pytest.mark.slow
 def test_pairs_end_to_end(nofuss: Call, home: Path) -> None:
     """Pairs are learned by groups, scored with an interval, and named in report and card."""
     rows = ["a,b,same"]
@@ -778,6 +800,7 @@ def test_pairs_end_to_end(nofuss: Call, home: Path) -> None:
     assert "dynamic assignment learns from triplets" in one_line(refused, 2)
 
 
+@pytest.mark.slow
 def test_labels_and_triplets_give_both_scores(nofuss: Call, home: Path) -> None:
     with np.load(home / "vectors.npz") as arrays:
         start = 6 * np.repeat(np.arange(12), 5)
@@ -794,6 +817,7 @@ def test_labels_and_triplets_give_both_scores(nofuss: Call, home: Path) -> None:
     assert again["recall@1"] == scores["recall@1"]
 
 
+@pytest.mark.slow
 def test_triplets_that_contradict_groups_are_learned_as_they_are(nofuss: Call) -> None:
     random = np.random.default_rng(0)
     rows = np.array([random.permutation(30)[:3] for _ in range(200)])

@@ -36,6 +36,7 @@ def usual() -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     return found()
 
 
+@pytest.mark.slow
 def test_scores_and_the_estimator(usual: tuple[Any, Any, Any], default_dtype: None) -> None:
     scores, centroids, embedded = found()
     assert scores == usual[0]

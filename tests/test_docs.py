@@ -120,6 +120,7 @@ def given(page: Path) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_says_runs(
     page: Path,
@@ -269,6 +270,7 @@ def test_the_test_sees_blocks(tmp_path: Path) -> None:
     assert commands(found[2]) == [["nofuss", "e", "f g"]]
 
 
+@pytest.mark.docs
 def test_the_site_builds_strictly_and_asks_nobody_else(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="needs pip install 'nofuss[docs]'")
     site = tmp_path / "site"

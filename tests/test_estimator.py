@@ -24,6 +24,7 @@ def noisy(classes=40, each=20, seed=0):
     return (np.concatenate([noise, signal], 1) @ turn).astype(np.float32), labels
 
 
+@pytest.mark.slow
 def test_small_noisy_vectors_need_no_settings():
     x, y = noisy(80)
     seen = y < 40
@@ -33,6 +34,7 @@ def test_small_noisy_vectors_need_no_settings():
     assert found.choice_.recipe.shrinkage < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [8, None])
 def test_unseen_digits_are_found_no_worse_than_by_the_input_and_its_pca(dim):
     x, y = load_digits(return_X_y=True)
@@ -44,6 +46,7 @@ def test_unseen_digits_are_found_no_worse_than_by_the_input_and_its_pca(dim):
     assert ours.recall1.mean() >= theirs.recall1.mean() - 0.01
 
 
+@pytest.mark.slow
 def test_epochs_ask_for_training():
     x, y = noisy()
     start = ProxyEmbedding(dim=8, epochs=0).fit(x, y)
@@ -53,6 +56,7 @@ def test_epochs_ask_for_training():
     assert not np.allclose(start.components_, trained.components_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "kept"),
     [("untrained", "untrained features"), ("closed-form", "closed form"), ("trained", "trained")],
@@ -78,6 +82,7 @@ def test_options_that_would_have_no_effect_are_refused():
         assert "--" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_embeddings_are_unit_vectors_and_repeat_with_the_seed():
     x, y = load_digits(return_X_y=True)
     first = ProxyEmbedding(dim=8, epochs=1, random_state=3).fit_transform(x, y)
@@ -101,6 +106,7 @@ def test_a_wrong_loss_is_refused_whether_or_not_it_would_train():
         ProxyEmbedding().fit(x * 1e30, y)
 
 
+@pytest.mark.slow
 def test_torch_s_own_random_numbers_are_left_alone():
     x = np.random.default_rng(0).normal(size=(48, 6)).astype(np.float32)
     torch.manual_seed(0)

@@ -33,6 +33,7 @@ def test_lightning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert after > before + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # wandb's own
 def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="needs pip install wandb")
@@ -51,6 +52,7 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [*tmp_path.glob("wandb/offline-run-*/*.wandb")]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs pip install mlflow")
@@ -91,6 +93,7 @@ def recall_of(run: Path) -> float:
     return float(json.loads((run / "scores.json").read_text())["recall@1"])
 
 
+@pytest.mark.slow
 def test_events_of_a_run_on_vectors_reach_the_end(vector_run: Path, tmp_path: Path) -> None:
     events = list[Event]()
     nofuss.train(vector_run.parent / "data.npz", out=tmp_path / "again", callback=events.append)
@@ -99,6 +102,7 @@ def test_events_of_a_run_on_vectors_reach_the_end(vector_run: Path, tmp_path: Pa
     assert "recall@1" in events[-1].values
 
 
+@pytest.mark.docs
 def test_plain_loop_raises_recall_on_unseen_digits() -> None:
     command = [sys.executable, "-W", "error", EXAMPLES / "plain_loop.py"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)

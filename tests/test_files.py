@@ -292,6 +292,7 @@ def test_a_lock_is_taken_and_given_back(tmp_path: Path) -> None:
     take(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_second_is_told_who_is_first(tmp_path: Path) -> None:
     began = time.strftime("%Y-%m-%d")
     other = hold(tmp_path)
@@ -319,6 +320,7 @@ def test_two_threads_of_one_process(tmp_path: Path) -> None:
         assert (tmp_path / OWNER).is_file()
 
 
+@pytest.mark.slow
 def test_a_killed_one_holds_nobody_up_and_its_remains_are_deleted(tmp_path: Path) -> None:
     other = hold(tmp_path)
     other.send_signal(signal.SIGKILL)
@@ -331,6 +333,7 @@ def test_a_killed_one_holds_nobody_up_and_its_remains_are_deleted(tmp_path: Path
     assert not list((tmp_path / "model").iterdir())
 
 
+@pytest.mark.slow
 def test_a_stopped_one_still_writes(tmp_path: Path) -> None:
     other = hold(tmp_path)
     other.send_signal(signal.SIGSTOP)

@@ -56,6 +56,7 @@ def test_the_installed_version_is_ours() -> None:
     assert version("nofuss") == nofuss.__version__
 
 
+@pytest.mark.slow
 def test_the_mathematics_needs_nothing_that_windows_lacks() -> None:
     done = run("""
 import sys
@@ -88,6 +89,7 @@ else:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_program_is_installed() -> None:
     program = Path(sys.executable).parent / "nofuss"
     if not program.is_file():

@@ -9,6 +9,7 @@ from tests.rubbish import foreign_data, foreign_runs  # noqa: F401 they fill the
 from tests.rubbish.catalogue import CATALOGUE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_rubbish(
     name: str,

@@ -67,6 +67,7 @@ def resume_and_stop(run: Path, home: Path) -> None:
     assert running.returncode == 130, said
 
 
+@pytest.mark.slow
 def test_a_run_has_one_writer(
     training: "subprocess.Popen[str]",
     call: Callable[..., tuple[int, str]],
@@ -92,6 +93,7 @@ def test_a_run_has_one_writer(
     assert {path.name for path in run.rglob(".*")} <= {LOCK}
 
 
+@pytest.mark.slow
 def test_two_trainings_into_one_folder(home: Path, tmp_path: Path) -> None:
     """Started together: one trains, the other says so and leaves no trace."""
     both = [
@@ -115,6 +117,7 @@ def test_two_trainings_into_one_folder(home: Path, tmp_path: Path) -> None:
     assert config["seed"] == winner + 1
 
 
+@pytest.mark.slow
 def test_two_updates_of_one_index_lose_nothing(home: Path, tmp_path: Path) -> None:
     """Each with a folder of its own, again and again until both are done."""
     run = tmp_path / "run"
@@ -137,6 +140,7 @@ def test_two_updates_of_one_index_lose_nothing(home: Path, tmp_path: Path) -> No
     assert len(Index.load(run / "index")) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.torchrun
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_processes_of_one_torchrun_share_the_lock(
@@ -175,6 +179,7 @@ def test_processes_of_one_torchrun_share_the_lock(
 # The world around a command
 
 
+@pytest.mark.slow
 def test_names_that_the_locale_can_not_say(home: Path, tmp_path: Path) -> None:
     """A run made under UTF-8, opened where file names are ASCII."""
     data, run = tmp_path / "Vögel★", tmp_path / "run"

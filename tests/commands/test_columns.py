@@ -58,6 +58,7 @@ def test_the_type_of_a_column_is_that_of_all_its_cells(
     assert (column.type, list(column.values)) == (kind, values)
 
 
+@pytest.mark.slow
 def test_a_table_keeps_its_further_columns(run: Path) -> None:
     data = open_data(write_table(run))
     assert {name: column.type for name, column in data.columns.items()} == {
@@ -72,6 +73,7 @@ def test_a_table_keeps_its_further_columns(run: Path) -> None:
     assert data.fingerprint() == open_data(write_table(run, price="{}")).fingerprint()
 
 
+@pytest.mark.slow
 def test_search_filters_and_shows_columns(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_table(run)
     picture = str(run.parent / "data" / "plain" / "again.png")
@@ -93,6 +95,7 @@ def test_search_filters_and_shows_columns(run: Path, capsys: pytest.CaptureFixtu
     assert main(["search", str(run), picture, "--where", "price<0"]) == 0
 
 
+@pytest.mark.slow
 def test_a_new_price_is_not_embedded_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["index", str(run), str(write_table(run))])
     vectors = Index.load(run / "index").vectors.clone()

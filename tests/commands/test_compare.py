@@ -47,6 +47,7 @@ def compare(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
     return code, said.out, said.err
 
 
+@pytest.mark.slow
 def test_two_runs(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     runs = home / "untrained-0", home / "trained-0"
     code, out, err = compare(capsys, *runs, "--json")
@@ -66,6 +67,7 @@ def test_two_runs(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "below" in out
 
 
+@pytest.mark.slow
 def test_seeds_are_one_method(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [home / f"{name}-{seed}" for name in ("untrained", "trained") for seed in (0, 1)]
     code, out, err = compare(capsys, *runs, "--json")
@@ -76,6 +78,7 @@ def test_seeds_are_one_method(home: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "head auto" in methods[1]["name"]
 
 
+@pytest.mark.slow
 def test_seeds_are_paired_by_number(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def over_seeds(*names: str) -> list[float]:
         code, out, err = compare(capsys, *(home / name for name in names), "--json")
@@ -93,6 +96,7 @@ def test_seeds_are_paired_by_number(home: Path, capsys: pytest.CaptureFixture[st
     assert "does not account for the seed" in out
 
 
+@pytest.mark.slow
 def test_runs_scored_by_folds(
     home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -121,6 +125,7 @@ def test_folds_that_differ_are_refused(home: Path, capsys: pytest.CaptureFixture
     assert "scored by other folds" in err
 
 
+@pytest.mark.slow
 def test_indistinguishable_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(home / "trained-0", home / "copy")
     code, out, err = compare(capsys, home / "trained-0", home / "copy")
@@ -128,6 +133,7 @@ def test_indistinguishable_is_said(home: Path, capsys: pytest.CaptureFixture[str
     assert out.count("indistinguishable") == 2  # in Recall@1 and in MAP@R
 
 
+@pytest.mark.slow
 def test_other_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (home / "other", home / "trained-0", "--data", home / "free.npz", "--json")
     code, out, err = compare(capsys, *words)
@@ -175,6 +181,7 @@ def test_where_curves_were_written_makes_no_method(tmp_path: Path) -> None:
     assert list(_same_but_for_the_seed(runs).values()) == [[0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["--extended"], ["--k", "5"], ["--seed", "1"], ["--rerank", "none"]]
 )

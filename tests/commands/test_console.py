@@ -159,6 +159,7 @@ def test_visible_text_stays_and_is_one_line(text: str) -> None:
         assert shown == text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     "word",
@@ -237,6 +238,7 @@ def test_no_command_lets_them_through(
         assert not CONTROL.search(out + err), (words, out, err)
 
 
+@pytest.mark.slow
 def test_nor_do_its_usage_errors_and_tracebacks(tmp_path: Path) -> None:
     for words in (["serve", "run", f"--{NAME}"], ["train", f"no{NAME}", "--debug"]):
         ran = subprocess.run(
@@ -248,6 +250,7 @@ def test_nor_do_its_usage_errors_and_tracebacks(tmp_path: Path) -> None:
     assert "Traceback" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_config_and_tensors_of_strangers(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "config.json").write_text(json.dumps({HOSTILE: HOSTILE, "loss": HOSTILE}))
     assert main(["evaluate", str(tmp_path)]) == 2

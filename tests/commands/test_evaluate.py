@@ -71,6 +71,7 @@ def test_a_gain_stays_while_it_is_the_difference_of_the_scores() -> None:
     assert still_true({}, same) == {}
 
 
+@pytest.mark.slow
 def test_queries_and_a_gallery_are_scored_alike_by_training_and_by_evaluate(
     tmp_path: Path, capsys: Capture
 ) -> None:
@@ -120,6 +121,7 @@ def test_baselines_of_other_queries_are_dropped() -> None:
     assert still_true(before, {"protocol": "a", "queries": 8}) == {"method": "closed form"}
 
 
+@pytest.mark.slow
 def test_data_that_have_moved(tmp_path: Path, capsys: Capture) -> None:
     run, data = train_vectors(tmp_path), tmp_path / "data.npz"
     (tmp_path / "elsewhere").mkdir()
@@ -159,6 +161,7 @@ def small_run(tmp_path: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_queries_of_classes_that_the_gallery_lacks(
     tmp_path: Path, small_run: Path, capsys: Capture
 ) -> None:
@@ -179,6 +182,7 @@ def test_queries_of_classes_that_the_gallery_lacks(
         assert found["all"][score] == pytest.approx(found["some"][score])
 
 
+@pytest.mark.slow
 def test_known_scores_are_shown_after_a_photograph_was_deleted(
     tmp_path: Path, small_run: Path, capsys: Capture
 ) -> None:

@@ -97,6 +97,7 @@ def test_what_does_not_fit_is_counted(
     ]
 
 
+@pytest.mark.slow
 def test_an_unknown_class_is_one_line(data: Path, tmp_path: Path) -> None:
     write_corrections(tmp_path / "file.csv", [Correction("red/0.png", "red", "bleu")])
     with pytest.raises(DataError, match="'bleu' \\(did you mean 'blue'\\?\\); correct the names"):
@@ -130,6 +131,7 @@ def test_an_item_goes_to_the_side_of_its_class(data: Path, tmp_path: Path) -> No
     assert found.split[0] == "test"
 
 
+@pytest.mark.slow
 def test_train_applies_them_and_all_later_commands_too(data: Path, tmp_path: Path) -> None:
     """The run keeps its own copy; the data are as before; index and search see the new label."""
     file, run = tmp_path / "file.csv", tmp_path / "run"

@@ -68,6 +68,7 @@ def test_a_jpeg_is_embedded_at_the_same_scale_as_in_this_process(
         assert a.size == b.size  # the thumbnail is as large as without pixels
 
 
+@pytest.mark.slow
 def test_errors_cost_no_process(pool: DecodePool) -> None:
     pool.start()
     process = process_of(pool)
@@ -79,6 +80,7 @@ def test_errors_cost_no_process(pool: DecodePool) -> None:
     assert process_of(pool) is process
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_killed(pool: DecodePool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool.decode(SMALL, side=224)
     process = process_of(pool)
@@ -90,6 +92,7 @@ def test_what_takes_too_long_is_killed(pool: DecodePool, monkeypatch: pytest.Mon
     assert pool.decode(SMALL, side=224).media == "image/png"
 
 
+@pytest.mark.slow
 def test_a_process_that_reads_nothing_is_killed(
     pool: DecodePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +104,7 @@ def test_a_process_that_reads_nothing_is_killed(
         pool.decode(bytes(10**7), side=224)
 
 
+@pytest.mark.slow
 def test_closing_ends_a_process_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_pool, "PROCESSES", 1)
     pool = DecodePool()
@@ -123,6 +127,7 @@ def test_closing_ends_a_process_at_work(monkeypatch: pytest.MonkeyPatch) -> None
     assert process.returncode == -9
 
 
+@pytest.mark.slow
 def test_a_process_that_died_between_two_pictures_costs_neither(pool: DecodePool) -> None:
     pool.decode(SMALL, side=224)
     process = process_of(pool)
@@ -132,6 +137,7 @@ def test_a_process_that_died_between_two_pictures_costs_neither(pool: DecodePool
     assert process_of(pool) is not process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -163,6 +169,7 @@ def test_whatever_a_process_answers_is_one_line(
         pool.decode(SMALL, side=224, fit=FIT)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_memory_and_files_are_limited(tmp_path: Path) -> None:
     def under_limits(code: str) -> "subprocess.CompletedProcess[str]":

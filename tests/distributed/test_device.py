@@ -77,6 +77,7 @@ def _vectors(folder: Path) -> Path:
     return folder / "vectors.npz"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["static", "dynamic"])
 def test_a_run_there_is_a_run_here(lazy: torch.device, tmp_path: Path, assignment: str) -> None:
     """The same scores and weights; a checkpoint from there is resumed here."""

@@ -19,6 +19,7 @@ from tests.training.equal_losses import check_losses, check_wrapped_criteria
 from tests.training.together import fork_together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_losses_and_gradients_are_those_of_one_process(count: int) -> None:
     """To 1e-6 in double precision, for every loss and assignment; 7 classes divide by none."""
@@ -29,11 +30,13 @@ def test_criteria_under_ddp_agree_on_proxies_or_refuse() -> None:
     fork_together(2, check_wrapped_criteria)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_weights_after_training_are_those_of_one_process(count: int) -> None:
     fork_together(count, trainings.check_training)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     fork_together(1, partial(trainings.write_the_end, tmp_path / "end"))
     for writers, readers in ((3, (2, 1)), (1, (2,))):
@@ -45,19 +48,23 @@ def test_checkpoints_go_on_with_another_number_of_processes(tmp_path: Path) -> N
             fork_together(count, partial(trainings.read_checkpoint, folder, tmp_path / "end"))
 
 
+@pytest.mark.slow
 def test_batch_norm_has_one_set_of_statistics_after_training() -> None:
     fork_together(2, trainings.check_batch_norm)
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_first_process_ends_all() -> None:
     fork_together(3, trainings.check_failure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_words(count: int) -> None:
     fork_together(count, trainings.check_words)
 
 
+@pytest.mark.slow
 def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> None:
     """Of pictures, one of which can't be read: the same scores, vectors and index."""
     run, more = train_pictures(tmp_path), tmp_path / "more" / "new"
@@ -89,6 +96,7 @@ def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> No
         np.testing.assert_allclose(several, one, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_max_restarts_asks_for_the_run_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_worked_by_hand() -> None:
     assert structured_clustering(x, torch.tensor([0, 0, 1, 1])).item() == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.5, 5.0])
 def test_search_against_every_set_of_medoids(gamma: float) -> None:
     reached = 0

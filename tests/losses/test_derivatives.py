@@ -14,8 +14,11 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.proxies.assignment import Sampled
 from tests.losses.test_chunked_forms import FORMS, in_chunks, plain_form
 
-# torch.func scripts some of torch's own formulas when it is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+pytestmark = [
+    pytest.mark.slow,
+    # torch.func scripts some of torch's own formulas when it is first used.
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
+]
 CLASSES, DIM = 4, 3
 LABELS = torch.tensor([0, 1, 2, 0, 1, 3])
 FUSIBLE = (ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, ProxyAnchor)

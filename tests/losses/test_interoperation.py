@@ -39,6 +39,7 @@ MINERS = {
 
 
 # Its progress bar prints the loss without detaching it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize(
     ("name", "miner"),

@@ -102,6 +102,7 @@ def test_views_over_the_limit_are_computed_in_every_epoch(monkeypatch: pytest.Mo
     assert "1 of 3 views are computed again in every epoch" in lines[0]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the disk: fallocate fails in the same place."""
     script = f"""
@@ -133,6 +134,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert len(lines) == 1
 
 
+@pytest.mark.slow
 def test_killed_while_writing(tmp_path: Path) -> None:
     """What a killed process has written is used; the rest is computed, and all of it is right."""
     script = f"""

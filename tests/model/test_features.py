@@ -250,6 +250,7 @@ def test_pictures_that_can_not_be_decoded_are_reported_and_not_cached(
     assert torch.equal(cached_features(embedder, pictures, straight=straight), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_share_the_pictures(
     cache: Path, pictures: Collection, embedder: Embedder, count: int

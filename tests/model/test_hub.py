@@ -113,6 +113,7 @@ def address(hub: Hub, home: Path, run: Path) -> Address:
     return parse_address(line.removeprefix("pushed: "))
 
 
+@pytest.mark.slow
 def test_what_is_pushed(hub: Hub, run: Path, address: Address) -> None:
     repository = hub.repositories["user/coins"]
     assert not repository.private
@@ -133,6 +134,7 @@ def test_what_is_pushed(hub: Hub, run: Path, address: Address) -> None:
     assert set(hub.told_storage) == {None}  # the token is for the Hub, not for its storage
 
 
+@pytest.mark.slow
 def test_the_card_is_one_that_the_hub_reads(hub: Hub, run: Path, address: Address) -> None:
     text = hub.repositories["user/coins"].commits[-1][1]["README.md"].decode()
     data = huggingface_hub.ModelCard(text).data
@@ -145,6 +147,7 @@ def test_the_card_is_one_that_the_hub_reads(hub: Hub, run: Path, address: Addres
     assert 'nofuss.load("hf://user/coins")' in text.replace("'", '"')
 
 
+@pytest.mark.slow
 def test_loaded_is_what_was_pushed_also_without_a_network(
     hub: Hub, run: Path, address: Address, tmp_path: Path
 ) -> None:
@@ -207,6 +210,7 @@ def test_what_does_not_fit_its_checksums_is_refused(
     assert "model/model.json is damaged (its checksum differs)" in said
 
 
+@pytest.mark.slow
 def test_nothing_is_pushed_of_a_damaged_model(
     hub: Hub, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +258,7 @@ def test_commands_lose_their_places() -> None:
     assert without_places("unbalanced 'quote") == "unknown"
 
 
+@pytest.mark.slow
 def test_without_the_package_one_line_says_so(run: Path, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'nofuss\[hub\]'"):

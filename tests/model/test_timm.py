@@ -187,6 +187,7 @@ def pictures() -> tuple[np.ndarray, np.ndarray]:
     return np.clip(colours[labels] + noise, 0, 255).astype(np.uint8), labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"lora": 4}, {"lora": 4, "unfreeze": "all"}])
 def test_a_transformer_is_fine_tuned(timm: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     theirs = timm.create_model("test_vit", num_classes=10)
@@ -216,6 +217,7 @@ def test_a_transformer_is_fine_tuned(timm: Any, tmp_path: Path, options: dict[st
     assert isinstance(trained, nn.Module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_hub_that_is_away_costs_seconds(tmp_path: Path, answers: bool) -> None:
     """Of a port where nobody listens, and of a server that accepts and never answers."""

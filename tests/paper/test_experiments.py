@@ -16,6 +16,8 @@ from nofuss.paper.runner import FIGURES, Runner
 from nofuss.paper.sources import PHOTOGRAPHS, Source
 from tests.paper.made_up import gap, result
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["tables", *(n for n in FIGURES if n != "retrieval")])
 def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: Path) -> None:

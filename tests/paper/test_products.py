@@ -50,6 +50,7 @@ def test_the_table_of_products(miniature: Path, capsys: pytest.CaptureFixture[st
     assert "as many as Stanford Online Products" in report
 
 
+@pytest.mark.slow
 def test_a_run_remembers_the_set_by_name(
     miniature: Path, letters_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,8 @@ from nofuss.paper.sources import PHOTOGRAPHS, Source, make_source
 from nofuss.paper.trials import Trial, has_collapsed, run_trial, seeds_of, trial_of
 from tests.paper.tiny_source import tiny_budget, vectors
 
+pytestmark = pytest.mark.slow
+
 
 def test_methods_share_all_but_loss_rate_and_sampling(source: Source) -> None:
     rates = dict.fromkeys(NAMES, 1e-3)

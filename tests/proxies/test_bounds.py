@@ -102,6 +102,7 @@ def _no_violations(found: Bounds) -> None:
         assert bound.least_slack >= -ROUNDING, name
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31),

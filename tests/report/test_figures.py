@@ -155,6 +155,7 @@ def test_settings_of_a_session_are_neither_used_nor_changed() -> None:
         assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_with_the_first_drawing_and_pyplot_never() -> None:
     script = """
 import sys
@@ -167,6 +168,7 @@ assert "matplotlib.pyplot" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_is_no_news(tmp_path: Path) -> None:
     np.savez(tmp_path / "v.npz", vectors=np.eye(8).repeat(4, 0), labels=np.arange(32) // 4)
     words = ["train", "v.npz", "--out", "run", "--epochs", "1"]

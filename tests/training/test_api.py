@@ -58,6 +58,7 @@ class Pairs(Dataset[tuple[Tensor, int]]):
         return self.inputs[index], int(self.targets[index])
 
 
+@pytest.mark.slow
 def test_vectors_with_labels(tmp_path: Path) -> None:
     x, y = vectors()
     run = nofuss.train((x, y), out=tmp_path / "run")
@@ -66,6 +67,7 @@ def test_vectors_with_labels(tmp_path: Path) -> None:
     assert json.loads((run / "scores.json").read_text())["recall@1"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_path_gives_what_the_command_gives(tmp_path: Path) -> None:
     x, y = vectors()
     np.savez(tmp_path / "x.npz", vectors=x, labels=y)
@@ -95,11 +97,13 @@ def test_a_module_of_one_s_own(tmp_path: Path, preset: str) -> None:
         nofuss.load(run)
 
 
+@pytest.mark.slow
 def test_a_dataset_of_tensors(tmp_path: Path) -> None:
     run = nofuss.train(Pairs(), preset="small", epochs=1, dim=8, size=24, out=tmp_path / "run")
     assert nofuss.load(run).dim == 8
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_in_python_s_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^batch_size is 0; expected") as caught:
         nofuss.train(vectors(), batch_size=0, out=tmp_path / "a")
@@ -115,6 +119,7 @@ def test_mistakes_are_told_in_python_s_words(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_pca_fits_its_dimension_to_few_features(tmp_path: Path) -> None:
     """Without dim the default is 512, which sixteen features do not have."""
     x, y = vectors()
@@ -124,6 +129,7 @@ def test_a_pca_fits_its_dimension_to_few_features(tmp_path: Path) -> None:
     assert nofuss.load(lowered).dim == x.shape[1]
 
 
+@pytest.mark.slow
 def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_path: Path) -> None:
     net = nn.Sequential(Net(), nn.Linear(12, 10))
     net[0].requires_grad_(False)
@@ -139,6 +145,7 @@ def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_
         assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_a_half_trained_module_can_not_resume(tmp_path: Path) -> None:
     """What training is compared with would be half trained, too."""
     net, fresh = Net(), Net()
@@ -158,6 +165,7 @@ def test_a_half_trained_module_can_not_resume(tmp_path: Path) -> None:
     assert (tmp_path / "r" / "scores.json").is_file()
 
 
+@pytest.mark.slow
 def test_settings_have_the_types_of_the_run_s_description(tmp_path: Path) -> None:
     x, y = vectors()
     run = nofuss.train(
@@ -186,12 +194,14 @@ class Folder:
         return str(self.path)
 
 
+@pytest.mark.slow
 def test_any_path_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nofuss.train(vectors(), epochs=0, out=Folder(tmp_path / "run")) == tmp_path / "run"
     monkeypatch.setenv("HOME", str(tmp_path))
     assert nofuss.load("~/run").dim == 16
 
 
+@pytest.mark.slow
 def test_data_in_whatever_form_they_come(tmp_path: Path) -> None:
     x, y = vectors()
     words = np.array([f"class {label}" for label in y], dtype=object)  # as pandas has them
@@ -207,6 +217,7 @@ def test_data_in_whatever_form_they_come(tmp_path: Path) -> None:
         nofuss.train(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), out=tmp_path / "w")
 
 
+@pytest.mark.slow
 def test_pictures_in_tensors_of_bytes_are_those_in_arrays(tmp_path: Path) -> None:
     found, labels = pictures()
     tensors = torch.from_numpy(found).permute(0, 3, 1, 2)
@@ -226,6 +237,7 @@ def test_pictures_in_tensors_of_bytes_are_those_in_arrays(tmp_path: Path) -> Non
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_what_came_from_python_is_resumed_from_python(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +256,7 @@ def test_what_came_from_python_is_resumed_from_python(
     nofuss.train(vectors(), out=run, resume=True)
 
 
+@pytest.mark.slow
 def test_fewer_items_than_features(tmp_path: Path) -> None:
     """The scatter within classes has no inverse."""
     random = np.random.default_rng(0)

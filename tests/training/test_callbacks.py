@@ -17,6 +17,7 @@ from tests.tiny_run import write_pictures
 SMALL = {"preset": "small", "dim": 8, "size": 24, "batch_size": 8}
 
 
+@pytest.mark.slow
 def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
     data, events = write_pictures(tmp_path / "data"), list[Event]()
     run = nofuss.train(data, out=tmp_path / "run", epochs=2, callback=events.append, **SMALL)
@@ -44,6 +45,7 @@ def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
     assert {event.run for event in told} == {None, run}  # files are checked before it is made
 
 
+@pytest.mark.slow
 def test_from_python_nothing_is_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,16 +93,19 @@ def ask(number: signal.Signals, *words: str) -> tuple[int, list[str]]:
     return process.returncode, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_asks_and_the_second_ends_at_once(number: signal.Signals) -> None:
     assert ask(number) == (0, ["saved"])
     assert ask(number, "twice") == (130, [])
 
 
+@pytest.mark.slow
 def test_afterwards_signals_are_as_before() -> None:
     assert ask(signal.SIGINT, "later") == (0, ["Ctrl-C as before"])
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_ends_training_which_resumes_to_the_same_model(
     tmp_path: Path,
 ) -> None:
@@ -135,6 +140,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 def test_tensorboard_has_scalars(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
     data, board = write_pictures(tmp_path / "data"), tmp_path / "board"
@@ -148,6 +154,7 @@ def test_tensorboard_has_scalars(tmp_path: Path) -> None:
     assert found["scores/recall_at_1"][0][1] == pytest.approx(scores["recall@1"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
     data, board = write_pictures(tmp_path / "data"), tmp_path / "board"

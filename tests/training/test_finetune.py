@@ -60,6 +60,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(model_files(run / "model")[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unfreeze", ["1", 2, "all"])
 def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str | int) -> None:
     start = build_embedder("convnet", channels=3, seed=0).backbone.state_dict()
@@ -77,6 +78,7 @@ def test_only_the_last_stages_move(tmp_path: Path, cache: Path, unfreeze: str | 
     assert len(list(cache.glob("activations-*.records"))) == (unfreeze != "all")
 
 
+@pytest.mark.slow
 def test_what_held_out_classes_lose_is_not_kept(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +95,7 @@ def test_what_held_out_classes_lose_is_not_kept(
     assert len(list(cache.glob("activations-*.records"))) == 2  # of training and held-out items
 
 
+@pytest.mark.slow
 def test_the_bits_do_not_depend_on_the_cache(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +110,7 @@ def test_the_bits_do_not_depend_on_the_cache(
         assert all(torch.equal(weights(other)[k], t) for k, t in weights(first).items())
 
 
+@pytest.mark.slow
 def test_a_cache_that_can_not_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,6 +163,7 @@ def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> Non
     torch.testing.assert_close(top_features(embedder, 2, kept), expected, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> None:
     settings = SETTINGS | {"unfreeze": "4", "views": None}
     run = tmp_path / "run"
@@ -196,6 +201,7 @@ def test_mistakes_leave_no_run(tmp_path: Path, settings: dict[str, Any], message
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Path) -> None:
     images, labels = pictures()
     settings = SETTINGS | {"dim": 6, "start": "whitened", "test_fraction": 0.0, "mirror": False}
@@ -220,6 +226,7 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     assert torch.allclose(torch.from_numpy(proxies), normalize(means), atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unfreeze", ["2", "all"])
 def test_training_on_smaller_crops_is_searched_at_full_size(tmp_path: Path, unfreeze: str) -> None:
     settings = SETTINGS | {"views": None if unfreeze == "all" else 2, "unfreeze": unfreeze}
@@ -242,6 +249,7 @@ def test_after_training_the_closed_form_shrinks_more() -> None:
     assert after_training(more) == more
 
 
+@pytest.mark.slow
 def test_several_proxies_follow_the_items_they_stood_for(tmp_path: Path) -> None:
     settings = SETTINGS | {"start": "whitened", "test_fraction": 0.0}
     settings |= {"loss": "soft-triple", "proxies_per_class": 2.0}
@@ -265,6 +273,7 @@ class Tied(torch.nn.Module):
         return torch.cat([self.first(x.mean((2, 3))), self.second(x.amax((2, 3)))], 1)
 
 
+@pytest.mark.slow
 def test_layers_may_share_their_weights(tmp_path: Path) -> None:
     run = nofuss.train(
         pictures(), out=tmp_path / "run", backbone=Tied(), preset="finetune", epochs=1, dim=4

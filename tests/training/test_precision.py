@@ -57,6 +57,7 @@ def test_only_the_network_is_in_half_precision() -> None:
     torch.testing.assert_close(embeddings, full, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unfreeze", ["2", "all"])
 def test_a_run_in_half_precision_resumes_with_the_same_bits(tmp_path: Path, unfreeze: str) -> None:
     moving = SETTINGS | {"unfreeze": unfreeze, "views": None if unfreeze == "all" else 2}
