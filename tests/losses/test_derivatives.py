@@ -50,7 +50,9 @@ def cases() -> dict[str, Callable[[], ProxyLoss]]:
     """Every loss over proxies, plain and fused; every assignment with two of them."""
     found: dict[str, Callable[[], ProxyLoss]] = {
         "SoftTriple": lambda: SoftTriple(CLASSES, DIM, proxies_per_class=2, seed=0),
-        "SoftTriple, smoothed": lambda: SoftTriple(CLASSES, DIM, label_smoothing=0.1, seed=0),
+        "SoftTriple, smoothed": lambda: SoftTriple(
+            CLASSES, DIM, proxies_per_class=2, label_smoothing=0.1, seed=0
+        ),
         "smoothed": lambda: ProxyNCAPlusPlus(CLASSES, DIM, label_smoothing=0.1, seed=0),
     }
     for loss in FUSIBLE:
