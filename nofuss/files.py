@@ -169,7 +169,12 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
 
 def read_json(path: Path, *, limit: int = JSON_LIMIT) -> dict[str, Any]:
     """Read what `write_json` wrote; OSError or ValueError if it is unreadable or was changed."""
-    content = parse_json(read_bytes(path, limit=limit))
+    return json_object(read_bytes(path, limit=limit))
+
+
+def json_object(stored: bytes) -> dict[str, Any]:
+    """Return the object in bytes that `json_bytes` made, or other programs; ValueError for others."""
+    content = parse_json(stored)
     if not isinstance(content, dict):
         raise ValueError("not an object")
     expected = content.pop("checksum", None)  # files made by other programs have none

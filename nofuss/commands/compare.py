@@ -21,8 +21,9 @@ if TYPE_CHECKING:  # functions import what they need, so that --help does not lo
     from nofuss.data.collection import Collection
     from nofuss.evaluate.protocol import PerQuery
     from nofuss.run.directory import Run
-    from nofuss.run.embeddings import RunEmbeddings
 
+TESTED = ("test", "query", "gallery")
+"""The sides of the items that scores are of."""
 SCORES = {"recall@1": "Recall@1", "map@r": "MAP@R"}
 
 
@@ -121,7 +122,7 @@ def compare_runs(
     if len(groups) < 2:
         raise UsageError("the runs differ in their seed alone, so there is nothing to compare")
     if data is None:
-        queries, what, by_class = _on_own_classes(opened, progress)
+        queries, what, by_class = _on_own_classes(opened)
     else:
         queries, what = _on_data(runs, data, device, progress), str(data)
         by_class = False
@@ -139,7 +140,7 @@ def compare_runs(
     return {"data": what, "queries": len(queries[0].rows), "classes": classes, "methods": found}
 
 
-def _on_own_classes(runs: Sequence[Run], progress: Progress) -> tuple[list[PerQuery], str, bool]:
+def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
     """Score the runs on classes that they have not learned from, which must be the same.
 
     The last value says whether the scores of single queries are the means of their classes.
@@ -147,46 +148,38 @@ def _on_own_classes(runs: Sequence[Run], progress: Progress) -> tuple[list[PerQu
     import numpy as np
     import torch
 
-    from nofuss.data.open import open_usable
-    from nofuss.data.readers.folder import labelling_of
-    from nofuss.run.directory import check_same_data
+    from nofuss.evaluate.protocol import per_query
+    from nofuss.search import Index
+    from nofuss.training.score import among_sides
 
-    kept = [_kept(run) for run in runs]
-    for run, found in zip(runs, kept, strict=True):
-        same = (found.fingerprint, found.seen) == (kept[0].fingerprint, kept[0].seen)
-        if not same or not np.array_equal(found.test_rows, kept[0].test_rows):
+    indexes = [Index.load(run.index) for run in runs]
+    tested = [[item for item in index.items() if item.split in TESTED] for index in indexes]
+    contents = [[(item.label, item.split, item.origin) for item in items] for items in tested]
+    what = [[(label, side, of and of.digest) for label, side, of in each] for each in contents]
+    for run, of in zip(runs, what, strict=True):
+        if of != what[0]:
             raise RunError(
                 f"{run.path} was tested on other items than {runs[0].path}; train with the same "
                 "data and --test-fraction, or add --data DATA"
             )
-    if kept[0].seen:
+    if not what[0]:
         return _by_folds(runs), "every class, by models that have not seen it", True
-    config = runs[0].config
-    collection, _ = open_usable(
-        runs[0].own_data,
-        labelling=labelling_of(config),
-        corrections=runs[0].corrections,
-        progress=progress,
-    )
-    cure = "restore them, or add --data DATA"
-    check_same_data(runs[0].path, collection.fingerprint(), cure=cure)
-    if not collection.has_classes:
+    classes = {label for label, _, _ in what[0]}
+    if None in classes:
         raise RunError(
-            f"{collection.name} has no labels, so its runs can't be compared by Recall@1; add "
-            "--data DATA with labels, or see `nofuss evaluate` of each"
+            f"the items of {runs[0].path} have no labels, so runs can't be compared by Recall@1; "
+            "add --data DATA with labels, or see `nofuss evaluate` of each"
         )
-    test = collection.subset(kept[0].test_rows)
-    queries = [_per_query(torch.from_numpy(of.test), test) for of in kept]
+    code = {label: i for i, label in enumerate(sorted(classes))}
+    labels = np.array([code[label] for label, _, _ in what[0]])
+    sides = np.array([side for _, side, _ in what[0]])
+    queries = []
+    for index, items in zip(indexes, tested, strict=True):
+        found = index.get([item.name for item in items], vectors=True)
+        vectors = torch.stack([vector for item in found if (vector := item.vector) is not None])
+        own, own_labels, options = among_sides(vectors, labels, sides)
+        queries.append(per_query(own, own_labels, **options))
     return queries, "their test classes", False
-
-
-def _kept(run: Run) -> RunEmbeddings:
-    from nofuss.run.embeddings import load_embeddings
-
-    found = load_embeddings(run.path)
-    if found is None or not len(found.test):
-        raise RunError(f"{run.path} has no test classes of its own; add --data DATA")
-    return found
 
 
 def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:

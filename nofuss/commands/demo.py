@@ -51,18 +51,19 @@ def _show_what_it_learned(path: Path, *, seed: int) -> None:
 def _show_a_search(run: Path, *, seed: int) -> None:
     """Print the neighbours of a few characters that training has not seen."""
     import numpy as np
+    import torch
 
-    from nofuss.data.open import open_data
-    from nofuss.run.embeddings import load_embeddings
     from nofuss.search import Index
 
-    kept, characters = load_embeddings(run), open_data(None)
-    assert kept is not None
-    labels = [characters.class_names[i] for i in characters.labels[kept.test_rows]]
-    index = Index.build(kept.test, names=[str(i) for i in range(len(labels))], labels=labels)
-    queries = np.random.default_rng(seed).choice(len(labels), 5, replace=False)
-    found = index.search(kept.test[queries], 9)
-    console.say(f"a search among {len(labels):,} pictures of unseen characters in many typefaces:")
+    trained = Index.load(run / "index").items(vectors=True)
+    test = [item for item in trained if item.split == "test"]
+    vectors = torch.stack([vector for item in test if (vector := item.vector) is not None])
+    names, labels = [item.name for item in test], [item.label for item in test]
+    index = Index.build(vectors, names=names, labels=labels)
+    queries = np.random.default_rng(seed).choice(len(test), 5, replace=False)
+    found = index.search(index.vectors[queries], 9)
+    console.say(f"a search among {len(test):,} pictures of unseen characters in many typefaces:")
     for query, hits in zip(queries, found, strict=True):
-        others = " ".join(labels[int(name)] for name in hits.names if name != str(query))
-        console.say(f"  {labels[query]}  →  {others}")
+        name, label = test[query].name, test[query].label
+        near = index.get([other for other in hits.names if other != name])
+        console.say(f"  {label}  →  {' '.join(item.label or '' for item in near)}")

@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # functions import what they need, so that --help does not lo
     from torch import Tensor
 
     from nofuss.data.collection import Collection
-    from nofuss.data.open import TrainingData
     from nofuss.data.split import Rows
     from nofuss.model.encoder import Encoder
     from nofuss.run.directory import Run
+    from nofuss.run.proxies import RunEmbeddings
     from nofuss.training.score import Queries
 
 log = logging.getLogger("nofuss")
@@ -188,28 +188,40 @@ def score_test_classes(
             vectors = vectors[np.isin(compared.rows, split.test)]
     before = _stored_scores(run)
     run.write("scores.json", content | still_true(before, content))
-    return _write_again(run, test.name, content, own, vectors, split.test, progress)
+    shown = _shown(run, encoder, whole, vectors, split.test)
+    return _write_again(run, test.name, content, whole, shown, progress)
+
+
+def _shown(
+    run: Run, encoder: Encoder, whole: Collection, vectors: Tensor, test: Rows
+) -> RunEmbeddings:
+    """Return what the report shows: the test items, and the sample of training items."""
+    import torch
+
+    from nofuss.model.manifest import map_in_force, mapped
+    from nofuss.run.proxies import RunEmbeddings, load_proxies
+
+    kept = load_proxies(run.path, encoder.digest, encoder.dim)
+    sample = encoder.embed_collection(whole.subset(kept.sample))
+    matrix = map_in_force(run.path, encoder.digest, encoder.dim)
+    kept = replace(kept, proxies=mapped(torch.from_numpy(kept.proxies), matrix).numpy())
+    return RunEmbeddings(vectors.numpy(), test, sample.numpy(), kept)
 
 
 def _write_again(
     run: Run,
     name: str,
     scores: dict[str, Any],
-    data: TrainingData,
-    vectors: Tensor,
-    test: Rows,
+    collection: Collection,
+    shown: RunEmbeddings,
     progress: Progress,
 ) -> Scored:
-    """Write the card, the embeddings of the test items and the report into the run."""
+    """Write the card and the report into the run."""
     from nofuss.report import write_report
     from nofuss.report.card import write_card
-    from nofuss.run.embeddings import load_embeddings, without_sample
 
     write_card(run)
-    kept = load_embeddings(run.path) or without_sample(data.fingerprint, vectors.shape[1])
-    kept = replace(kept, test=vectors.numpy(), test_rows=test)
-    kept.save(run.path)
-    report = write_report(run.path, data.collection, kept, progress=progress)
+    report = write_report(run.path, collection, shown, progress=progress)
     return Scored(f"{run.path} on {name}", _method(run), scores, report)
 
 

@@ -1,4 +1,4 @@
-"""`nofuss search`: find what is most like a picture, in the run's index or its test items."""
+"""`nofuss search`: find what is most like a picture in a run's index."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -32,11 +32,9 @@ def main(
     json: bool = False,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
-    """Find what is most like a picture: in the run's index, or without one in its test items.
+    """Find what is most like a picture in a run's index.
 
-    `nofuss serve` searches the same items. Test items are those of the classes kept out of
-    training; where there are none, all items of the run's data. `nofuss index RUN DIR` makes an
-    index.
+    The index holds the pictures of the training, and those that `nofuss index RUN DIR` added.
 
     Args:
         run: A run directory of `nofuss train`.
@@ -52,15 +50,13 @@ def main(
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")
     # here, so that --help does not load torch
-    from nofuss.model.encoder import load
     from nofuss.run.directory import Run
     from nofuss.search.search import search_all, why_no_verdict
     from nofuss.search.searchable import open_searchable
 
-    opened, encoder = Run.open(run), load(run)
-    names, vectors = _embed(encoder, pictures)
-    _, searched = open_searchable(opened, encoder, index, progress=console.progress)
+    encoder, searched = open_searchable(Run.open(run), index)
     with closing(searched):
+        names, vectors = _embed(encoder, pictures)
         types = searched.about.types
         condition = None if where is None else _read_filter(where, types)
         is_reranked = rerank == "auto"

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from nofuss.commands import IndexUrl, RunPath, console
+from nofuss.commands import IndexUrl, RunPath
 
 
 def main(
@@ -18,11 +18,9 @@ def main(
     no_token: bool = False,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
-    """Open a page to search: in the run's index, or without one in its test items.
+    """Open a page to search in a run's index.
 
-    `nofuss search` searches the same items. Test items are those of the classes kept out of
-    training; where there are none, all items of the run's data. `nofuss index RUN DIR` makes an
-    index.
+    The index holds the pictures of the training, and those that `nofuss index RUN DIR` added.
 
     Args:
         run: A run directory of `nofuss train`.
@@ -44,5 +42,4 @@ def main(
         origin=origin,
         index=index,
         rerank=rerank == "auto",
-        progress=console.progress,
     )

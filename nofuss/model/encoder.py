@@ -21,8 +21,10 @@ from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder, for_inference, through_head
 from nofuss.model.features import Computed, batch_size, extract, features_of
 from nofuss.model.hub import fetch, is_address, parse_address
+from nofuss.model.manifest import map_in_force
 from nofuss.model.onnx import accelerate
 from nofuss.model.saved import load_model
+from nofuss.model.whitening import Affine
 from nofuss.progress import Progress, silent
 
 
@@ -32,7 +34,7 @@ class Encoder:
     embedder: the network, which is copied for inference; its backbone says how pictures become its
         inputs.
     cached: read the features of collections that the cache has, and add to them.
-    source: where the model was loaded from.
+    source: where the model was loaded from. digest: its checksum.
     """
 
     def __init__(
@@ -43,12 +45,13 @@ class Encoder:
         extra: dict[str, Any] | None = None,
         cached: bool = False,
         source: str = "",
+        digest: str = "",
     ) -> None:
         self.embedder = for_inference(embedder)
         self.cached = cached
         self.class_names = tuple(class_names)
         self.extra = extra or {}
-        self.source = source
+        self.source, self.digest = source, digest
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -151,14 +154,21 @@ def check_fits(collection: Collection, backbone: Backbone) -> None:
         )
 
 
-def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None = None) -> Encoder:
+def load(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    backbone: nn.Module | None = None,
+    feedback: bool = True,
+) -> Encoder:
     """Open a run directory, its model/ folder, or a model of the Hub: hf://user/name[@revision].
 
     A model of the Hub is pinned: `encoder.source` is its address with the commit.
 
     device: "auto" is a GPU if there is one, which computes in the precision of training; others
     compute in float32. backbone: the module that the run was trained on, where it came from Python
-    (`nofuss.train(…, backbone=module)`).
+    (`nofuss.train(…, backbone=module)`). feedback: False is the model of a run as it was trained,
+    without what it was taught on the page.
     """
     source = str(path)
     if is_address(path):
@@ -172,13 +182,26 @@ def load(path: str | Path, *, device: str = "auto", backbone: nn.Module | None =
             f"{command('nofuss', 'train', '--out', folder, '--resume')}"
         )
     model = folder / "model" if (folder / "model").is_dir() else folder
-    embedder, class_names, extra = load_model(model, backbone=backbone)
+    embedder, class_names, extra, digest = load_model(model, backbone=backbone)
+    if feedback and (matrix := map_in_force(model.parent, digest, embedder.dim)) is not None:
+        embedder.set_head(composed(embedder.head, matrix), root=embedder.root)
     where = choose_device(device)
     if where.type != "cuda":  # half precision is slower there, and the weights are float32
         embedder.backbone.precision = "fp32"
     return Encoder(
-        embedder.to(where), class_names=class_names, extra=extra, cached=True, source=source
+        embedder.to(where),
+        class_names=class_names,
+        extra=extra,
+        cached=True,
+        source=source,
+        digest=digest,
     )
+
+
+def composed(head: nn.Linear, matrix: Tensor) -> Affine:
+    """Return a head followed by a map (D, D) of its outputs."""
+    weight, bias = (matrix @ part.detach().double() for part in (head.weight, head.bias))
+    return Affine(weight.float(), bias.float())
 
 
 def _from_array(pixels: np.ndarray[Any, Any]) -> Image.Image:

@@ -5,17 +5,19 @@
                                 of the weights
     weights-SHA16.safetensors   the weights, named after the first 16 digits of their SHA-256
 
-Weights are written first, under their own name; replacing model.json switches the model.
+Weights are written first, under their own name; replacing model.json switches the model. A model is
+known by the SHA-256 of model.json, which names all that its vectors depend on.
 """
 
 import copy
 import dataclasses
+import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -23,14 +25,15 @@ from torch import nn
 from nofuss.config import Precision, Preprocessing
 from nofuss.errors import NofussError, RunError, UsageError
 from nofuss.files import (
+    JSON_LIMIT,
+    json_bytes,
+    json_object,
     load_tensors,
-    memory,
     read_bytes,
-    read_json,
     sha256,
     tensor_bytes,
     write_by_content,
-    write_json,
+    write_file,
 )
 from nofuss.model.backbones import OWN, check_shapes, fill, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
@@ -45,6 +48,17 @@ _TRIES = 5
 _WEIGHTS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
 
+class Loaded(NamedTuple):
+    """A model that was read."""
+
+    embedder: Embedder
+    """In eval mode."""
+    class_names: list[str]
+    extra: dict[str, Any]
+    digest: str
+    """The model's checksum."""
+
+
 def save_model(
     folder: Path,
     embedder: Embedder,
@@ -53,6 +67,22 @@ def save_model(
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Replace the model in a folder: an interrupted write leaves the previous one in place."""
+    with new_model(folder, embedder, class_names=class_names, extra=extra):
+        pass
+
+
+@contextmanager
+def new_model(
+    folder: Path,
+    embedder: Embedder,
+    *,
+    class_names: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> Iterator[str]:
+    """Yield the checksum of a model that is in force once the block ends without an error.
+
+    What belongs to the model is written in the block, under a name that holds the checksum.
+    """
     preprocessing = embedder.backbone.preprocessing
     description = {
         "format": FORMAT,
@@ -66,58 +96,50 @@ def save_model(
         "class_names": list(class_names),
         "extra": dict(extra or {}),
     }
-    _write(folder, description, tensor_bytes(embedder.state_dict()))
-
-
-def copy_model(source: Path, folder: Path) -> None:
-    """Replace the model in a folder by that of another."""
-    description = _describe(source)
-    _write(folder, description, read_bytes(_weights(source, description), limit=memory()))
-
-
-def _write(folder: Path, description: dict[str, Any], weights: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    checksum = write_by_content(folder, "weights", "safetensors", weights)
-    named = description | {"weights": checksum}
-    write_json(folder / DESCRIPTION, named)  # the switch
+    weights = tensor_bytes(embedder.state_dict())
+    description["weights"] = write_by_content(folder, "weights", "safetensors", weights)
+    content = json_bytes(description)
+    yield hashlib.sha256(content).hexdigest()
+    write_file(folder / DESCRIPTION, content)  # the switch
     with suppress(OSError):  # what can't be deleted now is tried again next time
         for file in folder.iterdir():
-            if _WEIGHTS.fullmatch(file.name) and file != _weights(folder, named):
+            if _WEIGHTS.fullmatch(file.name) and file != _weights(folder, description):
                 file.unlink(missing_ok=True)
 
 
 def model_digest(folder: Path) -> str:
-    """Return the SHA-256 of the weights: vectors of different models can't be compared."""
-    return str(_describe(folder)["weights"])
+    """Return the checksum of a model: vectors of different models can't be compared."""
+    return _describe(folder)[1]
 
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model, weights last."""
-    return [folder / DESCRIPTION, _weights(folder, _describe(folder))]
+    return [folder / DESCRIPTION, _weights(folder, _describe(folder)[0])]
 
 
-def load_model(
-    folder: Path, *, backbone: nn.Module | None = None
-) -> tuple[Embedder, list[str], dict[str, Any]]:
-    """Open a folder that save_model wrote: the embedder in eval mode, class names, the extra.
+def load_model(folder: Path, *, backbone: nn.Module | None = None) -> Loaded:
+    """Open a folder that save_model wrote.
 
     backbone: the module, where the model was trained on one from Python; its weights are replaced.
     """
     for _ in range(_TRIES):
-        description = _describe(folder)
+        description, digest = _describe(folder)
         try:
-            return _load_model(folder, description, backbone)
+            return Loaded(*_load_model(folder, description, backbone), digest)
         except (RunError, UsageError):  # has another process just replaced the model?
-            if _describe(folder) == description:
+            if _describe(folder)[1] == digest:
                 raise
-    return _load_model(folder, _describe(folder), backbone)
+    description, digest = _describe(folder)
+    return Loaded(*_load_model(folder, description, backbone), digest)
 
 
-def _describe(folder: Path) -> dict[str, Any]:
-    """Read model.json; RunError for anything but a description that names its weights."""
+def _describe(folder: Path) -> tuple[dict[str, Any], str]:
+    """Read model.json and its SHA-256; RunError for anything that does not name its weights."""
     file = folder / DESCRIPTION
     try:
-        description = read_json(file)
+        content = read_bytes(file, limit=JSON_LIMIT)
+        description = json_object(content)
     except FileNotFoundError:
         raise RunError(f"no model.json in {folder}; give a folder that training wrote") from None
     except (OSError, ValueError) as error:
@@ -129,7 +151,7 @@ def _describe(folder: Path) -> dict[str, Any]:
         )
     if not re.fullmatch("[0-9a-f]{64}", str(description.get("weights"))):
         raise RunError(f"{file} is damaged (it does not name its weights); restore it")
-    return description
+    return description, hashlib.sha256(content).hexdigest()
 
 
 def _weights(folder: Path, description: Mapping[str, Any]) -> Path:

@@ -73,10 +73,3 @@ def _taught_metric(
         if change <= ENOUGH * sum(before):
             break
     return (a + a.T) / 2
-
-
-def mapped(embeddings: Tensor, matrix: Tensor) -> Tensor:
-    """Return unit embeddings (N, D) after a map (D, D); rows that are zero stay zero."""
-    images = embeddings.double() @ matrix.T
-    lengths = images.norm(dim=1, keepdim=True)
-    return (images / torch.where(lengths > 0, lengths, 1.0)).to(embeddings.dtype)

@@ -24,7 +24,7 @@ from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
-from nofuss.run.embeddings import RunEmbeddings
+from nofuss.run.proxies import RunEmbeddings
 
 _MISFITS = (
     AttributeError,
@@ -38,7 +38,7 @@ _MISFITS = (
 
 
 def write_report(
-    run: Path, collection: Collection, kept: RunEmbeddings, *, progress: Progress = silent
+    run: Path, collection: Collection, shown: RunEmbeddings, *, progress: Progress = silent
 ) -> Path:
     """Write report.html and suspects.csv of a run; return the path of report.html."""
     with foreign(run):
@@ -47,8 +47,8 @@ def write_report(
         model = read_optional_json(run / "model" / "model.json")
         seed = int(stored["config"].get("seed", 0))
         with working(progress, "drawing the map of the report"):  # t-SNE
-            drawn = sections.embedding_map(collection, kept, seed=seed)
-        around = _neighbourhood(run, collection, kept, seed, progress)
+            drawn = sections.embedding_map(collection, shown, seed=seed)
+        around = _neighbourhood(run, collection, shown, seed, progress)
         with working(progress, "writing the report"):
             page = render(
                 "report/report.html",
@@ -63,7 +63,7 @@ def write_report(
                     "training": sections.training(_read_lines(run / "metrics.jsonl")),
                     **around,
                     "map": drawn,
-                    "bounds": sections.bounds(collection, kept),
+                    "bounds": sections.bounds(collection, shown),
                     "data": sections.data(collection, stored["data"]),
                     "settings": sections.settings(stored["config"], stored["environment"]),
                 },
@@ -73,11 +73,11 @@ def write_report(
 
 
 def _neighbourhood(
-    run: Path, collection: Collection, kept: RunEmbeddings, seed: int, progress: Progress
+    run: Path, collection: Collection, shown: RunEmbeddings, seed: int, progress: Progress
 ) -> dict[str, sections.Section | None]:
     """Return the sections on neighbours, and write suspects.csv."""
-    has_test = len(kept.test) > 1
-    vectors, rows = (kept.test, kept.test_rows) if has_test else (kept.sample, kept.sample_rows)
+    has_test = len(shown.test) > 1
+    vectors, rows = (shown.test, shown.test_rows) if has_test else (shown.sample, shown.kept.sample)
     if not collection.has_classes or len(vectors) < 3:
         return dict.fromkeys(("neighbours", "confused", "suspects"))
     items, nearest = sections.Items(collection, rows), neighbours(vectors, seed=seed)
@@ -86,7 +86,7 @@ def _neighbourhood(
     # Those with different labels come first: at least one of the labels is wrong.
     duplicates = sorted(exact + near, key=lambda group: len({*collection.labels[group]}) < 2)
     files.write_file(run / "suspects.csv", sections.suspects_csv(items, doubts, duplicates))
-    tested = has_test and not kept.seen
+    tested = has_test and not shown.seen
     return {
         "neighbours": sections.neighbours(items, nearest, seed=seed, tested=tested),
         "confused": sections.confused(items, nearest),

@@ -19,7 +19,7 @@ from nofuss.ranking.open_set import OpenSet
 from nofuss.ranking.rerank import Rerank
 from nofuss.report import figures
 from nofuss.run.choice import Choice
-from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.run.proxies import RunEmbeddings, sample_by_class
 
 Section = dict[str, Any]
 Rows = NDArray[np.int64]
@@ -284,20 +284,20 @@ def _everything(collection: Collection) -> Items:
 # Embeddings, data and settings
 
 
-def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> Section | None:
+def embedding_map(collection: Collection, shown: RunEmbeddings, *, seed: int) -> Section | None:
     """Draw both sides on one plane, twice: training items with proxies, and test items."""
-    labels = _classes(collection)
+    labels, kept = _classes(collection), shown.kept
     seen, new = [
         sample_by_class(labels[rows], items=ON_MAP, per_class=25, seed=seed)
-        for rows in (kept.sample_rows, kept.test_rows[:0] if kept.seen else kept.test_rows)
+        for rows in (kept.sample, shown.test_rows[:0] if shown.seen else shown.test_rows)
     ]
     items = len(seen) + len(new)
     if items < 3:
         return None
     used = np.unique(kept.assignment[seen]) if len(kept.proxies) else np.empty(0, np.int64)
-    vectors = [kept.sample[seen], kept.test[new], kept.proxies[used]]
+    vectors = [shown.sample[seen], shown.test[new], kept.proxies[used]]
     places = project(np.concatenate(vectors), seed=seed)
-    classes = labels[np.r_[kept.sample_rows[seen], kept.test_rows[new]]]
+    classes = labels[np.r_[kept.sample[seen], shown.test_rows[new]]]
     # A proxy has the class of any item that is assigned to it.
     first = [classes[: len(seen)][kept.assignment[seen] == p][0] for p in used]
     is_training, names = np.arange(items) < len(seen), collection.class_names
@@ -312,7 +312,7 @@ def embedding_map(collection: Collection, kept: RunEmbeddings, *, seed: int) -> 
             star_labels=np.array(first, dtype=np.int64),
         )
     ]
-    if len(new) and not kept.seen:
+    if len(new) and not shown.seen:
         title = "Test classes, never seen"
         panels.append(figures.map_panel(places[:items], ~is_training, classes, names, title=title))
     return {"panels": panels, "shown": items, "proxies": len(used)}
@@ -323,11 +323,12 @@ def _classes(collection: Collection) -> Labels:
     return collection.labels if collection.has_classes else np.full_like(collection.labels, -1)
 
 
-def bounds(collection: Collection, kept: RunEmbeddings) -> Section | None:
+def bounds(collection: Collection, shown: RunEmbeddings) -> Section | None:
     """Evaluate ε and the paper's inequalities on the training sample."""
+    kept = shown.kept
     if not len(kept.proxies) or not collection.has_classes:
         return None
-    labels = collection.labels[kept.sample_rows]
+    labels = collection.labels[kept.sample]
     sizes = np.unique(labels, return_counts=True)[1]
     if len(sizes) < 2 or sizes.max() < 2:
         return None
@@ -335,7 +336,7 @@ def bounds(collection: Collection, kept: RunEmbeddings) -> Section | None:
     # sphere, as in the paper.
     norm = 1.0 if kept.scale is None else max(1.0, float(np.sqrt(kept.scale / 2)))
     evaluated = proxy_bounds(
-        kept.sample,
+        shown.sample,
         labels,
         kept.proxies,
         kept.assignment,

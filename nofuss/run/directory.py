@@ -110,6 +110,11 @@ class Run:
         return self.path / "model"
 
     @property
+    def index(self) -> Path:
+        """The folder of what is searched."""
+        return self.path / "index"
+
+    @property
     def corrections(self) -> Path | None:
         """The labels that were corrected before training, if any: the run's own copy."""
         return None if self.config.corrections is None else self.path / CORRECTIONS

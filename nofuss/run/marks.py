@@ -27,6 +27,7 @@ class Marks:
 
     by_query: dict[str, dict[str, bool]] = field(default_factory=dict)
     """Query → item → whether they are the same; in the order in which they were first given."""
+    lines: int = 0
     torn: int = 0
     """Lines that are not whole."""
 
@@ -66,16 +67,17 @@ def append_marks(run: Path, query: str, marks: Iterable[tuple[str, bool | None]]
     append_lines(run / FILE, lines)
 
 
-def read_marks(run: Path) -> Marks:
-    """Read the marks of a run; none where there is no file."""
+def read_marks(run: Path, lines: int | None = None) -> Marks:
+    """Read the marks of a run, or those in its first lines; none where there is no file."""
     marks = Marks()
     try:
         content = read_bytes(run / FILE, limit=LARGEST)
     except FileNotFoundError:
         return marks
     for line in content.split(b"\n"):
-        if not line:
+        if not line or marks.lines == lines:
             continue
+        marks.lines += 1
         query, item, same = _parsed(line)
         if query is None or item is None:
             marks.torn += 1

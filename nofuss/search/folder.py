@@ -2,17 +2,15 @@
 
     vectors-SHA.safetensors   vectors (N, D) float32 unit, label codes (N,), −1 for none
     items-SHA.json            names, class names, columns, sources, where each item is from
-    manifest.json             format, model, open-set rule, the two files and their sha256
 
-The files are named after their content and the manifest is replaced last and as a whole: a crash
-leaves the previous index. Whatever is read is checked as if a stranger had made it.
+model/manifest.py says how these, and what feedback changes, are put in force together. Whatever is
+read is checked as if a stranger had made it.
 """
 
+import dataclasses
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,57 +21,55 @@ from torch import Tensor
 
 from nofuss.data.columns import Column, Type, Value, as_column, cells_of
 from nofuss.errors import RunError
-from nofuss.files import (
-    JSON_LIMIT,
-    LOCK,
-    load_tensors,
-    memory,
-    parse_json,
-    read_bytes,
-    sha256,
-    tensor_bytes,
-    write_by_content,
-    write_file,
-)
+from nofuss.files import LOCK, load_tensors, memory, parse_json, read_bytes, tensor_bytes
 from nofuss.geometry import Array, as_tensor, normalize
+from nofuss.model.manifest import (
+    MAP,
+    Manifest,
+    check_files,
+    clear,
+    damaged,
+    mapped,
+    read_manifest,
+    read_map,
+    write_manifest,
+)
+from nofuss.model.saved import model_digest
 from nofuss.ranking.neighbours import nearest
 from nofuss.search.filter import LABEL, Coded, Condition, as_mask, encode, parse_filter
-from nofuss.search.index import (
-    About,
-    Hits,
-    Item,
-    Origin,
-    WrongFormatError,
-    are_unit,
-    is_value,
-    key_of,
-)
+from nofuss.search.index import SPLITS, About, Hits, Item, Origin, are_unit, is_value, key_of
 
-MANIFEST = "manifest.json"
 PYTHON = "Python"
 """The source of items that were not read from files."""
 _PARSED = 24  # how many times its size a JSON file may take in memory when it is parsed
-_PARTS = {"vectors": "safetensors", "items": "json"}
-_OURS = re.compile(r"vectors-[0-9a-f]{16}\.safetensors|items-[0-9a-f]{16}\.json")
+_TRIES = 5
 
 
 class FolderIndex:
     """Vectors that are searched by Euclidean distance on the unit sphere: 0 equal, 2 opposite.
 
     Vectors are scaled to unit length when they are put, and so are queries. `names`, `labels` and
-    `vectors` have one order, that of the items; equal distances are ordered by it.
+    `vectors` have one order, that of the items; equal distances are ordered by it. What is put is
+    embedded by the model as it was trained; what is searched are these vectors after the map that
+    feedback taught, if any.
     """
 
     def __init__(self, about: About, folder: Path | None = None) -> None:
         self.about, self.folder = about, folder
+        self.manifest = Manifest(about.model)
+        self.matrix: Tensor | None = None
         self.place = "memory" if folder is None else str(folder)
         self.names: list[str] = []
         self.labels: list[str | None] = []
         self._columns: list[Mapping[str, Value]] = []
         self._origins: list[Origin | None] = []
-        self._vectors = torch.empty(0, about.dim)
-        self._is_mapped = False  # vectors of a file, which are not written to
+        self._splits: list[str | None] = []
+        self._base = torch.empty(0, about.dim)
+        self._is_shared = False  # vectors of a file or of another index, which are not written to
         self._new: list[Tensor] = []
+        self._moved: Tensor | None = None
+        self._changed = {"vectors", "items"}
+        """The parts that differ from those on disk."""
         self._rows: dict[str, int] = {}
         self._coded: dict[str, Coded] = {}
         self._keys: dict[str, str] = {}
@@ -104,7 +100,7 @@ class FolderIndex:
         if LABEL in types:
             raise ValueError("a column can't be called label; rename it")
         index = cls(About(model, x.shape[1], {PYTHON: types} if types else {}))
-        index._vectors, index._origins = x, [None] * len(x)
+        index._base, index._origins, index._splits = x, [None] * len(x), [None] * len(x)
         index.names = [str(name) for name in names]
         index.labels = [None if label is None else str(label) for label in given]
         index._columns = [cells_of(table, row) for row in range(len(x))]
@@ -122,12 +118,21 @@ class FolderIndex:
         return f"Index({len(self):,} vectors of {self.about.dim} dimensions)"
 
     @property
-    def vectors(self) -> Tensor:
-        """(N, D) unit."""
+    def base(self) -> Tensor:
+        """(N, D) unit, by the model as it was trained."""
         if self._new:
-            self._vectors, self._new = torch.cat([self._vectors, *self._new]), []
-            self._is_mapped = False
-        return self._vectors
+            self._base, self._new = torch.cat([self._base, *self._new]), []
+            self._is_shared = False
+        return self._base
+
+    @property
+    def vectors(self) -> Tensor:
+        """(N, D) unit, in force: after what feedback taught."""
+        if self.matrix is None:
+            return self.base
+        if self._moved is None:
+            self._moved = mapped(self.base, self.matrix)
+        return self._moved
 
     def count(self) -> int:
         """Return how many items there are."""
@@ -138,6 +143,7 @@ class FolderIndex:
     ) -> list[Hits]:
         """Return the k nearest of each vector (Q, D), or all items if there are fewer.
 
+        Vectors are those that `nofuss.load(RUN)` gives: after what feedback taught, if anything.
         `where` is a filter over the columns and `label`: "price<20 and shop=='north'".
         """
         if k < 1:
@@ -190,22 +196,22 @@ class FolderIndex:
             raise ValueError(got)
         replaced = [at for at, i in enumerate(given) if rows[i] >= 0]
         if replaced:
-            before = self.vectors
-            self._vectors = before.clone() if self._is_mapped else before
-            self._is_mapped = False
-            self._vectors[[rows[given[at]] for at in replaced]] = x[replaced]
+            base = self.base
+            self._base, self._is_shared = base.clone() if self._is_shared else base, False
+            self._base[[rows[given[at]] for at in replaced]] = x[replaced]
         if len(replaced) < len(given):
             self._new.append(x[[at for at, i in enumerate(given) if rows[i] < 0]])
         for item, row in zip(items, rows, strict=True):
-            facts = (item.label, dict(item.columns), item.origin)
+            facts = (item.label, dict(item.columns), item.origin, item.split)
             if row < 0:
                 self._rows[item.name] = len(self.names)
                 self.names.append(item.name)
                 for values, fact in zip(self._facts, facts, strict=True):
                     values.append(fact)
             else:
-                self.labels[row], self._columns[row], self._origins[row] = facts
-        self._coded.clear()
+                for values, fact in zip(self._facts, facts, strict=True):
+                    values[row] = fact
+        self._note_change()
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
@@ -213,16 +219,21 @@ class FolderIndex:
         if not gone:
             return
         kept = [row for row in range(len(self)) if row not in gone]
-        self._vectors, self._is_mapped = self.vectors[kept], False
+        self._base, self._is_shared = self.base[kept], False
         for values in (self.names, *self._facts):
             values[:] = [values[row] for row in kept]
         self._rows = {name: row for row, name in enumerate(self.names)}
-        self._coded.clear()
         self._keys.clear()
+        self._note_change()
 
     @property
     def _facts(self) -> tuple[list[Any], ...]:
-        return self.labels, self._columns, self._origins
+        return self.labels, self._columns, self._origins, self._splits
+
+    def _note_change(self) -> None:
+        self._moved = None
+        self._changed |= {"vectors", "items"}
+        self._coded.clear()
 
     def _check(self, items: Sequence[Item]) -> None:
         """Refuse what would leave the index inconsistent, before anything is changed."""
@@ -239,9 +250,9 @@ class FolderIndex:
                     raise ValueError(f"column {name} {known}, and {item.name!r} has {value!r:.40}")
 
     def _item(self, row: int, vectors: bool) -> Item:
-        vector = self.vectors[row] if vectors else None
-        facts = (self.labels[row], self._columns[row], self._origins[row])
-        return Item(self.names[row], *facts, vector)
+        vector = self.base[row] if vectors else None
+        label, columns, origin, split = (values[row] for values in self._facts)
+        return Item(self.names[row], label, columns, origin, vector, split)
 
     def _coded_column(self, name: str) -> Coded:
         if name not in self._coded:
@@ -249,12 +260,15 @@ class FolderIndex:
             self._coded[name] = encode(self.labels if name == LABEL else list(cells))
         return self._coded[name]
 
-    def with_vectors(self, vectors: Array) -> "FolderIndex":
-        """Return an index of the same items with other vectors (N, D)."""
+    def with_map(self, matrix: Tensor | None) -> "FolderIndex":
+        """Return an index of the same items in which feedback taught this map (D, D), or nothing.
+
+        It shares the items with this one, which is not to be changed any more.
+        """
         index = FolderIndex(self.about, self.folder)
-        index.names, index._rows = list(self.names), dict(self._rows)
-        index.labels, index._columns = list(self.labels), list(self._columns)
-        index._origins, index._vectors = list(self._origins), unit(vectors)
+        index.__dict__ |= self.__dict__
+        index.matrix, index._base, index._new, index._moved = matrix, self.base, [], None
+        index._is_shared, index._changed = True, self._changed | {MAP}
         return index
 
     # On disk
@@ -262,11 +276,11 @@ class FolderIndex:
     def commit(self, about: About, *, source: str | None = None) -> None:
         """Put `about` in force and write the index into its folder, if it has one.
 
-        source: of use to databases only; here nobody else writes.
+        source: of use to databases only; here nobody else writes, as the caller has the run's lock.
         """
-        if (
-            about.types != self.about.types
-        ):  # values of columns that have gone, or changed their type
+        if about.sources != self.about.sources:
+            self._changed.add("items")
+        if about.types != self.about.types:  # values of columns that have gone, or are of new types
             kept, self._coded = about.types, {}
             self._columns = [
                 {name: value for name, value in cells.items() if is_value(value, kept.get(name))}
@@ -274,7 +288,41 @@ class FolderIndex:
             ]
         self.about = about
         if self.folder is not None:
-            self.save(self.folder)
+            self._write(self.folder)
+
+    def _write(self, folder: Path) -> None:
+        """Write what differs from the disk and put it in force."""
+        before = read_manifest(folder, self.about.model)
+        if (before.version if before else 0) != self.manifest.version:
+            raise RunError(f"another command has changed the index in {folder}; try again")
+        parts = {part: self._content(part) for part in self._changed}
+        manifest = dataclasses.replace(self.manifest, about=self.about.as_dict())
+        self.manifest, self._changed = write_manifest(folder, manifest, parts), set()
+        clear(folder, self.about.model)
+
+    def _content(self, part: str) -> bytes | None:
+        """Return the content of a part; None for one that there is not."""
+        classes = sorted({label for label in self.labels if label is not None})
+        match part:
+            case "vectors":
+                code = {label: i for i, label in enumerate(classes)}
+                codes = [-1 if label is None else code[label] for label in self.labels]
+                labels = torch.tensor(codes, dtype=torch.int64)
+                return tensor_bytes({"vectors": self.base.contiguous(), "labels": labels})
+            case "items":
+                columns = [name for name in self.about.types if name != LABEL]
+                items = {
+                    "names": self.names,
+                    "classes": classes,
+                    "columns": {n: [cells.get(n) for cells in self._columns] for n in columns},
+                    "origins": self._origins,
+                    "splits": self._splits,
+                    "sources": self.about.sources,
+                }
+                # json.dumps escapes: names may hold bytes that are no UTF-8
+                return json.dumps(items).encode()
+            case _:
+                return None if self.matrix is None else tensor_bytes({"map": self.matrix})
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -283,90 +331,68 @@ class FolderIndex:
         """Write the index into a folder, replacing the one in it as a whole."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        classes = sorted({label for label in self.labels if label is not None})
-        code = {label: i for i, label in enumerate(classes)}
-        codes = [-1 if label is None else code[label] for label in self.labels]
-        tensors = {"vectors": self.vectors.contiguous(), "labels": torch.tensor(codes).long()}
-        columns = [name for name in self.about.types if name != LABEL]
-        items = {
-            "names": self.names,
-            "classes": classes,
-            "columns": {name: [cells.get(name) for cells in self._columns] for name in columns},
-            "origins": self._origins,
-            "sources": self.about.sources,
-        }
-        # json.dumps escapes: names may hold bytes that are no UTF-8
-        parts = {"vectors": tensor_bytes(tensors), "items": json.dumps(items).encode()}
         with filelock.FileLock(folder / LOCK):  # of two writers one waits for the other
-            sums = {
-                part: write_by_content(folder, part, _PARTS[part], each)
-                for part, each in parts.items()
-            }
-            manifest = self.about.as_dict() | {"sha256": sums}
-            write_file(folder / MANIFEST, json.dumps(manifest, indent=2) + "\n")  # the switch
-            current = {_file(part, sums) for part in _PARTS}
-            with suppress(OSError):  # what can't be deleted now is tried again next time
-                for file in folder.iterdir():
-                    if _OURS.fullmatch(file.name) and file.name not in current:
-                        file.unlink(missing_ok=True)
+            before = read_manifest(folder, self.about.model)
+            copy = self.with_map(self.matrix)
+            copy.folder, copy._changed = folder, {"vectors", "items", MAP}
+            copy.manifest = dataclasses.replace(
+                self.manifest, version=before.version if before else 0, files={}
+            )
+            copy._write(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "FolderIndex":
-        """Load a folder that `save` wrote; every byte is checked first."""
+        """Load the index of a run (RUN/index), or one that `save` wrote; every byte is checked."""
         folder = Path(folder)
-        if not (folder / MANIFEST).is_file():
-            raise RunError(f"no index in {folder}: no {MANIFEST}; make one: nofuss index RUN DIR")
-        try:
-            while True:
-                manifest = read_bytes(folder / MANIFEST, limit=JSON_LIMIT)
-                try:
-                    return cls._read(folder, parse_json(manifest))
-                except FileNotFoundError:  # another process has just replaced it
-                    if read_bytes(folder / MANIFEST, limit=JSON_LIMIT) == manifest:
-                        raise
-        except WrongFormatError as error:
-            raise RunError(
-                f"the index in {folder} {error}; open it with the version of nofuss that wrote it, "
-                "or delete the folder and make it again: nofuss index RUN DIR"
-            ) from None
-        except Exception as error:  # damaged bytes can make their readers raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise RunError(
-                f"the index in {folder} is damaged ({reason}); delete the folder and make it "
-                "again: nofuss index RUN DIR"
-            ) from None
+        is_of_run = (folder.parent / "model" / "model.json").is_file()
+        return cls.open(folder, model_digest(folder.parent / "model") if is_of_run else "")
 
     @classmethod
-    def _read(cls, folder: Path, manifest: Any) -> "FolderIndex":
-        About.from_dict(manifest, {})  # first of all, whether it is of this version
-        sums = manifest["sha256"]
-        files = {part: folder / _file(part, sums) for part in _PARTS}
-        for part, file in files.items():
-            if sha256(file) != sums[part]:
-                raise ValueError(f"{file.name} does not match its checksum")
-        stored = parse_json(read_bytes(files["items"], limit=memory() // _PARSED))
+    def open(cls, folder: Path, model: str) -> "FolderIndex":
+        """Open what is in force for a model in a folder; RunError where there is none."""
+        for last in range(_TRIES):
+            try:
+                manifest = read_manifest(folder, model)
+                if manifest is not None:
+                    return cls._read(folder, manifest)
+                break
+            except FileNotFoundError as error:  # another process has just replaced it
+                if last == _TRIES - 1:
+                    raise damaged(folder, error) from None
+            except Exception as error:  # damaged bytes can make their readers raise anything
+                raise damaged(folder, error) from None
+        others = any(folder.glob("*.json"))
+        why = "the one there is of another model" if others else "nothing is there"
+        raise RunError(f"no index in {folder} ({why}); make one: nofuss index RUN DIR")
+
+    @classmethod
+    def _read(cls, folder: Path, manifest: Manifest) -> "FolderIndex":
+        check_files(folder, manifest)
+        items = read_bytes(manifest.file(folder, "items"), limit=memory() // _PARSED)
+        stored = parse_json(items)
         names, classes = (_unique_strings(stored[what], what) for what in ("names", "classes"))
-        about = About.from_dict(manifest, stored["sources"])
-        tensors, _ = load_tensors(files["vectors"])
+        about = About.from_dict(manifest.about, stored["sources"])
+        if about.model != manifest.model:
+            raise ValueError("its items are of another model")
+        tensors, _ = load_tensors(manifest.file(folder, "vectors"))
         vectors, codes = tensors["vectors"], tensors["labels"]
         _check_numbers(vectors, codes, about.dim, len(classes))
-        if len(names) != len(vectors):
-            raise ValueError(f"{len(names)} names for {len(vectors)} vectors")
         index = cls(about, folder)
-        index._vectors, index._is_mapped = vectors, True
+        index.manifest, index.matrix = manifest, read_map(folder, manifest)
+        if index.matrix is not None and len(index.matrix) != about.dim:
+            raise ValueError(f"its map is of {len(index.matrix)} dimensions, not {about.dim}")
+        index._base, index._is_shared, index._changed = vectors, True, set()
         index.names, index._rows = names, {name: row for row, name in enumerate(names)}
         index.labels = [None if code < 0 else classes[code] for code in codes.tolist()]
         index._columns = _cells(stored["columns"], about.types, len(names))
         index._origins = [_origin(origin, about.sources) for origin in stored["origins"]]
-        if len(index._origins) != len(names):
-            raise ValueError(f"{len(index._origins)} origins for {len(names)} names")
+        index._splits = stored["splits"]
+        if not isinstance(index._splits, list) or not {*index._splits} <= {None, *SPLITS}:
+            raise ValueError("its items are of sides that training does not know")
+        for values in (vectors, index._origins, index._splits):
+            if len(values) != len(names):
+                raise ValueError(f"{len(values)} values for {len(names)} names")
         return index
-
-
-def holds_index(folder: Path) -> bool:
-    """Return whether a folder holds an index, or what is left of one."""
-    names = (file.name for file in folder.iterdir()) if folder.is_dir() else ()
-    return any(name == MANIFEST or _OURS.fullmatch(name) for name in names)
 
 
 def unit(vectors: Array) -> Tensor:
@@ -433,9 +459,3 @@ def _unique_strings(values: Any, what: str) -> list[str]:
     if len(set(values)) < len(values):
         raise ValueError(f"{what} holds a string twice")
     return values
-
-
-def _file(part: str, sums: Mapping[str, str]) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", sums[part]):  # a path must not lead out of the folder
-        raise ValueError(f"{sums[part]!r:.40} is not a checksum")
-    return f"{part}-{sums[part][:16]}.{_PARTS[part]}"

@@ -15,10 +15,13 @@ from torch import Tensor
 
 from nofuss.data.columns import Type, Value
 from nofuss.files import digest
+from nofuss.model.manifest import FORMAT, WrongFormatError
 from nofuss.ranking.open_set import OpenSet
 from nofuss.search.filter import LABEL, Condition
 
-FORMAT = 2
+BUILT_IN = "built-in characters"
+"""The source of the items that come with the package."""
+SPLITS = ("train", "val", "test", "query", "gallery")
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
@@ -38,7 +41,9 @@ class Item(NamedTuple):
     """Those without a value are left out."""
     origin: Origin | None = None
     vector: Tensor | None = None
-    """(D,), where it was asked for."""
+    """(D,) unit, by the model as it was trained, where it was asked for."""
+    split: str | None = None
+    """What training used it for: one of `SPLITS`; None for what was added later."""
 
 
 class Hits(NamedTuple):
@@ -96,15 +101,13 @@ class About(NamedTuple):
         return cls(model, dim, sources, open_set, relatives)
 
 
-class WrongFormatError(ValueError):
-    """An index of another version of nofuss."""
-
-
 class Index(Protocol):
     """What search, page and `nofuss index` need of an index, wherever it is kept."""
 
     place: str
     """Where it is, for messages: a folder, or a URL without credentials."""
+    matrix: Tensor | None
+    """What feedback taught, a map (D, D) of vectors; always None in a database."""
 
     @property
     def about(self) -> About:

@@ -23,6 +23,7 @@ from nofuss.data.columns import Value
 from nofuss.errors import RunError
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
+from nofuss.model.manifest import mapped
 from nofuss.ranking.neighbours import SIZE, Vicinity, query_blocks, vicinity_of
 from nofuss.ranking.open_set import RULES, OpenSet, calibrate
 from nofuss.ranking.rerank import Rerank, Weighting, fitting
@@ -72,7 +73,7 @@ class Answer:
     """The same in a sentence; empty without a rule."""
     likely: Vote | None
     vector: Tensor
-    """(D,) of the query."""
+    """(D,) of the query, by the model as it was trained."""
     milliseconds: float = 0.0
 
     @property
@@ -113,14 +114,14 @@ def search_all(
     without: str | None = None,
     rerank: bool = True,
 ) -> list[Answer]:
-    """Return the k best of each vector (Q, D); see `search`."""
+    """Return the k best of each vector (Q, D) by the model as it was trained; see `search`."""
     about = index.about
     weighting = weighting_of(about, encoder) if rerank and where is None else None
     rule = about.open_set if where is None else None
     wanted = (max(k, SIZE) if where is None else k) + (without is not None)
     answers = list[Answer]()
     for block in query_blocks(len(vectors), 1, about.dim):
-        queries = normalize(vectors[block].float())
+        queries = mapped(normalize(vectors[block].float()), index.matrix)
         hits = [_without(each, without) for each in index.search(queries, wanted, where=where)]
         is_judged = weighting is not None or rule is not None
         looked_at = {name for each in hits for name in each.names[: SIZE if is_judged else k]}
@@ -129,12 +130,12 @@ def search_all(
         order = [list(range(len(each.names))) for each in hits]
         verdicts: list[tuple[Match, str]] = [("unknown", "")] * len(hits)
         if is_judged and items:
-            around = _vicinity(queries, hits, items)
+            around = _vicinity(queries, hits, items, index.matrix)
             if weighting is not None:
                 order = _reranked(around, weighting, hits)
             if rule is not None:
                 verdicts = _judged(around, rule, hits, items)
-        for query, each, places, verdict in zip(queries, hits, order, verdicts, strict=True):
+        for query, each, places, verdict in zip(vectors[block], hits, order, verdicts, strict=True):
             found = [(each.names[at], each.distances[at]) for at in places]
             known = [(items[name], far) for name, far in found if name in items][:k]
             shown = tuple(Hit(item.name, item.label, far, item.columns) for item, far in known)
@@ -147,10 +148,13 @@ def _without(hits: Hits, name: str | None) -> Hits:
     return Hits([hits.names[at] for at in kept], [hits.distances[at] for at in kept])
 
 
-def _vicinity(queries: Tensor, hits: Sequence[Hits], items: Mapping[str, Item]) -> Vicinity:
+def _vicinity(
+    queries: Tensor, hits: Sequence[Hits], items: Mapping[str, Item], matrix: Tensor | None
+) -> Vicinity:
     """Return the vicinity of each query (Q, D): −1 and zeros where it has fewer items."""
     place = {name: at for at, name in enumerate(items)}
     vectors = torch.stack([v for item in items.values() if (v := item.vector) is not None])
+    vectors = mapped(vectors, matrix)
     size = min(SIZE, max(len(each.names) for each in hits))
     rows = torch.full((len(hits), size), -1)
     for i, each in enumerate(hits):

@@ -19,19 +19,16 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.files import read_json
-from nofuss.model.encoder import Encoder, load
-from nofuss.model.saved import model_digest
-from nofuss.model.taught import mapped
-from nofuss.progress import Progress, silent
+from nofuss.model.encoder import Encoder
 from nofuss.run.directory import Run
-from nofuss.run.embeddings import RunEmbeddings
+from nofuss.run.proxies import load_proxies
 from nofuss.search.filter import LABEL, Compare, Condition, Join
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import Index, key_of
 from nofuss.search.plane import ANCHORS, Plane, lay_out
 from nofuss.search.refusals import Refused
-from nofuss.search.search import Answer, calibrated, codes_of, search
-from nofuss.search.searchable import Pictures, kept_embeddings, open_searchable
+from nofuss.search.search import Answer, codes_of, search
+from nofuss.search.searchable import Pictures, open_searchable
 
 STARS = 100
 """Most proxies on the map."""
@@ -93,17 +90,15 @@ class Shelf:
         """(N,) positions in `classes`; −1 without a label."""
         return codes_of(self.own.labels)
 
-    @cached_property
+    @property
     def model(self) -> str:
         """The model's checksum."""
-        return model_digest(self.run.model)
+        return self.encoder.digest
 
     @property
     def taught(self) -> int:
         """How many marks have taught the model since its training."""
-        stored = self.encoder.extra.get("taught")
-        marks = stored.get("marks") if isinstance(stored, dict) else 0
-        return marks if isinstance(marks, int) else 0
+        return self.index.manifest.feedback if isinstance(self.index, FolderIndex) else 0
 
     def matching(self, words: str) -> list[int]:
         """Return the classes that are named so, else those whose name contains the words."""
@@ -168,15 +163,11 @@ class Shelf:
             plane = self.plane
         return plane.place(vectors)
 
-    def mapped(self, matrix: Tensor, encoder: Encoder) -> "Shelf":
-        """Return the shelf of a model that was taught by a map (D, D); its map stays as drawn."""
-        index = self.own.with_vectors(mapped(self.own.vectors, matrix))
-        index.about = calibrated(index, encoder)
-        proxies = mapped(self.proxies, matrix)
-        new = replace(self, index=index, encoder=encoder, proxies=proxies, _drawing=Lock())
-        if self.drawn:
-            plane = Plane(mapped(self.plane.anchors, matrix), self.plane.places)
-            new.__dict__ |= {"plane": plane, "map": self.map}
+    def of(self, index: FolderIndex) -> "Shelf":
+        """Return the shelf of the same items under another map; the drawn map stays."""
+        new = replace(self, index=index, _drawing=Lock())
+        drawn = {name: self.__dict__[name] for name in ("plane", "map") if name in self.__dict__}
+        new.__dict__ |= drawn
         return new
 
     @property
@@ -201,30 +192,24 @@ class Shelf:
         }
 
 
-def open_shelf(
-    path: Path,
-    url: str | None = None,
-    *,
-    rerank: bool = True,
-    progress: Progress = silent,
-) -> Shelf:
+def open_shelf(path: Path, url: str | None = None, *, rerank: bool = True) -> Shelf:
     """Open what `nofuss search` would search in, with the model and its proxies."""
-    run, encoder = Run.open(path), load(path)
-    kept = kept_embeddings(run, encoder)
-    names: list[str] = []
-    proxies = torch.empty(0, encoder.dim)
-    if kept is not None and len(kept.proxies):
-        proxies, names = _stars(kept, encoder)
-    title, index = open_searchable(run, encoder, url, progress=progress)
+    run = Run.open(path)
+    encoder, index = open_searchable(run, url)
+    proxies, names = _stars(run, encoder)
+    title = "the index of this run" if url is None else index.place
     pictures = Pictures(index.about.sources) if encoder.preprocessing else None
     shelf = Shelf(run, title, index, encoder, rerank, pictures, proxies, names)
     _ = shelf.classes  # now, since a database may take its time
     return shelf
 
 
-def _stars(kept: RunEmbeddings, encoder: Encoder) -> tuple[Tensor, list[str]]:
+def _stars(run: Run, encoder: Encoder) -> tuple[Tensor, list[str]]:
     """Return proxies spread evenly over all, and their classes if each class has one."""
-    chosen = np.unique(np.linspace(0, len(kept.proxies) - 1, STARS).round().astype(np.int64))
-    one_each = len(kept.proxies) == len(encoder.class_names)
+    proxies = load_proxies(run.path, encoder.digest, encoder.dim).proxies
+    if not len(proxies):
+        return torch.empty(0, encoder.dim), []
+    chosen = np.unique(np.linspace(0, len(proxies) - 1, STARS).round().astype(np.int64))
+    one_each = len(proxies) == len(encoder.class_names)
     names = [encoder.class_names[i] if one_each else f"proxy {i}" for i in chosen]
-    return torch.from_numpy(kept.proxies[chosen]), names
+    return torch.from_numpy(proxies[chosen]), names

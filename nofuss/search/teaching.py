@@ -1,14 +1,14 @@
 """Teach the model on the page: marks of results, learning from them, undoing it.
 
 Marks are kept at once (run/marks.py). A lesson turns all marks in force into a map of embeddings
-(model/taught.py), replaces model and index by the mapped ones (lessons.py), and says what it did to
-the classes without a mark: whether it helps elsewhere is not for the marked items to say.
+(model/taught.py), which the index puts in force (model/manifest.py), and says what it did to the
+classes without a mark: whether it helps elsewhere is not for the marked items to say.
 """
 
 import asyncio
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,17 @@ from nofuss.errors import NofussError
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import per_query, scorable
 from nofuss.files import locked
-from nofuss.model.encoder import load
-from nofuss.model.saved import model_digest
-from nofuss.model.taught import MarkedPairs, mapped, taught_map
+from nofuss.model.manifest import read_manifest
+from nofuss.model.taught import MarkedPairs, taught_map
 from nofuss.ranking.neighbours import nearest
-from nofuss.run.embeddings import sample_by_class
+from nofuss.run.proxies import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
-from nofuss.search import lessons
+from nofuss.search.folder import FolderIndex
 from nofuss.search.handlers import Page
 from nofuss.search.index import key_of
 from nofuss.search.json_response import Json
 from nofuss.search.refusals import Refused
+from nofuss.search.search import calibrated
 from nofuss.search.sent import Sent
 from nofuss.search.shelf import Shelf
 
@@ -50,9 +50,7 @@ class Lesson:
     """What a lesson is about to change."""
 
     matrix: Tensor
-    """From embeddings of model 0, (D, D)."""
-    vectors: Tensor
-    """The index after it."""
+    """Of embeddings by the model as it was trained, (D, D)."""
     pairs: int
     marks: int
     marked_rows: list[int]
@@ -143,65 +141,65 @@ class Teaching:
         marks, shelf = read_marks(self.run), self.page.shelf
         given = marks.by_query.get(query, {}).items()
         known = {key_of(name): same for name, same in given if name in shelf.own}
-        steps = lessons.steps_of(shelf.run)
-        return {"marks": known, "count": len(marks), "lessons": max(0, len(steps) - 1)}
+        return {"marks": known, "count": len(marks), "lessons": len(shelf.own.manifest.history)}
 
     # ---- lessons
 
     def _learn(self, sent: Sent | None) -> dict[str, Any]:
         with locked(self.run):
-            self._check_current()
-            before = self.page.shelf
-            now = lessons.matrix_of(before.run)
-            lesson = plan_lesson(before, read_marks(self.run), now)
-            scores = _compared(before, lesson)
-            lessons.apply_lesson(
-                before.run, lesson.matrix, extra={"taught": {"marks": lesson.marks}}
-            )
-        change = lesson.matrix if now is None else lesson.matrix @ torch.linalg.inv(now)
-        self._reopen(change)
+            before = self._current()
+            marks = read_marks(self.run)
+            lesson = plan_lesson(self.page.shelf, marks)
+            history = (*before.manifest.history, before.manifest.feedback)
+            after = self._put(before, lesson.matrix, marks.lines, history)
+        scores = _compared(self.page.shelf, before, after, lesson)
+        self.page.shelf = self.page.shelf.of(after)
         about = {"pairs": lesson.pairs, "marks": lesson.marks, "scores": scores}
-        return about | self._moved(sent, change)
+        return about | self._sent_again(sent)
 
     def _undo(self, sent: Sent | None) -> dict[str, Any]:
         with locked(self.run):
-            self._check_current()
-            run = self.page.shelf.run
-            before = lessons.matrix_of(run)
-            if before is None or not lessons.undo(run):
+            before = self._current()
+            if not before.manifest.history:
                 raise Refused(409, "there is no lesson to undo")
-            after = lessons.matrix_of(run)
-        assert after is not None
-        change = after @ torch.linalg.inv(before)
-        self._reopen(change)
-        return self._moved(sent, change)
+            *history, count = before.manifest.history
+            matrix = None
+            if count:
+                matrix = plan_lesson(self.page.shelf, read_marks(self.run, count)).matrix
+            after = self._put(before, matrix, count, tuple(history))
+        self.page.shelf = self.page.shelf.of(after)
+        return self._sent_again(sent)
 
-    def _check_current(self) -> None:
-        """Refuse if the run's model is no longer the one that the page shows."""
-        if model_digest(self.page.shelf.run.model) != self.page.shelf.model:
+    def _put(
+        self, before: FolderIndex, matrix: Tensor | None, marks: int, history: tuple[int, ...]
+    ) -> FolderIndex:
+        after = before.with_map(matrix)
+        after.manifest = replace(before.manifest, feedback=marks, history=history)
+        after.commit(calibrated(after, self.page.shelf.encoder))
+        return after
+
+    def _current(self) -> FolderIndex:
+        """Return the index that the page shows; refused if another command has changed it."""
+        own = self.page.shelf.own
+        now = read_manifest(self.page.shelf.run.index, self.page.shelf.model)
+        if now is None or now.version != own.manifest.version:
             raise Refused(409, "another command has changed this model; start nofuss serve again")
+        return own
 
-    def _moved(self, sent: Sent | None, change: Tensor) -> dict[str, Any]:
-        """Return the uploaded picture's vector by the new model."""
-        if sent is None:
-            return {}
-        moved = Sent(sent.name, mapped(sent.vector[None], change)[0])
-        return {"vector": moved.as_text(self.page.shelf.model)}
-
-    def _reopen(self, change: Tensor) -> None:
-        """Show the new model and the mapped index."""
-        self.page.shelf = self.page.shelf.mapped(change, load(self.run))
+    def _sent_again(self, sent: Sent | None) -> dict[str, Any]:
+        """Return the uploaded picture's address, which stays the same."""
+        return {} if sent is None else {"vector": sent.as_text(self.page.shelf.model)}
 
 
-def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
-    """Return the map that the marks teach; now: the map from model 0 to the model in force."""
+def plan_lesson(shelf: Shelf, marks: Marks) -> Lesson:
+    """Return the map that the marks teach."""
     index = shelf.own
     usable = [p for p in marks.pairs() if p[0] in index and p[1] in index][-MOST_PAIRS:]
     if not usable:
         raise Refused(
             400, "there is nothing to learn yet: mark one result, or two for an uploaded picture"
         )
-    base = index.vectors if now is None else mapped(index.vectors, torch.linalg.inv(now))
+    base = index.base
     rows = {name: row for row, name in enumerate(index.names)}
     first = torch.tensor([rows[a] for a, _, _ in usable])
     second = torch.tensor([rows[b] for _, b, _ in usable])
@@ -209,7 +207,7 @@ def plan_lesson(shelf: Shelf, marks: Marks, now: Tensor | None) -> Lesson:
     near, far = usual_distances(base)
     matrix = taught_map(base, pairs, near=near, far=far)
     marked = sorted({*first.tolist(), *second.tolist()})
-    return Lesson(matrix, mapped(base, matrix), len(usable), len(marks), marked)
+    return Lesson(matrix, len(usable), len(marks), marked)
 
 
 def usual_distances(vectors: Tensor) -> tuple[float, float]:
@@ -222,7 +220,9 @@ def usual_distances(vectors: Tensor) -> tuple[float, float]:
     return near, max(float(others.median()), near)
 
 
-def _compared(shelf: Shelf, lesson: Lesson) -> dict[str, Any] | None:
+def _compared(
+    shelf: Shelf, old: FolderIndex, new: FolderIndex, lesson: Lesson
+) -> dict[str, Any] | None:
     """Return Recall@1 and MAP@R before and after on the classes without a mark, paired."""
     marked = np.unique(shelf.codes[lesson.marked_rows])
     rows = np.flatnonzero((shelf.codes >= 0) & ~np.isin(shelf.codes, marked))
@@ -230,7 +230,7 @@ def _compared(shelf: Shelf, lesson: Lesson) -> dict[str, Any] | None:
     labels = shelf.codes[rows]
     if not len(rows) or not scorable(labels):
         return None
-    before, after = (per_query(v[rows], labels) for v in (shelf.own.vectors, lesson.vectors))
+    before, after = (per_query(index.vectors[rows], labels) for index in (old, new))
     gain = paired_difference(after.map_at_r, before.map_at_r, torch.as_tensor(before.labels))
     return {
         "classes": len(np.unique(labels)),

@@ -38,16 +38,15 @@ from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
 from nofuss.files import digest
 from nofuss.model.encoder import Encoder, check_fits, load
+from nofuss.model.manifest import manifest_file
 from nofuss.model.onnx import accelerate
-from nofuss.model.saved import model_digest
 from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import nearest
 from nofuss.run.directory import Run
 from nofuss.search.engines import open_engine
-from nofuss.search.folder import MANIFEST, FolderIndex
-from nofuss.search.index import About, Index, Item, Origin
+from nofuss.search.folder import FolderIndex
+from nofuss.search.index import BUILT_IN, About, Index, Item, Origin
 from nofuss.search.search import calibrated
-from nofuss.search.searchable import BUILT_IN
 
 log = logging.getLogger("nofuss")
 
@@ -101,8 +100,8 @@ def update_index(
     if to is not None and processes.world() > 1:
         raise UsageError("nofuss index --to works in one process; leave torchrun out")
     with Run.open(path, write=to is None) as run:
-        encoder = load(path, device=device)
-        wanted = About(model_digest(run.model), encoder.dim)
+        encoder = load(path, device=device, feedback=False)
+        wanted = About(encoder.digest, encoder.dim)
         if to is None:
             index: Index = _own_index(run, wanted)
         else:
@@ -125,16 +124,44 @@ def update_index(
 
 def _own_index(run: Run, wanted: About) -> FolderIndex:
     """Return the run's index as it is, or an empty one where there is none of this model."""
-    folder, index = run.path / "index", None
-    if (folder / MANIFEST).is_file():
-        index = FolderIndex.load(folder)
-        if (index.about.model, index.about.dim) != (wanted.model, wanted.dim):
-            log.warning(f"{folder} was made by another model: everything is embedded again")
-            index = None
-    index = index or FolderIndex(wanted, folder)
+    index = FolderIndex(wanted, run.index)
+    if manifest_file(run.index, wanted.model).is_file():
+        index = FolderIndex.open(run.index, wanted.model)
     if not processes.first():  # all processes hold the same, the first one writes it
         index.folder = None
     return index
+
+
+def index_trained(
+    run: Run,
+    encoder: Encoder,
+    collection: Collection,
+    vectors: torch.Tensor,
+    splits: Sequence[str | None],
+    *,
+    progress: Progress = silent,
+) -> None:
+    """Put all items of a training into the index of its model, which is in force with the model.
+
+    An index that this model has already, as a training that is resumed may, keeps its other items.
+    """
+    source, wanted = source_of(run.config.data), About(encoder.digest, encoder.dim)
+    index = _own_index(run, wanted)
+    types = {name: column.type for name, column in collection.columns.items()}
+    with working(progress, "writing the index"):
+        index.about = index.about._replace(sources={**index.about.sources, source: types})
+        items = items_of(collection, run.config.data)
+        contents = _digests(collection, progress)
+        rows = {item.name: row for row, item in enumerate(items)}  # listed twice: the last
+        index.put(
+            [
+                items[row]._replace(
+                    origin=Origin(source, contents[row]), vector=vectors[row], split=splits[row]
+                )
+                for row in rows.values()
+            ]
+        )
+        index.commit(calibrated(index, encoder))
 
 
 # What is there to be indexed
@@ -202,10 +229,8 @@ def _digests(collection: Collection, progress: Progress) -> list[str]:
     """Return the digest of each item's content, "" where it can't be read."""
     count, found = len(collection), list[str]()
     if collection.kind != "pictures":
-        if collection.array is None:
-            raise DataError(
-                f"{collection.name} can't be indexed: its items have no names; use arrays"
-            )
+        if collection.array is None:  # a Dataset of Python, whose items are read one by one
+            return [""] * count
         return [digest(collection.array[item].tobytes()) for item in range(count)]
     for start in range(0, count, _HASHED):
         progress("comparing files with the index", start, count)
@@ -250,6 +275,7 @@ def _plan(index: Index, collection: Collection, data: Path | None, progress: Pro
             plan.stale.append(i)
             plan.replaced |= {i} if old is not None else set()
             continue
+        plan.items[i] = item = item._replace(split=old.split)
         is_same = (item.label, dict(item.columns)) == (old.label, dict(old.columns))
         if item.label is None and old.origin.source != source:
             is_same = True  # indexed before with its class folder: keep that source and label

@@ -260,15 +260,19 @@ class Queries(NamedTuple):
 
 def among_themselves(vectors: Tensor, collection: Collection) -> Queries:
     """Search every item among all others, or items marked query among those marked gallery."""
-    labels = collection.known_labels()
-    if (sides := query_and_gallery(collection)) is None:
+    query_and_gallery(collection)
+    return among_sides(vectors, collection.known_labels(), collection.split)
+
+
+def among_sides(
+    vectors: Tensor, labels: NDArray[np.generic], split: NDArray[np.str_] | None
+) -> Queries:
+    """Search every item among all others, or those of side query among those of side gallery."""
+    if split is None or GALLERY not in split:
         return Queries(vectors, labels, {})
-    query_rows, gallery_rows = sides
-    options: RetrievalOptions = {
-        "gallery": vectors[gallery_rows],
-        "gallery_labels": labels[gallery_rows],
-    }
-    return Queries(vectors[query_rows], labels[query_rows], options)
+    queries, gallery = (np.flatnonzero(split == side) for side in (QUERY, GALLERY))
+    options: RetrievalOptions = {"gallery": vectors[gallery], "gallery_labels": labels[gallery]}
+    return Queries(vectors[queries], labels[queries], options)
 
 
 def query_and_gallery(collection: Collection) -> tuple[Rows, Rows] | None:

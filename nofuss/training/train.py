@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from nofuss.config import Options, Settings, to_json
-from nofuss.data.collection import Collection
+from nofuss.data.collection import GALLERY, QUERY, Collection
 from nofuss.data.decode import PictureError
 from nofuss.data.open import TrainingData, open_training_data
 from nofuss.data.split import FEWEST_CLASSES, Rows, Split, classes_in, split_of
@@ -34,13 +34,15 @@ from nofuss.model.embedder import Embedder, for_inference, through_head
 from nofuss.model.encoder import Encoder
 from nofuss.model.features import features_of
 from nofuss.model.lora import merge_adapters
+from nofuss.model.manifest import clear
 from nofuss.model.onnx import cache_graph
-from nofuss.model.saved import save_model
+from nofuss.model.saved import new_model
 from nofuss.progress import Progress
 from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
 from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run
-from nofuss.run.embeddings import RunEmbeddings, sample_by_class
+from nofuss.run.proxies import RunEmbeddings, RunProxies, sample_by_class
+from nofuss.search.update import index_trained
 from nofuss.training.callbacks import (
     Callback,
     Callbacks,
@@ -131,23 +133,26 @@ def fill_run(
         fit = learn(embedder, x, data, split, settings, control)
         if processes.any_true(stop())[0]:  # nothing may have been trained that could stop
             raise KeyboardInterrupt
-    embedded, kept = embed_split(fit, x, data, split, settings, progress)
+    raw = embed_all(fit, x, data, settings, progress)
     if not processes.leave():  # scores and files need one process; the others are done
         return
+    embedded, shown = embed_split(fit, raw, data, split, settings)
     rules = search_rules(fit, embedded.val, data, split, settings, progress=progress)
     chosen = {"open_set": rules.open_set, "rerank": rules.rerank}
-    save_model(
-        run.model,
-        fit.embedder,
-        class_names=_class_names(data, split.train),
-        extra={name: rule.as_dict() for name, rule in chosen.items() if rule},
-    )
-    kept.save(run.path)
+    about: dict[str, Any] = {
+        "class_names": _class_names(data, split.train),
+        "extra": {name: rule.as_dict() for name, rule in chosen.items() if rule},
+    }
+    with new_model(run.model, fit.embedder, **about) as model:  # in force at the end of the block
+        encoder = Encoder(fit.embedder, digest=model, **about)
+        index_trained(run, encoder, whole, normalize(raw), sides(split, whole), progress=progress)
+        shown.kept.save(run.path, model)
+    clear(run.index, model)
     cache_graph(fit.embedder, progress=progress)
     scores = score(fit, embedded, x, data, split, settings, rules, progress=progress)
     _write_scores(run, fit, settings, scores)
     write_card(run)
-    write_report(run.path, whole, kept, progress=progress)
+    write_report(run.path, whole, shown, progress=progress)
     callbacks.here("end", flat_numbers(scores))
 
 
@@ -205,51 +210,57 @@ def fit_fixed(
     return Fit(embedder, head.criterion, head)
 
 
-def embed_split(
+def embed_all(
     fit: Fit,
     x: Tensor | None,
     data: TrainingData,
-    split: Split,
     settings: Settings,
     progress: Progress,
-) -> tuple[Embedded, RunEmbeddings]:
-    """Embed all that is scored or kept in the run; several processes share the items."""
+) -> Tensor:
+    """Return embeddings (N, D) of all items, of any length; several processes share them."""
     merge_adapters(fit.embedder)
-    whole, encoder = data.collection, Encoder(fit.embedder)
+    if settings.is_fixed:
+        assert x is not None
+        return through_head(fit.embedder, fit.embedder.to_head(x))
+    encoder = Encoder(fit.embedder)
+    return encoder.embed_collection(data.collection, progress=progress, unit=False)
 
-    def embed(rows: Rows) -> Tensor:
-        """Return embeddings of any length."""
-        if settings.is_fixed:
-            assert x is not None
-            return through_head(fit.embedder, fit.embedder.to_head(x[rows]))
-        return encoder.embed_collection(whole.subset(rows), progress=progress, unit=False)
 
-    val = compared = None
-    if not settings.is_fixed and len(split.val) and not whole.by_links:
-        val = encoder.embed_collection(whole.subset(split.val), progress=progress)
+def embed_split(
+    fit: Fit, raw: Tensor, data: TrainingData, split: Split, settings: Settings
+) -> tuple[Embedded, RunEmbeddings]:
+    """Return the embeddings that scores are of, and those that the report shows.
+
+    raw: embeddings (N, D) of all items.
+    """
+    whole, unit = data.collection, normalize(raw)
+    is_watched = not settings.is_fixed and len(split.val) and not whole.by_links
     comparisons = held_out(data.comparisons, split.test, len(whole))
-    if comparisons is not None:
-        compared = embed(comparisons.rows)
+    compared = None if comparisons is None else raw[comparisons.rows]
     labels = whole.subset(split.train).labels
     few = sample_by_class(labels, seed=settings.seed)
-    shown = np.arange(len(whole)) if split.by_folds else split.test
-    raw = embed(np.r_[shown, split.train[few]])
-    unit = normalize(raw)
-    test, sample = unit[: len(shown)], unit[len(shown) :]
+    rows = split.train[few]
     own = torch.from_numpy(labels[few]) if whole.is_labelled else None
-    proxies, assignment, scale = _proxies(fit.criterion, raw[len(shown) :], own)
-    kept = RunEmbeddings(
-        fingerprint=data.fingerprint,
-        test=test.numpy(),
-        test_rows=shown,
-        seen=split.by_folds,
-        sample=sample.numpy(),
-        sample_rows=split.train[few],
-        proxies=proxies.numpy(),
-        assignment=assignment.numpy(),
-        scale=scale,
-    )
-    return Embedded(test, val, compared, comparisons), kept
+    proxies, assignment, scale = _proxies(fit.criterion, raw[rows], own)
+    kept = RunProxies(proxies.numpy(), rows, assignment.numpy(), scale)
+    shown = np.arange(len(whole)) if split.by_folds else split.test
+    test = unit[shown]
+    embeddings = RunEmbeddings(test.numpy(), shown, unit[rows].numpy(), kept, split.by_folds)
+    val = unit[split.val] if is_watched else None
+    return Embedded(test, val, compared, comparisons), embeddings
+
+
+def sides(split: Split, collection: Collection) -> list[str | None]:
+    """Return what each item was used for, as the index says it."""
+    found: list[str | None] = [None] * len(collection)
+    for name in ("train", "val", "test"):
+        for row in getattr(split, name).tolist():
+            found[row] = name
+    if collection.split is not None:
+        for row in split.test.tolist():
+            if (word := str(collection.split[row])) in (QUERY, GALLERY):
+                found[row] = word
+    return found
 
 
 def _proxies(

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from nofuss.geometry import normalize
-from nofuss.model.taught import SLACK, SWEEPS, MarkedPairs, mapped, taught_map
+from nofuss.model.manifest import mapped
+from nofuss.model.taught import SLACK, SWEEPS, MarkedPairs, taught_map
 
 
 def directions(count: int, dim: int, seed: int = 0) -> Tensor:

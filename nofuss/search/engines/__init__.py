@@ -21,7 +21,6 @@ from nofuss.search.index import (
     Index,
     Item,
     Origin,
-    WrongFormatError,
     are_unit,
     is_value,
     key_of,

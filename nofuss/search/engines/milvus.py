@@ -45,6 +45,8 @@ _TEXT = {"max_length": 65_535}  # bytes, the most that Milvus allows
 class Milvus:
     """The index in one collection."""
 
+    matrix = None
+
     def __init__(self, url: Url) -> None:
         pymilvus = _import_pymilvus()
         self._url, self.place = url, url.shown

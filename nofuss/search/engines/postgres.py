@@ -45,6 +45,8 @@ _FIELDS = ("id", "name", "label", "source", "digest", "columns")
 class Postgres:
     """The index in one table. Threads may share it: transactions wait for each other."""
 
+    matrix = None
+
     def __init__(self, url: Url) -> None:
         self._psycopg = _import_psycopg()
         self._sql = self._psycopg.sql

@@ -36,9 +36,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nofuss.errors import UsageError
-from nofuss.progress import Progress, silent
 from nofuss.search.handlers import Page
-from nofuss.search.lessons import finish_lesson
 from nofuss.search.page.guard import Guard, is_loopback, read_origin
 from nofuss.search.refusals import REFUSALS
 from nofuss.search.repair import Repair
@@ -109,7 +107,6 @@ def serve(
     origin: str | None = None,
     index: str | None = None,
     rerank: bool = True,
-    progress: Progress = silent,
 ) -> None:
     """Run `nofuss serve` until interrupted."""
     if not token and (origin or not is_loopback(host)):
@@ -120,8 +117,7 @@ def serve(
     origin = origin and read_origin(origin)
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
-    finish_lesson(run)
-    shelf = open_shelf(run, index, rerank=rerank, progress=progress)
+    shelf = open_shelf(run, index, rerank=rerank)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None
