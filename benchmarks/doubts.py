@@ -9,20 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nofuss.data.open import open_data
+from benchmarks.marks import unseen
 from nofuss.evaluate.findings import doubtful_labels
 from nofuss.ranking.neighbours import neighbours
-from nofuss.run.directory import Run
-from nofuss.run.embeddings import load_embeddings
 
 DRAWS = 40
 
 
 def main(run: Path) -> None:
     """Print wrong labels found, of how many, and the precision."""
-    kept, data = load_embeddings(run), open_data(Run.open(run).config.data)
-    assert kept is not None
-    truth = data.labels[kept.test_rows]
+    vectors, truth = (each.numpy() for each in unseen(run))
     for classes in (4, 10, 50):
         for each in (4, 8, 12):
             found, right, wrong = 0, 0, 0
@@ -36,7 +32,7 @@ def main(run: Path) -> None:
                 bad = random.permutation(len(rows))[: max(1, len(rows) // 20)]
                 labels[bad] += random.integers(1, classes, len(bad))
                 labels %= classes
-                near = neighbours(kept.test[rows])
+                near = neighbours(vectors[rows])
                 doubted = {d.item for d in doubtful_labels(near, labels, most=len(rows))}
                 found, wrong = found + len(doubted), wrong + len(bad)
                 right += len(doubted & set(bad.tolist()))

@@ -158,18 +158,16 @@ def _search(folder: Path) -> None:
 
 def _report(folder: Path) -> None:
     """Write the report on all items, as after a training that scored them by folds."""
-    from dataclasses import replace
-
     from nofuss import load
     from nofuss.data.open import open_data
     from nofuss.report import write_report
-    from nofuss.run.embeddings import load_embeddings
+    from nofuss.run.proxies import RunEmbeddings, load_proxies
 
-    data, kept = open_data(folder / "vectors.npz"), load_embeddings(folder / "run")
-    assert kept is not None
-    vectors = load(folder / "run").embed_collection(data).numpy()
-    kept = replace(kept, test=vectors, test_rows=np.arange(len(data)), seen=True)
-    write_report(folder / "run", data, kept)
+    data, encoder = open_data(folder / "vectors.npz"), load(folder / "run")
+    kept = load_proxies(folder / "run", encoder.digest, encoder.dim)
+    vectors = encoder.embed_collection(data).numpy()
+    shown = RunEmbeddings(vectors, np.arange(len(data)), vectors[kept.sample], kept, seen=True)
+    write_report(folder / "run", data, shown)
 
 
 def _page(folder: Path) -> None:

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data.open import open_data
 from nofuss.evaluate.protocol import PerQuery, per_query
-from nofuss.model.taught import SLACK, MarkedPairs, mapped, taught_map
+from nofuss.model.manifest import mapped
+from nofuss.model.taught import SLACK, MarkedPairs, taught_map
 from nofuss.ranking.neighbours import nearest
-from nofuss.run.directory import Run
-from nofuss.run.embeddings import load_embeddings
+from nofuss.search import Index
 from nofuss.search.teaching import usual_distances
 
 SEEDS = 10
@@ -47,12 +46,18 @@ def simulated_marks(
     return MarkedPairs(torch.tensor(first), torch.tensor(second), torch.tensor(same))
 
 
+def unseen(run: Path) -> tuple[Tensor, Tensor]:
+    """Return the vectors (N, D) and labels of a run's test items."""
+    items = [item for item in Index.load(run / "index").items(vectors=True) if item.split == "test"]
+    assert items, "the run has no unseen classes; train with --test-fraction 0.5"
+    labels = np.unique([str(item.label) for item in items], return_inverse=True)[1]
+    vectors = torch.stack([vector for item in items if (vector := item.vector) is not None])
+    return vectors, torch.from_numpy(labels)
+
+
 def main(run: Path, slack: float = SLACK) -> None:
     """Print Recall@1 and MAP@R before and after, as means over seeds."""
-    kept, data = load_embeddings(run), open_data(Run.open(run).config.data)
-    assert kept is not None
-    assert not kept.seen, "the run has no unseen classes; train with --test-fraction 0.5"
-    x, labels = torch.from_numpy(kept.test), torch.from_numpy(data.labels[kept.test_rows])
+    x, labels = unseen(run)
     near, far = usual_distances(x)
     before = per_query(x, labels)
     print(f"{len(x):,} items of {len(torch.unique(labels))} unseen classes, slack {slack:g}")

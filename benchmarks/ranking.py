@@ -15,27 +15,22 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from benchmarks.marks import unseen
 from nofuss.commands import console
-from nofuss.data.open import open_usable
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder, load
 from nofuss.ranking.open_set import RULES, OpenSet, calibrate
 from nofuss.ranking.rerank import CANDIDATES, Rerank, reranked_scores, summary
-from nofuss.run.directory import Run
-from nofuss.run.embeddings import load_embeddings
 from nofuss.search import Index
 from nofuss.search.search import search
 
 
 def show(path: Path) -> None:
     """Print the tables of a run."""
-    run, extra, kept = Run.open(path), load(path).extra, load_embeddings(path)
-    collection, _ = open_usable(run.config.data)
-    assert kept is not None
-    vectors, labels = torch.from_numpy(kept.test), collection.labels[kept.test_rows]
+    extra, (vectors, classes) = load(path).extra, unseen(path)
+    labels = classes.numpy()
     rerank = Rerank.from_dict(extra["rerank"])
     open_set = OpenSet.from_dict(extra["open_set"])
     show_ranking(f"{path}: the order", vectors, labels, rerank)

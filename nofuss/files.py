@@ -173,7 +173,7 @@ def read_json(path: Path, *, limit: int = JSON_LIMIT) -> dict[str, Any]:
 
 
 def json_object(stored: bytes) -> dict[str, Any]:
-    """Return the object in bytes that `json_bytes` made, or other programs; ValueError for others."""
+    """Return the object in bytes that `json_bytes` or another program made, else ValueError."""
     content = parse_json(stored)
     if not isinstance(content, dict):
         raise ValueError("not an object")

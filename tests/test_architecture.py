@@ -31,11 +31,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE | {"data", "model", "evaluate", "ranking", "run", "losses", "proxies"},
     "search": BASE | {"data", "model", "evaluate", "ranking", "run"},
     "training": BASE
-    | {"data", "model", "proxies", "losses", "evaluate", "ranking", "run", "report"},
+    | {"data", "model", "proxies", "losses", "evaluate", "ranking", "run", "report", "search"},
 }
 MAY_IMPORT["estimator"] = MAY_IMPORT["training"] | {"training"}
 MAY_IMPORT["paper"] = MAY_IMPORT["estimator"]
-MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper", "search"}
+MAY_IMPORT["commands"] = MAY_IMPORT["paper"] | {"paper"}
 MAY_IMPORT["cli"] = {"errors", "distributed", "commands"}
 MAY_IMPORT["__main__"] = {"cli"}
 MAY_IMPORT["__init__"] = MAY_IMPORT["commands"] | {"estimator"}

@@ -124,7 +124,12 @@ READERS, WRITERS = ("search", "embed"), ("evaluate", "index", "train")
 LINKS = [
     *(
         Attack(f"{name} is a link", file_link(name), (*READERS, *WRITERS))
-        for name in ("scores.json", LOCK, "index/manifest.json", "checkpoints/step-4/state.json")
+        for name in (
+            "scores.json",
+            LOCK,
+            "index/*.json",
+            "checkpoints/step-4/state.json",
+        )
     ),
     *(
         Attack(f"{name}/ is a link", folder_link(name), (*READERS, *WRITERS))
@@ -136,10 +141,10 @@ READ = {
     "config.json": ("search",),
     "model/model.json": ("search",),
     "model/weights-*": ("search",),
-    "index/manifest.json": ("search",),
+    "index/*.json": ("search",),
     "index/items-*": ("search",),
     "index/vectors-*": ("search",),
-    "embeddings.safetensors": ("evaluate",),
+    "proxies.safetensors": ("evaluate",),
     "scores.json": ("evaluate",),
     "metrics.jsonl": ("evaluate",),
     "checkpoints/step-4.safetensors": ("train",),

@@ -15,11 +15,11 @@ import torch
 import nofuss
 from nofuss.config import Options
 from nofuss.errors import NofussError, RunError
+from nofuss.model.saved import model_digest
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
-from nofuss.run.embeddings import load_embeddings
-from nofuss.search import lessons
-from nofuss.search.searchable import open_own_index
+from nofuss.run.proxies import load_proxies
+from nofuss.search.folder import FolderIndex
 from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
 from nofuss.training.train import run_training
@@ -39,7 +39,8 @@ def _trained(home: Path) -> Path:
     run = run_training(Options(data=data, out=out, epochs=2, dim=DIM, test_fraction=0.5))
     update_index(run, None)
     turned = torch.eye(DIM).double() + 0.1 * torch.ones(DIM, DIM).double()
-    lessons.apply_lesson(Run.open(run), turned, extra={})
+    index = FolderIndex.load(run / "index").with_map(turned)
+    index.commit(index.about)
     return run
 
 
@@ -73,12 +74,10 @@ def read_all(run: Path) -> None:
     for read in (
         lambda: Run.open(run),
         lambda: nofuss.load(run).embed(vectors),
-        lambda: load_embeddings(run),
-        lambda: open_own_index(Run.open(run), nofuss.load(run)).search(torch.eye(DIM), 3),
+        lambda: load_proxies(run, model_digest(run / "model"), DIM),
+        lambda: FolderIndex.load(run / "index").search(torch.eye(DIM), 3),
         lambda: load_checkpoint(run / "checkpoints"),
         lambda: write_card(Run.open(run)),
-        lambda: lessons.finish_lesson(run),
-        lambda: lessons.undo(Run.open(run)),
     ):
         try:
             read()

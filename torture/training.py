@@ -106,7 +106,7 @@ def bits(run: Path) -> dict[str, bytes]:
     last = max((run / "checkpoints").glob("step-*"), key=lambda path: int(path.stem[5:]))
     files = [
         *model_files(run / "model"),
-        run / "embeddings.safetensors",
+        run / "proxies.safetensors",
         run / "scores.json",
         run / "data.json",
     ]

@@ -164,14 +164,13 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
             )
     if not what[0]:
         return _by_folds(runs), "every class, by models that have not seen it", True
-    classes = {label for label, _, _ in what[0]}
-    if None in classes:
+    classes = [label for label, _, _ in what[0] if label is not None]
+    if len(classes) < len(what[0]):
         raise RunError(
             f"the items of {runs[0].path} have no labels, so runs can't be compared by Recall@1; "
             "add --data DATA with labels, or see `nofuss evaluate` of each"
         )
-    code = {label: i for i, label in enumerate(sorted(classes))}
-    labels = np.array([code[label] for label, _, _ in what[0]])
+    labels = np.unique(classes, return_inverse=True)[1]
     sides = np.array([side for _, side, _ in what[0]])
     queries = []
     for index, items in zip(indexes, tested, strict=True):

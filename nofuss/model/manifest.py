@@ -87,10 +87,7 @@ def manifest_file(folder: Path, model: str) -> Path:
 
 
 def read_manifest(folder: Path, model: str) -> Manifest | None:
-    """Return the manifest in force for a model; None if there is none. It may be damaged in any way.
-
-    ValueError or OSError says how.
-    """
+    """Return the manifest in force for a model; None if there is none, ValueError for damage."""
     try:
         stored = read_json(manifest_file(folder, model))
     except FileNotFoundError:
@@ -102,15 +99,13 @@ def read_manifest(folder: Path, model: str) -> Manifest | None:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Raise ValueError for a file that is not what the manifest says, FileNotFoundError for none."""
+    """Raise ValueError for a file that is not what the manifest says."""
     for part, expected in manifest.files.items():
         if sha256(manifest.file(folder, part)) != expected:
             raise ValueError(f"{manifest.file(folder, part).name} does not match its checksum")
 
 
-def write_manifest(
-    folder: Path, manifest: Manifest, parts: Mapping[str, bytes | None]
-) -> Manifest:
+def write_manifest(folder: Path, manifest: Manifest, parts: Mapping[str, bytes | None]) -> Manifest:
     """Put contents in force and return the manifest that says so; the caller has the lock.
 
     parts: contents of those that change; None removes one. The others stay as they are.

@@ -10,11 +10,10 @@
     backbone.json      a digest of the module that training started from, if it came from Python
     scan.csv           pictures that can't be read (left out) and copies (kept), if there are any
     scores.json        the last evaluation
-    embeddings.safetensors   of test items and some training items, with the proxies
+    proxies.safetensors      the proxies, and what they stand for, see run/proxies.py
     report.html suspects.csv README.md   for people: the report, doubtful items, the model card
-    index/             what `nofuss search` searches, see search/index.py
+    index/             what is searched: the trained items and others, see model/manifest.py
     marks.jsonl        results that somebody marked on the page, see run/marks.py
-    taught/            models before and after what marks taught, see search/lessons.py
     checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/saved.py
     .lock .lock.json   one command writes at a time, and which, see files.py

@@ -106,8 +106,10 @@ class Index(Protocol):
 
     place: str
     """Where it is, for messages: a folder, or a URL without credentials."""
-    matrix: Tensor | None
-    """What feedback taught, a map (D, D) of vectors; always None in a database."""
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """What feedback taught, a map (D, D) of vectors; always None in a database."""
 
     @property
     def about(self) -> About:

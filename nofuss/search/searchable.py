@@ -7,7 +7,6 @@ index` added, or the database that the user names. The data are never opened for
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -67,19 +66,12 @@ def _open_array(source: str) -> Collection | None:
     return None if collection.array is None else collection
 
 
-class Searched(NamedTuple):
-    """An index and the model whose vectors it holds, as it was trained."""
-
-    encoder: Encoder
-    index: Index
-
-
-def open_searchable(run: Run, url: str | None = None) -> Searched:
-    """Open a run's model with its own index, or with the one in the database at a URL."""
+def open_searchable(run: Run, url: str | None = None) -> tuple[Encoder, Index]:
+    """Open a run's model, as it was trained, and its index, or the one in the database at a URL."""
     while True:
         encoder = load(run.path, feedback=False)
         try:
-            return Searched(encoder, _open(run, encoder, url))
+            return encoder, _open(run, encoder, url)
         except RunError:  # has another command just replaced the model?
             if model_digest(run.model) == encoder.digest:
                 raise

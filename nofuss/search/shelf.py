@@ -166,8 +166,7 @@ class Shelf:
     def of(self, index: FolderIndex) -> "Shelf":
         """Return the shelf of the same items under another map; the drawn map stays."""
         new = replace(self, index=index, _drawing=Lock())
-        drawn = {name: self.__dict__[name] for name in ("plane", "map") if name in self.__dict__}
-        new.__dict__ |= drawn
+        new.__dict__ |= {n: self.__dict__[n] for n in {"plane", "map"} & self.__dict__.keys()}
         return new
 
     @property

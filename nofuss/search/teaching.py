@@ -26,8 +26,8 @@ from nofuss.files import locked
 from nofuss.model.manifest import read_manifest
 from nofuss.model.taught import MarkedPairs, taught_map
 from nofuss.ranking.neighbours import nearest
-from nofuss.run.proxies import sample_by_class
 from nofuss.run.marks import PICTURE, Marks, append_marks, read_marks
+from nofuss.run.proxies import sample_by_class
 from nofuss.search.folder import FolderIndex
 from nofuss.search.handlers import Page
 from nofuss.search.index import key_of

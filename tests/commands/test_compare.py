@@ -16,7 +16,6 @@ from nofuss.evaluate import paired_difference, per_query
 from nofuss.evaluate.protocol import PerQuery
 from nofuss.files import read_json, write_json
 from nofuss.run.directory import Run
-from nofuss.run.embeddings import load_embeddings
 from tests.asked import settings_of
 
 
@@ -47,6 +46,12 @@ def compare(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
     return code, said.out, said.err
 
 
+def tested(run: Path) -> torch.Tensor:
+    """Vectors of the test items."""
+    items = Index.load(run / "index").items(vectors=True)
+    return torch.stack([item.vector for item in items if item.split == "test"])
+
+
 @pytest.mark.slow
 def test_two_runs(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     runs = home / "untrained-0", home / "trained-0"
@@ -57,7 +62,7 @@ def test_two_runs(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
     found = second["recall@1"]["difference"]
     with np.load(home / "x.npz") as arrays:
         labels = arrays["labels"][arrays["split"] == "test"]
-    one, two = (per_query(load_embeddings(run).test, labels).recall1 for run in runs)
+    one, two = (per_query(tested(run), labels).recall1 for run in runs)
     expected = paired_difference(two, one, labels)
     assert (found["mean"], *found["over_classes"]) == pytest.approx(tuple(expected))
     assert found["verdict"] == "above"

@@ -42,7 +42,6 @@ def test_the_card_follows_the_scores_and_an_old_gain_is_dropped(run: Path) -> No
     assert "gain" in scores_of(run)
     shutil.rmtree(run / "model")
     save_model(run / "model", build_embedder("identity", dim=2, channels=16, seed=5))
-    (run / "embeddings.safetensors").unlink()  # of the model that was
     assert main(["evaluate", str(run)]) == 0
     scores = scores_of(run)
     assert scores["baselines"] == baselines

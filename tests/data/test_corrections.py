@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nofuss.run.embeddings import load_embeddings
 
 from nofuss.cli import main
 from nofuss.data.corrections import (
@@ -19,7 +20,6 @@ from nofuss.data.open import open_data
 from nofuss.errors import DataError
 from nofuss.files import digest
 from nofuss.run.directory import Run
-from nofuss.run.embeddings import load_embeddings
 from nofuss.search.folder import FolderIndex
 from nofuss.search.update import update_index
 from tests.tiny_run import draw, draw_folder

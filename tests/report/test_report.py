@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nofuss.run.embeddings import load_embeddings, without_sample
 
 from nofuss.commands import evaluate
 from nofuss.commands.doctor import diagnose
 from nofuss.data.open import open_data
 from nofuss.files import read_json, write_json
 from nofuss.report import write_report
-from nofuss.run.embeddings import load_embeddings, without_sample
 from tests.browser import complaints, open_browser
 from tests.tiny_run import CLASSES, HOSTILE, scene
 

@@ -8,12 +8,12 @@ from typing import Any
 import jinja2
 import numpy as np
 import pytest
+from nofuss.run.embeddings import without_sample
 
 import nofuss
 from nofuss.data.collection import Collection
 from nofuss.paper.page import results_page as render_results
 from nofuss.report import render, write_report
-from nofuss.run.embeddings import without_sample
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -18,6 +18,7 @@ from nofuss import Index
 from nofuss.errors import RunError
 from nofuss.files import LOCK, sha256
 from nofuss.geometry import normalize
+from nofuss.model.manifest import FORMAT
 from nofuss.search import nearest
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import About, Hits, Item, Origin, key_of
@@ -234,7 +235,7 @@ def test_every_damage_is_refused_in_one_line(tmp_path: Path) -> None:
                 file.unlink()
             else:
                 file.write_bytes(damage)
-            if file.name == "manifest.json" and damage == content[:-1]:
+            if file.name == "index.json" and damage == content[:-1]:
                 continue  # only its last line end is missing
             with pytest.raises(RunError) as error:
                 Index.load(tmp_path)
@@ -245,10 +246,11 @@ def test_every_damage_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_a_manifest_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     Index.build(random(3), names=names_of(3)).save(tmp_path)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    manifest["sha256"]["items"] = "/../../etc/passwd"
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match="not a checksum"):
+    manifest = json.loads((tmp_path / "index.json").read_text())
+    manifest["files"]["items"] = "/../../etc/passwd"
+    manifest.pop("checksum")
+    (tmp_path / "index.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="no checksums"):
         Index.load(tmp_path)
 
 
@@ -298,9 +300,10 @@ def forged(folder: Path, tensors: dict[str, Tensor], items: dict[str, object]) -
     sums = {part: sha256(folder / part) for part in ("vectors", "items")}
     for part, suffix in (("vectors", "safetensors"), ("items", "json")):
         (folder / part).rename(folder / f"{part}-{sums[part][:16]}.{suffix}")
-    manifest = {"format": 2, "model": "m", "dim": 8, "sha256": sums}
-    manifest |= {k: v for k, v in items.items() if k in ("open_set", "relatives")}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    about = {"format": FORMAT, "model": "", "dim": 8}
+    about |= {k: v for k, v in items.items() if k in ("open_set", "relatives")}
+    manifest = {"format": FORMAT, "model": "", "version": 1, "feedback": 0, "history": []}
+    (folder / "index.json").write_text(json.dumps(manifest | {"files": sums, "about": about}))
     return folder
 
 
@@ -310,6 +313,7 @@ def parts(**changes: object) -> tuple[dict[str, Tensor], dict[str, object]]:
     items = {"names": ["a", "b", "c"], "classes": ["x", "y"], "open_set": None, "relatives": 1}
     items |= {"sources": {"s": {"price": "number"}}, "columns": {"price": [1, None, 2.5]}}
     items["origins"] = [["s", "digest"], None, ["s", ""]]
+    items["splits"] = ["train", "test", None]
     tensors |= {k: v for k, v in changes.items() if k in tensors}  # type: ignore[misc]
     items |= {k: v for k, v in changes.items() if k in items}  # type: ignore[misc]
     return tensors, items
@@ -336,7 +340,7 @@ def test_a_sound_forgery_opens(tmp_path: Path) -> None:
         ({"labels": torch.zeros(3)}, "labels are torch.float32"),
         ({"labels": torch.tensor([0, 1, 2])}, "labels reach beyond the 2 classes"),
         ({"labels": torch.tensor([0, 1, -2])}, "labels reach beyond the 2 classes"),
-        ({"names": ["a", "b"]}, "2 names for 3 vectors"),
+        ({"names": ["a", "b"]}, "3 values for 2 names"),
         ({"names": ["a", "b", "b"]}, "names holds a string twice"),
         ({"names": ["a", "b", 3]}, "names is not a list of strings"),
         ({"names": "abc"}, "names is not a list of strings"),
@@ -352,7 +356,9 @@ def test_a_sound_forgery_opens(tmp_path: Path) -> None:
         ({"columns": {"price": ["1", 2, 3]}}, "column 'price' holds a value that is not number"),
         ({"columns": {"price": [1e999, 2, 3]}}, "is damaged"),
         ({"columns": {"shop": [1, 2, 3]}}, "'shop' is not a column"),
-        ({"origins": [None, None]}, "2 origins for 3 names"),
+        ({"origins": [None, None]}, "2 values for 3 names"),
+        ({"splits": ["train", "test"]}, "2 values for 3 names"),
+        ({"splits": ["train", "mine", None]}, "sides that training does not know"),
         ({"origins": [None, None, ["t", "x"]]}, "an item is of no source of the index"),
         ({"origins": [None, None, ["s", 3]]}, "an item is of no source of the index"),
     ],

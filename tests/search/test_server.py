@@ -15,7 +15,6 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from nofuss.errors import UsageError
-from nofuss.run.embeddings import load_embeddings
 from nofuss.search.handlers import MAX_UPLOAD
 from nofuss.search.page.guard import is_loopback
 from nofuss.search.page.server import serve
@@ -62,9 +61,8 @@ def peak_memory(process: subprocess.Popen[str]) -> int:
 
 
 def test_an_item_finds_its_nearest(server: Server, picture_run: Path) -> None:
-    kept = load_embeddings(picture_run)
-    assert kept is not None
-    apart = np.linalg.norm(kept.test - kept.test[2], axis=1)
+    vectors = Index.load(picture_run / "index").vectors.numpy()
+    apart = np.linalg.norm(vectors - vectors[2], axis=1)
     apart[2] = np.inf
     keys = server.request("/api/map").json["items"]
     found = server.request(f"/api/search?item={keys[2]}&k=4").json

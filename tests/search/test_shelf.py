@@ -1,7 +1,6 @@
-"""What the page searches: the index of a run, or its test classes."""
+"""What the page searches: the index of a run."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,6 @@ import pytest
 import torch
 
 from nofuss.data.open import open_data
-from nofuss.errors import RunError
-from nofuss.run.embeddings import load_embeddings
 from nofuss.search.plane import lay_out
 from nofuss.search.shelf import open_shelf
 from nofuss.search.update import update_index
@@ -18,7 +15,7 @@ from tests.search.verdicts import open_set
 from tests.tiny_run import draw
 
 
-def test_an_index_is_shown_where_there_is_one(picture_run: Path, tmp_path: Path) -> None:
+def test_what_was_added_is_found_beside_what_was_trained(picture_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(picture_run, run)
     (tmp_path / "new" / "class").mkdir(parents=True)
@@ -26,12 +23,13 @@ def test_an_index_is_shown_where_there_is_one(picture_run: Path, tmp_path: Path)
     draw(1, 51, side=500).save(tmp_path / "new" / "class" / "b.png")
     update_index(run, tmp_path / "new")
     shelf = open_shelf(run)
-    assert shelf.classes == ["class"]
+    assert "class" in shelf.classes
+    assert len(shelf.classes) > 1
     assert shelf.pictures is not None
     files = [tmp_path / "new" / "class" / name for name in ("a.png", "b.png")]
-    assert [shelf.picture(name) for name in shelf.own.names] == files  # decoded elsewhere
-    found = shelf.search(shelf.encoder.embed([draw(1, 50)])[0], 5)
-    assert [hit.name for hit in found.hits] == [str(file) for file in files]
+    assert [shelf.picture(name) for name in shelf.own.names[-2:]] == files  # decoded elsewhere
+    found = shelf.search(shelf.encoder.embed([draw(1, 50)])[0], 1)
+    assert [hit.name for hit in found.hits] == [str(files[0])]
 
 
 def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
@@ -74,18 +72,3 @@ def test_what_is_on_the_map_stays_in_its_place() -> None:
     np.testing.assert_allclose(plane.place(x), plane.places, atol=1e-3)
     between = torch.nn.functional.normalize(x[:1] + 1e-3 * x[1:2])
     np.testing.assert_allclose(plane.place(between)[0], plane.places[0], atol=1e-2)
-
-
-def test_kept_embeddings_of_another_model_or_of_other_data(
-    picture_run: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(picture_run, tmp_path / "run")
-    kept = load_embeddings(picture_run)
-    assert kept is not None
-    replace(kept, test_rows=kept.test_rows + 10**6).save(tmp_path / "run")
-    with pytest.raises(RunError, match="names items that are not in the data"):
-        open_shelf(tmp_path / "run")
-    wide = {name: np.tile(getattr(kept, name), 2) for name in ("test", "sample", "proxies")}
-    replace(kept, **wide).save(tmp_path / "run")  # type: ignore[arg-type]
-    with pytest.raises(RunError, match="vectors of 16 dimensions, but the model gives 8"):
-        open_shelf(tmp_path / "run")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nofuss.run.embeddings import load_embeddings
 from safetensors.torch import load_file
 
 import nofuss
@@ -22,7 +23,6 @@ from nofuss.model.saved import model_files
 from nofuss.model.stages import Trunk
 from nofuss.model.whitening import Recipe
 from nofuss.run.choice import CLOSED, Choice
-from nofuss.run.embeddings import load_embeddings
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.finetune import TRAINED_SHRINKAGE, after_training, labels_of, prepare
 from nofuss.training.head import fit_head

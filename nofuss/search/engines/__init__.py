@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from nofuss.errors import EngineError, NofussError, RunError
+from nofuss.model.manifest import WrongFormatError
 from nofuss.search.engines.url import read_url
 from nofuss.search.index import (
     About,
