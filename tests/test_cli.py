@@ -371,7 +371,7 @@ def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> N
     assert nofuss(*words, "--out", "soft").code == 0
     assert json.loads(Path("soft/config.json").read_text())["proxies_per_class"] == 10
     assert nofuss(*words, "--out", "one", "--proxies-per-class", 1).code == 0
-    kept = load_file("one/embeddings.safetensors")["proxies"]
+    kept = load_file("one/proxies.safetensors")["proxies"]
     assert len(kept) == 12  # classes
 
 

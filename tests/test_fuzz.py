@@ -24,11 +24,12 @@ from safetensors.torch import load_file, save_file
 import nofuss
 from nofuss.errors import NofussError
 from nofuss.files import read_json, sha256, write_json
+from nofuss.model.saved import model_digest
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
-from nofuss.run.embeddings import load_embeddings
+from nofuss.run.proxies import load_proxies
+from nofuss.search import Index
 from nofuss.search.page.server import build_app
-from nofuss.search.searchable import open_own_index
 from nofuss.search.shelf import open_shelf
 from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
@@ -118,10 +119,10 @@ def vouch(file: Path) -> None:
         model = file.with_name("model.json")
         write_json(model, read_json(model) | {"weights": sha256(file)})
     elif file.parent.name == "index" and part in ("items", "vectors"):
-        manifest = file.with_name("manifest.json")
-        content = json.loads(manifest.read_text())
-        content["sha256"][part] = sha256(file)
-        manifest.write_text(json.dumps(content))
+        (manifest,) = (p for p in file.parent.glob("*.json") if not p.name.startswith("items-"))
+        content = read_json(manifest)
+        content["files"][part] = sha256(file)
+        write_json(manifest, content)
     else:
         if file.suffix == ".json":
             with suppress(ValueError, AttributeError, TypeError):  # no object any more
@@ -138,8 +139,8 @@ def read_all(run: Path) -> None:
     for read in (
         lambda: Run.open(run),
         lambda: nofuss.load(run).embed(vectors),
-        lambda: load_embeddings(run),
-        lambda: open_own_index(Run.open(run), nofuss.load(run)).search(torch.eye(8), 3),
+        lambda: load_proxies(run, model_digest(run / "model"), 8),
+        lambda: Index.load(run / "index").search(torch.eye(8), 3),
         lambda: load_checkpoint(run / "checkpoints"),
         lambda: write_card(Run.open(run)),
     ):

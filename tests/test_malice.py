@@ -1,4 +1,4 @@
-"""What a stranger may put into an index, a lesson or an address: one clear line."""
+"""What a stranger may put into an index or an address: one clear line."""
 
 from pathlib import Path
 from typing import Any
@@ -6,56 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save, save_file
 
 from nofuss.data.columns import Column
 from nofuss.errors import RunError, UsageError
-from nofuss.files import write_by_content, write_json
-from nofuss.model.embedder import build_embedder
-from nofuss.model.saved import FORMAT, save_model
 from nofuss.run.marks import FILE, read_marks
 from nofuss.search import Index
 from nofuss.search.engines.url import read_url
-from nofuss.search.lessons import MAP, Step
 from nofuss.search.searchable import Pictures
 from tests.tiny_run import draw
 from torture.forgeries import index_items
 
 
-def step(folder: Path, matrix: torch.Tensor) -> Step:
-    save_model(folder, build_embedder("identity", dim=3, channels=5))
-    save_file({"map": matrix}, folder / MAP)
-    return Step(folder, 1, "digest")
-
-
-def test_a_map_of_embeddings(tmp_path: Path) -> None:
-    assert step(tmp_path, 2 * torch.eye(3).double()).matrix.shape == (3, 3)
-
-
 @pytest.mark.parametrize(
     "matrix",
-    [
-        torch.zeros(3, 3).double(),
-        torch.eye(4).double(),
-        torch.eye(3),
-        torch.zeros(0, 0).double(),
-        torch.eye(3).double() * torch.nan,
-        torch.tensor([1.0, 1.0, 1e-12]).double().diag(),
-    ],
-    ids=["zero", "another width", "single precision", "empty", "NaN", "nearly singular"],
+    [torch.eye(4), torch.zeros(0, 0), torch.eye(3) * torch.nan, torch.zeros(3), torch.eye(3)[:2]],
+    ids=["another width", "empty", "NaN", "a vector", "not square"],
 )
-def test_what_is_no_map_of_embeddings(matrix: torch.Tensor, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="not a map of embeddings"):
-        _ = step(tmp_path, matrix).matrix
-
-
-def test_weights_of_a_lesson_without_a_head(tmp_path: Path) -> None:
-    weights = save({"head.weight": torch.ones(())})
-    checksum = write_by_content(tmp_path, "weights", "safetensors", weights)
-    write_json(tmp_path / "model.json", {"format": FORMAT, "weights": checksum})
-    save_file({"map": torch.eye(3).double()}, tmp_path / MAP)
-    with pytest.raises(RunError, match="not a map of embeddings"):
-        _ = Step(tmp_path, 1, "digest").matrix
+def test_what_is_no_map_of_vectors(matrix: torch.Tensor, tmp_path: Path) -> None:
+    index = Index.build(torch.eye(3), names=["a", "b", "c"])
+    index.with_map(2 * torch.eye(3)).save(tmp_path)
+    assert torch.equal(Index.load(tmp_path).vectors, torch.eye(3))
+    index.with_map(matrix).save(tmp_path)
+    with pytest.raises(RunError, match=r"is damaged .*map"):
+        Index.load(tmp_path)
 
 
 @pytest.mark.parametrize(

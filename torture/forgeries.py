@@ -78,23 +78,27 @@ def index_items(change: Callable[[dict[str, Any]], Any]) -> Forge:
 
 
 def _seal_index(file: Path) -> None:
-    part, manifest = file.name.partition("-")[0], file.parent / "manifest.json"
-    content = json.loads(manifest.read_text())
-    content["sha256"][part] = sha256(file)
-    manifest.write_text(json.dumps(content))
-    file.rename(file.with_name(f"{part}-{sha256(file)[:16]}{file.suffix}"))
+    part = file.name.partition("-")[0]
+    manifest = manifest_of(file.parent)
+    content = read_json(manifest)
+    content["files"][part] = sha256(file)
+    write_json(manifest, content)
+    file.rename(file.with_name(f"{part}-{content['files'][part][:16]}{file.suffix}"))
+
+
+def manifest_of(folder: Path) -> Path:
+    """Return the manifest of an index."""
+    return next(path for path in folder.glob("*.json") if not path.name.startswith("items-"))
 
 
 def reseal(file: Path) -> None:
     """Make the checksums of a run match a file of it that was changed."""
     folder = file.parent
-    if file.name == "manifest.json":
-        return
     if file.name.startswith("weights-"):
         _seal_weights(file)
-    elif folder.name == "index":
+    elif folder.name == "index" and "-" in file.name:
         _seal_index(file)
-    elif file.name in SEALED:
+    elif file.name in SEALED or folder.name == "index":
         content = json.loads(file.read_bytes())
         content.pop("checksum", None)
         write_json(file, content)

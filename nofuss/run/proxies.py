@@ -75,9 +75,11 @@ def load_proxies(run: Path, model: str, dim: int) -> RunProxies:
         arrays: dict[str, Any] = {name: tensors[name].numpy() for name in _ARRAYS}
         if about.pop("checksum") != _checksum(about, arrays):
             raise ValueError("its checksum differs")
+        if about["model"] != model:
+            return RunProxies.none(dim)
         kept = RunProxies(**arrays, scale=about["scale"])
         _check(kept, dim)
-        return kept if about["model"] == model else RunProxies.none(dim)
+        return kept
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{file} is damaged ({reason}); delete it or train again") from None

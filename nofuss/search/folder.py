@@ -377,6 +377,9 @@ class FolderIndex:
         tensors, _ = load_tensors(manifest.file(folder, "vectors"))
         vectors, codes = tensors["vectors"], tensors["labels"]
         _check_numbers(vectors, codes, about.dim, len(classes))
+        for values in (vectors, stored["origins"], stored["splits"]):
+            if len(values) != len(names):
+                raise ValueError(f"{len(values)} values for {len(names)} names")
         index = cls(about, folder)
         index.manifest, index.matrix = manifest, read_map(folder, manifest)
         if index.matrix is not None and len(index.matrix) != about.dim:
@@ -389,9 +392,6 @@ class FolderIndex:
         index._splits = stored["splits"]
         if not isinstance(index._splits, list) or not {*index._splits} <= {None, *SPLITS}:
             raise ValueError("its items are of sides that training does not know")
-        for values in (vectors, index._origins, index._splits):
-            if len(values) != len(names):
-                raise ValueError(f"{len(values)} values for {len(names)} names")
         return index
 
 

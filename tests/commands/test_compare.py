@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nofuss import train
+from nofuss import Index, train
 from nofuss.cli import main
 from nofuss.commands.compare import Method, _compare, _same_but_for_the_seed
 from nofuss.evaluate import paired_difference, per_query
@@ -46,7 +46,7 @@ def compare(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
     return code, said.out, said.err
 
 
-def tested(run: Path) -> torch.Tensor:
+def vectors_of_tested(run: Path) -> torch.Tensor:
     """Vectors of the test items."""
     items = Index.load(run / "index").items(vectors=True)
     return torch.stack([item.vector for item in items if item.split == "test"])
@@ -62,7 +62,7 @@ def test_two_runs(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
     found = second["recall@1"]["difference"]
     with np.load(home / "x.npz") as arrays:
         labels = arrays["labels"][arrays["split"] == "test"]
-    one, two = (per_query(tested(run), labels).recall1 for run in runs)
+    one, two = (per_query(vectors_of_tested(run), labels).recall1 for run in runs)
     expected = paired_difference(two, one, labels)
     assert (found["mean"], *found["over_classes"]) == pytest.approx(tuple(expected))
     assert found["verdict"] == "above"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nofuss.run.embeddings import load_embeddings, without_sample
 
 from nofuss.commands import evaluate
 from nofuss.commands.doctor import diagnose
@@ -17,6 +16,7 @@ from nofuss.data.open import open_data
 from nofuss.files import read_json, write_json
 from nofuss.report import write_report
 from tests.browser import complaints, open_browser
+from tests.shown import nothing_to_show
 from tests.tiny_run import CLASSES, HOSTILE, scene
 
 
@@ -91,7 +91,7 @@ def test_the_duplicates_are_those_of_the_doctor(tmp_path: Path) -> None:
     shutil.copy(data / "ant" / "0.png", data / "ant" / "copy.png")
     scene(11).resize((70, 70)).save(data / "ant" / "near.jpg", quality=40)
     collection = open_data(data)
-    kept = without_sample("", 2)
+    kept = nothing_to_show(2)
     angle = np.arange(3, dtype=np.float32)
     vectors = np.stack([np.cos(angle), np.sin(angle)], 1)
     kept = replace(kept, test=vectors, test_rows=np.array([0, 1, 5]))
@@ -130,7 +130,7 @@ def test_evaluation_renews_it_and_keeps_the_baselines(vector_run: Path, tmp_path
 def test_a_bare_run_has_a_report_too(picture_run: Path, tmp_path: Path) -> None:
     """No scores, no metrics, no embeddings: what there is, is shown."""
     collection = open_data(picture_run.parent / "data")
-    file = write_report(tmp_path, collection, without_sample("", 8))
+    file = write_report(tmp_path, collection, nothing_to_show(8))
     page = Page(file)
     assert "no test classes" in page.text
     assert "Data" in page.text
@@ -157,7 +157,7 @@ def test_it_opens_with_what_learning_was_worth(
     gain = {"over": "untrained features", "recall@1": recall, "map@r": map_r}
     write_json(tmp_path / "scores.json", scores | {"gain": gain})
     collection = open_data(vector_run.parent / "data.npz")
-    page = Page(write_report(tmp_path, collection, without_sample("", 8)))
+    page = Page(write_report(tmp_path, collection, nothing_to_show(8)))
     assert f"Learning {verdict}: Recall@1" in page.text
 
 
@@ -165,11 +165,12 @@ def test_a_picture_that_vanished_is_left_out(picture_run: Path, tmp_path: Path) 
     data = tmp_path / "data"
     shutil.copytree(picture_run.parent / "data", data)
     collection = open_data(data)
-    kept = load_embeddings(picture_run)
-    assert kept is not None
-    for row in kept.test_rows[:3]:
+    rows = np.arange(len(collection))
+    vectors = np.random.default_rng(0).normal(size=(len(rows), 8)).astype(np.float32)
+    for row in rows[:3]:
         collection.paths[row].unlink()
-    page = Page(write_report(tmp_path, collection, kept))
+    shown = replace(nothing_to_show(8), test=vectors, test_rows=rows)
+    page = Page(write_report(tmp_path, collection, shown))
     assert "no picture" in page.text
 
 

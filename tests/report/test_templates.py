@@ -8,12 +8,12 @@ from typing import Any
 import jinja2
 import numpy as np
 import pytest
-from nofuss.run.embeddings import without_sample
 
 import nofuss
 from nofuss.data.collection import Collection
 from nofuss.paper.page import results_page as render_results
 from nofuss.report import render, write_report
+from tests.shown import nothing_to_show
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -58,7 +58,7 @@ def assert_is_text(page: bytes, name: str) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_run_full_of_hostile_names(name: str, tmp_path: Path) -> None:
     labels = np.repeat([0, 1], 4)
-    kept = without_sample("", 2)
+    kept = nothing_to_show(2)
     vectors = np.eye(2, dtype=np.float32)[[0, 0, 0, 1, 1, 1, 1, 0]]  # two lie in the other class
     kept = type(kept)(**{**vars(kept), "test": vectors, "test_rows": np.arange(8)})
     collection = Collection(

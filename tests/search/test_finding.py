@@ -107,23 +107,6 @@ def test_a_filter_that_nothing_passes_says_so(run: Path, table: Path, capsys: Ca
     assert "nothing passes" not in said(capsys, "search", run, query, "--where", "price<9")
 
 
-def test_columns_can_be_filtered_before_anything_is_indexed(
-    run: Path, table: Path, capsys: Capture
-) -> None:
-    query = table.parent / "cat" / "0.png"
-    words = ("search", run, query, "-k", 30, "--json")
-    everything = json.loads(said(capsys, *words))["queries"][0]["neighbours"]
-    prices = [neighbour["columns"]["price"] for neighbour in everything]
-    assert {n["path"]: n["columns"]["price"] for n in everything} == {
-        str(picture): float(price)
-        for price, picture in enumerate(sorted(table.parent.rglob("*.png")))
-        if price in prices
-    }
-    some = json.loads(said(capsys, *words, "--where", f"price<{sorted(prices)[4]}"))
-    found = [neighbour["columns"]["price"] for neighbour in some["queries"][0]["neighbours"]]
-    assert sorted(found) == sorted(prices)[:4]
-
-
 def test_why_there_is_no_verdict() -> None:
     embedder = build_embedder("identity", dim=8, channels=8, weights=None)
     with_rule = Encoder(embedder, extra={"open_set": open_set().as_dict()})

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
+from nofuss import Index
 from nofuss.errors import UsageError
 from nofuss.search.handlers import MAX_UPLOAD
 from nofuss.search.page.guard import is_loopback

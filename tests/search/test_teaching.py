@@ -15,14 +15,12 @@ import nofuss
 from nofuss.data.corrections import FILE as CORRECTIONS
 from nofuss.data.corrections import Correction, read_corrections, write_corrections
 from nofuss.files import digest, locked
-from nofuss.model.saved import model_digest
 from nofuss.run.marks import read_marks
 from nofuss.search.handlers import MAX_CONTENT
 from nofuss.search.page.server import build_app
 from nofuss.search.shelf import open_shelf
 from tests.search.serving import Answer, Server, serving
-from tests.search.test_server import OTHER_HOSTS, encode
-from tests.tiny_run import draw
+from tests.search.test_server import OTHER_HOSTS
 
 JSON = {"Content-Type": "application/json"}
 ORIGINS = ["http://evil.example", "null", "https://127.0.0.1:{port}"]
@@ -57,58 +55,6 @@ def distances(found: Any) -> dict[str, float]:
 # ---- what they do
 
 
-def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
-    model = model_digest(run / "model")
-    before = search(server, f"item={server.item(3)}&k=100")
-    query, results = {"like": before["query"]["key"]}, before["results"]
-    wanted = [{"item": r["key"], "same": at > 2} for at, r in enumerate(results[::4])]
-    state = tell(server, "/api/marks", {"query": query, "marks": wanted}).json
-    assert state["marks"] == {mark["item"]: mark["same"] for mark in wanted}
-    assert server.request(f"/api/marks?like={query['like']}").json == state
-    lesson = tell(server, "/api/learn", {"query": query}).json
-    assert (lesson["marks"], lesson["pairs"]) == (state["count"], state["count"])
-    assert server.request("/api/about").json["taught"] == state["count"]
-    after = search(server, f"item={server.item(3)}&k=100")
-
-    def gap(found: Any) -> float:
-        """How much farther away what is not the same is, on average, than what is."""
-        at = distances(found)
-        same, other = ([at[m["item"]] for m in wanted if m["same"] is s] for s in (True, False))
-        return sum(other) / len(other) - sum(same) / len(same)
-
-    assert gap(after) > gap(before) + 0.01
-    assert model_digest(run / "model") != model
-    assert tell(server, "/api/undo", {}).status == 200
-    assert model_digest(run / "model") == model
-    assert distances(search(server, f"item={server.item(3)}&k=100")) == pytest.approx(
-        distances(before), abs=2e-4
-    )
-    assert tell(server, "/api/undo", {}).status == 409
-    # The marks are still there: they were not undone, only the lesson.
-    assert server.request(f"/api/marks?like={query['like']}").json["marks"] == state["marks"]
-
-
-def test_a_picture_of_ones_own_is_followed_through_a_lesson(server: Server) -> None:
-    sent = server.upload(encode("PNG", draw(1, 77))).json
-    query, results = {"vector": sent["query"]["vector"]}, sent["results"]
-    one = [{"item": results[0]["key"], "same": True}]
-    two = [*one, {"item": results[3]["key"], "same": True}]
-    assert tell(server, "/api/marks", {"query": query, "marks": two}).status == 200
-    found = search(server, f"vector={query['vector']}&k=5")
-    assert [r["key"] for r in found["results"]] == [r["key"] for r in results]
-    lesson = tell(server, "/api/learn", {"query": query}).json
-    assert lesson["vector"] != query["vector"]
-    # The old address is of the old model; the new one finds the marks again.
-    assert server.request(f"/api/search?vector={query['vector']}").status == 400
-    assert server.request(f"/api/marks?vector={lesson['vector']}").json["marks"] != {}
-    again = server.upload(encode("PNG", draw(1, 77))).json
-    by_address = search(server, f"vector={lesson['vector']}&k=5")
-    assert distances(by_address) == pytest.approx(distances(again), abs=2e-3)
-    back = tell(server, "/api/undo", {"query": {"vector": lesson["vector"]}}).json
-    found = search(server, f"vector={back['vector']}&k=5")
-    assert distances(found) == pytest.approx(distances(sent), abs=2e-3)
-
-
 def test_marks_are_taken_back_and_exported(server: Server, run: Path) -> None:
     found = search(server, f"item={server.item(9)}&k=3")
     query, (a, b, _) = {"like": found["query"]["key"]}, found["results"]
@@ -124,29 +70,6 @@ def test_marks_are_taken_back_and_exported(server: Server, run: Path) -> None:
     assert {row["same"] for row in rows} <= {"same", "not the same"}
     assert str(run.parent).encode() not in answer.body  # no path of this disk
     assert rows[-1]["query"].endswith(found["query"]["name"])
-
-
-def test_doubtful_labels_are_judged(server: Server, run: Path) -> None:
-    found = server.request("/api/suspects").json["suspects"]
-    wrong = [s for s in found if s["name"] == "red/wrong.png"]
-    assert wrong, found
-    suspect = wrong[0]
-    assert suspect["suggested"] == "fruit/blue"
-    assert suspect["votes"] == sum(n["label"] == "fruit/blue" for n in suspect["neighbours"])
-    said = tell(server, "/api/suspects", {"item": suspect["key"], "label": "fruit/blue"}).json
-    assert said == {"judged": "fruit/blue", "count": 1}
-    item = str(run.parent / "data" / suspect["name"])
-    assert read_corrections(run / CORRECTIONS) == [Correction(item, "red", "fruit/blue")]
-    again = server.request("/api/suspects").json["suspects"]
-    assert [s["judged"] for s in again if s["key"] == suspect["key"]] == ["fruit/blue"]
-    # Another judgement replaces it, null withdraws it.
-    tell(server, "/api/suspects", {"item": suspect["key"], "label": "red"})
-    assert read_corrections(run / CORRECTIONS) == [Correction(item, "red", "red")]
-    assert tell(server, "/api/suspects", {"item": suspect["key"], "label": None}).json == {
-        "judged": None,
-        "count": 0,
-    }
-    assert read_corrections(run / CORRECTIONS) == []
 
 
 # ---- who may ask

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nofuss.run.embeddings import load_embeddings
 from safetensors.torch import load_file
 
 import nofuss
@@ -23,6 +22,7 @@ from nofuss.model.saved import model_files
 from nofuss.model.stages import Trunk
 from nofuss.model.whitening import Recipe
 from nofuss.run.choice import CLOSED, Choice
+from nofuss.run.proxies import load_proxies
 from nofuss.training.feed import ActivationFeed, CollectionFeed
 from nofuss.training.finetune import TRAINED_SHRINKAGE, after_training, labels_of, prepare
 from nofuss.training.head import fit_head
@@ -221,7 +221,7 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     expected = fit_head(features, torch.from_numpy(labels), asked, decided=decided).embed(features)
     found = normalize(encoder.embedder.head(encoder.embedder.to_head(features)).detach())
     assert torch.allclose(found, expected, atol=1e-2)
-    proxies = load_embeddings(run).proxies
+    proxies = load_proxies(run, encoder.digest, encoder.dim).proxies
     means = torch.stack([found[labels == c].mean(0) for c in range(labels.max() + 1)])
     assert torch.allclose(torch.from_numpy(proxies), normalize(means), atol=1e-2)
 
@@ -254,10 +254,9 @@ def test_several_proxies_follow_the_items_they_stood_for(tmp_path: Path) -> None
     settings = SETTINGS | {"start": "whitened", "test_fraction": 0.0}
     settings |= {"loss": "soft-triple", "proxies_per_class": 2.0}
     run = nofuss.train(pictures(), out=tmp_path / "run", unfreeze="1", **settings)
-    kept = load_embeddings(run)
-    proxies = torch.from_numpy(kept.proxies)
+    proxies = torch.from_numpy(load_proxies(run, nofuss.load(run).digest, 16).proxies)
     assert proxies.shape == (24, 16)
-    items = torch.from_numpy(kept.sample)
+    items = nofuss.Index.load(run / "index").vectors
     assert (proxies @ items.T).amax(1).min() < 1 - 1e-4, "means of items, not items"
 
 
