@@ -1,7 +1,7 @@
 """Render pictures of objects to try nofuss on: python examples/rendered_objects.py objects
 
-Forty-five classes, a folder each: mugs, vases, bottles, bowls, lamps, chairs, dice, boxes and
-teapots, five of each, which differ in proportions and pattern. Every picture has a viewpoint,
+Forty classes, a folder each: mugs, vases, bottles, bowls, lamps, chairs, boxes and teapots, five
+of each, which differ in proportions and pattern. Every picture has a viewpoint,
 light, table and wall of its own. Drawn by marching rays through signed distances in numpy, half a
 second a picture; use the pictures for anything.
 """
@@ -135,18 +135,6 @@ def lathe(profile: list[tuple[float, float]], wall: float = 0.0) -> Distance:
 def joined(*shapes: Distance) -> Distance:
     """Return several shapes as one."""
     return lambda p: np.min([shape(p) for shape in shapes], axis=0)
-
-
-def turned(function: Distance | Paint, angle: float, x: float, z: float) -> Distance | Paint:
-    """Return a shape, or its paint, turned about the vertical and moved on the table."""
-    cos, sin = np.float32(np.cos(angle)), np.float32(np.sin(angle))
-    across, along = np.float32(x), np.float32(z)
-
-    def moved(p: Array) -> Array:
-        u, v = p[0] - across, p[2] - along
-        return function(np.stack([cos * u + sin * v, p[1], cos * v - sin * u]))
-
-    return moved
 
 
 # ---- Patterns and paint
@@ -337,32 +325,6 @@ def chair(style: Style) -> list[Part]:
     return [Part(joined(*parts), solid(style.first), 0.45), Part(seat, style.flat, 0.2)]
 
 
-def die(style: Style) -> list[Part]:
-    """Two dice."""
-    half, soft = 0.34, 0.04 + 0.14 * style.shape[0]
-    cube = box((half, half, half), (0, half, 0), soft)
-    size = 0.06 + 0.035 * style.shape[1]
-    spots = {1: [(0, 0)], 2: [(-1, -1), (1, 1)], 4: [(x, y) for x in (-1, 1) for y in (-1, 1)]}
-    spots |= {3: spots[1] + spots[2], 5: spots[1] + spots[4], 6: spots[4] + [(-1, 0), (1, 0)]}
-    first, second = solid(style.first), solid(style.second)
-
-    def pips(p: Array) -> Array:
-        q = p - np.array([[0], [half], [0]], np.float32)
-        side = np.abs(q).argmax(0)
-        near = np.full(p.shape[1], np.inf, np.float32)
-        for axis in range(3):
-            u, v = q[(axis + 1) % 3], q[(axis + 2) % 3]
-            for sign, count in ((1, axis + 1), (-1, 6 - axis)):
-                on = (side == axis) & (np.sign(q[axis]) == sign)
-                for x, y in spots[count]:
-                    gap = length(u - x * half * 0.52, v - y * half * 0.52)
-                    near = np.where(on, np.minimum(near, gap), near)
-        return blend((near < size).astype(np.float32), first(p), second(p))
-
-    places = ((0.35, -0.45, 0.1), (-0.6 - style.shape[2], 0.48, -0.12))
-    return [Part(turned(cube, *place), turned(pips, *place)) for place in places]
-
-
 def gift(style: Style) -> list[Part]:
     """A box with a lid, a ribbon and a bow."""
     a, b, c = style.shape[:3]
@@ -417,7 +379,6 @@ FAMILIES: dict[str, tuple[Callable[[Style], list[Part]], float, float]] = {  # a
     "bowl": (bowl, 0.8, 0.5),
     "lamp": (lamp, 0.6, 1.65),
     "chair": (chair, 0.75, 1.65),
-    "dice": (die, 0.95, 0.7),
     "box": (gift, 0.75, 1.05),
     "teapot": (teapot, 0.95, 0.9),
 }

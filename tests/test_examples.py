@@ -71,7 +71,7 @@ def test_rendered_objects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         command = ["", str(tmp_path / folder), "--views", "1", "--size", "24", *more]
         monkeypatch.setattr(sys, "argv", command)
         module.main()
-    assert nofuss.open_data(tmp_path / "all").num_classes == 45
+    assert nofuss.open_data(tmp_path / "all").num_classes == 40
     (again,) = (tmp_path / "again").rglob("*.jpg")
     first = tmp_path / "all" / again.relative_to(tmp_path / "again")
     assert first.read_bytes() == again.read_bytes()
