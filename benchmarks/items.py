@@ -172,13 +172,15 @@ def _report(folder: Path) -> None:
 
 def _page(folder: Path) -> None:
     """Open the page, draw its map, answer a search."""
+    from nofuss.run.directory import Run
     from nofuss.search.index import key_of
-    from nofuss.search.shelf import open_shelf
+    from nofuss.search.page.state import open_state
 
-    shelf = open_shelf(folder / "run")
-    assert shelf.map["items"]
-    assert shelf.search(shelf.own.vectors[0], 10).hits
-    assert shelf.own.find(key_of(shelf.own.names[0])) == shelf.own.names[0]
+    state = open_state(Run.open(folder / "run"))
+    [name] = state.index.sample(1)
+    assert state.map["items"]
+    assert state.search(state.vectors_of([name])[0], 10).hits
+    assert state.index.find(key_of(name)) == name
 
 
 STAGES: dict[str, Callable[[Path], None]] = {

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from nofuss.evaluate.protocol import PerQuery, per_query
 from nofuss.model.manifest import mapped
-from nofuss.model.taught import SLACK, MarkedPairs, taught_map
 from nofuss.ranking.neighbours import nearest
 from nofuss.search import Index
-from nofuss.search.teaching import usual_distances
+from nofuss.search.feedback import SLACK, Pairs, learned_map
 
 SEEDS = 10
 CASES = ((1, 10, 0.0), (1, 24, 0.0), (3, 24, 0.0), (10, 24, 0.0), (10, 24, 0.1))
@@ -33,7 +32,7 @@ def simulated_marks(
     count: int,
     wrong: float,
     random: np.random.Generator,
-) -> MarkedPairs:
+) -> Pairs:
     """Return the marks of one query a class, each with its first `count` results."""
     first, second, same = list[int](), list[int](), list[bool]()
     for c in classes.tolist():
@@ -43,7 +42,7 @@ def simulated_marks(
             first.append(query)
             second.append(row)
             same.append(bool(labels[row] == c) != bool(random.random() < wrong))
-    return MarkedPairs(torch.tensor(first), torch.tensor(second), torch.tensor(same))
+    return Pairs(torch.tensor(first), torch.tensor(second), torch.tensor(same))
 
 
 def unseen(run: Path) -> tuple[Tensor, Tensor]:
@@ -58,7 +57,6 @@ def unseen(run: Path) -> tuple[Tensor, Tensor]:
 def main(run: Path, slack: float = SLACK) -> None:
     """Print Recall@1 and MAP@R before and after, as means over seeds."""
     x, labels = unseen(run)
-    near, far = usual_distances(x)
     before = per_query(x, labels)
     print(f"{len(x):,} items of {len(torch.unique(labels))} unseen classes, slack {slack:g}")
     for queries, count, wrong in CASES:
@@ -68,7 +66,7 @@ def main(run: Path, slack: float = SLACK) -> None:
             classes = torch.from_numpy(random.permutation(torch.unique(labels).numpy())[:queries])
             pairs = simulated_marks(x, labels, classes, count, wrong, random)
             began = time.perf_counter()
-            matrix = taught_map(x, pairs, near=near, far=far, slack=slack)
+            matrix = learned_map(x, pairs, slack=slack)
             spent = time.perf_counter() - began
             after = per_query(mapped(x, matrix), labels)
             is_marked = torch.isin(before.rows, torch.cat([pairs.first, pairs.second]))

@@ -139,18 +139,41 @@ def write_by_content(folder: Path, stem: str, suffix: str, content: bytes) -> st
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append lines and flush them.
+    """Append lines and flush them; after an error the file is as it was.
 
-    A kill or a full disk may leave part of a line: what is appended later starts a new line, so
-    that readers find one line that is not whole, and lose no other.
+    A kill may leave part of a line: what is appended later starts a new line, so that readers find
+    one line that is not whole, and lose no other.
     """
     content = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
-    with open(path, "a+b") as file:
-        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+    with open(path, "a+b", buffering=0) as file:
+        before = file.tell()
+        if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
             content = b"\n" + content
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        try:
+            while content:
+                content = content[file.write(content) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
+    if not before:
+        with suppress(OSError):
+            sync(path.parent)
+
+
+def read_lines(path: Path, *, limit: int) -> list[Any]:
+    """Return the JSON in each line: None for one that is not whole, nothing for a cut last one."""
+    lines = read_bytes(path, limit=limit).split(b"\n")
+    found = [_parsed(line) for line in lines]
+    return found if found[-1] is not None else found[:-1]
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError:
+        return None
 
 
 # ---- JSON and tables

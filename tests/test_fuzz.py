@@ -28,9 +28,9 @@ from nofuss.model.saved import model_digest
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
 from nofuss.run.proxies import load_proxies
-from nofuss.search import Index
+from nofuss.search.open import open_search
 from nofuss.search.page.server import build_app
-from nofuss.search.shelf import open_shelf
+from nofuss.search.page.state import open_state
 from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
 from tests.tiny_run import draw
@@ -140,7 +140,7 @@ def read_all(run: Path) -> None:
         lambda: Run.open(run),
         lambda: nofuss.load(run).embed(vectors),
         lambda: load_proxies(run, model_digest(run / "model"), 8),
-        lambda: Index.load(run / "index").search(torch.eye(8), 3),
+        lambda: open_search(Run.open(run)).index.search(torch.eye(8), 3),
         lambda: load_checkpoint(run / "checkpoints"),
         lambda: write_card(Run.open(run)),
     ):
@@ -183,7 +183,7 @@ class Client:
 
     def __init__(self, run: Path) -> None:
         self.runner = asyncio.Runner()
-        self.page = build_app(open_shelf(run), host="127.0.0.1", port=80, token=None)
+        self.page = build_app(open_state(Run.open(run)), host="127.0.0.1", port=80, token=None)
         self.app = self.page.app
 
     def __call__(

@@ -9,10 +9,9 @@ import torch
 
 from nofuss.data.columns import Column
 from nofuss.errors import RunError, UsageError
-from nofuss.run.marks import FILE, read_marks
 from nofuss.search import Index
 from nofuss.search.engines.url import read_url
-from nofuss.search.searchable import Pictures
+from nofuss.search.page.state import Pictures
 from tests.tiny_run import draw
 from torture.forgeries import index_items
 
@@ -59,12 +58,6 @@ def test_only_arrays_are_opened_for_the_page(tmp_path: Path) -> None:
     assert not isinstance(pictures[f"{tmp_path / 'x.npz'}#2"], Path | None)
     for row in ("²", "9" * 5000):
         assert isinstance(pictures[f"{tmp_path / 'x.npz'}#{row}"], Path)
-
-
-@pytest.mark.parametrize("same", ["1", "0", '"true"', "[]"])
-def test_a_mark_is_true_false_or_null(same: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(f'{{"query": "a", "item": "b", "same": {same}}}\n')
-    assert read_marks(tmp_path).torn == 1
 
 
 def test_an_address_that_is_not_utf8_is_not_quoted() -> None:

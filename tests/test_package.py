@@ -36,7 +36,7 @@ def test_pages_and_types_are_there() -> None:
         "py.typed",
         "report/card.md",
         "report/report.html",
-        "search/page.html",
+        "search/page/static/index.html",
         "paper/page.html",
     ):
         assert (ROOT / name).is_file()

@@ -72,7 +72,7 @@ def half_bodies(server: Served) -> list[str]:
 def never_reading(server: Served) -> list[str]:
     """Send requests and do not read the answers."""
     for _ in range(60):
-        server.send(server.head(path="/page.js") * 50)
+        server.send(server.head(path="/search.js") * 50)
     return honest(server)
 
 
@@ -143,19 +143,19 @@ def no_files(server: Served) -> list[str]:
     return complaints + honest(server)
 
 
-def teaching(server: Served) -> list[str]:
-    """Send marks, lessons and judgements that no page would send, most without the token."""
+def feedback(server: Served) -> list[str]:
+    """Send feedback that no page would send, most without the token."""
     item, other = server.keys[:2]
-    query = {"like": item}
+    query = {"item": item}
     bodies = [
         *(b"[" * 10**4, b"\xff" * 10**4, b"{}", b"null", b'{"query": ' * 5000, b" " * 2**17),
-        *map(_json, ({"query": query, "marks": [{"item": other, "same": "x"}] * 400},)),
-        *map(_json, ({"query": query, "marks": [{"item": other, "same": True}] * 400},)),
+        *map(_json, ({"query": query, "said": [{"item": other, "same": "x"}] * 400},)),
+        *map(_json, ({"query": query, "said": [{"item": other, "same": True}] * 400},)),
         *map(_json, ({"query": {"vector": "A" * 50_000}}, {"item": item, "label": "\0" * 9000})),
         *map(_json, ({"item": "../" * 5000, "label": "x"}, {"item": [item] * 1000})),
     ]
     before, complaints = _files(server.run), []
-    for path, content in itertools.product(("marks", "learn", "undo", "suspects"), bodies):
+    for path, content in itertools.product(("feedback", "learn", "undo", "labels"), bodies):
         head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         foreign = f"Origin: http://evil.example\r\n{head}"
         for line in (
@@ -165,17 +165,17 @@ def teaching(server: Served) -> list[str]:
             server.send(line + content)
     if _files(server.run) != before:
         complaints.append("a stranger changed the run")
-    for path, content in itertools.product(("marks", "suspects"), bodies):
+    for path, content in itertools.product(("feedback", "labels"), bodies):
         head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         server.send(server.head("POST", f"/api/{path}", head) + content)
-    for _ in range(20):  # lessons that nobody waits for
+    for _ in range(20):  # acts that nobody waits for
         content = _json({"query": query})
         head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         for path in ("learn", "undo"):
             server.send(server.head("POST", f"/api/{path}", head) + content).close()
     for _ in range(20):  # and bodies that never come
         head = "Content-Type: application/json\r\nContent-Length: 60000\r\n"
-        server.send(server.head("POST", "/api/marks", head) + b"{")
+        server.send(server.head("POST", "/api/feedback", head) + b"{")
     return complaints + honest(server)
 
 
@@ -221,7 +221,7 @@ ATTACKS: dict[str, Attack] = {
     "garbage": garbage,
     "cookies of others": cookies,
     "items that are no files": no_files,
-    "marks and lessons": teaching,
+    "feedback": feedback,
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs of strangers on the page: marks, lessons and corrections that are links, pipes or nonsense.
+"""Runs of strangers on the page: feedback and maps that are links, pipes or nonsense.
 
 Every case gets a copy of a run that was taught something. The server must refuse it in one line, or
 start, answer every request soon and print nothing; no file outside the run may change.
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
+from nofuss.search.feedback import FILE
+from nofuss.search.folder import FolderIndex
 from torture.attack_runs import contents, file_link, sparse
 from torture.measured import Case
 from torture.served import Served, prepare_run, served
@@ -34,11 +35,11 @@ def special(name: str, make: Callable[[Path], object]) -> Forge:
 
 
 def mapped(matrix: torch.Tensor) -> Forge:
-    """Replace the maps of all lessons."""
+    """Replace the map that was learned, and vouch for it."""
 
     def forge(run: Path, disk: Path) -> None:
-        for step in ("0", "1"):
-            save_file({"map": matrix}, run / "taught" / step / "map.safetensors")
+        index = FolderIndex.load(run / "index").with_map(matrix)
+        index.commit(index.about)
 
     return forge
 
@@ -53,22 +54,19 @@ def text(name: str, content: bytes) -> Forge:
 
 
 MARK = b'{"query": "%s", "item": "\\u001b[31m", "same": %s}\n'
+LABEL = b'{"item": "%s", "label": "x", "corrected": %s}\n'
 FORGERIES: dict[str, Forge] = {
-    **{f"{name} is a link": file_link(name) for name in ("marks.jsonl", "taught/0/model.json")},
-    **{
-        f"{name} is a pipe": special(name, os.mkfifo)
-        for name in ("corrections.csv", "taught/0/map.safetensors")
-    },
-    **{
-        f"{name} is a terabyte": special(name, sparse)
-        for name in ("marks.jsonl", "corrections.csv", "taught/0/model.json")
-    },
-    "a map that can't be undone": mapped(torch.zeros(4, 4).double()),
+    "feedback is a link": file_link(FILE),
+    "feedback is a pipe": special(FILE, os.mkfifo),
+    "feedback is a terabyte": special(FILE, sparse),
+    "a map of zeros": mapped(torch.zeros(4, 4).double()),
     "a map of another width": mapped(torch.eye(9).double()),
     "a map of NaN": mapped(torch.full((4, 4), torch.nan).double()),
-    "marks of nonsense": text("marks.jsonl", MARK % (b"x", b"7") + b"[" * 10**5 + b"\n\xff\n"),
-    "marks of nobody": text("marks.jsonl", b"".join(MARK % (b"%d" % i, b"true") for i in range(9))),
-    "corrections of nonsense": text("corrections.csv", b"item,label,corrected\n\0,\xff,\x1b[31m\n"),
+    "feedback of nonsense": text(FILE, MARK % (b"x", b"7") + b"[" * 10**5 + b"\n\xff\n"),
+    "feedback of nobody": text(FILE, b"".join(MARK % (b"%d" % i, b"true") for i in range(9))),
+    "labels of nonsense": text(
+        FILE, LABEL % (b"\\ud800", b'"\\u001b[31m"') + LABEL % (b"x", b"[]")
+    ),
 }
 
 
@@ -77,10 +75,10 @@ def campaign(home: Path, seed: int) -> Iterator[Case]:
     run = prepare_run(home)
     with served(home, run) as server:  # teach it something
         keys = server.keys
-        marks = {"query": {"like": keys[0]}, "marks": [{"item": keys[1], "same": True}]}
-        for path, body in (("marks", marks), ("learn", {"query": {"like": keys[0]}})):
-            status, said = post(server, path, body)
-            assert status == 200, said
+        said = {"query": {"item": keys[0]}, "said": [{"item": keys[1], "same": True}]}
+        for path, body in (("feedback", said), ("learn", {})):
+            status, answer = post(server, path, body)
+            assert status == 200, answer
     run.rename(home / "whole")
     for name, forge in FORGERIES.items():
         yield _served(home, run, name, forge, keys)
@@ -99,18 +97,19 @@ def _served(home: Path, run: Path, name: str, forge: Forge, keys: list[str]) -> 
     disk.mkdir()
     (disk / "precious").write_text("precious")
     forge(run, disk)
-    before, query = contents(disk), {"query": {"like": keys[0]}}
+    before = contents(disk)
+    said = {"query": {"item": keys[0]}, "said": [{"item": keys[1], "same": False}]}
     complaints, refused, megabytes = list[str](), False, 0.0
     try:
         with served(home, run) as server:
             for path, body in (
-                (f"marks?like={keys[0]}", None),
-                ("marks.csv", None),
-                ("marks", query | {"marks": [{"item": keys[1], "same": False}]}),
-                ("suspects", None),
-                ("suspects", {"item": keys[0], "label": "class 0"}),
-                ("undo", query),
-                ("learn", query),
+                (f"search?item={keys[0]}", None),
+                ("feedback.csv", None),
+                ("feedback", said),
+                ("labels", None),
+                ("labels", {"item": keys[0], "label": "class 0"}),
+                ("undo", {}),
+                ("learn", {}),
             ):
                 started = time.monotonic()
                 if body is None:

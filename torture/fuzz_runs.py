@@ -90,17 +90,23 @@ def read_all(run: Path) -> None:
 # Requests
 
 ROUTES = (
-    *("GET /", "GET /page.js", "GET /api/about", "GET /api/items/KEY", "GET /api/some?class=class"),
-    *("GET /api/search?item=KEY&k=3", "GET /api/search?like=KEY", "GET /api/search?vector=VECTOR"),
-    *("GET /api/map", "GET /api/marks?like=KEY", "GET /api/marks.csv", "GET /api/suspects"),
+    *(
+        "GET /",
+        "GET /search.js",
+        "GET /api/about",
+        "GET /api/items/KEY",
+        "GET /api/some?class=class",
+    ),
+    *("GET /api/search?item=KEY&k=3", "GET /api/search?vector=VECTOR"),
+    *("GET /api/map", "GET /api/feedback.csv", "GET /api/labels"),
     *("GET /pictures/KEY", "GET /api/search?item=KEY&where=label%20!%3D%20%27x%27"),
 )
 BODIES = {
     "/api/search": HONEST,
-    "/api/marks": b'{"query": {"like": "KEY"}, "marks": [{"item": "OTHER", "same": true}]}',
-    "/api/learn": b'{"query": {"like": "KEY"}}',
-    "/api/undo": b'{"query": {"like": "KEY"}}',
-    "/api/suspects": b'{"item": "KEY", "label": "class 1"}',
+    "/api/feedback": b'{"query": {"item": "KEY"}, "said": [{"item": "OTHER", "same": true}]}',
+    "/api/learn": b"{}",
+    "/api/undo": b"{}",
+    "/api/labels": b'{"item": "KEY", "label": "class 1"}',
 }
 _running: list[object] = []
 SLOWEST, ENOUGH = 20.0, 0.3

@@ -15,11 +15,13 @@ from nofuss.data.open import open_data
 from nofuss.errors import DataError, NofussError
 from nofuss.files import OWNER, _owner, locked
 from nofuss.model.backbones import fill, read_weights
+from nofuss.model.embedder import build_embedder
+from nofuss.model.encoder import Encoder
 from nofuss.model.hub import parse_address, parse_repository
-from nofuss.run.marks import read_marks
 from nofuss.search.engines.url import read_url
+from nofuss.search.feedback import FILE, read_feedback
 from nofuss.search.filter import FilterError, as_mask, as_milvus, as_sql, encode, parse_filter
-from nofuss.search.sent import Sent
+from nofuss.search.page.routes import Refused, address_of, vector_of
 from torture.fuzz import Target
 
 # What a run or the cache may hold beside JSON and tensors
@@ -40,16 +42,19 @@ def corrections(home: Path) -> Target:
     return Target([seed], read, (b"robin", b'"', b"\0", b"\n", b",", b"\xff"))
 
 
-def marks(home: Path) -> Target:
-    """Read marks of results."""
+def feedback(home: Path) -> Target:
+    """Read what people said, and apply the corrected labels."""
 
     def read(content: bytes) -> None:
-        (home / "marks.jsonl").write_bytes(content)
-        found = read_marks(home)
+        (home / FILE).write_bytes(content)
+        found = read_feedback(home)
         found.pairs()
         found.as_csv({})
+        assert len(found.corrections) <= len(found.lines)
 
-    lines = [{"query": q, "item": i, "same": s} for q, i, s in (("a", "b", True), ("a", "c", None))]
+    lines: list[dict[str, object]] = [{"query": "a", "item": "b", "same": True}]
+    lines += [{"query": "a", "item": "c", "same": None}]
+    lines += [{"item": "a", "label": "b", "corrected": "c"}]
     return Target(["\n".join(map(json.dumps, lines)).encode()], read, (b"[" * 5000, b"\n", b"NaN"))
 
 
@@ -161,6 +166,7 @@ def _filter(draw: Random, depth: int = 0) -> str:
 def addresses(home: Path) -> Target:
     """Read addresses of models, of databases, and of pictures that were sent."""
     vector = torch.nn.functional.normalize(torch.arange(1.0, 9.0), dim=0)
+    encoder = Encoder(build_embedder("identity", dim=8, channels=8), digest="0" * 64)
 
     def read(content: bytes) -> None:
         text, refusals = content.decode("utf-8", "surrogateescape"), list[Exception]()
@@ -168,15 +174,13 @@ def addresses(home: Path) -> Target:
             parse_address,
             parse_repository,
             partial(read_url, flag="--to"),
-            partial(Sent.from_text, model="0" * 64, dim=8),
+            partial(vector_of, encoder=encoder),
         ):
             try:
                 parse(text)
             except NofussError as error:
                 refusals.append(error)
-            except ValueError as error:
-                if not isinstance(parse, partial) or parse.func != Sent.from_text:
-                    raise
+            except Refused as error:
                 refusals.append(DataError(str(error)))
         if len(refusals) == 4:
             raise refusals[0]
@@ -185,7 +189,7 @@ def addresses(home: Path) -> Target:
         "hf://user/name@main",
         "user/name",
         "milvus:birds.db",
-        Sent.new(vector).as_text("0" * 8),
+        address_of(vector, encoder),
     ]
     seeds += ["milvus://u:p%40s@host:19530/birds?tls=true", "postgresql://u@h:5432/db?table=b"]
     words = ("..", "--", "@", "//", "%00", "[::1]", ":99999", "?password=", "#", "\x1b[31m", "\n")

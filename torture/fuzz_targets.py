@@ -12,7 +12,7 @@ TARGETS: dict[str, Prepare] = {
     "CUB": partial(fuzz_data.benchmarks, layout=fuzz_data.CUB),
     "products": partial(fuzz_data.benchmarks, layout=fuzz_data.PRODUCTS),
     "corrections": fuzz_small.corrections,
-    "marks": fuzz_small.marks,
+    "feedback": fuzz_small.feedback,
     "locks": fuzz_small.locks,
     "weights": fuzz_small.weights,
     "filters": fuzz_small.filters,

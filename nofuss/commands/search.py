@@ -51,10 +51,11 @@ def main(
         raise UsageError(f"-k is {k}; expected 1 or more")
     # here, so that --help does not load torch
     from nofuss.run.directory import Run
+    from nofuss.search.open import open_search
     from nofuss.search.search import search_all, why_no_verdict
-    from nofuss.search.searchable import open_searchable
 
-    encoder, searched = open_searchable(Run.open(run), index)
+    opened = open_search(Run.open(run), index)
+    encoder, searched = opened.encoder, opened.index
     with closing(searched):
         names, vectors = _embed(encoder, pictures)
         types = searched.about.types

@@ -1,28 +1,30 @@
-"""Corrected labels: a CSV `item,label,corrected` that is applied to data without changing them.
+"""Corrected labels, applied to data without changing them.
 
-The page of `nofuss serve` writes such a file as doubtful labels are judged, RUN/corrections.csv;
-`nofuss train --corrections FILE` applies it. `item` is a picture's path, absolute or relative to
-the data, or the row of an array ("row 17", "data.npz#17"); `label` is what the data say, and where
-`corrected` says the same, somebody has looked and found it right.
+`nofuss train --corrections FILE` takes a CSV `item,label,corrected` that somebody wrote by hand, or
+the feedback.jsonl of a run, where the page of `nofuss serve` appends what people say of labels
+(search/feedback.py). `item` is a picture's path, absolute or relative to the data, or the row of an
+array ("row 17", "data.npz#17"); `label` is what the data say, and where `corrected` says the same,
+somebody has looked and found it right.
 """
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nofuss.data.collection import Collection, first_five, printable, relative
 from nofuss.data.readers.table import read_rows
 from nofuss.errors import DataError
-from nofuss.files import csv_cell, csv_text, write_file
+from nofuss.files import csv_cell, open_regular, read_lines
 
 log = logging.getLogger("nofuss")
-FILE = "corrections.csv"
+LARGEST = 64 * 2**20
+"""Most bytes of a file of feedback."""
 SHOWN = 5
 COLUMNS = ("item", "label", "corrected")
 
@@ -32,26 +34,44 @@ class Correction(NamedTuple):
 
     item: str
     label: str
-    corrected: str
+    corrected: str | None
+    """None takes back what was said before."""
+
+    @classmethod
+    def from_json(cls, stored: Any) -> "Correction | None":
+        """Return a line of feedback.jsonl; None where it says something else."""
+        if not isinstance(stored, dict) or not stored.keys() >= {*COLUMNS}:
+            return None
+        said = cls(*(stored[column] for column in COLUMNS))
+        is_valid = type(said.item) is type(said.label) is str
+        return said if is_valid and isinstance(said.corrected, str | None) else None
 
 
 def read_corrections(file: Path) -> list[Correction]:
-    """Read a CSV of corrections; DataError for anything else."""
-    rows = read_rows(file, required=COLUMNS, optional=())
-    return [Correction(*(csv_cell(row.cells[column]) for column in COLUMNS)) for row in rows]
+    """Read a CSV of corrections, or those in force in a file of feedback.
 
-
-def write_corrections(file: Path, corrections: Sequence[Correction]) -> None:
-    """Replace the CSV as a whole."""
-    content = csv_text([COLUMNS, *corrections])
+    DataError for a file that is neither.
+    """
     try:
-        write_file(file, content.encode("utf-8", "surrogateescape"))  # a name's bytes, as they are
-    except UnicodeEncodeError:
-        write_file(file, content)
+        with open_regular(file) as content:
+            is_feedback = content.read(1) == b"{"
+    except OSError:
+        is_feedback = False  # the reader of tables says what is wrong
+    if not is_feedback:
+        rows = read_rows(file, required=COLUMNS, optional=())
+        return [Correction(*(csv_cell(row.cells[column]) for column in COLUMNS)) for row in rows]
+    lines = map(Correction.from_json, read_lines(file, limit=LARGEST))
+    return list(in_force(said for said in lines if said is not None).values())
+
+
+def in_force(corrections: Iterable[Correction]) -> dict[str, Correction]:
+    """Return item → what was said last; nothing of what was taken back."""
+    last = {said.item: said for said in corrections}
+    return {item: said for item, said in last.items() if said.corrected is not None}
 
 
 def corrected(collection: Collection, file: Path) -> Collection:
-    """Return the collection with the labels of a CSV; count what does not fit, and refuse typos."""
+    """Return the collection with corrected labels; count what does not fit, and refuse typos."""
     if not collection.has_classes:
         raise DataError(f"{collection.name} has no labels, so {file.name} can't correct any")
     codes = {name: code for code, name in enumerate(collection.class_names)}
@@ -63,13 +83,14 @@ def corrected(collection: Collection, file: Path) -> Collection:
     unknown, changed, applied, typos = 0, 0, 0, list[str]()
     for item, was, now in read_corrections(file):
         row = rows(item)
-        if now not in codes:
+        assert now is not None, "not among what was read"
+        if row is None:  # of a run's feedback, some may be about pictures that were added to it
+            unknown += 1
+        elif now not in codes:
             # Of those that are shown: each takes a comparison with every class.
             near = get_close_matches(now, codes, n=1) if len(typos) < SHOWN else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             typos.append(f"{printable(now)!r}{hint}")
-        elif row is None:
-            unknown += 1
         elif collection.class_names[collection.labels[row]] not in (was, now):
             changed += 1
         elif labels[row] != codes[now]:

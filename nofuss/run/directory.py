@@ -5,15 +5,14 @@
     data.json          what was trained on: counts and class names of each side
     metrics.jsonl      a line per epoch
     choice.json        what is kept, and why: the head that folds chose, their scores
-    corrections.csv    what somebody said of doubtful labels on the page, see data/corrections.py
-    corrected.csv      the corrections that were applied before training, if any
+    corrected.csv      the corrections that were applied before training, as they were given
     backbone.json      a digest of the module that training started from, if it came from Python
     scan.csv           pictures that can't be read (left out) and copies (kept), if there are any
     scores.json        the last evaluation
     proxies.safetensors      the proxies, and what they stand for, see run/proxies.py
     report.html suspects.csv README.md   for people: the report, doubtful items, the model card
     index/             what is searched: the trained items and others, see model/manifest.py
-    marks.jsonl        results that somebody marked on the page, see run/marks.py
+    feedback.jsonl     what people said on the page, see search/feedback.py
     checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/saved.py
     .lock .lock.json   one command writes at a time, and which, see files.py

@@ -1,8 +1,9 @@
 """Search: embed a folder once, then find what is like a picture, also in classes not trained on.
 
 index (what an index is): folder (the run's own), engines/ (in a database); filter
-update (`nofuss index`), search (`nofuss search`), searchable (what a run is searched in)
-page/ (`nofuss serve`): server, guard → handlers, refusals → shelf, plane (the map)
+update (`nofuss index`), open (what a run is searched in), search (`nofuss search`)
+feedback: what people said on the page, and what follows from it
+page/ (`nofuss serve`): server, guard → routes, labels → state, map; static/
 """
 
 from nofuss.ranking.neighbours import nearest

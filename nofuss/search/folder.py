@@ -271,6 +271,20 @@ class FolderIndex:
         index._is_shared, index._changed = True, self._changed | {MAP}
         return index
 
+    def with_labels(self, labels: Mapping[str, str]) -> "FolderIndex":
+        """Return an index of the same items, some of which have other labels.
+
+        It shares the items with this one; neither is to be changed or written any more.
+        """
+        if not labels:
+            return self
+        index = FolderIndex(self.about, self.folder)
+        index.__dict__ |= self.__dict__
+        index.labels, index._coded = list(self.labels), {}
+        for name, label in labels.items():
+            index.labels[self._rows[name]] = label
+        return index
+
     # On disk
 
     def commit(self, about: About, *, source: str | None = None) -> None:

@@ -44,8 +44,10 @@ from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import nearest
 from nofuss.run.directory import Run
 from nofuss.search.engines import open_engine
+from nofuss.search.feedback import read_feedback
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, About, Index, Item, Origin
+from nofuss.search.open import Searched
 from nofuss.search.search import calibrated
 
 log = logging.getLogger("nofuss")
@@ -113,7 +115,8 @@ def update_index(
                 data = data or run.own_data
                 changes = _update(index, encoder, _open(run, data, encoder), data, progress)
             with working(progress, f"completing the index in {index.place}"):
-                index.commit(calibrated(index, encoder))
+                shown = Searched(encoder, index, read_feedback(path)).index
+                index.commit(calibrated(shown, encoder))
             log.info(f"{changes.describe()}: {index.count():,} items in {index.place}")
             if to is not None and changes.wrote and (recall := describe_recall(index)):
                 log.info(recall)

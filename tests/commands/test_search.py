@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from PIL import Image
 
 import nofuss
 from nofuss.cli import main
+from nofuss.data.corrections import Correction
 from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.run.directory import create_run
 from nofuss.search import Index
+from nofuss.search.feedback import Mark, append, learned, read_feedback
 from nofuss.search.update import open_items
 from tests.asked import settings_of
 from tests.search.verdicts import open_set
@@ -189,6 +192,30 @@ def test_search_prints_paths_labels_and_distances(run: Path, data: Path, capsys:
     found = [line for line in printed.splitlines() if line.startswith("  ")]
     assert len(found) == 3
     assert found[0] == f"  0.000  six  {query}"
+
+
+def test_search_goes_by_what_people_said(run: Path, data: Path, capsys: Capture) -> None:
+    """As the page does: by corrected labels at once, by marks once they were learned from."""
+    main(["index", str(run), str(data)])
+    query = str(data / "six" / "0<i>.png")
+
+    def found() -> list[dict[str, Any]]:
+        capsys.readouterr()
+        assert main(["search", str(run), query, "-k", "100", "--json"]) == 0
+        neighbours: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["queries"][0][
+            "neighbours"
+        ]
+        return neighbours
+
+    before = found()
+    append(run, [Correction(query, "six", "plain"), Mark(query, before[-1]["path"], True)])
+    said = found()
+    assert said[0]["label"] == "plain"
+    assert [n["distance"] for n in said] == [n["distance"] for n in before]
+    index = Index.load(run / "index")
+    after = learned(index, read_feedback(run), history=(0,))
+    after.commit(after.about)
+    assert found()[-1]["path"] != before[-1]["path"]
 
 
 def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsys: Capture) -> None:

@@ -1,6 +1,5 @@
 """Corrected labels: applied to the items they name, and to nothing else."""
 
-import csv
 import time
 from pathlib import Path
 
@@ -8,17 +7,12 @@ import numpy as np
 import pytest
 
 from nofuss.cli import main
-from nofuss.data.corrections import (
-    COLUMNS,
-    Correction,
-    corrected,
-    read_corrections,
-    write_corrections,
-)
+from nofuss.data.corrections import COLUMNS, Correction, corrected, read_corrections
 from nofuss.data.open import open_data
 from nofuss.errors import DataError
-from nofuss.files import digest
+from nofuss.files import csv_text, digest
 from nofuss.run.directory import Run
+from nofuss.search.feedback import FILE, Mark, append
 from nofuss.search.folder import FolderIndex
 from nofuss.search.update import update_index
 from tests.tiny_run import draw, draw_folder
@@ -36,28 +30,43 @@ def labels_of(collection: object) -> dict[str, str]:
     return {n: names[c] for n, c in zip(collection.names, labels, strict=True)}  # type: ignore[attr-defined]
 
 
-def test_they_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """Whatever the names are made of: commas, quotes, lines, bytes that are not UTF-8."""
-    rows = [Correction('a,"b"\nc.png', "x;y", "z"), Correction("caf\udce9/1.png", "é", "★")]
-    write_corrections(tmp_path / "file.csv", rows)
-    assert read_corrections(tmp_path / "file.csv") == rows
-    write_corrections(tmp_path / "file.csv", [Correction("\ud800", "a", "b")])  # of no file system
-    assert read_corrections(tmp_path / "file.csv")[0].corrected == "b"
+def write_corrections(file: Path, rows: list[Correction]) -> None:
+    """As somebody would write them, who copies names from a CSV of ours."""
+    file.write_bytes(csv_text([COLUMNS, *rows]).encode("utf-8", "surrogateescape"))
 
 
-def test_a_spreadsheet_sees_no_formula_and_names_stay(tmp_path: Path) -> None:
+def test_a_csv_is_read_whatever_the_names_are_made_of(tmp_path: Path) -> None:
+    """Commas, quotes, lines, bytes that are not UTF-8, what a spreadsheet takes for a formula."""
     rows = [
+        Correction('a,"b"\nc.png', "x;y", "z"),
+        Correction("caf\udce9/1.png", "é", "★"),
         Correction("=1+1/a.png", '=HYPERLINK("http://x")', "-10"),
         Correction("@a", "'=b", "+c"),
     ]
     write_corrections(tmp_path / "file.csv", rows)
-    lines = (tmp_path / "file.csv").read_text().splitlines()
-    cells = [cell for row in csv.reader(lines) for cell in row]
-    assert not [cell for cell in cells if cell[0] in "=+-@"]
     assert read_corrections(tmp_path / "file.csv") == rows
     by_hand = "item,label,corrected\n=1+1/a.png,a,-10\n"  # as somebody types it
     (tmp_path / "file.csv").write_text(by_hand)
     assert read_corrections(tmp_path / "file.csv") == [Correction("=1+1/a.png", "a", "-10")]
+
+
+def test_feedback_of_a_run_is_read_too(tmp_path: Path) -> None:
+    """What is said last of an item counts; marks, rubbish and a cut last line do not."""
+    said = [
+        Correction("caf\udce9/\ud800.png", "a", "b"),
+        Mark("x", "y", True),
+        Correction("2.png", "a", "c"),
+        Correction("3.png", "a", "c"),
+        Correction("2.png", "a", "a"),
+        Correction("3.png", "a", None),
+    ]
+    append(tmp_path, said)
+    with (tmp_path / FILE).open("a") as file:
+        file.write('[1]\n{"item": "4.png", "label": 7, "corrected": "b"}\n{"item": "5.png", "la')
+    expected = [said[0], said[4]]
+    assert read_corrections(tmp_path / FILE) == expected
+    (tmp_path / FILE).rename(tmp_path / "corrected.csv")  # as a run keeps its copy
+    assert read_corrections(tmp_path / "corrected.csv") == expected
 
 
 def test_only_the_named_items_change(
@@ -155,7 +164,8 @@ def test_thousands_of_misspelled_classes_take_no_time(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / "data" / f"class {'long ' * 20}{number}").mkdir(parents=True)
         draw(1, 1).save(tmp_path / "data" / f"class {'long ' * 20}{number}" / "1.png")
-    rows = [f"x,y,clas {'long ' * 20}{number}" for number in range(5_000)]
+    item = f"class {'long ' * 20}0/1.png"
+    rows = [f"{item},y,clas {'long ' * 20}{number}" for number in range(5_000)]
     (tmp_path / "corrections.csv").write_text("\n".join(["item,label,corrected", *rows]))
     data, began = open_data(tmp_path / "data"), time.process_time()
     with pytest.raises(DataError, match="did you mean"):

@@ -38,6 +38,7 @@ def taught_run(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> P
             draw(label, number).save(home / "data" / name / f"{number}.png")
     draw(1, 3, side=80).save(home / "data" / "red" / "wrong.png")  # a blue one
     update_index(home / "run", home / "data")
+    update_index(home / "run", None, remove=True)  # drawn like these
     return home / "run"
 
 

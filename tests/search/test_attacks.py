@@ -45,7 +45,7 @@ def idle(server: "Served") -> float:
         "garbage",
         "cookies of others",
         "items that are no files",
-        "marks and lessons",
+        "feedback",
     ],
 )
 def test_an_attack(server: "Served", name: str) -> None:

@@ -5,6 +5,7 @@ import io
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -48,6 +49,13 @@ def wait(browser: webdriver.Chrome, until: Callable[[], bool]) -> None:
     )
 
 
+def script(browser: webdriver.Chrome, body: str, *given: object) -> Any:
+    """What a function of the page's modules returns."""
+    modules = "Promise.all(['./search.js', './map.js'].map((name) => import(name)))"
+    begun = f"return {modules}.then(([{{ present, search, state }}, {{ plane }}]) => {{ {body} }})"
+    return browser.execute_script(begun, *given)
+
+
 def find(browser: webdriver.Chrome, name: str) -> WebElement:
     return browser.find_element(By.ID, name)
 
@@ -76,7 +84,7 @@ def png(label: int, number: int) -> bytes:
 
 def test_it_opens_without_the_token_in_its_address(page: webdriver.Chrome) -> None:
     assert "token" not in page.current_url
-    assert "16 items of 3 classes" in find(page, "about").text
+    assert "31 items of 6 classes" in find(page, "about").text
     page.refresh()  # the cookie is enough now
     wait(page, lambda: len(cards(page)) == 12)
 
@@ -109,8 +117,12 @@ def test_a_picture_that_is_handed_over_finds_its_like(page: webdriver.Chrome, wa
     assert first.get_attribute("title") == "plain/2<i>.png"
     assert first.text.split() == ["plain", "#1", "0.000"]
     assert "rank 1, plain, distance 0.000" in first.get_attribute("aria-label")
-    assert "search" in find(page, "status").text
-    assert " ms" in find(page, "status").text
+    assert find(page, "status").text == "24 of 31 items"
+    numbers = page.find_element(By.CSS_SELECTOR, "#verdict summary")
+    assert not find(page, "figures").is_displayed(), "numbers are for those who ask"
+    numbers.click()
+    assert "The nearest is at distance 0.00" in find(page, "figures").text
+    assert " ms" in find(page, "figures").text
     assert find(page, "query").get_attribute("src").startswith("data:image/")
     wait(
         page,
@@ -127,14 +139,14 @@ def test_a_picture_is_chosen_then_results_are_clicked_through(
     (tmp_path / "new.png").write_bytes(png(4, 9))
     find(page, "file").send_keys(str(tmp_path / "new.png"))
     wait(page, lambda: title(page) == "Neighbours of your picture")
-    assert len(cards(page)) == 16
+    assert len(cards(page)) == 24
     item = cards(page)[3].get_attribute("data-item")
     wanted = labels(page)[3]
     cards(page)[3].click()
     wait(page, lambda: title(page) == f"Neighbours of {wanted}")
     assert find(page, "query").get_attribute("src").endswith(f"/pictures/{item}")
     assert item not in [card.get_attribute("data-item") for card in cards(page)]
-    assert len(cards(page)) == 15
+    assert len(cards(page)) == 24
 
 
 def test_results_are_reached_by_keyboard(page: webdriver.Chrome) -> None:
@@ -147,26 +159,26 @@ def test_results_are_reached_by_keyboard(page: webdriver.Chrome) -> None:
 
 def test_the_filter_leaves_one_class(page: webdriver.Chrome) -> None:
     cards(page)[0].click()
-    wait(page, lambda: len(cards(page)) == 15)
+    wait(page, lambda: len(cards(page)) == 24)
     find(page, "class").send_keys("plain" + Keys.ENTER)
     wait(page, lambda: set(labels(page)) == {"plain"})
     assert title(page).endswith("only of class plain")
     find(page, "all").click()
-    wait(page, lambda: len(cards(page)) == 15)
+    wait(page, lambda: len(cards(page)) == 24)
     find(page, "class").send_keys("nobody" + Keys.ENTER)
     wait(page, lambda: "no class like “nobody”" in find(page, "error").text)
     complaints(page)  # the browser notes the refused request
 
 
 def test_a_part_of_a_name_is_enough_and_filters_the_map(page: webdriver.Chrome) -> None:
-    shown = "return [...plane.only].map((code) => state.about.classes[code])"
+    shown = "return plane.only && [...plane.only].map((code) => state.about.classes[code])"
     find(page, "class").send_keys("PLA" + Keys.ENTER)
     wait(page, lambda: set(labels(page)) == {"plain"})
-    assert page.execute_script(shown) == ["plain"]
+    assert script(page, shown) == ["plain"]
     cards(page)[0].click()
     wait(page, lambda: title(page).startswith("Neighbours of plain, only of class plain"))
     find(page, "all").click()
-    wait(page, lambda: page.execute_script("return plane.only") is None)
+    wait(page, lambda: script(page, shown) is None)
 
 
 def test_an_error_clears_what_was_there(page: webdriver.Chrome, tmp_path: Path) -> None:
@@ -216,13 +228,32 @@ def test_an_address_of_something_else_is_explained(page: webdriver.Chrome, serve
 
 def test_the_page_says_what_it_found(page: webdriver.Chrome) -> None:
     cards(page)[0].click()
-    wait(page, lambda: find(page, "likely").is_displayed() or find(page, "nothing").is_displayed())
-    if find(page, "likely").is_displayed():
+    wait(page, lambda: find(page, "verdict").is_displayed())
+    answer = script(page, "return state.answer")
+    assert find(page, "match").text == answer["sentence"]
+    assert find(page, "match").is_displayed() == bool(answer["sentence"])
+    assert find(page, "likely").is_displayed() == bool(answer["likely"])
+    if answer["likely"]:
         counted = Counter(labels(page)[:10]).most_common(1)[0][1]
-        assert f"({counted} of 10 neighbours)" in find(page, "likely").text
+        page.find_element(By.CSS_SELECTOR, "#verdict summary").click()
+        assert f"{counted} of the first 10 are" in find(page, "figures").text
     assert find(page, "run").text == "run"
     assert "Recall@1 " in find(page, "about").text
     assert "a proxy: the point that stands for a whole class" in find(page, "map-help").text
+
+
+@pytest.mark.parametrize("match", ["good", "unsure", "nothing"])
+def test_each_answer_has_a_mark_that_is_drawn(page: webdriver.Chrome, match: str) -> None:
+    """Whatever fonts there are; results are never dimmed, and nothing else is said."""
+    cards(page)[0].click()
+    wait(page, lambda: find(page, "verdict").is_displayed())
+    said = f"{{ ...state.answer, match: '{match}', sentence: 'Said.', results: [] }}"
+    script(page, f"present({{ answer: {said} }})")
+    assert find(page, "match").text == "Said."
+    [drawn] = find(page, "match").find_elements(By.CSS_SELECTOR, "svg.icon")
+    assert drawn.size["width"] > 10
+    assert find(page, "match").get_attribute("data-match") == match
+    assert complaints(page) == []
 
 
 def test_without_the_token_a_page_in_words(browser: webdriver.Chrome, server: Server) -> None:
@@ -236,33 +267,32 @@ def test_the_map_shows_items_and_leads_on(page: webdriver.Chrome) -> None:
     canvas = find(page, "map")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
     # An item that no star covers.
-    item, x, y = page.execute_script(
+    item, x, y = script(
+        page,
         """for (let i = 0; i < plane.data.items.length; i++) {
              const [x, y] = plane.onScreen(plane.data.places[2 * i], plane.data.places[2 * i + 1]);
              if (plane.starAt(x, y) < 0 && plane.nearest(x, y) === i) return [i, x, y];
-           }"""
+           }""",
     )
     middle = canvas.size["width"] / 2, canvas.size["height"] / 2
     point = ActionChains(page).move_to_element_with_offset(canvas, x - middle[0], y - middle[1])
     point.perform()
     wait(page, lambda: find(page, "tip").is_displayed())
-    label = page.execute_script("return plane.labelOf(arguments[0])", item)
+    label = script(page, f"return plane.labelOf({item})")
     assert find(page, "tip-words").text == label
-    key = page.execute_script("return plane.data.items[arguments[0]]", item)
+    key = script(page, f"return plane.data.items[{item}]")
     assert find(page, "tip-picture").get_attribute("src").endswith(f"/pictures/{key}")
     point.click().perform()
     wait(page, lambda: title(page) == f"Neighbours of {label}")
-    assert page.execute_script("return plane.marked.place.length") == 2
-    assert page.execute_script("return plane.data.stars.length") == 6
+    assert script(page, "return state.answer.place.length") == 2
+    assert script(page, "return plane.data.stars.length") == 6
     canvas.send_keys("+")
-    assert page.execute_script("return plane.zoom") > 1
+    assert script(page, "return plane.zoom") > 1
     canvas.send_keys("0")
-    assert page.execute_script("return plane.zoom") == 1
-    drawn = "return canvasInk()"
-    count = """window.canvasInk = () => plane.canvas.getContext("2d")
+    assert script(page, "return plane.zoom") == 1
+    drawn = """return plane.canvas.getContext("2d")
         .getImageData(0, 0, plane.canvas.width, plane.canvas.height).data.some((v) => v > 0);"""
-    page.execute_script(count)
-    assert page.execute_script(drawn)
+    assert script(page, drawn)
     assert complaints(page) == []
 
 
@@ -293,7 +323,7 @@ def test_it_fits_a_phone_in_light_and_dark(page: webdriver.Chrome) -> None:
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         cards(page)[0].click()
-        wait(page, lambda: len(cards(page)) == 15)
+        wait(page, lambda: len(cards(page)) == 24)
         assert page.execute_script("return document.documentElement.scrollWidth") <= 390
         papers = set()
         for scheme in ("light", "dark"):

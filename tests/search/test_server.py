@@ -16,8 +16,8 @@ from PIL import Image, PngImagePlugin
 
 from nofuss import Index
 from nofuss.errors import UsageError
-from nofuss.search.handlers import MAX_UPLOAD
 from nofuss.search.page.guard import is_loopback
+from nofuss.search.page.routes import MAX_UPLOAD
 from nofuss.search.page.server import serve
 from tests.search.serving import Server, serving
 from tests.tiny_run import HOSTILE, draw, train_vectors
@@ -121,7 +121,7 @@ def test_vectors_are_served_without_pictures(tmp_path: Path) -> None:
 
 def test_without_the_token_there_is_nothing(server: Server) -> None:
     api = ("/api/about", "/api/map", "/api/some?where=x", "/api/search?item=0&where=x")
-    for path in ("/", "/page.js", *api, "/pictures/0", "/nowhere"):
+    for path in ("/", "/search.js", *api, "/pictures/0", "/nowhere"):
         answer = server.request(path, signed_in=False)
         assert answer.status == 403
         assert "its token is missing here" in answer.json["error"]
@@ -286,7 +286,7 @@ def test_a_body_without_end_is_cut_off(server: Server) -> None:
         "/pictures/100000",
         "/pictures/" + "9" * 5000,
         "/pictures/",
-        "/page.html",
+        "/index.html",
         "/server.py",
         "/../server.py",
         "/config.json",
@@ -319,7 +319,7 @@ def test_other_methods_are_refused(server: Server, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/page.js", "/page.css", "/api/about", "/pictures/0", "/nowhere"]
+    "path", ["/", "/search.js", "/page.css", "/api/about", "/pictures/0", "/nowhere"]
 )
 @pytest.mark.parametrize("signed_in", [True, False])
 def test_every_answer_carries_the_headers(server: Server, path: str, signed_in: bool) -> None:
@@ -335,7 +335,7 @@ def test_the_page_needs_nothing_inline(server: Server) -> None:
     page = server.request("/").body.decode()
     assert "<style" not in page
     assert "style=" not in page
-    assert page.count("<script") == page.count("<script src=")
+    assert page.count("<script") == page.count('<script src="search.js" type="module">')
     assert not re.search(r"\son\w+\s*=", page)
 
 

@@ -13,10 +13,12 @@ Behind a proxy (`--origin https://photos.example`) that Host and that Origin are
 
 import hmac
 import ipaddress
+import json
 import logging
 import re
 import socket
 from collections import Counter
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,7 +27,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nofuss.errors import UsageError
-from nofuss.search.json_response import Json
 
 log = logging.getLogger("nofuss")
 HEADERS = {
@@ -66,6 +67,16 @@ REFUSAL = """<!doctype html>
 </body>
 </html>
 """
+
+
+class Json(Response):
+    """JSON in ASCII: half a pair of surrogates, which names may hold, has no UTF-8."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Encode the content; ValueError for NaN or infinity, which no browser reads."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 class Guard:

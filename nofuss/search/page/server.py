@@ -1,19 +1,6 @@
 """`nofuss serve`: the page and its requests; by default for this machine only.
 
-    GET  /                     the page; its scripts and styles
-    GET  /api/about            run, scores, number of items, classes
-    GET  /api/items/N          name, label and columns of an item
-    GET  /api/some             random items to start from
-    GET  /api/search?item=N    neighbours of an item; like=KEY, vector=…: of an address
-    POST /api/search           neighbours of the picture in the body; class=, where=: only these
-    GET  /api/map              items and proxies on a plane
-    GET  /api/marks?like=KEY   marks of a query's results; POST adds some; /api/marks.csv has all
-    POST /api/learn            learn from all marks; /api/undo returns to the model before
-    GET  /api/suspects         doubtful labels with their evidence
-    POST /api/suspects         what somebody says of one: {item, label}
-    GET  /pictures/N           an item's picture, small, encoded again
-
-See handlers.py for the answers, guard.py for who may ask.
+routes.py and labels.py have the requests and their answers, guard.py who may ask.
 """
 
 import asyncio
@@ -30,22 +17,18 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from anyio.to_thread import run_sync
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nofuss.errors import UsageError
-from nofuss.search.handlers import Page
+from nofuss.run.directory import Run
 from nofuss.search.page.guard import Guard, is_loopback, read_origin
-from nofuss.search.refusals import REFUSALS
-from nofuss.search.repair import Repair
-from nofuss.search.shelf import Shelf, open_shelf
-from nofuss.search.teaching import Teaching
+from nofuss.search.page.labels import Labels
+from nofuss.search.page.routes import REFUSALS, Page
+from nofuss.search.page.state import State, open_state
 
 log = logging.getLogger("nofuss")
-
-STATIC = ("page.css", "page.js", "page.map.js", "page.marks.js", "page.suspects.js")
 CONNECTIONS = 200
 """Most at a time; where there are more, the one that has been idle longest is closed."""
 HEAD_SECONDS = 10.0
@@ -57,41 +40,22 @@ STOP_SECONDS = 1.0
 
 
 def build_app(
-    shelf: Shelf, *, host: str, port: int, token: str | None, origin: str | None = None
+    state: State, *, host: str, port: int, token: str | None, origin: str | None = None
 ) -> Guard:
     """Return the application behind its guard."""
-    page = Page(shelf)
-    repair, teaching = Repair(page), Teaching(page)
+    page = Page(state)
 
     @asynccontextmanager
     async def draw_ahead(app: Starlette) -> Any:
         asyncio.get_running_loop().set_exception_handler(_print_error)
-        drawing = asyncio.create_task(run_in_threadpool(lambda: shelf.map))
+        drawing = asyncio.create_task(run_sync(lambda: state.map))
         page.pool.start()
         yield
         drawing.cancel()
         page.close()
 
     app = Starlette(
-        routes=[
-            Route("/", page.static("page.html")),
-            Route("/look.css", page.static("look.css", "nofuss.report")),
-            *(Route(f"/{name}", page.static(name)) for name in STATIC),
-            Route("/api/about", page.about),
-            Route("/api/items/{key}", page.item),
-            Route("/api/some", page.some),
-            Route("/api/search", page.neighbours, methods=["GET"]),
-            Route("/api/search", page.upload, methods=["POST"]),
-            Route("/api/map", page.map),
-            Route("/api/marks", teaching.marks, methods=["GET"]),
-            Route("/api/marks", teaching.mark, methods=["POST"]),
-            Route("/api/marks.csv", teaching.as_csv),
-            Route("/api/learn", teaching.learn, methods=["POST"]),
-            Route("/api/undo", teaching.undo, methods=["POST"]),
-            Route("/api/suspects", repair.suspects, methods=["GET"]),
-            Route("/api/suspects", repair.judge, methods=["POST"]),
-            Route("/pictures/{key}", page.picture),
-        ],
+        routes=[*page.routes(), *Labels(page).routes()],
         exception_handlers=REFUSALS,
         lifespan=draw_ahead,
     )
@@ -117,20 +81,20 @@ def serve(
     origin = origin and read_origin(origin)
     if not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; expected 0 (any free one) to 65535")
-    shelf = open_shelf(run, index, rerank=rerank)
+    state = open_state(Run.open(run), index, rerank=rerank)
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None
     shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     shown = f"http://{shown}:{port}"
-    log.info(f"{shelf.title}: {shelf.size:,} items")
+    log.info(f"{state.title}: {state.index.count():,} items")
     if origin:
         log.info(f"waiting for requests of the proxy at {shown}")
     log.info(f"open {origin or shown}/" + (f"?token={secret}" if secret else ""))
     log.info("stop with Ctrl-C")
     _allow_descriptors()
     config = uvicorn.Config(
-        build_app(shelf, host=host, port=port, token=secret, origin=origin),
+        build_app(state, host=host, port=port, token=secret, origin=origin),
         log_level="critical",  # clients' errors are not logged; guard.py prints our own
         access_log=False,  # it would contain the token
         server_header=False,

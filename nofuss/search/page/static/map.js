@@ -1,9 +1,10 @@
 // The map of the page: items and proxies on a plane, coloured by class.
-"use strict";
+import { $, ask, leaf, sentence, sharp } from "./api.js";
+import { search, state } from "./search.js";
 
-const plane = {
-  canvas: document.getElementById("map"),
-  data: null, regions: [], zoom: 1, x: 0.5, y: 0.5, marked: null, over: -1,
+export const plane = { // what is drawn, and which part of it one looks at
+  canvas: $("map"),
+  data: null, regions: [], zoom: 1, x: 0.5, y: 0.5, over: -1,
   only: null, // a Set of classes where the filter leaves some only
 
   size() { return [this.canvas.clientWidth, this.canvas.clientHeight]; },
@@ -37,6 +38,7 @@ const plane = {
     pen.setTransform(dense, 0, 0, dense, 0, 0);
     pen.clearRect(0, 0, w, h);
     if (!this.data) return;
+    this.only = state.answer?.classes ? new Set(state.answer.classes) : null;
     const { items, places, stars, classes } = this.data;
     const radius = Math.min(5, 1.4 + Math.sqrt(this.zoom)), dark = isDark();
     for (let i = 0; i < items.length; i++) {
@@ -55,16 +57,16 @@ const plane = {
       if (this.showsStar(i / 2)) star(pen, ...this.onScreen(stars[i], stars[i + 1]), 6);
     }
     this.nameRegions(pen, colour("--ink"), colour("--wash"));
-    if (this.marked) {
+    if (state.query && state.answer) {
       pen.strokeStyle = colour("--accent");
       pen.lineWidth = 2;
-      for (const result of this.marked.results) {
+      for (const result of state.answer.results) {
         if (!result.place) continue;
         pen.beginPath();
         pen.arc(...this.onScreen(...result.place), 6, 0, 7);
         pen.stroke();
       }
-      if (this.marked.place) cross(pen, ...this.onScreen(...this.marked.place), colour("--ink"), colour("--paper"));
+      if (state.answer.place) cross(pen, ...this.onScreen(...state.answer.place), colour("--ink"), colour("--paper"));
       pen.lineWidth = 1;
     }
     if (this.over >= 0) {
@@ -103,10 +105,6 @@ const plane = {
     pen.lineWidth = 1;
     this.named = taken.length;
   },
-
-  mark(answer) { this.marked = answer; this.draw(); },
-
-  filter(classes) { this.only = classes && new Set(classes); this.draw(); },
 
   nearest(px, py) {
     if (!this.data) return -1;
@@ -238,9 +236,10 @@ function cross(pen, x, y, ink, paper) {
   }
 }
 
-function wireMap() {
+export function wire() {
   const canvas = plane.canvas, held = new Map();
   let travelled = 0;
+  sharp($("tip-picture"));
   const at = (event) => [event.offsetX, event.offsetY];
   canvas.addEventListener("wheel", (event) => {
     event.preventDefault();

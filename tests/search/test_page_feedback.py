@@ -1,4 +1,4 @@
-"""Marks, lessons and doubtful labels in a real browser: mouse, keyboard, phone, dark."""
+"""Feedback and doubtful labels in a real browser: mouse, keyboard, phone, dark."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +10,25 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from nofuss.data.corrections import FILE as CORRECTIONS
-from nofuss.data.corrections import read_corrections
-from nofuss.run.marks import FILE as MARKS
-from nofuss.run.marks import read_marks
+from nofuss.search.feedback import Mark, append, read_feedback
 from nofuss.search.index import key_of
 from tests.browser import complaints
 from tests.search.serving import Server
-from tests.search.test_page import cards, find, png, shown_items, title, wait
+from tests.search.test_labels import tell
+from tests.search.test_page import cards, find, png, script, shown_items, title, wait
 
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+
+
+def forget(server: Server, run: Path) -> None:
+    """Take everything back that was said."""
+    feedback = read_feedback(run)
+    append(run, [Mark(query, item, None) for query, of in feedback.marks.items() for item in of])
+    append(run, [said._replace(corrected=None) for said in feedback.corrections.values()])
+    some, other = server.item(0), server.item(1)
+    for same in (True, None):  # the server reads what was appended
+        marks = {"query": {"item": some}, "said": [{"item": other, "same": same}]}
+        assert tell(server, "/api/feedback", marks).status == 200
 
 
 @pytest.fixture
@@ -27,12 +36,11 @@ def page(
     browser: webdriver.Chrome, taught_server: Server, taught_run: Path
 ) -> Iterator[webdriver.Chrome]:
     """The results of one item, without any mark."""
-    for name in (MARKS, CORRECTIONS):
-        (taught_run / name).unlink(missing_ok=True)
+    forget(taught_server, taught_run)
     browser.get(taught_server.url)
     wait(browser, lambda: len(cards(browser)) == 12)
     blue = key_of(str(taught_run.parent / "data" / "fruit" / "blue" / "3.png"))
-    browser.execute_script("search({item: arguments[0]})", blue)
+    script(browser, f"search({{ item: '{blue}' }})")
     wait(browser, lambda: len(cards(browser)) == 24 and "Mark what" in find(browser, "teach").text)
     wait(browser, lambda: len(suspects(browser)) > 0)
     assert complaints(browser) == []
@@ -56,7 +64,7 @@ def marked(page: webdriver.Chrome) -> tuple[list[int], list[int]]:
 
 
 def suspects(page: webdriver.Chrome) -> list[WebElement]:
-    return page.find_elements(By.CSS_SELECTOR, "#suspects li")
+    return page.find_elements(By.CSS_SELECTOR, "#doubtful li")
 
 
 def press(page: webdriver.Chrome, words: str) -> None:
@@ -78,7 +86,7 @@ def test_marks_by_mouse_are_kept(page: webdriver.Chrome, taught_run: Path) -> No
     press(page, "Rest is the same")
     wait(page, lambda: len(marked(page)[0]) == 20)
     assert "Marked: 20 the same, 4 not" in find(page, "teach").text
-    assert len(read_marks(taught_run)) == 24
+    assert read_feedback(taught_run).count == 24
     page.refresh()
     wait(page, lambda: marked(page)[1] == [2, 3, 4, 5])
     pressed = [b.get_attribute("aria-pressed") for b in mark_buttons(page, 2)]
@@ -111,11 +119,9 @@ def test_marks_by_keyboard(page: webdriver.Chrome) -> None:
     wait(page, lambda: marked(page)[0] == [0, 1 + columns])
 
 
-def test_a_lesson_shows_what_changed_and_is_undone(
-    page: webdriver.Chrome, taught_run: Path
-) -> None:
-    weights = taught_run / "model" / "model.json"  # which names them
-    before, seen = weights.read_bytes(), shown_items(page)
+def test_what_was_learned_is_shown_and_undone(page: webdriver.Chrome, taught_run: Path) -> None:
+    model = taught_run / "model" / "model.json"
+    before, seen, address = model.read_bytes(), shown_items(page), page.current_url
     mark_buttons(page, 20)[0].click()
     wait(page, lambda: marked(page) == ([20], []))
     mark_buttons(page, 0)[1].click()
@@ -128,14 +134,13 @@ def test_a_lesson_shows_what_changed_and_is_undone(
     assert len(page.find_elements(By.CSS_SELECTOR, "#lesson .near")) == 20
     assert shown_items(page) != seen
     assert shown_items(page).index(seen[20]) < 20
-    assert "taught by 2 marks" in find(page, "about").text
-    assert weights.read_bytes() != before
+    assert "learned from 2 marks" in find(page, "about").text
     (undo,) = [b for b in page.find_elements(By.CSS_SELECTOR, "#lesson button") if b.text == "Undo"]
     undo.click()
     wait(page, lambda: shown_items(page) == seen)
     wait(page, lambda: "Undone" in find(page, "status").text)
-    assert weights.read_bytes() == before
-    assert "taught" not in find(page, "about").text
+    assert "learned" not in find(page, "about").text
+    assert (model.read_bytes(), page.current_url) == (before, address), "neither changes"
     assert complaints(page) == []
 
 
@@ -146,27 +151,27 @@ def test_a_picture_of_ones_own_teaches_too(page: webdriver.Chrome, tmp_path: Pat
     mark_buttons(page, 0)[0].click()
     wait(page, lambda: marked(page) == ([0], []))
     press(page, "Learn from this")
-    wait(page, lambda: "two for an uploaded picture" in find(page, "error").text)
+    wait(page, lambda: "two for a picture of your own" in find(page, "error").text)
     mark_buttons(page, 18)[0].click()
     wait(page, lambda: marked(page) == ([0, 18], []))
     address = page.current_url
     press(page, "Learn from this")
     wait(page, lambda: find(page, "lesson").is_displayed())
-    assert page.current_url != address  # the vector is the new model's
+    assert page.current_url == address
     assert find(page, "query").get_attribute("src").startswith("data:image/")
     wait(page, lambda: len(marked(page)[0]) == 2)
-    press(page, "Undo the last lesson")
+    press(page, "Undo what it learned last")
     wait(page, lambda: "Undone" in find(page, "status").text)
-    complaints(page)  # the browser notes the refused lesson
+    complaints(page)  # the browser notes that learning was refused
 
 
 def test_a_doubtful_label_is_corrected_by_mouse_and_keyboard(
     page: webdriver.Chrome, taught_run: Path
 ) -> None:
-    (suspect,) = [s for s in suspects(page) if "labelled red" in s.text]
-    assert "neighbours are blue fruit" in " ".join(suspect.text.split())
-    assert suspect.find_elements(By.CSS_SELECTOR, ".nears img")
-    first, second = suspect.find_elements(By.CLASS_NAME, "choice")
+    (doubt,) = [s for s in suspects(page) if "labelled red" in s.text]
+    assert "neighbours are blue fruit" in " ".join(doubt.text.split())
+    assert doubt.find_elements(By.CSS_SELECTOR, ".nears img")
+    first, second = doubt.find_elements(By.CLASS_NAME, "choice")
     assert (first.text, second.text) == ("It is blue", "red is right")
     first.click()
     wait(page, lambda: said(taught_run) == ["fruit/blue"])
@@ -175,14 +180,14 @@ def test_a_doubtful_label_is_corrected_by_mouse_and_keyboard(
     page.switch_to.active_element.send_keys(Keys.SPACE)
     wait(page, lambda: said(taught_run) == ["red"])
     wait(page, lambda: pressed(page) == "red is right")
-    (suspect,) = [s for s in suspects(page) if "labelled red" in s.text]
-    suspect.find_element(By.CLASS_NAME, "another").send_keys("fruit/green" + Keys.ENTER)
+    (doubt,) = [s for s in suspects(page) if "labelled red" in s.text]
+    doubt.find_element(By.CLASS_NAME, "another").send_keys("fruit/green" + Keys.ENTER)
     wait(page, lambda: said(taught_run) == ["fruit/green"])
     page.refresh()
-    wait(page, lambda: "(1 so far)" in find(page, "suspects-help").text)
-    assert "--corrections RUN/corrections.csv" in find(page, "suspects-help").text
-    (suspect,) = [s for s in suspects(page) if "labelled red" in s.text]
-    suspect.find_element(By.CLASS_NAME, "another").send_keys("nobody" + Keys.ENTER)
+    wait(page, lambda: "(1 so far)" in find(page, "doubts-help").text)
+    assert "--corrections RUN/feedback.jsonl" in find(page, "doubts-help").text
+    (doubt,) = [s for s in suspects(page) if "labelled red" in s.text]
+    doubt.find_element(By.CLASS_NAME, "another").send_keys("nobody" + Keys.ENTER)
     wait(page, lambda: "no such class" in find(page, "error").text.lower())
     assert said(taught_run) == ["fruit/green"]
     complaints(page)
@@ -194,16 +199,15 @@ def pressed(page: webdriver.Chrome) -> str:
     return focused.text if focused.get_attribute("aria-pressed") == "true" else ""
 
 
-def said(run: Path) -> list[str]:
-    file = run / CORRECTIONS
-    return [c.corrected for c in read_corrections(file)] if file.exists() else []
+def said(run: Path) -> list[str | None]:
+    return [said.corrected for said in read_feedback(run).corrections.values()]
 
 
 def test_nested_names_start_with_the_leaf(page: webdriver.Chrome) -> None:
     entry = next(c for c in cards(page) if "blue" in c.text)
     assert entry.find_element(By.CLASS_NAME, "label").text == "blue"
     assert entry.find_element(By.CLASS_NAME, "way").text == "fruit"
-    wait(page, lambda: page.execute_script("return plane.named") == 3)  # regions with their names
+    wait(page, lambda: script(page, "return plane.named") == 3)  # regions with their names
 
 
 def test_all_of_it_fits_a_phone_in_light_and_dark(page: webdriver.Chrome) -> None:
@@ -219,7 +223,7 @@ def test_all_of_it_fits_a_phone_in_light_and_dark(page: webdriver.Chrome) -> Non
                  .filter((e) => e.offsetParent && e.offsetHeight < 34).length"""
         )
         assert small == 0  # everything can be hit with a finger
-        contrast = "return getComputedStyle(document.querySelector('.suspect')).color"
+        contrast = "return getComputedStyle(document.querySelector('.doubt')).color"
         assert page.execute_script(contrast) == page.execute_script(
             "return getComputedStyle(document.body).color"
         )

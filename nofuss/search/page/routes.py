@@ -1,0 +1,460 @@
+"""The page's requests: what it shows, searches and pictures. labels.py has those that change it.
+
+    GET  /                     the page; its scripts and styles
+    GET  /api/about            run, scores, number of items, classes
+    GET  /api/items/KEY        name, label and columns of an item
+    GET  /api/some             random items to start from
+    GET  /api/search           neighbours of item=KEY, or of vector=… of an address
+    POST /api/search           neighbours of the picture in the body; class=, where=: only these
+    GET  /api/map              items and proxies on a plane
+    GET  /pictures/KEY         an item's picture, small, encoded again
+
+A handler reads the page's state once, in its first line. An upload is the raw body, limited in
+size, and decoded in a process with limits; nothing is stored. Whatever fails is one line of JSON.
+"""
+
+import asyncio
+import base64
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import anyio
+import torch
+from anyio.to_thread import run_sync
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from torch import Tensor
+
+from nofuss.config import Preprocessing
+from nofuss.data.collection import printable
+from nofuss.data.columns import Type, shown
+from nofuss.data.decode import FORMATS, MAX_FILE, PictureError, data_uri, encoded
+from nofuss.data.decode_pool import PROCESSES, Decoded, DecodePool
+from nofuss.data.items import read_item
+from nofuss.errors import EngineError, NofussError
+from nofuss.files import digest, parse_json
+from nofuss.geometry import normalize
+from nofuss.model.encoder import Encoder
+from nofuss.search.feedback import PICTURE
+from nofuss.search.filter import LABEL, Condition, FilterError, parse_filter
+from nofuss.search.folder import FolderIndex
+from nofuss.search.index import Item, key_of
+from nofuss.search.page.guard import Json
+from nofuss.search.page.state import SIDE, State
+from nofuss.search.search import Answer, Hit
+
+log = logging.getLogger("nofuss")
+MAX_UPLOAD = 24 * 2**20
+"""Most bytes of an uploaded picture; more are not read."""
+MAX_CONTENT = 64 * 2**10
+"""Most bytes of a JSON object."""
+MAX_UPLOADS = 8 * MAX_UPLOAD
+"""Most bytes of all uploads in memory; further ones are asked to be sent again."""
+PATIENCE = 30.0
+"""Seconds for a whole body."""
+SEARCHES, SEARCH_SECONDS = 4, 9.0
+"""Threads that search, and how long a database may take: one that hangs costs no others."""
+SOME = 12
+"""Items to start from."""
+MOST = 500
+"""Most neighbours of one search."""
+MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_ADDRESS = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]+)")
+_Result = TypeVar("_Result")
+
+
+class Refused(Exception):
+    """A request that is answered with an error status and one line."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class Options(NamedTuple):
+    """What a search asks for besides its query."""
+
+    k: int
+    only: list[int] | None
+    """Codes of classes."""
+    where: Condition | None
+
+
+class Page:
+    """The state of the page, which is replaced as a whole, and who works for it."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.writing = asyncio.Lock()  # held by who makes the next state
+        self.held = 0  # bytes of uploads in memory
+        self.pool = DecodePool()
+        self.decoding = anyio.CapacityLimiter(PROCESSES)
+        self.embedding = anyio.CapacityLimiter(1)  # one picture at a time takes all processors
+        self.searching = anyio.CapacityLimiter(SEARCHES)
+
+    def routes(self) -> list[Route]:
+        """Return the requests that change nothing."""
+        static = files("nofuss.search.page").joinpath("static")
+        names = sorted(file.name for file in static.iterdir() if file.name != "index.html")
+        return [
+            Route("/", _file(static.joinpath("index.html"))),
+            Route("/look.css", _file(files("nofuss.report").joinpath("look.css"))),
+            *(Route(f"/{name}", _file(static.joinpath(name))) for name in names),
+            Route("/api/about", self.about),
+            Route("/api/items/{key}", self.item),
+            Route("/api/some", self.some),
+            Route("/api/search", self.neighbours, methods=["GET"]),
+            Route("/api/search", self.upload, methods=["POST"]),
+            Route("/api/map", self.map),
+            Route("/pictures/{key}", self.picture),
+        ]
+
+    def close(self) -> None:
+        """End the processes that decode."""
+        self.pool.close()
+
+    async def about(self, request: Request) -> Response:
+        """Return what the page says at its top, and the classes of its filter."""
+        state = self.state
+        return Json(await self.ask(state, lambda: _about(state)))
+
+    async def item(self, request: Request) -> Response:
+        """Return the name, label and columns of an item."""
+        state, key = self.state, request.path_params["key"]
+        return Json(await self.ask(state, lambda: described(state, [by_key(state, key)])[0]))
+
+    async def some(self, request: Request) -> Response:
+        """Return random items to start from, and the classes that the filter leaves."""
+        state, asked = self.state, request.query_params
+
+        def work() -> dict[str, Any]:
+            _, only, where = read_options(asked, state)
+            seed = secrets.randbits(32)
+            names = state.index.sample(1 if only or where else SOME, seed=seed)
+            if (only or where) and names:
+                [query] = state.vectors_of(names)  # near any item will do
+                names = [hit.name for hit in state.search(query, SOME, only, where).hits]
+            return {"results": described(state, names), "classes": only}
+
+        return Json(await self.ask(state, work))
+
+    async def neighbours(self, request: Request) -> Response:
+        """Return the neighbours of an item of the index, or of a picture that was sent before."""
+        state, asked = self.state, request.query_params
+
+        def work() -> dict[str, Any]:
+            options = read_options(asked, state)
+            if (text := asked.get("vector")) is not None:
+                found = state.search(vector_of(text, state.encoder), *options)
+                return _answer(state, found, options, name_of(text)) | {"query": {}}
+            name = by_key(state, asked.get("item"))
+            [query] = state.vectors_of([name])
+            found = state.search(query, *options, without=name)
+            [item] = described(state, [name])
+            return _answer(state, found, options, name) | {"query": item}
+
+        return Json(await self.ask(state, work))
+
+    async def upload(self, request: Request) -> Response:
+        """Return the neighbours of the picture in the body."""
+        state, asked = self.state, request.query_params
+        fit = state.encoder.preprocessing
+        if fit is None:
+            raise Refused(
+                400, "this run embeds vectors, not pictures; search from one of its items"
+            )
+        options = await self.ask(state, lambda: read_options(asked, state))
+        body = bytearray()
+        try:
+            await self._read(request, body)
+            began = time.perf_counter()
+            seen = await self._decode(body, fit)
+        finally:
+            self.held -= len(body)
+        address = await run_sync(_embed, state, seen, limiter=self.embedding)
+        spent = 1000 * (time.perf_counter() - began)
+
+        def work() -> dict[str, Any]:
+            found = state.search(vector_of(address, state.encoder), *options)  # as opened again
+            answer = _answer(state, found, options, name_of(address))
+            query = {"picture": data_uri(seen.content, seen.media), "vector": address}
+            return answer | {"query": query, "embedding_ms": spent}
+
+        return Json(await self.ask(state, work))
+
+    async def map(self, request: Request) -> Response:
+        """Return the map; the first call takes some seconds."""
+        state = self.state
+        return Json(await run_sync(lambda: state.map))
+
+    async def picture(self, request: Request) -> Response:
+        """Return an item's picture by its key; pictures are never named in any other way."""
+        state, key = self.state, request.path_params["key"]
+        image = await self.ask(state, lambda: state.picture(by_key(state, key)))
+        try:
+            if isinstance(image, Path):
+                _, content, media = await self._decode(image)
+            elif image is not None:
+                content, media = await run_sync(encoded, image)
+        except (PictureError, OSError):
+            image = None
+        if image is None:
+            raise Refused(404, "no picture of this item")
+        return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
+
+    # ---- who works for it
+
+    async def ask(self, state: State, work: Callable[[], _Result]) -> _Result:
+        """Return what work on the index gives; a database that does not answer is given up."""
+        seconds = None if state.url is None else SEARCH_SECONDS
+        try:
+            with anyio.fail_after(seconds):
+                return await run_sync(work, limiter=self.searching, abandon_on_cancel=True)
+        except TimeoutError:
+            raise EngineError(f"no answer within {SEARCH_SECONDS:.0f} s") from None
+
+    async def content(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object in the body."""
+        if request.headers.get("content-type") != "application/json":
+            raise Refused(415, "expected application/json")
+        body = bytearray()
+        try:
+            await self._read(request, body, limit=MAX_CONTENT, what="the body")
+            content = parse_json(bytes(body))
+        except ValueError:
+            raise Refused(400, "the body is not JSON") from None
+        finally:
+            self.held -= len(body)
+        if not isinstance(content, dict):
+            raise Refused(400, "the body is not a JSON object")
+        return content
+
+    async def _read(
+        self,
+        request: Request,
+        body: bytearray,
+        *,
+        limit: int = MAX_UPLOAD,
+        what: str = "the picture",
+    ) -> None:
+        """Read the whole body into `body`, or refuse it as soon as it is too large or too slow."""
+        size = f"{limit // 2**20} MB" if limit >= 2**20 else f"{limit // 1024} KB"
+        too_large = Refused(413, f"{what} is over {size}; send a smaller one")
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdigit() or len(announced) > 12 or int(announced) > limit:
+            raise too_large
+        try:
+            with anyio.fail_after(PATIENCE):
+                async for chunk in request.stream():
+                    body += chunk
+                    self.held += len(chunk)
+                    if len(body) > limit:
+                        raise too_large
+                    if self.held > MAX_UPLOADS:
+                        raise Refused(503, "too many pictures at once; send it again")
+        except TimeoutError:
+            raise Refused(408, f"{what} took too long to arrive; send it again") from None
+        if not body:
+            raise Refused(400, f"{what} is empty; send it again")
+
+    async def _decode(self, source: Path | bytearray, fit: Preprocessing | None = None) -> Decoded:
+        def work() -> Decoded:
+            content = read_item(source, limit=MAX_FILE) if isinstance(source, Path) else source
+            return self.pool.decode(content, side=SIDE, fit=fit)
+
+        return await run_sync(work, limiter=self.decoding)
+
+
+def _file(file: Any) -> Callable[[Request], Any]:
+    """Return a handler for a file of the package."""
+    content, media = file.read_bytes(), MEDIA[Path(file.name).suffix]
+
+    async def handler(request: Request) -> Response:
+        return Response(content, media_type=f"{media}; charset=utf-8")
+
+    return handler
+
+
+def _embed(state: State, seen: Decoded) -> str:
+    """Return the address of a picture."""
+    with torch.inference_mode():
+        return address_of(state.encoder.embed([seen.pixels])[0], state.encoder)
+
+
+# ---- what is asked for
+
+
+def read_options(asked: Mapping[str, str], state: State) -> Options:
+    """Return what an address asks for, or refuse it."""
+    k, words = asked.get("k", "24"), asked.get("class", "")
+    if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
+        raise Refused(400, f"k must be a whole number from 1 to {MOST}")
+    only = state.matching(words) if words.strip() else None
+    if only == []:
+        raise Refused(400, f"there is no class like “{printable(words[:80])}”; try a part")
+    where = None
+    if (text := asked.get("where", "")).strip():
+        try:
+            where = parse_filter(text, state.index.about.types)
+        except FilterError as error:
+            raise Refused(400, f"the filter can't be read: {error}") from None
+    return Options(int(k), only, where)
+
+
+def by_key(state: State, key: Any) -> str:
+    """Return the name of the item with a key."""
+    name = state.index.find(key) if isinstance(key, str) else None
+    if name is None:
+        raise _no_item()
+    return name
+
+
+def _no_item() -> Refused:
+    return Refused(404, "this item is not in the index; search from another one")
+
+
+def address_of(vector: Tensor, encoder: Encoder) -> str:
+    """Return a picture's vector (D,) as text, as it is not kept: the model, then half precision."""
+    text = base64.urlsafe_b64encode(vector.half().numpy().tobytes()).decode()
+    return f"{encoder.digest[:16]}.{text.rstrip('=')}"
+
+
+def vector_of(address: str, encoder: Encoder) -> Tensor:
+    """Return the vector (D,) in an address, which anybody may have written."""
+    found = _ADDRESS.fullmatch(address)
+    if found is not None and found[1] == encoder.digest[:16]:
+        content = base64.urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4))
+        if len(content) == 2 * encoder.dim:
+            vector = torch.frombuffer(bytearray(content), dtype=torch.float16).float()
+            if vector.isfinite().all() and vector.norm() > 0:
+                return normalize(vector[None])[0]
+    raise Refused(400, "this address was made by another model; send the picture again")
+
+
+def name_of(address: str) -> str:
+    """Return what feedback calls a picture that somebody sent."""
+    return PICTURE + digest(address.encode())[:16]
+
+
+# ---- what is answered
+
+
+def _about(state: State) -> dict[str, Any]:
+    index = state.index
+    learned = index.manifest.feedback if isinstance(index, FolderIndex) else 0
+    return {
+        "version": state.version,
+        "run": printable(state.run.path.absolute().name),
+        "title": state.title,
+        "scores": state.scores,
+        "learned": state.feedback.first(learned).count,
+        "items": index.count(),
+        "columns": {name: kind for name, kind in index.about.types.items() if name != LABEL},
+        "own_index": isinstance(index, FolderIndex),
+        "classes": state.classes,
+        "pictures": state.encoder.preprocessing is not None,
+        "formats": FORMATS,
+        "max_upload": MAX_UPLOAD,
+        "most": MOST,
+    }
+
+
+def _answer(state: State, found: Answer, options: Options, query: str) -> dict[str, Any]:
+    types = state.index.about.types
+    results = [
+        _described(hit, types) | {"rank": rank, "distance": round(hit.distance, 4)}
+        for rank, hit in enumerate(found.hits, 1)
+    ]
+    place = None
+    if state.is_drawn:
+        vectors = state.vectors_of([hit.name for hit in found.hits])
+        places = state.plane.place(torch.cat([found.vector[None], vectors])).tolist()
+        place = places[0]
+        if len(vectors) == len(results):  # none has left the index a moment ago
+            for result, of_item in zip(results, places[1:], strict=True):
+                result["place"] = of_item
+    likely = found.likely if options.only is None else None
+    return {
+        "version": state.version,
+        "results": results,
+        "searching_ms": found.milliseconds,
+        "match": found.match,
+        "sentence": found.sentence,
+        "likely": likely and asdict(likely),
+        "classes": options.only,
+        "place": place,
+        "feedback": feedback_on(state, query),
+    }
+
+
+def feedback_on(state: State, query: str) -> dict[str, Any] | None:
+    """Return the marks of a query, how many there are in all, and how often one can undo."""
+    if not isinstance(state.stored, FolderIndex):
+        return None
+    marks = state.feedback.marks.get(query, {}).items()
+    return {
+        "said": {key_of(name): same for name, same in marks if name in state.stored},
+        "count": state.feedback.count,
+        "history": len(state.stored.manifest.history),
+    }
+
+
+def described(state: State, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the keys, names, labels and columns of those items that are there."""
+    types = state.index.about.types
+    return [_described(item, types) for item in state.index.get(names)]
+
+
+def _described(item: Item | Hit, types: Mapping[str, Type]) -> dict[str, Any]:
+    columns = {n: shown(value, types.get(n, "text")) for n, value in item.columns.items()}
+    # No path of this disk.
+    name = printable("/".join(item.name.replace("\\", "/").split("/")[-2:]))
+    return {"item": key_of(item.name), "name": name, "label": item.label, "columns": columns}
+
+
+# ---- what is refused
+
+_PICTURES = {
+    "not a picture": "this is not a picture of a known format; send {formats}",
+    "oversized": "the picture has too many pixels ({detail}); send a smaller one",
+    "truncated": "the picture is cut off; send the whole file",
+    "too narrow": "the picture is nearly a line ({detail}); send a part of it",
+    "out of memory": "the picture takes too much memory to decode; send a smaller one",
+    "too slow": "the picture takes too long to decode ({detail}); save it again",
+}
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Answer with a status and one line of JSON, whatever the error is."""
+    status, message = 500, "the server failed; its terminal says how"
+    if isinstance(error, Refused):
+        status, message = error.status, error.message
+    elif isinstance(error, HTTPException):  # an unknown address or method
+        return Json({"error": error.detail}, error.status_code, error.headers)
+    elif isinstance(error, PictureError):
+        status = 415 if error.reason == "not a picture" else 422
+        words = _PICTURES.get(error.reason, "the picture can't be read; send {formats}")
+        formats = "JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF"
+        message = words.format(detail=error.detail, formats=formats)
+    elif isinstance(error, EngineError):  # why, which may name machines, is for the terminal only
+        log.error(f"{request.url.path} failed: {error}")
+        status, message = 503, "the database does not answer; try again later"
+    elif isinstance(error, NofussError):
+        status, message = 409, str(error)
+    elif isinstance(error, OSError):
+        status, message = 507, f"files of the run can't be used ({error.strerror or error})"
+    # Close: the unread rest of a body must not be taken for the next request.
+    return Json({"error": message}, status, {"Connection": "close"})
+
+
+KINDS = (Refused, HTTPException, PictureError, NofussError, OSError, Exception)
+REFUSALS = dict.fromkeys(KINDS, refuse)

@@ -1,0 +1,250 @@
+"""What the page shows at one moment: an index, the model, and what people said of both.
+
+A state never changes. A handler reads it once, in its first line; whoever learns or corrects makes
+a new one and replaces it by one assignment, so that no answer is made of two states.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nofuss.config import is_named_data
+from nofuss.data.collection import Collection
+from nofuss.data.decode import shrunk_item
+from nofuss.data.items import place_of
+from nofuss.data.open import open_data
+from nofuss.errors import DataError
+from nofuss.files import read_json
+from nofuss.model.encoder import Encoder
+from nofuss.run.directory import Run
+from nofuss.run.proxies import load_proxies
+from nofuss.search.feedback import Feedback
+from nofuss.search.filter import LABEL, Compare, Condition, Join
+from nofuss.search.folder import FolderIndex
+from nofuss.search.index import BUILT_IN, Index
+from nofuss.search.open import Searched, open_search
+from nofuss.search.page.map import ANCHORS, SHOWN, Plane, Stars, lay_out, map_of
+from nofuss.search.search import Answer, search
+
+SIDE = 224
+"""Longest side of a picture on the page."""
+ARRAYS = (".npz", ".safetensors")
+_ROW = re.compile("[0-9]{1,18}")
+_Made = TypeVar("_Made")
+
+
+class Pictures:
+    """The pictures behind the names of items."""
+
+    def __init__(self, sources: Iterable[str]) -> None:
+        self._sources = set(sources)
+        self._opened: dict[str, Collection | None] = {}
+
+    def __getitem__(self, name: str) -> Path | Image.Image | None:
+        """Return a picture's file, or its pixels where it is a row of an array, or None.
+
+        Only arrays among the given sources are opened, each once: names are a stranger's words.
+        """
+        source, _, row = name.rpartition("#")
+        if place_of(Path(name)) or source not in self._sources or not _ROW.fullmatch(row):
+            return Path(name)
+        if source not in self._opened:
+            self._opened[source] = _open_array(source)
+        collection = self._opened[source]
+        if collection is None or int(row) >= len(collection):
+            return None
+        return shrunk_item(collection, int(row), side=SIDE)
+
+
+def _open_array(source: str) -> Collection | None:
+    """Open the array that an index is from; None for anything else, which may cost anything."""
+    path = Path(source)
+    if source == BUILT_IN:
+        return open_data(None)
+    if not is_named_data(path) and path.suffix.lower() not in ARRAYS:
+        return None
+    try:
+        collection = open_data(path)
+    except DataError:
+        return None
+    return None if collection.array is None else collection
+
+
+class Derived:
+    """What follows from a state: made once, by whoever asks for it first."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+        self._making: dict[str, Lock] = {}
+
+    def get(self, name: str, make: Callable[[], _Made]) -> _Made:
+        """Return what has this name; others who ask meanwhile wait."""
+        with self._making.setdefault(name, Lock()):
+            if name not in self._made:
+                self._made[name] = make()
+        made: _Made = self._made[name]
+        return made
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._made
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that an answer is made of."""
+
+    run: Run
+    url: str | None
+    """Of the database that is searched; None for the run's own index."""
+    rerank: bool
+    encoder: Encoder
+    """As it was trained: what it gives is valid in every state of this model."""
+    stored: Index
+    """As it is on disk, with what was learned in force."""
+    feedback: Feedback
+    stars: Stars
+    drawn: Derived = field(default_factory=Derived, compare=False)
+    """What follows from the items alone: the plane, their pictures."""
+    derived: Derived = field(default_factory=Derived, compare=False, init=False)
+    """What follows from all of it; a new state begins with nothing."""
+    index: Index = field(compare=False, init=False)
+    """What is searched: the stored index with corrected labels."""
+
+    def __post_init__(self) -> None:
+        # Frozen, and this follows from the rest.
+        object.__setattr__(self, "index", Searched(self.encoder, self.stored, self.feedback).index)
+
+    @property
+    def version(self) -> str:
+        """The name of this state: two answers of one version are made of the same."""
+        changes = self.stored.manifest.version if isinstance(self.stored, FolderIndex) else 0
+        return f"{self.encoder.digest[:16]}-{changes}-{len(self.feedback.lines)}"
+
+    @property
+    def title(self) -> str:
+        """What is searched."""
+        return "the index of this run" if self.url is None else self.stored.place
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes in the data, sorted; corrections name no others."""
+        return self.drawn.get("classes", self._classes)
+
+    def _classes(self) -> list[str]:
+        index = self.stored
+        found = index.labels if isinstance(index, FolderIndex) else [i.label for i in index.items()]
+        return sorted({label for label in found if label is not None})
+
+    def matching(self, words: str) -> list[int]:
+        """Return the classes that are named so, else those whose name contains the words."""
+        if words in self.classes:
+            return [self.classes.index(words)]
+        part = words.casefold().strip()
+        return [i for i, name in enumerate(self.classes) if part in name.casefold()]
+
+    def vectors_of(self, names: Sequence[str]) -> Tensor:
+        """Return the vectors (n, D) of those items that are there, as the model was trained."""
+        items = self.index.get(names, vectors=True)
+        found = [v for item in items if (v := item.vector) is not None]
+        return torch.stack(found) if found else torch.empty(0, self.encoder.dim)
+
+    def search(
+        self,
+        query: Tensor,
+        k: int,
+        only: Sequence[int] | None = None,
+        where: Condition | None = None,
+        *,
+        without: str | None = None,
+    ) -> Answer:
+        """Return the k best of a vector (D,), leaving out item `without`.
+
+        Of classes `only`, or of what passes a filter: the k nearest, without a verdict, which is
+        about everything.
+        """
+        parts: list[Condition] = [] if where is None else [where]
+        if only is not None:
+            parts.append(Compare(LABEL, "in", tuple(self.classes[i] for i in only)))
+        condition = Join(True, tuple(parts)) if parts else None
+        return search(
+            self.index,
+            self.encoder,
+            query,
+            k,
+            where=condition,
+            without=without,
+            rerank=self.rerank,
+        )
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Recall@1 and MAP@R of the run's last evaluation; empty where there is none."""
+        try:
+            stored = read_json(self.run.path / "scores.json")
+        except (OSError, ValueError):
+            return {}
+        names = ("recall@1", "map@r")
+        found = {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
+        return {name: score for name, score in found.items() if math.isfinite(score)}
+
+    def picture(self, name: str) -> Path | Image.Image | None:
+        """Return an item's picture, or the file that holds it; None where there is none."""
+        if self.encoder.preprocessing is None:
+            return None
+        return self.drawn.get("pictures", lambda: Pictures(self.index.about.sources))[name]
+
+    @property
+    def plane(self) -> Plane:
+        """Where the map places vectors; drawn by the first call, which takes some seconds."""
+
+        def draw() -> Plane:
+            return lay_out(self.vectors_of(self.index.sample(ANCHORS)), self.stars.vectors)
+
+        return self.drawn.get("plane", draw)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the map has been drawn."""
+        return "plane" in self.drawn
+
+    @property
+    def map(self) -> dict[str, Any]:
+        """The page's map."""
+
+        def draw() -> dict[str, Any]:
+            names = self.index.sample(SHOWN)
+            items, vectors = self.index.get(names), self.vectors_of(names)
+            return map_of(self.plane, items, vectors, self.stars, self.classes)
+
+        return self.derived.get("map", draw)
+
+
+def open_state(run: Run, url: str | None = None, *, rerank: bool = True) -> State:
+    """Open what `nofuss search` would search in, with the model and its proxies."""
+    found = open_search(run, url)
+    encoder = found.encoder
+    proxies = load_proxies(run.path, encoder.digest, encoder.dim).proxies
+    stars = Stars.of(proxies, encoder.class_names)
+    return State(run, url, rerank, encoder, found.stored, found.feedback, stars)
+
+
+def reopened(state: State) -> State:
+    """Return what is on disk now; the map stays drawn where the items are the same."""
+    now = open_state(state.run, state.url, rerank=state.rerank)
+    return replace(now, drawn=state.drawn) if _contents(now) == _contents(state) else now
+
+
+def _contents(state: State) -> tuple[object, ...]:
+    """Return what the items of an index are known by; those of a database are not."""
+    if not isinstance(state.stored, FolderIndex):
+        return (object(),)
+    files = state.stored.manifest.files
+    return state.encoder.digest, files.get("vectors"), files.get("items")

@@ -1,0 +1,121 @@
+"""What the page shows at one moment, and what follows from it."""
+
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nofuss.data.corrections import Correction
+from nofuss.data.open import open_data
+from nofuss.run.directory import Run
+from nofuss.search.feedback import Feedback, Mark
+from nofuss.search.page.map import lay_out
+from nofuss.search.page.routes import Refused, address_of, vector_of
+from nofuss.search.page.state import Derived, State, open_state
+from nofuss.search.update import update_index
+from tests.tiny_run import draw
+
+
+@pytest.fixture(scope="module")
+def state(picture_run: Path) -> State:
+    return open_state(Run.open(picture_run))
+
+
+def test_what_was_added_is_found_beside_what_was_trained(picture_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(picture_run, run)
+    (tmp_path / "new" / "class").mkdir(parents=True)
+    draw(1, 50).save(tmp_path / "new" / "class" / "a.png")
+    draw(1, 51, side=500).save(tmp_path / "new" / "class" / "b.png")
+    update_index(run, tmp_path / "new")
+    state = open_state(Run.open(run))
+    assert "class" in state.classes
+    assert len(state.classes) > 1
+    files = [tmp_path / "new" / "class" / name for name in ("a.png", "b.png")]
+    assert [state.picture(str(file)) for file in files] == files  # decoded elsewhere
+    found = state.search(state.encoder.embed([draw(1, 50)])[0], 1)
+    assert [hit.name for hit in found.hits] == [str(files[0])]
+
+
+def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
+    """An index of pictures in a file of arrays: drawn from the array."""
+    images = np.stack([np.asarray(draw(label, 3)) for label in range(4)])
+    np.savez(tmp_path / "images.npz", images=images, labels=np.array([0, 0, 1, 1]))
+    assert open_data(tmp_path / "images.npz").kind == "images"
+    run = tmp_path / "run"
+    shutil.copytree(picture_run, run)
+    update_index(run, tmp_path / "images.npz")
+    state = open_state(Run.open(run))
+    for row in range(4):
+        shown = state.picture(f"{tmp_path}/images.npz#{row}")
+        assert shown is not None
+        assert (np.asarray(shown) == images[row]).all()
+
+
+def test_a_new_state_begins_with_nothing_that_was_derived(state: State) -> None:
+    name = state.index.sample(1)[0]
+    was = state.index.get([name])[0].label
+    assert was is not None
+    _ = state.map
+    said = Feedback((Mark(name, "x", True), Correction(name, was, "plain")))
+    new = replace(state, feedback=said)
+    assert new.version != state.version
+    assert "map" in state.derived
+    assert "map" not in new.derived
+    assert new.index.get([name])[0].label == "plain"
+    assert state.index.get([name])[0].label == was, "the former one is as it was"
+    assert new.plane is state.plane, "where things lie does not follow from what people say"
+
+
+def test_what_is_derived_is_made_once() -> None:
+    """By the first of those who ask at the same time."""
+    derived, made, results = Derived(), list[int](), list[int]()
+    begun = threading.Barrier(4)
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    def ask() -> None:
+        begun.wait()
+        results.append(derived.get("x", make))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (made, results) == ([1], [1] * 4)
+
+
+def test_an_address_gives_the_vector_back(state: State) -> None:
+    vector = state.encoder.embed([draw(2, 60)])[0]
+    address = address_of(vector, state.encoder)
+    back = vector_of(address, state.encoder)
+    torch.testing.assert_close(back, vector, atol=1e-3, rtol=0)
+    model, _, numbers = address.partition(".")
+    for wrong in (
+        "",
+        numbers,
+        f"{'0' * 16}.{numbers}",
+        f"{model}.{numbers[:-4]}",
+        f"{model}.{'A' * len(numbers)}",  # zeros
+        f"{model}.{'fHx8' * (len(numbers) // 4)}"[: len(address)],  # NaN
+        f"{model}.<b>",
+    ):
+        with pytest.raises(Refused, match="made by another model"):
+            vector_of(wrong, state.encoder)
+
+
+def test_what_is_on_the_map_stays_in_its_place() -> None:
+    x = torch.nn.functional.normalize(
+        torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    )
+    plane = lay_out(x[:40], x[40:])
+    np.testing.assert_allclose(plane.place(x), plane.places, atol=1e-3)
+    between = torch.nn.functional.normalize(x[:1] + 1e-3 * x[1:2])
+    np.testing.assert_allclose(plane.place(between)[0], plane.places[0], atol=1e-2)
