@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nofuss.cli import main
-
 QUICK = ("--epochs", "1", "--dim", "4", "--out", "run")
 Make = Callable[[Path], list[object]]
 CATALOGUE: dict[str, tuple[Make, int, str]] = {}
@@ -49,18 +47,3 @@ def table(here: Path, *rows: str) -> list[object]:
 def arrays(here: Path, **named: object) -> list[object]:
     np.savez(here / "x.npz", **named)  # type: ignore[arg-type]
     return train(here / "x.npz")
-
-
-def finished(here: Path) -> Path:
-    """A run on vectors, which are quick."""
-    random = np.random.default_rng(0)
-    vectors = random.normal(size=(40, 6)).astype(np.float32)
-    words = arrays(here, vectors=vectors, labels=np.repeat(np.arange(8), 5))
-    assert main([str(word) for word in words]) == 0
-    return here / "run"
-
-
-def resume(run: Path, *words: object) -> list[object]:
-    """Resume a run that was interrupted at its very end: a whole one has nothing left to do."""
-    (run / "report.html").unlink(missing_ok=True)
-    return ["train", "--out", run, "--resume", *words]

@@ -48,16 +48,6 @@ def _(here: Path) -> list[object]:
     return train(photos(here) / "class 0")
 
 
-@rubbish("one class", 2, "has one class to train on; training needs two or more: add classes")
-def _(here: Path) -> list[object]:
-    return train(photos(here, classes=1))
-
-
-@rubbish("two classes", 0, "learns from all 2 classes")
-def _(here: Path) -> list[object]:
-    return train(photos(here, classes=2))
-
-
 @rubbish("empty class", 0, "1 folders without pictures skipped")
 def _(here: Path) -> list[object]:
     data = photos(here)
@@ -88,11 +78,6 @@ def _(here: Path) -> list[object]:
 @rubbish("a level that is none", 2, "--class-level is 0; expected a number from 1 up")
 def _(here: Path) -> list[object]:
     return [*train(photos(here)), "--class-level", 0]
-
-
-@rubbish("single-image classes", 0, "too few to score")
-def _(here: Path) -> list[object]:
-    return train(photos(here, each=1))
 
 
 @rubbish("classes in both splits", 2, "2 classes are in both train and test (a; b); keep each")
