@@ -133,7 +133,7 @@ def diagnose(
         for p in scan.problems
         if p.reason not in (DUPLICATE, CONFLICT)
     ]
-    if collection.kind == "vectors":
+    if collection.vectors is not None:
         usable = _check_rows(collection, diagnosis)
     exact, near = find_duplicates(collection, progress=progress)
     diagnosis.duplicates = [_group(collection, rows) for rows in exact]

@@ -345,7 +345,6 @@ def _untrained(
     run: Run, encoder: Encoder, collection: Collection, progress: Progress
 ) -> dict[str, Callable[[Collection], Tensor]]:
     """Return by name how items are embedded without training: features as they are, or pixels."""
-    import numpy as np
     import torch
 
     from nofuss.model.embedder import for_inference
@@ -360,10 +359,10 @@ def _untrained(
             ).backbone
         name = f"untrained features, {backbone.features}-d"
         return {name: lambda items: features_of(backbone, items, progress=progress).values}
-    if collection.kind == "images":
+    if collection.images is not None:
         return {
             "raw pixels": lambda items: torch.from_numpy(
-                np.asarray(items.array).reshape(len(items), -1)
+                items.images.reshape(len(items), -1)
             ).float()
         }
     return {}

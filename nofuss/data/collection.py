@@ -13,14 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nofuss.cache import key_of
 from nofuss.data.columns import Column
-from nofuss.data.items import file_of
+from nofuss.data.items import content_keys, file_of
 from nofuss.data.triplets import NO_LABEL, Comparisons
 from nofuss.errors import DataError, visible
 from nofuss.files import Bytes, array_bytes, digest
 
 Labels = NDArray[np.int64]
-Kind = Literal["pictures", "images", "vectors", "dataset"]
 
 TRAIN, TEST = "train", "test"
 QUERY, GALLERY = "query", "gallery"
@@ -60,12 +60,12 @@ class Collection:
     """The name of the folder or file."""
     layout: str
     """The recognised layout, in words: "official CUB layout"."""
-    kind: Kind
-    """pictures: files; images: uint8 (N, H, W) or (N, H, W, 3); vectors: float32 (N, D)."""
     paths: Sequence[Path] = ()
+    """Of pictures in files; other items are in `array` or in `dataset`."""
     root: Path | None = None
     """The folder that names in messages are relative to."""
     array: NDArray[Any] | None = None
+    """Vectors, float32 (N, D), or images, uint8 (N, H, W) or (N, H, W, 3)."""
     dataset: Any = None
     """A torch Dataset of (input, label) pairs, see `from_dataset`."""
     labels: Labels = field(default=None)  # type: ignore[arg-type]  # left out: no item has one
@@ -95,9 +95,26 @@ class Collection:
             assert NO_LABEL <= self.labels.min() <= self.labels.max() < len(self.class_names)
 
     def __len__(self) -> int:
-        if self.kind == "pictures":
-            return len(self.paths)
-        return len(self.dataset if self.array is None else self.array)
+        if self.array is not None:
+            return len(self.array)
+        return len(self.paths if self.dataset is None else self.dataset)
+
+    @property
+    def kind(self) -> Literal["pictures", "images", "vectors", "dataset"]:
+        """What the items are, in a word: pictures are files, images an array."""
+        if self.array is not None:
+            return "vectors" if self.array.ndim == 2 else "images"
+        return "pictures" if self.dataset is None else "dataset"
+
+    @property
+    def vectors(self) -> NDArray[np.float32] | None:
+        """The array (N, D), where the items are vectors."""
+        return self.array if self.kind == "vectors" else None
+
+    @property
+    def images(self) -> NDArray[np.uint8] | None:
+        """The array, where the items are pictures in one."""
+        return self.array if self.kind == "images" else None
 
     @property
     def num_classes(self) -> int:
@@ -127,15 +144,15 @@ class Collection:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The name of each item in messages: its relative path, or "row 17"."""
-        if self.kind != "pictures":
+        if not self.paths:
             return tuple(f"row {i}" for i in range(len(self)))
         return tuple(printable(relative(path, self.root)) for path in self.paths)
 
     def describe(self) -> str:
         """Return one line for the user: "200 classes, 11,788 images, official CUB layout"."""
-        items = f"{len(self):,} {'images' if self.kind != 'vectors' else 'vectors'}"
-        if self.kind == "vectors" and self.array is not None:
-            items += f" of {self.array.shape[1]:,} dimensions"
+        items = f"{len(self):,} images"
+        if self.vectors is not None:
+            items = f"{len(self):,} vectors of {self.vectors.shape[1]:,} dimensions"
         parts = [f"{self.num_classes:,} classes" if self.has_classes else "no labels"]
         if self.comparisons is not None:
             parts.append(f"{len(self.comparisons):,} {self.comparisons.kind}")
@@ -169,6 +186,16 @@ class Collection:
             columns={name: column.subset(index) for name, column in self.columns.items()},
         )
 
+    def keys(self) -> list[bytes] | None:
+        """Return a digest of each item's content, b"" where it can't be read.
+
+        None for a dataset, whose content is not known beforehand.
+        """
+        if self.array is not None:
+            shape = f"{self.array.dtype}{self.array.shape[1:]}".encode()
+            return [key_of(shape, array_bytes(row)) for row in self.array]
+        return content_keys(self.paths) if self.dataset is None else None
+
     def fingerprint(self) -> str:
         """Return a digest of layout, item names and sizes, labels and split.
 
@@ -179,14 +206,13 @@ class Collection:
 
     def _identity(self) -> Iterator[Bytes]:
         yield f"{self.layout}\0{self.kind}\0".encode()
-        if self.kind == "pictures":
-            for path in self.paths:
-                yield os.fsencode(relative(path, self.root)) + b"\0"
-                yield f"{_size(path)}\0".encode()
-        elif self.array is not None:
+        for path in self.paths:
+            yield os.fsencode(relative(path, self.root)) + b"\0"
+            yield f"{_size(path)}\0".encode()
+        if self.array is not None:
             yield f"{self.array.dtype}{self.array.shape}".encode()
             yield array_bytes(self.array)
-        else:
+        elif self.dataset is not None:
             yield str(len(self)).encode()
         yield "\0".join(self.class_names).encode("utf-8", "backslashreplace")
         yield np.ascontiguousarray(self.labels).tobytes() if self.is_labelled else b"\0"
@@ -235,7 +261,6 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
     return Collection(
         name=name or type(dataset).__name__,
         layout=f"torch dataset {type(dataset).__name__}",
-        kind="dataset",
         dataset=dataset,
         labels=compact,
         class_names=tuple(str(v if names is None else names[int(v)]) for v in values),

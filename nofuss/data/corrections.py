@@ -116,7 +116,7 @@ def corrected(collection: Collection, file: Path) -> Collection:
 
 def _rows(collection: Collection) -> Callable[[str], int | None]:
     """Return a function from the name of an item to its row, None where there is no such item."""
-    if collection.kind != "pictures":
+    if not collection.paths:
 
         def row_of(item: str) -> int | None:
             found = re.fullmatch(r"(?:row |.*#)([0-9]{1,12})", item, re.DOTALL)

@@ -151,10 +151,14 @@ def middle_box(width: int, height: int) -> tuple[int, int, int, int]:
     return left, top, min(width, longest), min(height, longest)
 
 
+def decode_for(source: Path | bytes, preprocessing: Preprocessing) -> Image.Image:
+    """Decode a picture that is then resized."""
+    return decode(source, mode=preprocessing.mode, at_least=preprocessing.resize)
+
+
 def decode_resized(source: Path | bytes, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """Decode a picture to the uint8 array (H, W) or (H, W, 3) that crops are taken from."""
-    image = decode(source, mode=preprocessing.mode, at_least=preprocessing.resize)
-    return np.asarray(resized(image, preprocessing))
+    return np.asarray(resized(decode_for(source, preprocessing), preprocessing))
 
 
 def shrunk(image: Image.Image, side: int) -> Image.Image:
@@ -165,9 +169,9 @@ def shrunk(image: Image.Image, side: int) -> Image.Image:
 
 def shrunk_item(collection: Collection, row: int, *, side: int) -> Image.Image | None:
     """Return an item's picture, shrunk; None where it has none, or it can't be read any more."""
-    if collection.kind == "images" and collection.array is not None:
-        return shrunk(Image.fromarray(np.ascontiguousarray(collection.array[row])), side)
-    if collection.kind != "pictures":
+    if collection.images is not None:
+        return shrunk(Image.fromarray(np.ascontiguousarray(collection.images[row])), side)
+    if not collection.paths:
         return None
     try:
         return shrunk(decode(collection.paths[row], at_least=side), side)

@@ -8,17 +8,14 @@ than 64 pixels are compared by content alone: at that size different characters 
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-
-from nofuss.files import array_bytes, digest
 
 BITS = 8
 """Candidates differ in at most this many bits of 64."""
@@ -31,18 +28,13 @@ BLOCK = 512
 """Hashes that are compared with as many others at once: memory does not grow with the square."""
 
 
-def exact_copies(digests: Sequence[Hashable | None]) -> list[list[int]]:
-    """Return groups of two or more positions with the same digest; None is equal to nothing."""
-    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for i, content in enumerate(digests):
-        if content is not None:
+def exact_copies(keys: Sequence[bytes]) -> list[list[int]]:
+    """Return groups of two or more positions with the same digest; b"" is equal to nothing."""
+    groups: defaultdict[bytes, list[int]] = defaultdict(list)
+    for i, content in enumerate(keys):
+        if content:
             groups[content].append(i)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def row_digests(rows: Iterable[NDArray[Any]]) -> list[str]:
-    """Return a digest of each row of an array."""
-    return [digest(array_bytes(row)) for row in rows]
 
 
 def look_at(image: Image.Image) -> bytes:

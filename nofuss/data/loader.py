@@ -17,7 +17,8 @@ from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.data.decode import PictureError, decode_resized, in_mode, resized
+from nofuss.data.decode import PictureError, decode_for, decode_resized, in_mode, resized
+from nofuss.data.duplicates import look_at
 from nofuss.data.transforms import draws, fitted, test_views, train_views
 
 Indices = NDArray[np.int64]
@@ -45,17 +46,17 @@ def batches(
     train: bool,
     seed: int = 0,
     epoch: int = 0,
-    unreadable: dict[int, PictureError] | None = None,
+    looks: dict[int, bytes | PictureError] | None = None,
     num_workers: int = 0,
     pin: bool = False,
 ) -> Iterator[Batch]:
     """Return the batches that a sampler chose; `train` takes random views, else centre crops.
 
-    `preprocessing` is None for vectors. unreadable: is filled with row and error of each picture
-    that can't be decoded, which is black then; without it the first one is raised. pin: put the
-    inputs into pinned memory, from which a GPU copies asynchronously.
+    `preprocessing` is None for vectors. looks: is filled with how each file looks, by row, or with
+    the error of one that can't be decoded, which is black then; without it the first one is raised.
+    pin: put the inputs into pinned memory, from which a GPU copies asynchronously.
     """
-    fetch = _fetcher(collection, preprocessing, unreadable)
+    fetch = _fetcher(collection, preprocessing, looks)
 
     def load(chosen: Indices) -> Batch:
         inputs = fetch(chosen)
@@ -68,7 +69,7 @@ def batches(
         inputs = inputs.pin_memory() if pin else inputs
         return Batch(inputs, torch.from_numpy(collection.labels[chosen]), torch.from_numpy(chosen))
 
-    if train and collection.kind == "pictures" and len(index_batches) > 1:
+    if train and collection.paths and len(index_batches) > 1:
         num_workers = max(1, num_workers)
     return ahead(load, index_batches, num_workers, waiting=max(AHEAD, num_workers))
 
@@ -133,27 +134,27 @@ Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
 def _fetcher(
     collection: Collection,
     preprocessing: Preprocessing | None,
-    unreadable: dict[int, PictureError] | None,
+    looks: dict[int, bytes | PictureError] | None,
 ) -> Callable[[Indices], Fetched]:
     """Return a function that loads items: as pictures still to be transformed, or as tensors."""
-    if collection.kind == "vectors":
-        array: NDArray[Any] = np.asarray(collection.array)
-        return lambda chosen: torch.from_numpy(array[chosen])
+    if (vectors := collection.vectors) is not None:
+        return lambda chosen: torch.from_numpy(vectors[chosen])
     if preprocessing is None:
         raise ValueError(f"{collection.kind} need a preprocessing; only vectors have none")
-    if collection.kind == "images":
-        images: NDArray[Any] = np.asarray(collection.array)
+    if (images := collection.images) is not None:
         return lambda chosen: fitted(images[chosen], preprocessing)
-    if collection.kind == "dataset":
+    if collection.dataset is not None:
         return lambda chosen: _from_dataset(collection.dataset, chosen, preprocessing)
 
     def decoded(row: int) -> NDArray[np.uint8]:
-        try:
+        if looks is None:
             return decode_resized(collection.paths[row], preprocessing)
+        try:
+            image = decode_for(collection.paths[row], preprocessing)
+            looks[row] = look_at(image)
+            return np.asarray(resized(image, preprocessing))
         except PictureError as error:
-            if unreadable is None:
-                raise
-            unreadable[row] = error
+            looks[row] = error
             side = preprocessing.resize
             return np.zeros((side, side, 3)[: 2 if preprocessing.mode == "L" else 3], np.uint8)
 

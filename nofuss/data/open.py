@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from unicodedata import normalize
@@ -160,17 +160,33 @@ def open_usable(
 
     corrections: a CSV of labels that replace those of the data, see corrections.py.
     """
+    collection = open_corrected(
+        data, labelling=labelling, corrections=corrections, progress=progress
+    )
+    report = scan_pictures(collection, progress=progress)
+    say_problems(report)
+    return readable(collection, report), report
+
+
+def open_corrected(
+    data: Path | Collection | None,
+    *,
+    labelling: Labelling = BY_FOLDER,
+    corrections: Path | None = None,
+    progress: Progress = silent,
+) -> Collection:
+    """Open data, with items that may turn out to be unreadable; see `open_usable`."""
     if not isinstance(data, Collection):
         with working(progress, "opening the data"):
             data = open_data(data, labelling=labelling)
-    collection = data
-    log.info(collection.describe())
-    for note in collection.notes:
+    log.info(data.describe())
+    for note in data.notes:
         log.warning(note)
-    if corrections is not None:
-        collection = corrected(collection, corrections)
-    report = scan_pictures(collection, progress=progress)
-    readable = report.readable
+    return data if corrections is None else corrected(data, corrections)
+
+
+def say_problems(report: ScanReport) -> None:
+    """Say what is wrong with which items."""
     if report.problems:
         left_out = [
             f"{p.name} ({p.reason})"
@@ -179,15 +195,20 @@ def open_usable(
         ]
         named = f"; {len(left_out):,} left out: {few(left_out)}" if left_out else ""
         log.warning(f"{report.summary()}{named}")
-    if len(readable) == len(collection):
-        return collection, report
-    if not len(readable):
+
+
+def readable(collection: Collection, report: ScanReport) -> Collection:
+    """Return the items that can be read; the collection itself if all can."""
+    rows = report.readable
+    if len(rows) == len(collection):
+        return collection
+    if not len(rows):
         raise DataError(f"{collection.name} has no picture that can be read: {report.summary()}")
-    usable = collection.subset(readable)
+    usable = collection.subset(rows)
     if usable.comparisons is not None and not len(usable.comparisons):
         kind = usable.comparisons.kind.removesuffix("s")
         raise DataError(f"{collection.name} has no {kind} without an unreadable picture")
-    return usable, report
+    return usable
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +225,6 @@ class TrainingData:
     Where triplets contradict all grouping, none has one."""
     fingerprint: str
     """Of the data as they were opened."""
-    scan: ScanReport = field(default_factory=lambda: ScanReport(0, ()))
     notes: tuple[str, ...] = ()
     """How data without labels are learned from, for the user."""
 
@@ -212,8 +232,8 @@ class TrainingData:
     def side(self) -> int | None:
         """The short side of the pictures: of the arrays, or the median of some files."""
         collection = self.collection
-        if collection.kind == "images" and collection.array is not None:
-            return int(min(collection.array.shape[1:3]))
+        if collection.images is not None:
+            return int(min(collection.images.shape[1:3]))
         sides = []
         for path in collection.paths[:: max(1, len(collection.paths) // 20)]:
             with suppress(DataError):
@@ -228,18 +248,21 @@ def open_training_data(
     corrections: Path | None = None,
     progress: Progress = silent,
 ) -> TrainingData:
-    """Open data to train on, or to score what was trained on them; make labels of what is linked.
+    """Open and scan what a run was trained on, to score it or to search in it."""
+    labelling = labelling_of(config)
+    opened, _ = open_usable(source, labelling=labelling, corrections=corrections, progress=progress)
+    check_used(opened, labelling)
+    return training_data(opened, config)
+
+
+def training_data(opened: Collection, config: Options | Settings) -> TrainingData:
+    """Return how training learns from a collection; make labels of what is linked.
 
     config: as asked or resolved; both give the same.
     """
-    labelling = labelling_of(config)
-    opened, scan = open_usable(
-        source, labelling=labelling, corrections=corrections, progress=progress
-    )
-    check_used(opened, labelling)
     fingerprint, comparisons = opened.fingerprint(), opened.comparisons
     if opened.has_classes:
-        return TrainingData(opened, comparisons, None, fingerprint, scan)
+        return TrainingData(opened, comparisons, None, fingerprint)
     if comparisons is None:
         raise DataError(
             f"{opened.name} has neither labels nor triplets to learn from; "
@@ -274,7 +297,7 @@ def open_training_data(
                 f"some {kind} contradict each other; {linked.dropped:,} links that no others "
                 "confirm are left out"
             )
-    return TrainingData(opened, comparisons, linked.groups, fingerprint, scan, tuple(notes))
+    return TrainingData(opened, comparisons, linked.groups, fingerprint, tuple(notes))
 
 
 def _takes_bare_triplets(opened: Collection, config: Options | Settings, doubt: str | None) -> bool:
@@ -310,7 +333,6 @@ def open_any(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
         return Collection(
             name=folder.name,
             layout="folder of pictures",
-            kind="pictures",
             paths=pictures,
             root=folder,
             notes=() if labelling == BY_FOLDER else (f"without labels: {error}",),

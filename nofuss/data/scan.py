@@ -1,8 +1,8 @@
-"""Check every picture before training starts: which can't be used, and which are duplicates.
+"""Which pictures can't be used, and which are duplicates.
 
 Each file is hashed and decoded once: contents that can be decoded are noted in the cache, with how
-they look. Files are never modified. The report and `nofuss doctor` list the same duplicates, those
-of `find_duplicates`.
+they look, by the scan or by whatever computes features of them (`note_looks`). Files are never
+modified. The report and `nofuss doctor` list the same duplicates, those of `find_duplicates`.
 """
 
 import os
@@ -27,7 +27,6 @@ from nofuss.data.duplicates import (
     exact_copies,
     look_at,
     near_duplicates,
-    row_digests,
 )
 from nofuss.data.items import content_keys
 from nofuss.data.readers.arrays import is_finite
@@ -88,6 +87,11 @@ class ScanReport:
         return csv_text([("file", "reason", "detail"), *rows])
 
 
+def _key_of(finding: Finding) -> bytes:
+    """Return the digest of a picture that can be decoded, else b"": a copy of nothing."""
+    return b"" if finding.reason else finding.key
+
+
 class Duplicates(NamedTuple):
     """Groups of items."""
 
@@ -99,29 +103,48 @@ class Duplicates(NamedTuple):
 
 def scan_pictures(collection: Collection, *, progress: Progress = silent) -> ScanReport:
     """Hash and decode every picture file of the collection; for other kinds nothing is done."""
-    if collection.kind != "pictures":
+    if not collection.paths:
         return ScanReport(len(collection), ())
-    problems = _problems(collection, _look_at_all(collection.paths, progress))
-    return ScanReport(len(collection), tuple(problems))
+    return _report(collection, _look_at_all(collection.paths, progress))
+
+
+def report_on(collection: Collection, unreadable: Mapping[int, PictureError]) -> ScanReport:
+    """Return what a scan finds where all pictures have been decoded.
+
+    unreadable: row of each that could not be, with the reason.
+    """
+    if not collection.paths:
+        return ScanReport(len(collection), ())
+    findings = [Finding(key) for key in content_keys(collection.paths)]
+    for row, error in unreadable.items():
+        findings[row] = Finding(findings[row].key, b"", error.reason, error.detail)
+    return _report(collection, findings)
+
+
+def note_looks(looks: Mapping[bytes, bytes]) -> None:
+    """Note contents that were decoded, by their keys, and how they look: no scan repeats it."""
+    _good().write(list(looks), list(looks.values()))
+
+
+def _good() -> Rows:
+    """Return the cache of contents that can be decoded."""
+    return Rows(f"scans-{key_of(VERSION).hex()}")
 
 
 def find_duplicates(collection: Collection, *, progress: Progress = silent) -> Duplicates:
     """Return the items that are there more than once, without those that can't be used."""
     looks: list[bytes] = []
-    if collection.kind == "pictures":
+    if collection.paths:
         findings = _look_at_all(collection.paths, progress)
-        digests: list[bytes | str | None] = [None if f.reason else f.key or None for f in findings]
-        looks = [f.look for f in findings]
-    elif collection.array is not None:
-        digests = list(row_digests(collection.array))
-        if collection.kind == "images":
-            looks = [look_at(Image.fromarray(np.asarray(row))) for row in collection.array]
-        else:
-            for i in np.flatnonzero(~is_finite(collection.array)):
-                digests[i] = None
+        keys, looks = [_key_of(f) for f in findings], [f.look for f in findings]
     else:
-        digests = []
-    exact = exact_copies(digests)
+        keys = collection.keys() or []
+    if collection.images is not None:
+        looks = [look_at(Image.fromarray(np.asarray(row))) for row in collection.images]
+    if collection.vectors is not None:
+        for i in np.flatnonzero(~is_finite(collection.vectors)):
+            keys[i] = b""
+    exact = exact_copies(keys)
     if not looks or len(looks) > MOST_COMPARED:
         return Duplicates(exact, [])
     known = set(map(tuple, exact))
@@ -132,7 +155,7 @@ def find_duplicates(collection: Collection, *, progress: Progress = silent) -> D
 
 def _look_at_all(paths: Sequence[Path], progress: Progress) -> list[Finding]:
     findings = list[Finding]()
-    good = Rows(f"scans-{key_of(VERSION).hex()}")
+    good = _good()
     progress("checking files", 0, len(paths))
     for start in range(0, len(paths), CHUNK):
         part = paths[start : start + CHUNK]
@@ -163,7 +186,7 @@ def _look(known: Mapping[bytes, bytes], piece: Sequence[tuple[Path, bytes]]) -> 
     return findings
 
 
-def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Problem]:
+def _report(collection: Collection, findings: Sequence[Finding]) -> ScanReport:
     """List bad files, and all but the first of each group of copies (all, if labels disagree)."""
     names, labels = collection.names, collection.labels
     problems = [
@@ -171,11 +194,11 @@ def _problems(collection: Collection, findings: Sequence[Finding]) -> list[Probl
         for i, finding in enumerate(findings)
         if finding.reason
     ]
-    for same in exact_copies([None if f.reason else f.key or None for f in findings]):
+    for same in exact_copies([_key_of(finding) for finding in findings]):
         first, *others = same
         if len(set(labels[same])) > 1:
             classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))
             problems += [Problem(i, names[i], CONFLICT, f"labelled {classes}") for i in same]
         else:
             problems += [Problem(i, names[i], DUPLICATE, f"of {names[first]}") for i in others]
-    return sorted(problems)
+    return ScanReport(len(collection), tuple(sorted(problems)))

@@ -25,7 +25,6 @@ from nofuss.geometry import normalize
 from nofuss.model.backbones import Backbone, inference_key
 from nofuss.model.embedder import Embedder, for_inference, through_head
 from nofuss.model.encoder import Encoder, check_finite
-from nofuss.model.features import picture_keys
 from nofuss.model.onnx import WORTH_EXPORT, accelerate
 from nofuss.model.stages import Top, Trunk
 from nofuss.progress import Progress, silent
@@ -162,10 +161,10 @@ def activations_of(
         return trunk.in_precision(network(), inputs.to(device)).cpu()
 
     name = None
-    if collection.kind != "dataset" and trunk.key is not None:
+    if trunk.key is not None and (keys := collection.keys()) is not None:
         how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
         made_of = f"{trunk.key} {how} {views} {shape}".encode()
-        name = f"activations-{digest(made_of, *picture_keys(collection))}"
+        name = f"activations-{digest(made_of, *keys)}"
     return Activations(
         compute, shape=shape, count=len(collection), views=views, name=name, say=log.info
     )

@@ -143,14 +143,14 @@ def check_finite(embeddings: Tensor) -> None:
 
 def check_fits(collection: Collection, backbone: Backbone) -> None:
     """Refuse vectors for a model of pictures, pictures for one of vectors, and other widths."""
-    vectors, width = collection.kind == "vectors", backbone.channels
-    if vectors != (backbone.preprocessing is None):
-        takes = "pictures" if vectors else "vectors"
+    vectors, width = collection.vectors, backbone.channels
+    if (vectors is None) == (backbone.preprocessing is None):
+        takes = "vectors" if vectors is None else "pictures"
         raise DataError(f"{collection.name} holds {collection.kind}, but the model takes {takes}")
-    if vectors and collection.array is not None and collection.array.shape[1] != width:
+    if vectors is not None and vectors.shape[1] != width:
         raise DataError(
-            f"{collection.name} has vectors of {collection.array.shape[1]} dimensions, but the "
-            f"model takes {width}"
+            f"{collection.name} has vectors of {vectors.shape[1]} dimensions, but the model takes "
+            f"{width}"
         )
 
 

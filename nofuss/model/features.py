@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.cache import Rows, key_of
+from nofuss.cache import Rows
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError
-from nofuss.data.items import content_keys
 from nofuss.data.loader import ahead, batches, on_device
 from nofuss.data.sampling import Indices, in_order
+from nofuss.data.scan import note_looks
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
-from nofuss.files import array_bytes, digest
+from nofuss.files import digest
 from nofuss.geometry import as_tensor
 from nofuss.model.backbones import Backbone, evaluating
 from nofuss.model.onnx import OnnxNetwork, accelerate
@@ -63,7 +63,8 @@ def features_of(
 
     backbone: of a copy `for_inference`. cached: read what the cache has, and add what is computed.
     straight: rows without their mirror images, where the backbone averages both. skip_unreadable:
-    report pictures that can't be decoded; without it the first one is an error.
+    report pictures that can't be decoded, and note how the others look (scan.py); without it the
+    first one is an error.
     """
     if backbone.preprocessing is None:
         return Computed(as_tensor(np.asarray(collection.array, np.float32)), {})
@@ -71,9 +72,7 @@ def features_of(
     plain.mirror = False
     rows = np.arange(len(collection))
     alone = rows[:0] if straight is None or not backbone.mirror else straight
-    keys = None
-    if cached and backbone.key is not None and collection.kind != "dataset":
-        keys = picture_keys(collection)  # those of a dataset can't be known beforehand
+    keys = collection.keys() if cached and backbone.key is not None else None
     values, unreadable = torch.zeros(len(collection), backbone.features), dict[int, PictureError]()
     passes = [
         (each, _missing(each, keys, chosen, values))
@@ -100,15 +99,6 @@ def features_of(
 def feature_cache(backbone: Backbone) -> Rows:
     """Return where features of this backbone are cached."""
     return Rows(f"features-{digest(f'{backbone.key} mirror {backbone.mirror}'.encode())}")
-
-
-def picture_keys(collection: Collection) -> list[bytes]:
-    """Return a key for each picture of a collection of files or of arrays, by its content."""
-    if collection.array is None:
-        return content_keys(collection.paths)
-    rows = np.asarray(collection.array)
-    shape = f"{rows.dtype}{rows.shape[1:]}".encode()
-    return [key_of(shape, array_bytes(row)) for row in rows]
 
 
 def _missing(
@@ -150,19 +140,20 @@ def _in_chunks(
 
         advance(0)
         items = collection.subset(rows)
-        found = _compute(
+        found, looks = _compute(
             backbone,
             items,
             skip_unreadable=skip_unreadable,
             num_workers=num_workers,
             advance=advance,
         )
-        if keys is not None and processes.first():
+        if keys is not None and (now := items.keys()) is not None:
             # A picture that changed while it was decoded has features of another content.
-            now = picture_keys(items)
             same = [i for i in found.readable if keys[rows[i]] == now[i]]
-            contents = [found.values[i].numpy().tobytes() for i in same]
-            feature_cache(backbone).write([now[i] for i in same], contents)
+            note_looks({now[i]: looks[i] for i in same if looks.get(i)})
+            if processes.first():
+                contents = [found.values[i].numpy().tobytes() for i in same]
+                feature_cache(backbone).write([now[i] for i in same], contents)
         yield rows, found
 
 
@@ -173,40 +164,45 @@ def _compute(
     skip_unreadable: bool,
     num_workers: int,
     advance: Callable[[int], object],
-) -> Computed:
-    """Return the features of all pictures, which several processes share."""
+) -> tuple[Computed, dict[int, bytes]]:
+    """Return the features of all pictures, which several processes share, and how its own look."""
     device = device_of(backbone)
     if isinstance(backbone.network, OnnxNetwork) or device.type != "cpu":
         num_workers = max(1, num_workers)  # to decode while the last batch is computed
     batch = batch_size(backbone)
     chosen = in_order(len(collection), batch)
-    # All batches have one size: a picture's features do not depend on what else is missing.
-    padding = np.full(batch - len(chosen[-1]), chosen[-1][-1])
-    chosen[-1] = np.concatenate([chosen[-1], padding])
     total, chosen = len(chosen), chosen[processes.share(len(chosen))]
-    found, unreadable = dict[int, PictureError](), dict[int, PictureError]()
+    found, unreadable = dict[int, bytes | PictureError](), dict[int, PictureError]()
     loaded = batches(
         collection,
         backbone.preprocessing,
         chosen,
         train=False,
-        unreadable=found if skip_unreadable else None,
+        looks=found if skip_unreadable else None,
         num_workers=num_workers,
         pin=device.type == "cuda",
     )
+    # All batches have one size: a picture's features do not depend on what else is missing.
     values = extract(
         backbone,
-        (each.inputs for each in on_device(loaded, device)),
+        (_filled(each.inputs, batch) for each in on_device(loaded, device)),
         count=len(chosen) * batch,
         # Other processes are about as far.
         advance=lambda done: advance(min(done * processes.world(), len(collection))),
     )
     whole = processes.gather_rows(values.view(-1, batch * backbone.features), total)
-    reasons = {row: (error.reason, error.detail) for row, error in found.items()}
+    looks = {row: look for row, look in found.items() if not isinstance(look, PictureError)}
+    errors = [(row, each) for row, each in found.items() if isinstance(each, PictureError)]
+    reasons = {row: (error.reason, error.detail) for row, error in errors}
     for text in processes.exchange(json.dumps(reasons)):
         for row, reason in json.loads(text).items():
             unreadable[int(row)] = PictureError(printable(collection.paths[int(row)]), *reason)
-    return Computed(whole.view(-1, backbone.features)[: len(collection)], unreadable)
+    return Computed(whole.view(-1, backbone.features)[: len(collection)], unreadable), looks
+
+
+def _filled(inputs: Tensor, count: int) -> Tensor:
+    """Return a batch of `count` inputs: the last is repeated, in the same memory format."""
+    return inputs[torch.arange(count).clamp(max=len(inputs) - 1)] if len(inputs) < count else inputs
 
 
 # Running a backbone

@@ -314,7 +314,7 @@ def make_source(
 def raw_features(source: Source) -> Tensor | None:
     """Return the backbone's features unchanged, for the untrained baseline."""
     preset = source.budget.settings["preset"]
-    if preset in ("vectors", "finetune") and source.pictures.kind == "pictures":
+    if preset in ("vectors", "finetune") and source.pictures.paths:
         return _lite0_features(source.pictures, source.budget)[0]
     return source.features
 
@@ -325,11 +325,11 @@ def _prepared(
     """Return what trials train on, and the features that the head is initialized from."""
     if budget.settings["preset"] != "vectors":
         return pictures, None
-    if pictures.kind == "vectors":
-        return pictures, torch.from_numpy(np.array(pictures.array, dtype=np.float32))
+    if pictures.vectors is not None:
+        return pictures, torch.from_numpy(np.array(pictures.vectors, dtype=np.float32))
     raw, embedder = _lite0_features(pictures, budget, progress)
     vectors = embedder.to_head(raw)
-    return replace(pictures, kind="vectors", array=vectors.numpy(), paths=()), vectors
+    return replace(pictures, array=vectors.numpy(), paths=()), vectors
 
 
 def _lite0_features(

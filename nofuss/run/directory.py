@@ -27,6 +27,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -158,9 +159,7 @@ class Run:
         write_file(self.path / "metrics.jsonl", lines)
 
 
-def create_run(
-    config: Settings, *, name: str, fingerprint: str, held: ExitStack | None = None
-) -> Run:
+def create_run(config: Settings, *, name: str, held: ExitStack | None = None) -> Run:
     """Make a run directory, config.out or the first free runs/NAME, and describe it there.
 
     held: gets the lock of the run, before anything is written, but only of a run or an empty
@@ -189,7 +188,7 @@ def create_run(
     run = Run(path, dataclasses.replace(config, out=path, data=data))
     if run.corrections is not None and config.corrections is not None and first():
         write_file(run.corrections, read_bytes(config.corrections))
-    _describe(run, fingerprint)
+    _describe(run, None)
     return run
 
 
@@ -215,20 +214,31 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return []
 
 
-def continue_run(config: Settings, *, fingerprint: str) -> Run:
-    """Return the run of config.out to resume; its data must be the same."""
+def continue_run(config: Settings, *, fingerprint: Callable[[], str]) -> Run:
+    """Return the run of config.out to resume; its data must be the same.
+
+    fingerprint: is asked for where the run has one: it is noted when all pictures were decoded.
+    """
     assert config.out is not None
-    saved = Run.open(config.out).config
-    cure = "give the same data, or train into another --out"
-    check_same_data(config.out, fingerprint, cure=cure)
+    saved, noted = Run.open(config.out).config, _read_config(config.out).get("fingerprint")
+    if noted is not None:
+        cure = "nothing was changed: give the same data, or train into another --out"
+        check_same_data(config.out, fingerprint(), cure=cure)
     data = None if config.data is None else _absolute(config.data)
     run = Run(config.out, dataclasses.replace(config, data=data))
     if not (run.path / "environment.json").exists():  # killed before it was written
-        _describe(run, fingerprint)
+        _describe(run, noted)
     elif data != saved.data:  # the same, elsewhere
         moved = dataclasses.replace(saved, data=data)
-        run.write("config.json", to_json(moved) | {"fingerprint": fingerprint})
+        run.write("config.json", to_json(moved) | {"fingerprint": noted})
     return run
+
+
+def note_fingerprint(run: Run, fingerprint: str) -> None:
+    """Note which data the run is of, once all of them have been looked at."""
+    stored = _read_config(run.path)
+    if stored.get("fingerprint") is None:
+        run.write("config.json", stored | {"fingerprint": fingerprint})
 
 
 def check_same_data(run: Path, fingerprint: str, *, cure: str) -> None:
@@ -280,7 +290,7 @@ def _no_run(path: Path) -> RunError:
     )
 
 
-def _describe(run: Run, fingerprint: str) -> None:
+def _describe(run: Run, fingerprint: str | None) -> None:
     try:
         run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
         run.write("environment.json", environment(run.config.device))

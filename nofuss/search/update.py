@@ -36,7 +36,6 @@ from nofuss.data.readers.folder import (
 from nofuss.data.triplets import NO_LABEL
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
-from nofuss.files import digest
 from nofuss.model.encoder import Encoder, check_fits, load
 from nofuss.model.manifest import manifest_file
 from nofuss.model.onnx import accelerate
@@ -202,7 +201,7 @@ def source_of(path: Path | None) -> str:
 def items_of(collection: Collection, path: Path | None) -> list[Item]:
     """Return all items with names, labels and columns; what their content is, is not read."""
     source = source_of(path)
-    if collection.kind == "pictures":
+    if collection.paths:
         names = [os.path.abspath(picture) for picture in collection.paths]
     else:
         names = [f"{source}#{row}" for row in range(len(collection))]
@@ -231,10 +230,9 @@ def _open(run: Run, data: Path | None, encoder: Encoder) -> Collection:
 def _digests(collection: Collection, progress: Progress) -> list[str]:
     """Return the digest of each item's content, "" where it can't be read."""
     count, found = len(collection), list[str]()
-    if collection.kind != "pictures":
-        if collection.array is None:  # a Dataset of Python, whose items are read one by one
-            return [""] * count
-        return [digest(collection.array[item].tobytes()) for item in range(count)]
+    if not collection.paths:
+        keys = collection.keys()  # None: a Dataset of Python, whose items are read one by one
+        return [""] * count if keys is None else [key.hex() for key in keys]
     for start in range(0, count, _HASHED):
         progress("comparing files with the index", start, count)
         found += [key.hex() for key in content_keys(collection.paths[start : start + _HASHED])]

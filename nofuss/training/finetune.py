@@ -139,7 +139,7 @@ def prepare(
     if settings.is_fixed:
         assert features is not None
         vectors = embedder.to_head(features).numpy()
-        data, preprocessing = replace(data, kind="vectors", array=vectors, paths=()), None
+        data, preprocessing = replace(data, array=vectors, paths=()), None
         model = embedder.head
     elif fixed_stages:
         model = Top(embedder, fixed_stages)

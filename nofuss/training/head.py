@@ -260,7 +260,6 @@ def train_turn(
     data = Collection(
         name="features",
         layout="array",
-        kind="vectors",
         array=inputs.numpy(),
         labels=labels.numpy(),
         class_names=names,

@@ -236,8 +236,8 @@ def untrained(
     """
     if features is not None:
         raw, name = features, f"untrained features, {features.shape[1]}-d"
-    elif collection.kind == "images" and collection.array is not None:
-        pixels = np.asarray(collection.array).reshape(len(collection), -1)
+    elif collection.images is not None:
+        pixels = collection.images.reshape(len(collection), -1)
         raw, name = torch.from_numpy(pixels).float() / 255, "raw pixels"
     else:
         return {}

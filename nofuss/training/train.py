@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from nofuss.config import Options, Settings, to_json
 from nofuss.data.collection import GALLERY, QUERY, Collection
 from nofuss.data.decode import PictureError
-from nofuss.data.open import TrainingData, open_training_data
+from nofuss.data.open import (
+    TrainingData,
+    open_corrected,
+    readable,
+    say_problems,
+    training_data,
+)
+from nofuss.data.readers.folder import check_used, labelling_of
+from nofuss.data.scan import ScanReport, report_on, scan_pictures
 from nofuss.data.split import FEWEST_CLASSES, Rows, Split, classes_in, split_of
 from nofuss.data.triplets import held_out
 from nofuss.distributed import processes
@@ -40,7 +48,7 @@ from nofuss.model.saved import new_model
 from nofuss.progress import Progress
 from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
-from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run
+from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, note_fingerprint
 from nofuss.run.proxies import RunEmbeddings, RunProxies, sample_by_class
 from nofuss.search.update import index_trained
 from nofuss.training.callbacks import (
@@ -83,43 +91,49 @@ def run_training(
     options = _completed(options, collection)
     with ExitStack() as held:  # the lock, from before the run is read until all of it is written
         saved = _saved_settings(options, held)
-        if saved is not None and options.data is None and _is_finished(saved):
-            return _say_finished(saved)
         callbacks = Callbacks(callback, _board(options))
-        data = _open(options, saved, collection, callbacks.progress)
+        if saved is not None and _is_finished(saved):
+            return _say_finished(saved, options, collection, callbacks.progress)
+        opened = _open(options, saved, collection, callbacks.progress)
         asked = saved or options
+        data = training_data(opened, asked)
         preset, whole = preset_of(asked, data), data.collection
         embedder = build_model(asked, preset, whole, side=data.side, backbone=backbone)
-        settings = saved or resolve(options, data, embedder.backbone)
+        if saved is None:
+            settings = resolve(options, data, embedder.backbone)
+        else:
+            settings = agree(saved, options, embedder.backbone.features)
         split = split_of(data, settings)
         apply_settings(settings, embedder)
         _check(settings, data, split, embedder)
-        run = _open_run(settings, data, held, is_resumed=saved is not None)
+        run = _open_run(settings, opened, held, callbacks.progress, is_resumed=saved is not None)
         callbacks.run = run.path
-        if saved is not None and _is_finished(run.config):
-            return _say_finished(run.config)
         if backbone is not None:
             _check_module(run, backbone)
-        _describe(run, data, split)
-        with _failures_explained(run, data, split), closing(callbacks):
+        log.info(f"run directory {run.path}, settings: {settings.preset}")
+        with _failures_explained(run), closing(callbacks):
             callbacks.here("start", to_json(settings))
-            fill_run(run, embedder, data, split, callbacks, resume=saved is not None)
+            x, data, split, scan = look_at_all(
+                embedder, opened, data, split, settings, asked, callbacks.progress
+            )
+            _describe(run, data, split, scan)
+            fill_run(run, embedder, x, data, split, callbacks, resume=saved is not None)
         return run.path
 
 
 def fill_run(
     run: Run,
     embedder: Embedder,
+    x: Tensor | None,
     data: TrainingData,
     split: Split,
     callbacks: Callbacks,
     *,
     resume: bool,
 ) -> None:
-    """Compute features, fit, score, save and report: all that a run holds beside its settings."""
+    """Fit, score, save and report: all that a run holds beside its settings."""
     settings, whole, progress = run.config, data.collection, callbacks.progress
-    x = compute_features(embedder, data, split, settings, progress)
-    with stop_on_signals() as stop:
+    with stop_on_signals() as stop, _batch_explained(run, data, split):
         control = Control(
             callbacks,
             stop,
@@ -159,37 +173,70 @@ def fill_run(
 # The steps
 
 
-def compute_features(
+def look_at_all(
     embedder: Embedder,
+    opened: Collection,
     data: TrainingData,
     split: Split,
     settings: Settings,
+    asked: Options | Settings,
     progress: Progress,
-) -> Tensor | None:
-    """Return the features (N, F) that training starts from; None where it starts at random.
+) -> tuple[Tensor | None, TrainingData, Split, ScanReport]:
+    """Decode every picture once; return the features of those that can be read, and their split.
+
+    opened: the data with their own labels. asked: by what `data` were made of them.
+    """
+    features = partial(compute_features, embedder, progress=progress)
+    x, scan = features(opened, data, split, settings)
+    say_problems(scan)
+    found = scan
+    while (usable := readable(opened, found)) is not opened:
+        opened, data = usable, training_data(usable, asked)
+        split = split_of(data, settings)
+        _check(settings, data, split, embedder)
+        if x is not None and split.by_folds:  # no feature depends on the split
+            return x[found.readable], data, split, scan
+        x, found = features(opened, data, split, settings)  # most are in the cache
+    return x, data, split, scan
+
+
+def compute_features(
+    embedder: Embedder,
+    opened: Collection,
+    data: TrainingData,
+    split: Split,
+    settings: Settings,
+    *,
+    progress: Progress,
+) -> tuple[Tensor | None, ScanReport]:
+    """Return the features (N, F) that training starts from, and which pictures can't be read.
+
+    Where training starts at random there are none, and a scan finds what can't be read. The rows of
+    unreadable pictures have no meaning.
 
     Averages with mirror images are for search. Statistics of the training classes change as little
     by them as any average over hundreds of pictures (docs/lab).
     """
-    whole = data.collection
-    if embedder.backbone.preprocessing is None:
-        return torch.from_numpy(np.array(whole.array, dtype=np.float32))
+    whole, backbone = data.collection, embedder.backbone
     if not settings.is_fixed and settings.start == "random":
-        return None
-    if embedder.backbone.mirror:
+        with processes.in_turn():
+            return None, scan_pictures(opened, progress=progress)
+    if backbone.mirror:
         which = "pictures" if split.by_folds else "pictures that are scored"
         log.info(f"{which} are averaged with their mirror images; --no-mirror is faster")
     straight = None if split.by_folds else split.train
     compared = held_out(data.comparisons, split.test, len(whole))
     if straight is not None and compared is not None:  # a triplet may hold training items
         straight = np.setdiff1d(straight, compared.rows)
-    return features_of(
+    found = features_of(
         for_inference(embedder).backbone,
         whole,
         straight=straight,
+        skip_unreadable=True,
         num_workers=settings.num_workers,
         progress=progress,
-    ).values
+    )
+    return found.values, report_on(opened, found.unreadable)
 
 
 def fit_fixed(
@@ -316,8 +363,8 @@ def _board(options: Options) -> TensorBoard | None:
 
 def _open(
     options: Options, saved: Settings | None, collection: Collection | None, progress: Progress
-) -> TrainingData:
-    """Open the data as the settings say; refuse what nothing can be learned from."""
+) -> Collection:
+    """Open the data as the settings say."""
     source = (saved or options).data if collection is None else collection
     corrections = options.corrections
     if saved is not None and saved.out is not None:  # the run's own copy
@@ -328,13 +375,13 @@ def _open(
                 f"the data of {saved.out} were given from Python; give them again: "
                 f"{run.resume_command}"
             )
+    labelling = labelling_of(saved or options)
     with processes.in_turn():
-        data = open_training_data(
-            source, saved or options, corrections=corrections, progress=progress
+        opened = open_corrected(
+            source, labelling=labelling, corrections=corrections, progress=progress
         )
-    for note in data.notes:
-        log.info(note)
-    return data
+    check_used(opened, labelling)
+    return opened
 
 
 def _check(settings: Settings, data: TrainingData, split: Split, embedder: Embedder) -> None:
@@ -348,13 +395,32 @@ def _check(settings: Settings, data: TrainingData, split: Split, embedder: Embed
     processes.check_same("data", lambda: data.fingerprint)
 
 
-def _open_run(settings: Settings, data: TrainingData, held: ExitStack, *, is_resumed: bool) -> Run:
+def _open_run(
+    settings: Settings,
+    opened: Collection,
+    held: ExitStack,
+    progress: Progress,
+    *,
+    is_resumed: bool,
+) -> Run:
     """Return the run to resume, or a new one; of several processes the first makes it."""
     if is_resumed:
-        return continue_run(settings, fingerprint=data.fingerprint)
-    new = partial(create_run, name=data.collection.name, fingerprint=data.fingerprint, held=held)
+        return _continue(settings, opened, progress)
+    new = partial(create_run, name=opened.name, held=held)
     path = Path(processes.from_first(lambda: str(new(settings).path)))
     return Run(path, replace(settings, out=path))
+
+
+def _continue(settings: Settings, opened: Collection, progress: Progress) -> Run:
+    """Return the run to resume; RunError where its data are others."""
+
+    def fingerprint() -> str:
+        """Return that of what can be read: the cache knows most of it."""
+        with processes.in_turn():
+            report = scan_pictures(opened, progress=progress)
+        return readable(opened, report).fingerprint()
+
+    return continue_run(settings, fingerprint=fingerprint)
 
 
 def _check_module(run: Run, backbone: Backbone) -> None:
@@ -377,15 +443,24 @@ def _is_finished(settings: Settings) -> bool:
     return settings.out is not None and (settings.out / "report.html").is_file()
 
 
-def _say_finished(settings: Settings) -> Path:
-    assert settings.out is not None
-    log.info(f"{settings.out} is finished; nothing is left to do")
-    return settings.out
+def _say_finished(
+    saved: Settings, options: Options, collection: Collection | None, progress: Progress
+) -> Path:
+    """Say that a run is finished, or raise RunError where its data have changed since."""
+    assert saved.out is not None
+    try:
+        _continue(saved, _open(options, saved, collection, progress), progress)
+    except DataError:
+        if options.data is not None:
+            raise  # else they are gone, and were needed for nothing
+    log.info(f"{saved.out} is finished; nothing is left to do")
+    return saved.out
 
 
-def _describe(run: Run, data: TrainingData, split: Split) -> None:
+def _describe(run: Run, data: TrainingData, split: Split, scan: ScanReport) -> None:
     """Write data.json, and scan.csv if the scan found anything; say what is kept out."""
     c, settings = data.collection, run.config
+    note_fingerprint(run, data.fingerprint)
     parts = {"train": split.train, "val": split.val, "test": split.test}
     described = {
         "description": c.describe(),
@@ -393,9 +468,10 @@ def _describe(run: Run, data: TrainingData, split: Split) -> None:
         "classes": {name: _class_names(data, rows) for name, rows in parts.items() if len(rows)},
     }
     run.write("data.json", described | ({"by_links": True} if c.by_links else {}))
-    if data.scan.problems and processes.first():
-        write_file(run.path / "scan.csv", data.scan.as_csv())
-    log.info(f"run directory {run.path}, settings: {settings.preset}")
+    if scan.problems and processes.first():
+        write_file(run.path / "scan.csv", scan.as_csv())
+    for note in data.notes:
+        log.info(note)
     if c.split is not None or settings.test_fraction is not None:
         return
     if len(split.test):
@@ -422,12 +498,10 @@ def _write_scores(run: Run, fit: Fit, settings: Settings, scores: dict[str, Any]
 
 
 @contextmanager
-def _failures_explained(run: Run, data: TrainingData, split: Split) -> Iterator[None]:
+def _failures_explained(run: Run) -> Iterator[None]:
     """Say how to resume whatever ends a training that has a run directory."""
     try:
         yield
-    except NonFiniteLoss as error:
-        raise _explain_non_finite(run, data, split, error) from None
     except KeyboardInterrupt:
         log.info(f"stopped; resume with: {run.resume_command}")
         raise
@@ -440,19 +514,21 @@ def _failures_explained(run: Run, data: TrainingData, split: Split) -> Iterator[
         raise TrainingError(f"{reason}; fix it, then resume with: {run.resume_command}") from error
 
 
-def _explain_non_finite(
-    run: Run, data: TrainingData, split: Split, error: NonFiniteLoss
-) -> TrainingError:
-    """Write the names of the batch's items to a file and suggest what to try."""
-    file = run.path / "non_finite_batch.txt"
-    names = [data.collection.names[split.train[i]] for i in error.indices.tolist()]
-    where = f"the batch's items are in {file}"
+@contextmanager
+def _batch_explained(run: Run, data: TrainingData, split: Split) -> Iterator[None]:
+    """Write the names of a batch's items whose loss is not finite, and suggest what to try."""
     try:
-        if processes.first():
-            write_file(file, "".join(f"{name}\n" for name in names))
-    except OSError as failure:
-        where = f"the batch's items could not be written ({failure.strerror})"
-    saved = ", the last checkpoint is whole" if run.checkpoints.is_dir() else ""
-    return TrainingError(
-        f"{error}; nothing was updated{saved}; {where}; try lower rates, or a lower scale"
-    )
+        yield
+    except NonFiniteLoss as error:
+        file = run.path / "non_finite_batch.txt"
+        names = [data.collection.names[split.train[i]] for i in error.indices.tolist()]
+        where = f"the batch's items are in {file}"
+        try:
+            if processes.first():
+                write_file(file, "".join(f"{name}\n" for name in names))
+        except OSError as failure:
+            where = f"the batch's items could not be written ({failure.strerror})"
+        saved = ", the last checkpoint is whole" if run.checkpoints.is_dir() else ""
+        raise TrainingError(
+            f"{error}; nothing was updated{saved}; {where}; try lower rates, or a lower scale"
+        ) from None

@@ -153,7 +153,6 @@ def collection_of(vectors: torch.Tensor, labels: torch.Tensor) -> Collection:
     return Collection(
         name="made up",
         layout="",
-        kind="vectors",
         array=vectors.numpy(),
         labels=labels.numpy(),
         class_names=tuple(f"class {c}" for c in range(int(labels.max()) + 1)),
@@ -183,9 +182,7 @@ def test_small_classes_are_not_judged() -> None:
 
 def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture) -> None:
     """Also with pictures that can't be read among them."""
-    made = create_run(
-        settings_of("pictures", 40, data=sick, out=tmp_path / "run"), name="run", fingerprint=""
-    )
+    made = create_run(settings_of("pictures", 40, data=sick, out=tmp_path / "run"), name="run")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     save_model(made.model, embedder)
     assert main(["doctor", str(sick), "--run", str(made.path), "--json"]) == 0
@@ -195,7 +192,7 @@ def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture
 
 def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> None:
     np.savez(tmp_path / "data.npz", vectors=np.eye(4).repeat(5, 0), labels=np.arange(20) // 5)
-    made = create_run(settings_of(out=tmp_path / "run"), name="run", fingerprint="")
+    made = create_run(settings_of(out=tmp_path / "run"), name="run")
     embedder = build_embedder("identity", dim=4, channels=4, weights=None)
     save_model(made.model, embedder)
     assert main(["doctor", str(tmp_path / "data.npz"), "--run", str(made.path)]) == 0

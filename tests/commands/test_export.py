@@ -25,9 +25,7 @@ Capture = pytest.CaptureFixture[str]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     data = write_pictures(folder / "data", per_class=3)
-    made = create_run(
-        settings_of("pictures", 40, data=data, out=folder / "run"), name="run", fingerprint=""
-    )
+    made = create_run(settings_of("pictures", 40, data=data, out=folder / "run"), name="run")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None, mirror=True)
     save_model(made.model, embedder, class_names=["a", "b"])
     return made.path

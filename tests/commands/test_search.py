@@ -38,9 +38,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, data: Path) -> Path:
     """A run whose network is untrained: it distinguishes colours all the same."""
-    made = create_run(
-        settings_of("pictures", 40, data=data, out=tmp_path / "run"), name="run", fingerprint=""
-    )
+    made = create_run(settings_of("pictures", 40, data=data, out=tmp_path / "run"), name="run")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     save_model(made.model, embedder, extra={"open_set": open_set().as_dict()})
     return made.path
@@ -360,7 +358,7 @@ def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
     np.savez(tmp_path / "data.npz", vectors=vectors, labels=np.arange(30) % 3)
     np.savez(tmp_path / "query.npz", vectors=vectors[[4]], labels=[0])
     settings = settings_of(data=tmp_path / "data.npz", out=tmp_path / "run")
-    made = create_run(settings, name="run", fingerprint="")
+    made = create_run(settings, name="run")
     save_model(made.model, build_embedder("identity", dim=4, channels=6))
     query = str(tmp_path / "query.npz")
     main(["index", str(made.path)])

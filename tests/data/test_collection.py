@@ -21,7 +21,6 @@ def vectors(labels: list[int] | None, **more: object) -> Collection:
     return Collection(
         name="v",
         layout="arrays",
-        kind="vectors",
         array=np.arange(count * 2, dtype=np.float32).reshape(count, 2),
         labels=compact,
         class_names=tuple(str(v) for v in values),

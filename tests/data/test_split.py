@@ -15,7 +15,6 @@ def collection(labels: list[int], split: list[str] | None = None) -> Collection:
     return Collection(
         name="birds",
         layout="arrays",
-        kind="vectors",
         array=np.zeros((len(labels), 2), dtype=np.float32),
         labels=compact,
         class_names=tuple(f"class {v}" for v in values),

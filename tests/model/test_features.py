@@ -13,11 +13,12 @@ from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.data.decode import PictureError
+from nofuss.data.decode import PictureError, decode
 from nofuss.data.open import open_data
+from nofuss.data.scan import find_duplicates, report_on, scan_pictures
 from nofuss.model.embedder import Embedder, build_embedder, for_inference
-from nofuss.model.features import Computed, _compute, extract, features_of
-from tests.tiny_run import draw, write_pictures
+from nofuss.model.features import _compute, extract, features_of
+from tests.tiny_run import draw, scene, write_pictures
 from tests.training.together import fork_together
 
 
@@ -47,7 +48,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pictures each pass of a backbone was for."""
     counts: list[int] = []
 
-    def counting(model: Any, collection: Collection, **options: Any) -> Computed:
+    def counting(model: Any, collection: Collection, **options: Any) -> object:
         counts.append(len(collection))
         return _compute(model, collection, **options)
 
@@ -106,7 +107,7 @@ def test_a_picture_that_changes_meanwhile_is_not_kept(
     good = path.read_bytes()
     kept_in(cache).unlink()
 
-    def changing(model: Any, collection: Collection, **options: Any) -> Computed:
+    def changing(model: Any, collection: Collection, **options: Any) -> object:
         draw(3, 99).save(path)
         return _compute(model, collection, **options)
 
@@ -162,7 +163,7 @@ def test_what_was_computed_before_an_interruption_is_kept(
 ) -> None:
     counts: list[int] = []
 
-    def interrupted(model: Any, collection: Collection, **options: Any) -> Computed:
+    def interrupted(model: Any, collection: Collection, **options: Any) -> object:
         counts.append(len(collection))
         if len(counts) == 3:
             raise KeyboardInterrupt
@@ -248,6 +249,38 @@ def test_pictures_that_can_not_be_decoded_are_reported_and_not_cached(
     for row, content in good.items():
         pictures.paths[row].write_bytes(content)
     assert torch.equal(cached_features(embedder, pictures, straight=straight), expected)
+
+
+def test_what_features_were_computed_of_is_scanned(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scan finds the same, copies too, and decodes only what could not be decoded."""
+    photos = tmp_path / "photos"
+    for number in range(8):
+        (photos / f"class {number % 2}").mkdir(parents=True, exist_ok=True)
+        scene(number, 300).save(photos / f"class {number % 2}" / f"{number}.jpg")
+    shutil.copy(photos / "class 0" / "0.jpg", photos / "class 0" / "copy.jpg")
+    scene(1, 260).save(photos / "class 1" / "smaller.jpg")
+    (photos / "class 1" / "3.jpg").write_bytes(b"no picture")
+    data = open_data(photos)
+    expected, copies = scan_pictures(data), find_duplicates(data)
+    assert len(copies.exact) == len(copies.near) == 1
+    for file in cache.glob("scans-*"):
+        file.unlink()
+    backbone = build_embedder("convnet", channels=3).backbone
+    backbone.preprocessing = Preprocessing(size=96, resize=96)  # decoded at another scale
+    backbone.key = "test"
+    found = features_of(backbone, data, skip_unreadable=True)
+    assert report_on(data, found.unreadable) == expected
+    decoded = list[str]()
+
+    def counting(path: Path, **options: int) -> object:
+        decoded.append(path.name)
+        return decode(path, **options)
+
+    monkeypatch.setattr("nofuss.data.scan.decode", counting)
+    assert (scan_pictures(data), find_duplicates(data)) == (expected, copies)
+    assert decoded == ["3.jpg", "3.jpg"]
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_long_budgets_compare_with_what_they_train(name: str, budget: str, sourc
     """Sweeps with fewer points have those that the others are compared with."""
     experiment: Any = FIGURES[name]
     blank = np.zeros((len(source.collection), 32, 32, 3), dtype=np.uint8)
-    pictures = replace(source.collection, kind="images", array=blank)
+    pictures = replace(source.collection, array=blank)
     long = replace(source, budget=PHOTOGRAPHS[budget], collection=pictures)
     rates = dict.fromkeys(experiment.losses(long), 1e-4)
     trials = experiment.trials(long, rates)

@@ -19,7 +19,6 @@ def vectors(seed: int = 0) -> Collection:
     return Collection(
         name="tiny",
         layout="arrays",
-        kind="vectors",
         array=x.astype(np.float32),
         labels=labels,
         class_names=tuple(map(str, range(CLASSES))),

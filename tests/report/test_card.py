@@ -23,7 +23,7 @@ def test_training_writes_a_card(vector_run: Path) -> None:
 
 def test_a_card_of_little_is_still_a_card(tmp_path: Path) -> None:
     """No scores, no data.json, names full of markup."""
-    run = create_run(settings_of(out=tmp_path / "a|b<i>`"), name="", fingerprint="")
+    run = create_run(settings_of(out=tmp_path / "a|b<i>`"), name="")
     card = model_card(Run(run.path, Run.open(run.path).config))
     assert card.startswith("# a\\|b&lt;i>'\n")
     assert "nothing was held out" in card

@@ -64,7 +64,6 @@ def test_a_run_full_of_hostile_names(name: str, tmp_path: Path) -> None:
     collection = Collection(
         name="hostile",
         layout="arrays",
-        kind="images",
         array=np.full((8, 4, 4, 3), 200, np.uint8),
         labels=labels,
         class_names=(name, f"other {name}"),

@@ -11,13 +11,21 @@ import pytest
 from nofuss.config import Options, Settings
 from nofuss.errors import RunError
 from nofuss.files import LOCK, OWNER, TEMPORARY, locked, read_json, write_json
-from nofuss.run.directory import Run, check_same_data, continue_run, create_run
+from nofuss.run.directory import (
+    Run,
+    check_same_data,
+    continue_run,
+    create_run,
+    note_fingerprint,
+)
 from nofuss.training.settings import agree
 from tests.asked import settings_of
 
 
 def create(path: Path | None, **options: Any) -> Path:
-    return create_run(settings_of(out=path, **options), name="set", fingerprint="f" * 32).path
+    run = create_run(settings_of(out=path, **options), name="set")
+    note_fingerprint(run, "f" * 32)
+    return run.path
 
 
 def resume(path: Path, **options: Any) -> Settings:
@@ -26,7 +34,7 @@ def resume(path: Path, **options: Any) -> Settings:
 
 
 def go_on(settings: Settings, *, fingerprint: str = "f" * 32) -> None:
-    continue_run(settings, fingerprint=fingerprint)
+    continue_run(settings, fingerprint=lambda: fingerprint)
 
 
 def tree(folder: Path) -> dict[Path, bytes]:
@@ -74,7 +82,7 @@ def test_an_empty_folder_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["set", "..", ".hidden"])
 def test_the_next_free_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = {create_run(settings_of(), name=name, fingerprint="").path for _ in range(3)}
+    made = {create_run(settings_of(), name=name).path for _ in range(3)}
     assert len(made) == 3
     assert all(path.parent == Path("runs") for path in made)
     assert all((tmp_path / path / "config.json").is_file() for path in made)
@@ -134,6 +142,15 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
         check_same_data(path, "0" * 32, cure="")
     with pytest.raises(RunError, match="data differ"):
         go_on(resume(path), fingerprint="0" * 32)
+
+
+def test_any_data_are_right_until_all_were_looked_at(tmp_path: Path) -> None:
+    """Nothing was learned: a run that was killed before has no fingerprint, and then one only."""
+    run = create_run(settings_of(out=tmp_path / "run"), name="set")
+    continue_run(run.config, fingerprint=lambda: pytest.fail("it has none"))
+    note_fingerprint(run, "a" * 32)
+    note_fingerprint(run, "b" * 32)
+    check_same_data(run.path, "a" * 32, cure="")
 
 
 def test_resume_without_a_run(tmp_path: Path) -> None:

@@ -46,9 +46,7 @@ def write_table(data: Path, *, cheaper: int = 0, relabelled: int = 0) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, table: Path) -> Path:
     """A run on the table whose untrained network re-ranks and recognises unknown classes."""
-    made = create_run(
-        settings_of("pictures", 40, data=table, out=tmp_path / "run"), name="run", fingerprint=""
-    )
+    made = create_run(settings_of("pictures", 40, data=table, out=tmp_path / "run"), name="run")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
     rerank = Rerank(
         2,

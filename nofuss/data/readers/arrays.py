@@ -83,7 +83,6 @@ def from_arrays(
     collection = Collection(
         name=name,
         layout=layout,
-        kind="vectors" if items.ndim == 2 else "images",
         array=items,
         comparisons=comparisons,
         notes=("pairs are not used beside triplets",) * ({"triplets", "pairs"} <= {*arrays}),

@@ -130,7 +130,6 @@ def _collection(
     return Collection(
         name=folder.name,
         layout=layout,
-        kind="pictures",
         paths=paths,
         root=folder,
         labels=labels,

@@ -193,7 +193,6 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     return Collection(
         name=folder.name,
         layout=layout + labelling.describe(),
-        kind="pictures",
         paths=paths,
         root=folder,
         labels=labels,

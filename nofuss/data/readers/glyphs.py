@@ -56,7 +56,6 @@ def open_glyphs() -> Collection:
     return Collection(
         name="characters",
         layout="built-in characters",
-        kind="images",
         array=glyphs["images"],
         labels=glyphs["labels"],
         class_names=names,

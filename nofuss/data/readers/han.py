@@ -71,7 +71,6 @@ def open_han() -> Collection:
     return Collection(
         name="han",
         layout="Han and Hangul characters",
-        kind="images",
         array=han["images"],
         labels=han["labels"],
         class_names=tuple(chr(code) for code in han["codes"]),

@@ -131,7 +131,6 @@ def _joined(
     return Collection(
         name=printable(name),
         layout=layout,
-        kind="pictures",
         paths=[row.path for row in every],
         root=root,
         labels=labels,

@@ -84,7 +84,6 @@ def open_table(path: Path) -> Collection:
     return Collection(
         name=path.stem,
         layout=f"CSV manifest {name}",
-        kind="pictures",
         paths=paths,
         root=path.parent,
         labels=order,
@@ -234,7 +233,6 @@ def open_triplets(path: Path) -> Collection:
     return Collection(
         name=path.stem,
         layout=f"CSV of triplets {printable(path.name)}",
-        kind="pictures",
         paths=list(place),
         root=path.parent,
         comparisons=Comparisons("triplets", np.array(triplets, dtype=np.int64)),
@@ -266,7 +264,6 @@ def open_pairs(path: Path) -> Collection:
     return Collection(
         name=path.stem,
         layout=f"CSV of pairs {printable(path.name)}",
-        kind="pictures",
         paths=list(place),
         root=path.parent,
         comparisons=Comparisons(
