@@ -19,6 +19,7 @@ The paper has no such step: it trains a whole network. On fixed features trainin
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -98,6 +99,12 @@ class ClassSums:
         """Mean (k,) over all items."""
         return self.sizes @ self.means / self.sizes.sum()
 
+    @cached_property
+    def total(self) -> Tensor:
+        """Scatter (k, k) of all items, T = W + B_c."""
+        deviations = self.deviations()
+        return self.within + deviations.T @ deviations
+
     def deviations(self) -> Tensor:
         """Return the class means (C, k) around that of all items, times the roots of their sizes.
 
@@ -163,7 +170,9 @@ def project(
     x = signed_root(features) if root else features
     mean, width = x.mean(0), x.shape[1]
     rest = (x if width <= EXACT else x[sample]) - mean
-    length = float(rest.norm(dim=1).mean()) or 1.0  # of the items; 0 if all are equal
+    length = float(rest.norm(dim=1).mean())
+    if length <= 1e-6 * float(mean.norm()):  # all items are equal, but for rounding
+        length = float(mean.norm()) or 1.0
     rest = rest / length
     if width <= count:
         basis = torch.eye(width, dtype=x.dtype)
@@ -197,8 +206,7 @@ def emphasised(sums: ClassSums, m: Tensor, emphasis: float) -> Tensor:
     classes, eye = len(sums.sizes), torch.eye(len(m)).to(m)
     if not emphasis or classes < 2:
         return m
-    means = sums.deviations() @ m  # (C, k): B_c is means.T @ means here
-    total = means.T @ means + m.T @ sums.within @ m
+    means, total = sums.deviations() @ m, m.T @ sums.total @ m  # (C, k), (k, k)
     ridge = total.trace() / len(m)
     if not means.square().sum() > 1e-9 * ridge:
         return m
@@ -224,8 +232,7 @@ def closed_form(sums: ClassSums, recipe: Recipe, dim: int | None = None) -> Tens
     m = emphasised(sums, whitening(sums, recipe.shrinkage), recipe.emphasis)
     if dim is None:
         return m
-    means = sums.deviations() @ m
-    total = means.T @ means + m.T @ sums.within @ m
+    total = m.T @ sums.total @ m
     turned: Tensor = m @ torch.linalg.eigh((total + total.T) / 2).eigenvectors[:, -dim:].flip(1)
     return turned
 

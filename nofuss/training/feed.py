@@ -1,16 +1,15 @@
 """Batches for training: a collection's items in an order fixed by (seed, epoch, step) alone."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from nofuss.config import Preprocessing, Settings
-from nofuss.data.collection import Collection, Labels
+from nofuss.data.collection import Collection
 from nofuss.data.loader import Batch, batches
-from nofuss.data.sampling import m_per_class, shuffled, triplet_batches
+from nofuss.data.sampling import Indices, m_per_class, shuffled, triplet_batches
 from nofuss.distributed.processes import share, world
 from nofuss.errors import UsageError
 from nofuss.model.activations import Activations
@@ -50,8 +49,6 @@ class CollectionFeed:
         pin: bool = False,
     ) -> "CollectionFeed":
         """Return the batches that the settings ask for."""
-        if not collection.is_labelled:
-            settings = replace(settings, per_class=0)
         return cls(
             collection,
             preprocessing,
@@ -73,17 +70,12 @@ class CollectionFeed:
                 "fewer, or raise --batch-size"
             )
 
-    @property
-    def labels(self) -> Labels | None:
-        """(N,) of the items; None where triplets are learned as they are."""
-        return self.collection.known_labels() if self.collection.is_labelled else None
-
     def __len__(self) -> int:
         return len(self.indices(0))
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the epoch's batches without the first `start`."""
-        labels, chosen = self.labels, self.indices(epoch)[start:]
+        chosen = self.indices(epoch)[start:]
         own = batches(
             self.collection,
             self.preprocessing,
@@ -95,10 +87,18 @@ class CollectionFeed:
             pin=self.pin,
         )
         for batch, indices in zip(own, chosen, strict=True):
-            whole = None if labels is None else torch.from_numpy(labels[indices])
-            yield Batch(batch.inputs, whole, torch.from_numpy(indices))
+            yield self.batch(batch.inputs, indices)
 
-    def indices(self, epoch: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    def batch(self, inputs: Tensor, indices: Indices) -> Batch:
+        """Return this process's inputs of a batch with the labels of all of it.
+
+        It has none where triplets are learned as they are.
+        """
+        c = self.collection
+        labels = torch.from_numpy(c.known_labels()[indices]) if c.is_labelled else None
+        return Batch(inputs, labels, torch.from_numpy(indices))
+
+    def indices(self, epoch: int) -> list[Indices]:
         """Return the rows of each batch of an epoch."""
         c = self.collection
         if not c.is_labelled:
@@ -124,9 +124,7 @@ class ActivationFeed:
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
         """Yield the epoch's batches without the first `start`."""
-        labels, view = self.feed.labels, epoch % self.activations.views
+        view = epoch % self.activations.views
         for indices in self.feed.indices(epoch)[start:]:
             inputs = self.activations.take(view, indices[share(len(indices))])
-            inputs = inputs.pin_memory() if self.feed.pin else inputs
-            whole = None if labels is None else torch.from_numpy(labels[indices])
-            yield Batch(inputs, whole, torch.from_numpy(indices))
+            yield self.feed.batch(inputs.pin_memory() if self.feed.pin else inputs, indices)

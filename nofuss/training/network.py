@@ -35,7 +35,7 @@ def build_model(
     side: of the pictures, where the small convnet is to see them whole. backbone: of the caller,
     instead of one by name.
     """
-    kind = "vectors" if collection.kind == "vectors" else "pictures"
+    kind = "pictures" if collection.vectors is None else "vectors"
     name = OWN if backbone else asked.backbone or PRESETS[preset]["backbone"]
     if (name == "identity") != (kind == "vectors"):
         raise UsageError(f"--backbone {name} does not fit {kind}; leave it out")
@@ -80,7 +80,7 @@ def apply_settings(settings: Settings, embedder: Embedder) -> None:
         embedder.freeze_batch_norm()
     if preprocessing is None:
         return
-    backbone.mirror = settings.mirror and preprocessing.flip
+    backbone.mirror = settings.mirror
     freeze_first(embedder, settings.unfreeze)
     if settings.lora is not None:
         add_adapters(embedder, settings.lora, unfreeze=settings.unfreeze, seed=settings.seed)
@@ -118,10 +118,8 @@ def _check_size(backbone: Backbone, size: int, flag: str) -> None:
 
 def _channels(name: str, collection: Collection) -> int | None:
     """Return the width of vectors; 1 for gray arrays into the small convnet, 3 otherwise."""
-    if collection.kind == "vectors":
-        assert collection.array is not None
-        return int(collection.array.shape[1])
+    if collection.vectors is not None:
+        return int(collection.vectors.shape[1])
     if name == "convnet":
-        gray = collection.array is not None and collection.array.ndim == 3
-        return 1 if gray else 3
+        return 1 if collection.images is not None and collection.images.ndim == 3 else 3
     return None

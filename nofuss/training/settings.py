@@ -118,7 +118,7 @@ FREE = ("data", "out", "device", "num_workers", "tensorboard")
 
 def preset_of(asked: Options | Settings, data: TrainingData) -> Preset:
     """Return the preset that was asked for; auto chooses it by the data."""
-    kind = "vectors" if data.collection.kind == "vectors" else "pictures"
+    kind = "pictures" if data.collection.vectors is None else "vectors"
     preset = asked.preset
     if preset is None or preset == "auto":
         small = data.side is not None and data.side < SMALL_SIDE
@@ -150,18 +150,17 @@ def resolve(options: Options, data: TrainingData, backbone: Backbone) -> Setting
         elif any(name in asked for name in OF_TRAINING):
             values["head"] = "trained"
     values |= asked
-    values |= _by_loss(values, asked, preset)
+    values |= _by_loss(values, asked, preset, data)
     names = {field.name for field in fields(Settings)}
     settings = Settings(
         **{name: value for name, value in values.items() if name in names} | {"preset": preset}
     )
     settings = replace(settings, unfreeze=unfreeze)
-    _check_needs(asked, settings, data)
-    if settings.dim is not None and settings.dim > backbone.features and settings.start != "random":
-        log.warning(
-            f"dim is {backbone.features} instead of {settings.dim}: the features have no more"
-        )
-    return settings
+    _check_needs(asked, settings, data, backbone)
+    if settings.dim is None or (dim := head_dim(settings, backbone.features)) == settings.dim:
+        return settings
+    log.warning(f"dim is {dim} instead of {settings.dim}: the features have no more")
+    return replace(settings, dim=dim)
 
 
 def usual_size(asked: Options | Settings, preset: Preset, backbone: str) -> int | None:
@@ -180,17 +179,18 @@ def head_dim(settings: Settings, width: int) -> int:
     return min(settings.dim or DIM, width)
 
 
-def agree(saved: Settings, options: Options) -> Settings:
+def agree(saved: Settings, options: Options, width: int | None = None) -> Settings:
     """Return the settings of the run to resume, elsewhere or faster if asked.
 
-    RunError where the options ask for something that would be learned otherwise.
+    RunError where the options ask for something that would be learned otherwise. width: of the
+    features, once it is known; until then a run may have as many dimensions as they have.
     """
     check_limits(options)
     asked = {name: value for name, value in options.asked().items() if name != "resume"}
     changes = ", ".join(
         f"{name} {getattr(saved, name)} → {value}"
         for name, value in asked.items()
-        if name not in FREE and not _is_same(name, getattr(saved, name), value)
+        if name not in FREE and not _is_same(name, saved, value, width)
     )
     if changes:
         raise RunError(
@@ -204,9 +204,15 @@ def agree(saved: Settings, options: Options) -> Settings:
     return replace(saved, **{name: value for name, value in asked.items() if name in FREE})
 
 
-def _is_same(name: str, saved: object, asked: object) -> bool:
-    """Return whether an option asks for what a run has; all stages may be asked for by number."""
-    return saved == asked or (name == "unfreeze" and saved == ALL)
+def _is_same(name: str, saved: Settings, asked: Any, width: int | None) -> bool:
+    """Return whether an option asks for what a run has.
+
+    All stages may be asked for by number, and more dimensions than the features have.
+    """
+    has = getattr(saved, name)
+    if name == "dim" and has is not None and saved.start != "random":
+        return bool(has == min(asked, has if width is None else width))
+    return bool(has == asked or (name == "unfreeze" and has == ALL))
 
 
 def _by_data(options: Options, data: TrainingData, preset: Preset) -> Layer:
@@ -241,6 +247,8 @@ def _by_backbone(
 ) -> Layer:
     """Return what fine-tuning does with all of a network, a Lite's last stages, or adapters."""
     layer: Layer = {"backbone": backbone.name}
+    if not _flips(backbone):
+        layer["mirror"] = False
     if preset != "finetune":
         return layer
     if size := usual_size(options, preset, backbone.name):
@@ -254,7 +262,7 @@ def _by_backbone(
     return layer
 
 
-def _by_loss(values: Layer, asked: Layer, preset: Preset) -> Layer:
+def _by_loss(values: Layer, asked: Layer, preset: Preset, data: TrainingData) -> Layer:
     """Return proxies and items per class that the loss wants, and its scale or free norms."""
     layer: Layer = {}
     loss, over_instances = values["loss"], values["loss"] in INSTANCE_LOSSES
@@ -262,7 +270,7 @@ def _by_loss(values: Layer, asked: Layer, preset: Preset) -> Layer:
         layer["proxies_per_class"] = 10.0 if loss == "soft-triple" else 1.0
     if "per_class" not in asked:
         is_chosen = values["assignment"] in ("dynamic", "matched")  # by the items of the batch
-        some = 4 if over_instances or is_chosen else 0
+        some = 4 if data.collection.is_labelled and (over_instances or is_chosen) else 0
         layer["per_class"] = 2 if loss == "n-pairs" else some
     if preset == "paper" and "scale" not in asked and loss in ("proxy-nca", "proxy-triplet"):
         layer["free_norms"] = True
@@ -277,51 +285,67 @@ def _by_loss(values: Layer, asked: Layer, preset: Preset) -> Layer:
 class Need(NamedTuple):
     """A condition on settings and data, in words, and what to do where it does not hold."""
 
-    holds: Callable[[Settings, TrainingData], bool]
+    holds: Callable[[Settings, TrainingData, Backbone], bool]
     words: str
     cure: str
 
 
-def _is_pictures(settings: Settings, data: TrainingData) -> bool:
-    return data.collection.kind != "vectors"
+def _flips(backbone: Backbone) -> bool:
+    return backbone.preprocessing is not None and backbone.preprocessing.flip
 
 
 _TRAINABLE = Need(
-    lambda s, _: not s.is_fixed,
+    lambda s, *_: not s.is_fixed,
     "needs a trainable backbone, and this one is fixed",
     "drop it, or add --preset finetune",
 )
-_PICTURES = Need(_is_pictures, "is for pictures, and the data are vectors", "drop it")
+_PICTURES = Need(
+    lambda s, data, _: data.collection.vectors is None,
+    "is for pictures, and the data are vectors",
+    "drop it",
+)
+_FLIPPED = Need(
+    lambda s, _, backbone: _flips(backbone),
+    "needs pictures that stay the same in a mirror, and small gray ones are mostly characters",
+    "drop it, or use --preset frozen",
+)
 _FINETUNE = Need(
-    lambda s, _: s.preset == "finetune", "is for --preset finetune", "add it, or drop {flag}"
+    lambda s, *_: s.preset == "finetune", "is for --preset finetune", "add it, or drop {flag}"
 )
 _TRAINED = Need(
-    lambda s, _: not s.is_fixed or s.head == "trained" or s.epochs == 0,
+    lambda s, *_: not s.is_fixed or s.head == "trained" or s.epochs == 0,
     "needs a head that is trained",
     "drop it, or --head",
 )
 _PROXIES = Need(
-    lambda s, _: s.loss not in INSTANCE_LOSSES, "is for losses over proxies", "drop it, or --loss"
+    lambda s, *_: s.loss not in INSTANCE_LOSSES, "is for losses over proxies", "drop it, or --loss"
 )
-_FIXED = Need(lambda s, _: s.is_fixed, "is for fixed features", "drop it, or use --preset frozen")
+_FIXED = Need(lambda s, *_: s.is_fixed, "is for fixed features", "drop it, or use --preset frozen")
 _SOLVED = Need(
-    lambda s, _: s.start == "whitened", "needs labels, or groups of linked items", "drop it"
+    lambda s, *_: s.start == "whitened", "needs labels, or groups of linked items", "drop it"
+)
+_LABELLED = Need(
+    lambda s, data, _: data.collection.is_labelled,
+    "needs labels, or groups of linked items",
+    "drop it",
 )
 NEEDS: tuple[tuple[Need, str], ...] = (
     (_PICTURES, "mirror size train_size precision"),
+    (_FLIPPED, "mirror"),
     (_TRAINABLE, "lr warmup freeze_batch_norm val_fraction train_size"),
     (_FINETUNE, "unfreeze views lora"),
     (_FIXED, "head"),
     (_SOLVED, "head"),
+    (_LABELLED, "per_class"),
     (_TRAINED, " ".join(OF_TRAINING)),
     (_PROXIES, "assignment proxies_per_class scale free_norms"),
 )
 
 
-def _check_needs(asked: Layer, settings: Settings, data: TrainingData) -> None:
+def _check_needs(asked: Layer, settings: Settings, data: TrainingData, backbone: Backbone) -> None:
     for need, names in NEEDS:
         for name in names.split():
-            if asked.get(name) and not need.holds(settings, data):
+            if asked.get(name) and not need.holds(settings, data, backbone):
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} {need.words}; {need.cure.format(flag=flag)}")
     if asked.get("views") and settings.unfreeze == ALL:

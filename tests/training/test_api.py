@@ -257,6 +257,15 @@ def test_what_came_from_python_is_resumed_from_python(
 
 
 @pytest.mark.slow
+def test_equal_items_have_nothing_to_learn_and_break_nothing(tmp_path: Path) -> None:
+    """What rounding leaves of them around their mean is no direction."""
+    row = np.random.default_rng(0).normal(size=16).astype(np.float32)
+    run = nofuss.train((np.tile(row, (60, 1)), np.arange(60) // 6), out=tmp_path / "run")
+    assert (run / "report.html").is_file()
+    assert nofuss.load(run).embed(row[None]).isfinite().all()
+
+
+@pytest.mark.slow
 def test_fewer_items_than_features(tmp_path: Path) -> None:
     """The scatter within classes has no inverse."""
     random = np.random.default_rng(0)

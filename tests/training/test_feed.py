@@ -21,7 +21,6 @@ def vectors(n: int = 23, classes: int = 4) -> Collection:
     return Collection(
         name="x",
         layout="arrays",
-        kind="vectors",
         array=x,
         labels=np.arange(n) % classes,
         class_names=tuple("abcdefgh"[:classes]),
@@ -30,7 +29,7 @@ def vectors(n: int = 23, classes: int = 4) -> Collection:
 
 def pictures(n: int = 23, classes: int = 4) -> Collection:
     x = np.random.default_rng(0).integers(0, 256, (n, 8, 8), dtype=np.uint8)
-    return replace(vectors(n, classes), kind="images", array=x)
+    return replace(vectors(n, classes), array=x)
 
 
 FEEDS = {
@@ -134,8 +133,6 @@ def test_settings_ask_for_batches() -> None:
     settings = settings_of(batch_size=8, per_class=2, seed=3)
     feed = CollectionFeed.of(vectors(), None, settings)
     assert all(map(same, feed(1, 0), FEEDS["per class"](1, 0)))
-    bare = CollectionFeed.of(FEEDS["triplets"].collection, None, settings)
-    assert (bare.per_class, bare.batch_size) == (0, 8), "triplets have no classes"
 
 
 def test_proxies_of_items_without_labels_are_a_fifth_of_them() -> None:

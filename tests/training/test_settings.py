@@ -180,16 +180,30 @@ def test_from_another_start_the_head_is_trained() -> None:
 def test_the_dimension_of_a_head() -> None:
     assert head_dim(settings_of(), 64) == 64
     assert head_dim(settings_of(), 2048) == DIM
-    assert head_dim(settings_of(dim=100), 64) == 64
-    assert head_dim(settings_of(dim=100), 2048) == 100
+    assert head_dim(dataclasses.replace(settings_of(), dim=100), 64) == 64
+    assert head_dim(dataclasses.replace(settings_of(), dim=100), 2048) == 100
     assert head_dim(of_preset("paper", dim=3000), 2048) == 3000
 
 
 def test_more_dimensions_than_the_features_have(caplog: pytest.LogCaptureFixture) -> None:
-    settings_of(dim=8)
+    assert settings_of(dim=8).dim == 8
     assert caplog.messages == []
-    settings_of(dim=9)
+    saved = settings_of(dim=9)
+    assert saved.dim == 8
     assert caplog.messages == ["dim is 8 instead of 9: the features have no more"]
+    for width in (None, 8):  # not known yet, and known
+        assert agree(saved, Options(dim=9), width) == saved
+    for asked, width in ((7, None), (7, 8), (9, 16)):
+        with pytest.raises(RunError, match=f"dim 8 → {asked}"):
+            agree(saved, Options(dim=asked), width)
+    assert settings_of("pictures", 32, preset="small", dim=3000).dim == 3000, "it learns its own"
+
+
+def test_gray_pictures_are_not_mirrored() -> None:
+    """By the small convnet: they show characters. A network for photographs mirrors them."""
+    assert not settings_of("gray", 32).mirror
+    assert settings_of("gray", 128).mirror
+    assert settings_of("pictures", 32, mirror=True).mirror
 
 
 # Data without classes
@@ -200,11 +214,13 @@ def test_without_labels_items_choose_their_proxies() -> None:
     assert (settings.start, settings.assignment, settings.head) == ("pca", "dynamic", "trained")
     assert settings.test_fraction == TEST_FRACTION
     assert settings.epochs is not None
+    assert settings.per_class == 0, "no item has a class"
     assert resolved(without_labels(), test_fraction=0.0).test_fraction == 0
     for options, words in (
         ({"start": "whitened"}, "start='whitened' needs labels"),
         ({"loss": "triplet"}, "--loss triplet needs labels"),
         ({"head": "closed-form"}, "--head needs labels, or groups of linked items"),
+        ({"per_class": 2}, "--per-class needs labels, or groups of linked items"),
         ({"assignment": "static"}, "--assignment static needs labels, or triplets that link"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -236,6 +252,7 @@ def test_groups_of_linked_items_are_labels() -> None:
         ({"val_fraction": 0.1}, "vectors", "--val-fraction needs a trainable backbone"),
         ({"size": 64}, "vectors", "--size is for pictures"),
         ({"mirror": True}, "vectors", "--mirror is for pictures"),
+        ({"mirror": True}, "gray", "--mirror needs pictures that stay the same"),
         (
             {"unfreeze": "2"},
             "vectors",
