@@ -10,11 +10,10 @@ split *images* of the same classes, and are not used.
 """
 
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, firs
 from nofuss.errors import DataError
 from nofuss.files import read_bytes
 
-LARGEST_MAT, MOST_UNPACKED = 2**23, 2**26
+LARGEST_MAT = 2**23
 """Largest size of an annotation file in bytes; those of Cars196 have less than one megabyte."""
 
 
@@ -178,27 +177,12 @@ def _load_mat(file: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
     try:
-        data = read_bytes(file, limit=LARGEST_MAT)
-        _check_unpacked(data)
-        content: dict[str, Any] = loadmat(BytesIO(data), simplify_cells=True)
+        data = BytesIO(read_bytes(file, limit=LARGEST_MAT))
+        content: dict[str, Any] = loadmat(data, simplify_cells=True)
     except Exception as error:  # a parser may raise anything on bytes from outside
         reason = printable(" ".join(str(error).split()))
         raise DataError(f"{printable(file)} can't be read as a MATLAB file: {reason}") from error
     return content
-
-
-def _check_unpacked(data: bytes) -> None:
-    """Raise ValueError if compressed elements of a MATLAB file (version 5) are bombs."""
-    order: Literal["little", "big"] = "little" if data[126:128] == b"IM" else "big"
-    place, room = 128, MOST_UNPACKED
-    while place + 8 <= len(data):
-        kind, size = (int.from_bytes(data[i : i + 4], order) for i in (place, place + 4))
-        if kind == 15:  # zlib
-            unpacked = zlib.decompressobj().decompress(data[place + 8 : place + 8 + size], room + 1)
-            room -= len(unpacked)
-            if room < 0:
-                raise ValueError(f"more than {MOST_UNPACKED:,} bytes unpacked")
-        place += 8 + size
 
 
 def _words(names: Any) -> list[str]:
