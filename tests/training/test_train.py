@@ -16,6 +16,7 @@ from nofuss.errors import RunError
 from nofuss.training.callbacks import Event
 from tests.tiny_run import draw
 
+pytestmark = pytest.mark.slow
 FIXED = {"preset": "frozen", "backbone": "convnet", "size": 64}
 SPLIT = FIXED | {"test_fraction": 0.5}
 SMALL = {"preset": "small", "size": 24, "dim": 8, "batch_size": 8, "epochs": 2}
