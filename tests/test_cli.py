@@ -725,7 +725,7 @@ def test_pairs_end_to_end(nofuss: Call, home: Path) -> None:
     assert json.loads(again.out)["triplets"] == 32
     other = nofuss("train", home / "pairs.csv", "--out", "other", "--epochs", 1)
     assert other.code == 0, other.err
-    assert "has no labels, so its runs can't be compared" in one_line(
+    assert "have no labels, so runs can't be compared" in one_line(
         nofuss("compare", "run", "other"), 2
     )
     refused = nofuss("train", home / "pairs.csv", "--assignment", "dynamic", "--out", "no")
