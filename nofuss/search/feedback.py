@@ -58,7 +58,7 @@ SCORED = 5000
 """Items of classes without a mark that a map is scored on."""
 SLACK = 10.0
 """How firmly marks count against the present metric (γ): the larger, the more exactly they hold
-(LOG.md)."""
+(docs/lab)."""
 SWEEPS, ENOUGH = 100, 1e-3
 """Most rounds over the pairs, and the relative change of their weights at which they end."""
 
