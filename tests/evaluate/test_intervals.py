@@ -117,9 +117,9 @@ def sizes_of(random: np.random.Generator, kind: str, shape: tuple[int, int]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("mean", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("kind", ["equal", "long tail"])
-@pytest.mark.parametrize("classes", [3, 10, 20, 50])
+@pytest.mark.parametrize("classes", [3, 10, 50])
 def test_coverage(mean: float, kind: str, classes: int) -> None:
     random, trials = np.random.default_rng(0), 1000
     for alike in (0.02, 0.3):
@@ -131,8 +131,8 @@ def test_coverage(mean: float, kind: str, classes: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [0.5, 0.9, 0.99])
-@pytest.mark.parametrize("classes", [3, 10, 20, 50])
+@pytest.mark.parametrize("mean", [0.5, 0.99])
+@pytest.mark.parametrize("classes", [3, 10, 50])
 def test_coverage_of_differences(mean: float, classes: int) -> None:
     """Two models that find the same classes hard, one of them worse by three points."""
     random, trials, each = np.random.default_rng(0), 1000, 20

@@ -268,7 +268,7 @@ def test_products_takes_the_folder_or_the_characters_of_its_size(tmp_path: Path)
     assert {source for _, source in pairs(data=Path("han"))} == {"han"}
 
 
-@pytest.mark.slow
+@pytest.mark.torchrun
 def test_two_processes_find_what_one_finds(home: Path, tmp_path: Path) -> None:
     found = []
     for count, name in ((1, "one"), (2, "two")):
