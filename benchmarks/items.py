@@ -175,11 +175,12 @@ def _page(folder: Path) -> None:
     from nofuss.run.directory import Run
     from nofuss.search.index import key_of
     from nofuss.search.page.state import open_state
+    from nofuss.search.verdict import Query
 
     state = open_state(Run.open(folder / "run"))
     [name] = state.index.sample(1)
     assert state.map["items"]
-    assert state.search(state.vectors_of([name])[0], 10).hits
+    assert state.search(Query(state.vectors_of([name])[0]), 10).hits
     assert state.index.find(key_of(name)) == name
 
 

@@ -26,7 +26,7 @@ def model_json(**changes: Any) -> Forge:
         content = read_json(file)
         for name, value in changes.items():
             parent = next((p for p in ("preprocessing", "extra") if name in content[p]), None)
-            if name in ("open_set", "rerank"):
+            if name in ("strangers", "rerank"):
                 parent = "extra"
             (content if parent is None else content[parent])[name] = value
         write_json(file, content)
@@ -146,9 +146,9 @@ def deep(run: Path, disk: Path) -> None:
 
 
 NAN = float("nan")
-FOR_SEARCH: tuple[Any, ...] = (NAN, -1, 1e308, "x", [], True, {"rule": "x"}, {"on": True})
+FOR_SEARCH: tuple[Any, ...] = (NAN, -1, 1e308, "x", [], True, {"rule": "x"}, {"gains": {}})
 MODEL: dict[str, Forge] = {
-    **{f"open set {s}": model_json(open_set=s) for s in FOR_SEARCH},
+    **{f"strangers {s}": model_json(strangers=s) for s in FOR_SEARCH},
     **{f"rerank {r}": model_json(rerank=r) for r in FOR_SEARCH},
     **{f"dim {dim}": model_json(dim=dim) for dim in (0, -1, 10**7, 10**12, 2.5, "4")},
     **{f"channels {n}": model_json(channels=n) for n in (0, 10**7, "3")},

@@ -21,7 +21,8 @@ from nofuss.model.hub import parse_address, parse_repository
 from nofuss.search.engines.url import read_url
 from nofuss.search.feedback import FILE, read_feedback
 from nofuss.search.filter import FilterError, as_mask, as_milvus, as_sql, encode, parse_filter
-from nofuss.search.page.routes import Refused, address_of, vector_of
+from nofuss.search.page.routes import Refused, address_of, query_of
+from nofuss.search.verdict import Query
 from torture.fuzz import Target
 
 # What a run or the cache may hold beside JSON and tensors
@@ -174,7 +175,7 @@ def addresses(home: Path) -> Target:
             parse_address,
             parse_repository,
             partial(read_url, flag="--to"),
-            partial(vector_of, encoder=encoder),
+            partial(query_of, encoder=encoder),
         ):
             try:
                 parse(text)
@@ -189,7 +190,7 @@ def addresses(home: Path) -> Target:
         "hf://user/name@main",
         "user/name",
         "milvus:birds.db",
-        address_of(vector, encoder),
+        address_of(Query(vector, 0.1), encoder),
     ]
     seeds += ["milvus://u:p%40s@host:19530/birds?tls=true", "postgresql://u@h:5432/db?table=b"]
     words = ("..", "--", "@", "//", "%00", "[::1]", ":99999", "?password=", "#", "\x1b[31m", "\n")

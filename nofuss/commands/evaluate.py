@@ -433,7 +433,7 @@ def _score(
     encoder: says whether it re-ranks; None for embeddings that are not the run's.
     """
     from nofuss.evaluate.protocol import evaluate
-    from nofuss.ranking.rerank import Rerank, reranked_scores, summary
+    from nofuss.ranking.rerank import Rerank, reranked_scores
     from nofuss.report import foreign
 
     x, labels, options = queries
@@ -443,11 +443,11 @@ def _score(
     content, stored = scores.as_dict(), encoder and encoder.extra.get("rerank")
     if how.rerank == "auto" and stored:
         with foreign(run.path):
-            weighting = Rerank.from_dict(stored).weighting
-        if weighting is not None:
+            is_on = Rerank.from_dict(stored).on
+        if is_on:
             given = options.get("gallery"), options.get("gallery_labels"), options.get("query_rows")
-            plain, after = reranked_scores(x, labels, (None, weighting), *given, progress=progress)
-            content["reranked"] = summary(after, plain)
+            reranked = reranked_scores(x, labels, *given, progress=progress)
+            content["reranked"] = reranked.as_dict()
     return content, scores.per_query
 
 

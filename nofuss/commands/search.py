@@ -11,14 +11,14 @@ from nofuss.commands import IndexUrl, RunPath, console
 from nofuss.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from nofuss.data.columns import Type
     from nofuss.model.encoder import Encoder
     from nofuss.search.filter import Condition
     from nofuss.search.index import Index
     from nofuss.search.search import Answer
+    from nofuss.search.verdict import Query
 
+MARKS = {"good": "✓", "unsure": "?", "nothing": "✗"}
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
 
 
@@ -42,7 +42,7 @@ def main(
         k: Number of neighbours.
         where: Find only items whose columns match, as in "price<20 and shop=='north'". Columns are
             those of a CSV besides path, label and split, and `label`; see docs/engines.md. What
-            passes is ranked by distance alone, without a verdict "nothing like this".
+            passes is ranked by distance alone, without saying whether anything similar is there.
         index: The database that `nofuss index --to URL` wrote to.
         json: Print the results as JSON.
         rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
@@ -52,47 +52,49 @@ def main(
     # here, so that --help does not load torch
     from nofuss.run.directory import Run
     from nofuss.search.open import open_search
-    from nofuss.search.search import search_all, why_no_verdict
+    from nofuss.search.search import search_all
+    from nofuss.search.verdict import why_no_verdict
 
     opened = open_search(Run.open(run), index)
     encoder, searched = opened.encoder, opened.index
     with closing(searched):
-        names, vectors = _embed(encoder, pictures)
+        names, queries = _embed(searched, encoder, pictures)
         types = searched.about.types
         condition = None if where is None else _read_filter(where, types)
         is_reranked = rerank == "auto"
-        answers = search_all(searched, encoder, vectors, k, where=condition, rerank=is_reranked)
+        answers = search_all(searched, encoder, queries, k, where=condition, rerank=is_reranked)
         if json:
             about = {"run": str(run), "metric": METRIC}
             about |= _how(searched, encoder, rerank=is_reranked, filtered=where is not None)
-            queries = [_as_json(name, each) for name, each in zip(names, answers, strict=True)]
-            console.print_json(about | {"queries": queries})
+            found = [_as_json(name, each) for name, each in zip(names, answers, strict=True)]
+            console.print_json(about | {"queries": found})
             return
         for name, answer in zip(names, answers, strict=True):
             _show(name, answer, types, filtered=where is not None)
-        if where is None and (reason := why_no_verdict(searched, encoder)):
+        if where is None and (reason := why_no_verdict(searched)):
             console.say(reason)
 
 
-def _embed(encoder: "Encoder", queries: Sequence[Path]) -> "tuple[list[str], Tensor]":
+def _embed(
+    index: "Index", encoder: "Encoder", paths: Sequence[Path]
+) -> "tuple[list[str], list[Query]]":
     """Embed pictures, and every row of files of arrays, before anything is printed."""
-    import torch
-
     from nofuss.data.collection import printable
     from nofuss.data.open import open_data
+    from nofuss.search.verdict import queries_of
 
-    names, vectors = list[str](), list["Tensor"]()
-    for query in queries:
-        if query.suffix.lower() in (".npz", ".safetensors"):
-            collection = open_data(query)
-            names += [f"{query}#{row}" for row in range(len(collection))]
-            vectors.append(encoder.embed_collection(collection))
+    names, queries = list[str](), list["Query"]()
+    for path in paths:
+        if path.suffix.lower() in (".npz", ".safetensors"):
+            collection = open_data(path)
+            names += [f"{path}#{row}" for row in range(len(collection))]
+            queries += queries_of(index, encoder.encode_collection(collection))
         elif encoder.preprocessing is None:
-            raise DataError(f"{printable(query)}: the model takes vectors; give an .npz of them")
+            raise DataError(f"{printable(path)}: the model takes vectors; give an .npz of them")
         else:
-            names.append(str(query))
-            vectors.append(encoder.embed([query]))
-    return names, torch.cat(vectors)
+            names.append(str(path))
+            queries += queries_of(index, encoder.encode([path]))
+    return names, queries
 
 
 def _read_filter(text: str, types: "Mapping[str, Type]") -> "Condition":
@@ -106,14 +108,14 @@ def _read_filter(text: str, types: "Mapping[str, Type]") -> "Condition":
 
 def _how(index: "Index", encoder: "Encoder", *, rerank: bool, filtered: bool) -> dict[str, Any]:
     """Return how the index is searched, ready for JSON; with a filter, by distance alone."""
-    from nofuss.search.search import weighting_of
+    from nofuss.search.search import averaged_by
 
     about = index.about
-    weighting = weighting_of(about, encoder) if rerank and not filtered else None
+    averaged = averaged_by(about, encoder) if rerank and not filtered else 0
     open_set = None if filtered else about.open_set
-    names = ("rule", "auroc", "rejected", "false_rejections", "useful", "items", "classes")
+    names = ("far_limit", "near_limit", "items", "classes")
     return {
-        "rerank": weighting and weighting._asdict(),
+        "rerank": {"neighbours": averaged} if averaged else None,
         "open_set": open_set and {name: getattr(open_set, name) for name in names},
     }
 
@@ -129,7 +131,8 @@ def _as_json(query: str, answer: "Answer") -> dict[str, Any]:
         for hit in answer.hits
     ]
     verdict = {"found": answer.found, "match": answer.match, "sentence": answer.sentence}
-    return {"query": query, **verdict, "neighbours": neighbours}
+    numbers = dict(answer.numbers) or None
+    return {"query": query, **verdict, "open_set": numbers, "neighbours": neighbours}
 
 
 def _show(query: str, answer: "Answer", types: "Mapping[str, Type]", *, filtered: bool) -> None:
@@ -140,8 +143,8 @@ def _show(query: str, answer: "Answer", types: "Mapping[str, Type]", *, filtered
     console.say(printable(query))
     if filtered and not answer.hits:
         console.say("  nothing passes the filter")
-    if answer.found is not None:
-        console.say(f"  {answer.sentence}")
+    if answer.sentence:
+        console.say(f"  {MARKS[answer.match]} {answer.sentence}")
     for hit in answer.hits:
         label = printable(hit.label) if hit.label is not None else "–"
         cells = "".join(

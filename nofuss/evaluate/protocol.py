@@ -302,7 +302,9 @@ def compared(scores: Mapping[str, Any]) -> str:
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
     words = []
-    for label, name in (("Recall@1", "recall@1"), ("MAP@R", "map@r"), ("right order", "ordered")):
+    names = ("recall@1", "recall@8", "map@r", "ordered")
+    labels = ("Recall@1", "Recall@8", "MAP@R", "right order")
+    for label, name in zip(labels, names, strict=True):
         if name not in gain:
             continue
         mean, low, high = (100 * value for value in gain[name])

@@ -1,8 +1,9 @@
 """A trained model with its preprocessing: pictures or vectors in, embeddings out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,21 +12,38 @@ from torch import Tensor, nn
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.data.decode import decode_resized, in_mode, resized
+from nofuss.data.decode import PictureError, decode_resized, in_mode, resized
 from nofuss.data.loader import AHEAD, ahead
+from nofuss.data.sampling import Indices
 from nofuss.data.transforms import test_views
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import as_tensor, normalize
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder, for_inference, through_head
-from nofuss.model.features import Computed, batch_size, extract, features_of
+from nofuss.model.features import batch_size, extract, features_of
 from nofuss.model.hub import fetch, is_address, parse_address
 from nofuss.model.manifest import map_in_force
 from nofuss.model.onnx import accelerate
 from nofuss.model.saved import load_model
 from nofuss.model.whitening import Affine
 from nofuss.progress import Progress, silent
+
+
+class Encoded(NamedTuple):
+    """What a model makes of items, by one pass through it."""
+
+    vectors: Tensor
+    """(N, dim) unit embeddings."""
+    features: Tensor
+    """(N, F) what the head was given, before its root: scaled to length 1, too."""
+    unreadable: Mapping[int, PictureError] = MappingProxyType({})
+    """Row of each picture that can't be decoded, with the reason; its numbers mean nothing."""
+
+    @property
+    def readable(self) -> Indices:
+        """Return the rows that mean something, as `Collection.subset` takes them."""
+        return np.setdiff1d(np.arange(len(self.vectors)), list(self.unreadable))
 
 
 class Encoder:
@@ -65,9 +83,12 @@ class Encoder:
 
     def embed(self, items: Any) -> Tensor:
         """Return unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors."""
+        return self.encode(items).vectors
+
+    def encode(self, items: Any) -> Encoded:
+        """Return unit embeddings and features of what `embed` takes."""
         if self.preprocessing is None:
-            vectors = _vectors(items, self.embedder.backbone.channels)
-            return normalize(self._embedded(vectors))
+            return self._encoded(_vectors(items, self.embedder.backbone.channels))
         is_single = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
         if is_single or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put a single one into a list")
@@ -77,7 +98,7 @@ class Encoder:
         parts = [items[i : i + batch] for i in range(0, len(items), batch)]
         # Pictures are decoded while the last ones are computed.
         views = ahead(self._views, parts, int(len(parts) > 1), waiting=AHEAD)
-        return normalize(self._embedded(extract(backbone, views, count=len(items))))
+        return self._encoded(extract(backbone, views, count=len(items)))
 
     def embed_collection(
         self,
@@ -102,12 +123,25 @@ class Encoder:
         embeddings = self._embedded(found.values)
         return normalize(embeddings) if unit else embeddings
 
-    def embed_readable(self, collection: Collection) -> Computed:
-        """Return unit embeddings (N, dim) of the pictures that can be decoded, and the others."""
+    def encode_collection(
+        self, collection: Collection, *, skip_unreadable: bool = False
+    ) -> Encoded:
+        """Return unit embeddings and features of a collection in its order.
+
+        skip_unreadable: report pictures that can't be decoded; without it the first is an error.
+        """
         backbone = self.embedder.backbone
         check_fits(collection, backbone)
-        found = features_of(backbone, collection, cached=self.cached, skip_unreadable=True)
-        return Computed(normalize(self._embedded(found.values)), found.unreadable)
+        found = features_of(
+            backbone, collection, cached=self.cached, skip_unreadable=skip_unreadable
+        )
+        return self._encoded(found.values, found.unreadable)
+
+    def _encoded(
+        self, features: Tensor, unreadable: Mapping[int, PictureError] = MappingProxyType({})
+    ) -> Encoded:
+        vectors = normalize(self._embedded(features))
+        return Encoded(vectors, normalize(features), unreadable)
 
     def _embedded(self, features: Tensor) -> Tensor:
         """Return raw embeddings (N, dim) of the backbone's features."""

@@ -6,6 +6,7 @@
                                         index, and how many lines of feedback are in force
     RUN/index/vectors-SHA16.safetensors    unit vectors by the trained head, and labels
     RUN/index/items-SHA16.json          names, classes, columns, where each item is from
+    RUN/index/features-SHA16.safetensors   the backbone's features of a sample of the items
     RUN/index/map-SHA16.safetensors     (D, D): what feedback does to the vectors; absent without
     RUN/feedback.jsonl                  what people said, a line each, only ever appended
 
@@ -30,10 +31,15 @@ from nofuss.errors import RunError
 from nofuss.files import load_tensors, read_json, sha256, write_by_content, write_json
 
 FORMAT = 3
-PARTS = {"vectors": "safetensors", "items": "json", "map": "safetensors"}
+PARTS = {
+    "vectors": "safetensors",
+    "items": "json",
+    "features": "safetensors",
+    "map": "safetensors",
+}
 MAP = "map"
 _TRIES = 5
-_CONTENT = re.compile(r"(vectors|items|map)-[0-9a-f]{16}\.(safetensors|json)")
+_CONTENT = re.compile(r"(vectors|items|features|map)-[0-9a-f]{16}\.(safetensors|json)")
 _MANIFEST = re.compile(r"([0-9a-f]{16}|index)\.json")
 
 

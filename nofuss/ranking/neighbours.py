@@ -5,9 +5,9 @@ reduced at once to the best similarity in each tile of rows. The k nearest rows 
 whose best comes within rounding of the k-th best tile's, so only the distances to their rows are
 computed again, in double precision. Equal distances are ordered by row, whatever the blocks.
 
-Re-ranking (rerank.py) and the open-set decision (open_set.py) need nothing but the vicinity. Their
-cost therefore does not grow with the index, an item that is added needs no update of others, and
-every index that returns its nearest will do.
+Re-ranking (rerank.py) needs nothing but the vicinity. Its cost therefore does not grow with the
+index, an item that is added needs no update of others, and every index that returns its nearest
+will do.
 """
 
 from collections.abc import Iterator
@@ -178,28 +178,3 @@ def query_blocks(queries: int, items: int, dim: int, size: int = SIZE) -> Iterat
     """Return slices of queries whose products and vicinities fit in 64 MB each."""
     step = max(1, min(_GATHERED // max(1, size * max(size, dim)), _PRODUCT // max(1, items)))
     return (slice(i, min(i + step, queries)) for i in range(0, queries, step))
-
-
-@torch.no_grad()
-def leave_one_out(
-    vectors: Tensor,
-    rows: Tensor,
-    labels: Tensor | None = None,
-    left_out: Tensor | None = None,
-    *,
-    size: int = SIZE,
-) -> Iterator[Vicinity]:
-    """Return the vicinities of some rows of unit vectors (N, D) among all others, in blocks.
-
-    With labels (N,), the items of one class are left out for each row, that of `left_out` (Q,).
-    """
-    gallery = Gallery(vectors, len(rows) if size > 1 else 0)
-    for block in query_blocks(len(rows), len(vectors), vectors.shape[1], size):
-        own = rows[block]
-        s = vectors[own] @ vectors.T
-        if labels is not None and left_out is not None:
-            s.masked_fill_(left_out[block, None] == labels, -torch.inf)
-        s[torch.arange(len(own)), own] = -torch.inf
-        best, nearest = s.topk(min(size, len(vectors)))
-        nearest.masked_fill_(best.isinf(), -1)
-        yield gallery.vicinity(best, nearest)

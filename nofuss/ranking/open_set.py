@@ -1,20 +1,23 @@
-"""Is the query's class here at all? A novelty score, and what it means in a given index.
+"""Is anything like a picture in an index, and is its class? Two questions, both to class means.
 
-The distance to the nearest item alone lets most unknown classes through. Two things help (Mensink
-et al. 2013 on class means; local density as in Breunig et al. 2000 and the cohorts of speaker
-verification): the nearest *class mean* varies less than the nearest item, and how near an item must
-be depends on how crowded the place is. Which rule is best differs between collections, so folds of
-training classes choose.
+    far(q)  = 1 − max_c x̂·m_c                 x̂: the backbone's features, scaled to length 1
+    near(q) = (s₂ + … + s₆) / 10 − s₁         s₁ ≥ s₂ ≥ …: cosines of the learned vector to means
 
-What a value means depends on the index, on how many classes it has and how alike they are. It is
-calibrated on the index itself: every item (or a sample of them) is searched once without its own
-class, as a query of an unknown class, and once without another class, as a query of a known one, so
-that both see as many. The threshold is the novelty below which 95% of the known lie: a wrong
-"nothing" is the mistake that hurts. Where that rejects hardly more unknown classes than a coin
-would, the answer is "can't tell".
+*Nothing similar* is a matter of the raw features, neither centred nor through the head: a head
+learns what distinguishes classes and forgets the rest, so that a black square lies between birds.
+The limit is the far value that 95% of the index's own items stay within, each taken out of its
+mean.
+
+*A good match* is a matter of the learned vectors, where the best class must stand out from the next
+five. The limit is what 10% of strangers reach: items whose class is left out, under a head that has
+not seen the class. In an index of classes that training has not seen these are the items
+themselves; in one of the training classes, the folds know (training/head.py). Between the two
+limits the answer is "not sure", with how many strangers look as similar.
+
+Why class means and not the nearest items, and what else was tried: docs/lab. An item without a
+label is a class of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self
@@ -23,128 +26,139 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.intervals import paired_difference
-from nofuss.geometry import Array, as_tensor, normalize
-from nofuss.ranking.neighbours import Vicinity, leave_one_out
+from nofuss.geometry import normalize
 
 FALSE_REJECTIONS = 0.05
-"""Fraction of the items of known classes that may be rejected."""
-ENOUGH_ITEMS, ENOUGH_CLASSES = 20, 5
-"""Fewer items or classes say nothing about others."""
-FIRM_CLASSES = 20
-"""With fewer classes fractions are called rough."""
-ENOUGH_IN_FOLD = 3
-"""Classes of a fold, so that two are left where one is left out; folds are pooled."""
-SAMPLE, SAMPLE_OF_FOLD = 500, 250
-"""Items of an index that it is calibrated on, and of a fold that rules are compared on."""
-CROWD = 10, 50
-"""Ranks from and up to which neighbours say how crowded the place is; fewer in a small index."""
-_LEVELS = np.linspace(0, 1, 41)  # of the quantiles that are stored; one is 1 − FALSE_REJECTIONS
+"""Fraction of the index's own items that is "nothing similar"."""
+FALSE_MATCHES = 0.1
+"""Fraction of strangers that is a good match."""
+RIVALS = 5
+"""Class means that the best one must stand out from."""
+FEWEST_ITEMS = 5
+"""Items from which on it is known how far is far."""
+ENOUGH_STRANGERS, ENOUGH_CLASSES = 20, 4
+"""Strangers, and their classes, from which on it is known how near is near."""
+_LEVELS = np.linspace(0, 1, 41)  # of the quantiles that are stored
+_PRODUCT = 2**24  # entries of the cosines that are computed at once
 
-Confidence = Literal["here", "perhaps", "nothing", "unknown"]
+Match = Literal["good", "unsure", "nothing", "unknown"]
+
+
+def class_sums(x: Tensor, codes: Tensor) -> Tensor:
+    """Return the sums (C, D) of vectors (N, D) by class 0…C−1, which are means but for length."""
+    classes = int(codes.max()) + 1 if len(codes) else 0
+    return x.new_zeros(classes, x.shape[1]).index_add_(0, codes, x)
+
+
+def far(x: Tensor, sums: Tensor, own: Tensor | None = None) -> Tensor:
+    """Return 1 − the cosine to the nearest class mean, of unit features (Q, F); sums are (C, F).
+
+    own: (Q,) the class that an item is taken out of, −1 for none.
+    """
+    return 1 - _best_cosines(x, sums, 1, own)[:, 0]
+
+
+def near(x: Tensor, sums: Tensor, own: Tensor | None = None, *, stranger: bool = False) -> Tensor:
+    """Return half of the mean cosine to the next class means − that to the nearest, (Q,).
+
+    x: unit vectors (Q, D) by the head. stranger: leave out the whole class, not only the item.
+    """
+    # As many rivals for strangers, who have a class less.
+    rivals = max(0, min(RIVALS, len(sums) - 2))
+    best = _best_cosines(x, sums, 1 + rivals, own, whole=stranger)
+    return best[:, 1:].sum(1) / (2 * max(1, rivals)) - best[:, 0]
 
 
 @torch.no_grad()
-def nearest_class(around: Vicinity, labels: Tensor) -> Tensor:
-    """Return the cosine to the nearest class mean within the vicinity, (Q,).
+def _best_cosines(
+    x: Tensor, sums: Tensor, count: int, own: Tensor | None, *, whole: bool = False
+) -> Tensor:
+    """Return the `count` largest cosines to class means, (Q, count), largest first."""
+    means, found = normalize(sums), [x.new_empty(0, count)]
+    for rows in torch.split(torch.arange(len(x)), max(1, _PRODUCT // len(sums))):
+        s = x[rows] @ means.T
+        if own is not None:
+            inside = rows[own[rows] >= 0]
+            rest = sums[own[inside]] - x[inside]
+            cosine = (x[inside] * normalize(rest)).sum(1)
+            if whole:
+                cosine = torch.full_like(cosine, -1.0)
+            cosine[torch.linalg.vector_norm(rest, dim=1) < 1e-4] = -1.0  # it is alone
+            s[inside - rows[0], own[inside]] = cosine
+        found.append(s.topk(count).values)
+    return torch.cat(found)
 
-    labels (Q, M): codes of the items, below 0 for items without a class, which stand alone.
+
+def quantiles(strangers: Tensor, classes: int) -> list[float] | None:
+    """Return what is stored of the near values of strangers (N,) of some classes.
+
+    None where they are too few to say anything.
     """
-    same = (labels[:, :, None] == labels[:, None]) & (labels >= 0)[:, None]
-    same |= torch.eye(labels.shape[1], dtype=torch.bool)
-    member = (same & around.exists[:, None]).float()  # (Q, M, M): j is of i's class
-    to_class = (around.gram * member).sum(2)  # xᵢ·Σx of its class, whose sum is |Σx|²
-    sums = member @ torch.stack([around.near, to_class], 2)
-    cosine = sums[..., 0] / sums[..., 1].clamp_min(1e-12).sqrt()
-    return cosine.masked_fill(~around.exists, -1.0).amax(1)
-
-
-def background(around: Vicinity) -> Tensor:
-    """Return the mean cosine to items that are near but not the nearest, (Q,)."""
-    counts = around.exists.sum(1, keepdim=True)
-    first, stop = (counts // 10).clamp_max(CROWD[0]), ((counts + 1) // 2).clamp_max(CROWD[1])
-    place = torch.arange(around.near.shape[1])
-    crowd = (place >= first) & (place < stop) & around.exists
-    return (around.near * crowd).sum(1) / crowd.sum(1).clamp_min(1)
-
-
-def _nearest_item(around: Vicinity, labels: Tensor) -> Tensor:
-    return -around.near.masked_fill(~around.exists, -1.0).amax(1)
-
-
-RULES: dict[str, Callable[[Vicinity, Tensor], Tensor]] = {
-    "nearest item": _nearest_item,
-    "nearest class mean": lambda around, labels: -nearest_class(around, labels),
-    "class mean, half density": lambda around, labels: (
-        background(around) / 2 - nearest_class(around, labels)
-    ),
-    "class mean, density": lambda around, labels: (
-        background(around) - nearest_class(around, labels)
-    ),
-}
-"""Name → novelty (Q,) of queries by their vicinity and the labels (Q, M) of its items."""
+    if len(strangers) < ENOUGH_STRANGERS or classes < ENOUGH_CLASSES:
+        return None
+    found: list[float] = np.quantile(strangers.double().numpy(), _LEVELS).tolist()
+    return found
 
 
 @dataclass(frozen=True)
 class OpenSet:
-    """A rule, and what its values mean in one index (or among held-out classes)."""
+    """The limits of one index, and what lies beyond them."""
 
-    rule: str
-    auroc: float
-    """Chance that an item of an unknown class has a higher novelty than one of a known class."""
-    rejected: float
-    """Fraction of the items of unknown classes beyond the threshold."""
-    false_rejections: float
-    """Fraction of the items of known classes beyond the threshold."""
-    useful: bool
-    """Whether it rejects twice as many unknown items as known, with 95% confidence over classes."""
-    distance: float
-    """The distance within which 95% of the items of known classes have their nearest."""
-    known: list[float]
-    """Quantiles of the novelty of items whose class is in the index."""
-    unknown: list[float]
-    """Quantiles of the novelty of items whose class is not."""
+    far_limit: float
+    """The far value that 95% of the index's items stay within."""
+    strangers: list[float] | None
+    """Quantiles of the near values of strangers; None where too few are known."""
     items: int
+    """Those that the first limit is of."""
     classes: int
 
+    @classmethod
+    def of(cls, raw: Tensor, codes: Tensor, strangers: list[float] | None) -> Self | None:
+        """Calibrate on unit features (N, F) of classes 0…C−1; None for too few items."""
+        if len(raw) < FEWEST_ITEMS:
+            return None
+        values = far(raw, class_sums(raw, codes), codes).double().numpy()
+        limit = float(np.quantile(values, 1 - FALSE_REJECTIONS))
+        return cls(limit, strangers, len(raw), len(torch.unique(codes)))
+
     @property
-    def threshold(self) -> float:
-        """The novelty beyond which the answer is "nothing like this"."""
-        return self.known[round((1 - FALSE_REJECTIONS) * (len(_LEVELS) - 1))]
+    def near_limit(self) -> float | None:
+        """The near value that 10% of strangers stay within; None where too few are known."""
+        if self.strangers is None:
+            return None
+        return float(np.interp(FALSE_MATCHES, _LEVELS, self.strangers))
+
+    def fraction(self, near_value: float) -> float | None:
+        """Return the fraction of strangers that look at least as similar."""
+        if self.strangers is None:
+            return None
+        return float(np.interp(near_value, self.strangers, _LEVELS))
+
+    def judge(self, far_value: float | None, near_value: float) -> tuple[Match, str]:
+        """Return the answer for a query, as a word and as a sentence.
+
+        far_value: None for an item of the index, of which that need not be asked.
+        """
+        if far_value is not None and far_value > self.far_limit:
+            return "nothing", "Nothing similar found."
+        fraction = self.fraction(near_value)
+        if fraction is None:
+            return "unsure", "Not sure: too few classes are known to say what a good match is."
+        if fraction > FALSE_MATCHES:
+            return "unsure", f"Not sure: {_of_strangers(fraction)} this similar."
+        if fraction > _LEVELS[1]:
+            return "good", f"Good match: only {_of_strangers(fraction)} this similar."
+        return "good", "Good match: unrelated pictures almost never look this similar."
 
     def describe(self) -> str:
         """Return one line for the user."""
-        if not self.useful:
-            return (
-                "search can't recognise unknown classes here, so it never says \"nothing like "
-                f'this": of {self.classes:,} classes, each left out in turn, they look like the '
-                f"others (AUROC {self.auroc:.2f})"
-            )
-        rough = "roughly " if self.classes < FIRM_CLASSES else ""
-        return (
-            f'search says "nothing like this" by the {self.rule}: right for {rough}'
-            f"{self.rejected:.0%} of the items whose class is not there, wrong for "
-            f"{self.false_rejections:.0%} of the others (AUROC {self.auroc:.2f}; {self.classes:,} "
-            "classes, each left out in turn)"
+        found = (
+            'search says "nothing similar" to what is less like any class here than '
+            f"{1 - FALSE_REJECTIONS:.0%} of the {self.items:,} items that were looked at"
         )
-
-    def judge(self, novelty: float) -> tuple[Confidence, str]:
-        """Return the answer for a query, as a word and as a sentence."""
-        nearer = float(np.interp(novelty, self.unknown, _LEVELS))
-        if not self.useful:
-            return "unknown", (
-                "It is unknown whether its class is here: pictures of other classes look just as "
-                "near."
-            )
-        if novelty > self.threshold:
-            return "nothing", (
-                f"Nothing like this here: only {FALSE_REJECTIONS:.0%} of the pictures whose class "
-                f"is here look this different, but {1 - nearer:.0%} of the others do."
-            )
-        fraction = f"{nearer:.0%} of the pictures of other classes come as close"
-        if nearer <= FALSE_REJECTIONS:
-            return "here", f"Its class is most likely here: {fraction}."
-        return "perhaps", f"Its class may be here, but {fraction}."
+        if self.strangers is None:
+            return f'{found}; too few classes are known to tell a "good match"'
+        return f'{found}, and "good match" to {FALSE_MATCHES:.0%} of the pictures of other classes'
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dict for JSON."""
@@ -152,22 +166,20 @@ class OpenSet:
 
     @classmethod
     def from_dict(cls, stored: Any) -> Self:
-        """Read what `as_dict` gave; KeyError, TypeError or ValueError for anything else."""
+        """Read what `as_dict` gave; TypeError or ValueError for anything else."""
         made = cls(**stored)
-        numbers = [made.auroc, made.rejected, made.false_rejections, made.distance]
         valid = {
-            "rule": made.rule in RULES,
-            "useful": type(made.useful) is bool,
-            "number": all(type(v) in (int, float) and 0 <= v <= 2.001 for v in numbers),
-            "count": all(type(v) is int and v >= 0 for v in (made.items, made.classes)),
-            "quantile": all(_are_quantiles(q) for q in (made.known, made.unknown)),
+            "far_limit": type(made.far_limit) in (int, float) and -0.01 < made.far_limit < 2.01,
+            "strangers": made.strangers is None or are_quantiles(made.strangers),
+            "count": all(type(n) is int and n >= 0 for n in (made.items, made.classes)),
         }
         if wrong := [name for name, is_valid in valid.items() if not is_valid]:
             raise ValueError(f"open_set has an invalid {', '.join(wrong)}")
         return made
 
 
-def _are_quantiles(values: Any) -> bool:
+def are_quantiles(values: Any) -> bool:
+    """Return whether JSON from outside is what `quantiles` gives."""
     return (
         isinstance(values, list)
         and len(values) == len(_LEVELS)
@@ -176,138 +188,14 @@ def _are_quantiles(values: Any) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Novelty by each rule of items searched with their class in the index, and without it."""
-
-    known: Mapping[str, Tensor]
-    unknown: Mapping[str, Tensor]
-    nearest: Tensor  # cosine of the nearest item
-    labels: Tensor
+_MANY = {"nearly all": 0.95, "three in four": 0.75, "two in three": 2 / 3, "half of the": 0.5}
+_ONE_IN = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten"}
 
 
-def choose_open_set(embeddings: Sequence[Array], labels: Sequence[Array]) -> OpenSet | None:
-    """Return the rule that rejects most items of held-out classes; None where they are too few.
-
-    The items of a fold were embedded by one model, and are compared only with each other.
-    """
-    samples = [
-        made
-        for x, y in zip(embeddings, labels, strict=True)
-        if (made := _measure(x, torch.as_tensor(y), tuple(RULES), most=SAMPLE_OF_FOLD)) is not None
-        and len(torch.unique(made.labels)) >= ENOUGH_IN_FOLD
-    ]
-    if not _suffice(samples):
-        return None
-
-    def rejected(rule: str) -> float:
-        """Each fold by a threshold of its own, as each index has its own."""
-        return sum(_pooled([sample], rule).rejected * len(sample.labels) for sample in samples)
-
-    return _pooled(samples, max(RULES, key=rejected))
-
-
-def calibrate(
-    vectors: Array, labels: Array, chosen: OpenSet, *, seen: Array | None = None
-) -> OpenSet | None:
-    """Return what a rule's values mean among these items; None where they are too few.
-
-    labels: codes, below 0 for items without a class. seen: which items are of classes that the
-    model learned from. Those lie closer together than new pictures of their classes will, so
-    they are left out where others suffice; else the threshold is at least that of held-out classes.
-    """
-    y = torch.as_tensor(labels)
-
-    def among(some: Tensor | None, at_least: Sequence[float] | None = None) -> OpenSet | None:
-        sample = _measure(vectors, y, (chosen.rule,), among=some)
-        if sample is None or not _suffice([sample]):
-            return None
-        return _pooled([sample], chosen.rule, at_least=at_least)
-
-    learned = torch.zeros(len(y), dtype=torch.bool) if seen is None else torch.as_tensor(seen)
-    found = among(~learned)
-    if found is not None or not learned.any():
-        return found
-    return among(None, at_least=chosen.known)
-
-
-def _measure(
-    vectors: Array,
-    labels: Tensor,
-    rules: Sequence[str],
-    *,
-    among: Tensor | None = None,
-    most: int = SAMPLE,
-) -> _Sample | None:
-    """Search a sample of the items twice: without their own class, and without another one."""
-    x = normalize(as_tensor(vectors).detach().float())
-    has_class = labels >= 0
-    codes = torch.full_like(labels, -1)
-    _, codes[has_class], sizes = torch.unique(
-        labels[has_class], return_inverse=True, return_counts=True
-    )
-    suits = has_class.clone()
-    suits[has_class] = sizes[codes[has_class]] > 1
-    rows = (suits if among is None else suits & among).nonzero()[:, 0]
-    if not len(rows):
-        return None
-    if len(rows) > most:
-        rows = rows[torch.linspace(0, len(rows) - 1, most).round().long()]
-    own, another = codes[rows], (codes[rows] + len(sizes) // 2) % len(sizes)
-
-    def novelty(left_out: Tensor) -> dict[str, Tensor]:
-        found: dict[str, list[Tensor]] = {rule: [] for rule in rules}
-        for around in leave_one_out(x, rows, codes, left_out):
-            of_items = codes[around.rows.clamp_min(0)]
-            for rule in rules:
-                found[rule].append(RULES[rule](around, of_items))
-        return {rule: torch.cat(values) for rule, values in found.items()}
-
-    nearest = torch.cat([around.near[:, 0] for around in leave_one_out(x, rows, size=1)])
-    return _Sample(novelty(another), novelty(own), nearest, own)
-
-
-def _suffice(samples: Sequence[_Sample]) -> bool:
-    classes = sum(len(torch.unique(sample.labels)) for sample in samples)
-    items = sum(len(sample.labels) for sample in samples)
-    return items >= ENOUGH_ITEMS and classes >= ENOUGH_CLASSES
-
-
-def _pooled(
-    samples: Sequence[_Sample], rule: str, *, at_least: Sequence[float] | None = None
-) -> OpenSet:
-    """Return the figures of a rule over several samples, each of other classes.
-
-    at_least: lower limits of the quantiles of the known, and so of the threshold.
-    """
-    known = torch.cat([sample.known[rule] for sample in samples]).double()
-    unknown = torch.cat([sample.unknown[rule] for sample in samples]).double()
-    offsets = np.cumsum([0, *(int(sample.labels.max()) + 1 for sample in samples)])
-    labels = torch.cat([s.labels + int(o) for s, o in zip(samples, offsets, strict=False)])
-    nearest = torch.cat([sample.nearest for sample in samples])
-    levels = torch.from_numpy(_LEVELS)
-    quantiles = known.quantile(levels, interpolation="higher").tolist()
-    if at_least is not None:
-        quantiles = [max(a, b) for a, b in zip(quantiles, at_least, strict=True)]
-    threshold = quantiles[round((1 - FALSE_REJECTIONS) * (len(_LEVELS) - 1))]
-    rejected, wrongly = (unknown > threshold).double(), (known > threshold).double()
-    cosine = float(nearest.quantile(FALSE_REJECTIONS, interpolation="lower"))
-    return OpenSet(
-        rule=rule,
-        auroc=auroc(known, unknown),
-        rejected=float(rejected.mean()),
-        false_rejections=float(wrongly.mean()),
-        useful=paired_difference(rejected, wrongly, labels).low > FALSE_REJECTIONS,
-        distance=max(0.0, 2 - 2 * cosine) ** 0.5,
-        known=quantiles,
-        unknown=unknown.quantile(levels, interpolation="higher").tolist(),
-        items=len(known),
-        classes=len(torch.unique(labels)),
-    )
-
-
-def auroc(low: Tensor, high: Tensor) -> float:
-    """Return the chance that a value of `high` exceeds one of `low`; ties count half."""
-    _, group, counts = torch.unique(torch.cat([low, high]), return_inverse=True, return_counts=True)
-    rank = (counts.cumsum(0) - (counts - 1) / 2)[group][len(low) :]
-    return float((rank.sum() - len(high) * (len(high) + 1) / 2) / (len(low) * len(high)))
+def _of_strangers(fraction: float) -> str:
+    """Return words like "one in three unrelated pictures looks"."""
+    if fraction >= 0.4:
+        words = min(_MANY, key=lambda words: abs(_MANY[words] - fraction))
+        return f"{words} unrelated pictures look"
+    count = round(1 / fraction)
+    return f"one in {_ONE_IN.get(count, count)} unrelated pictures looks"

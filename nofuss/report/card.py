@@ -15,7 +15,6 @@ from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.report.report import foreign, plain, read_optional_json, render
-from nofuss.report.sections import search
 from nofuss.run.choice import BEFORE, CLOSED, NOTHING
 from nofuss.run.directory import Run
 
@@ -46,7 +45,7 @@ def model_card(run: Run, *, published: str | None = None) -> str:
     data, scores, environment, choice, model = (
         read_optional_json(run.path / f"{name}.json") for name in names
     )
-    config, extra = run.config, model.get("extra", {})
+    config = run.config
     baselines, main = scores.get("baselines", {}), "recall@1" if "recall@1" in scores else "ordered"
     best = max((of.get(main, 0) for of in baselines.values()), default=None)
     made = plain(environment.get("command", "unknown"))
@@ -74,7 +73,6 @@ def model_card(run: Run, *, published: str | None = None) -> str:
         folder=folder,
         query=query,
         example=example,
-        search=search({"open_set": extra.get("open_set")}),
         no_better=best is not None and best >= scores[main],
         command=made if published is None else without_places(made),
     ).decode()

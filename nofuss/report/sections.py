@@ -15,7 +15,6 @@ from nofuss.data.decode import data_uri, encoded, shrunk_item
 from nofuss.evaluate.findings import DoubtfulLabel, Neighbours, confusions, project
 from nofuss.files import csv_text
 from nofuss.proxies.bounds import proxy_bounds
-from nofuss.ranking.open_set import OpenSet
 from nofuss.ranking.rerank import Rerank
 from nofuss.report import figures
 from nofuss.run.choice import Choice
@@ -100,10 +99,9 @@ def choice(stored: dict[str, Any]) -> Section | None:
 
 
 def search(extra: Mapping[str, Any]) -> Section | None:
-    """Tell how the run searches: whether it re-ranks, and how it recognises unknown classes."""
-    kinds = (("rerank", Rerank), ("open_set", OpenSet))
-    lines = [kind.from_dict(extra[name]).describe() for name, kind in kinds if extra.get(name)]
-    return {"lines": lines} if lines else None
+    """Tell whether search re-ranks what it finds."""
+    stored = extra.get("rerank")
+    return {"lines": [Rerank.from_dict(stored).describe()]} if stored else None
 
 
 def training(metrics: list[dict[str, Any]]) -> Section | None:

@@ -2,12 +2,12 @@
 
 index (what an index is): folder (the run's own), engines/ (in a database); filter
 update (`nofuss index`), open (what a run is searched in), search (`nofuss search`)
+verdict: whether anything similar is there
 feedback: what people said on the page, and what follows from it
 page/ (`nofuss serve`): server, guard → routes, labels → state, map; static/
 """
 
 from nofuss.ranking.neighbours import nearest
-from nofuss.ranking.open_set import OpenSet, calibrate
 from nofuss.search.folder import FolderIndex as Index
 
-__all__ = ["Index", "OpenSet", "calibrate", "nearest"]
+__all__ = ["Index", "nearest"]

@@ -2,6 +2,7 @@
 
     vectors-SHA.safetensors   vectors (N, D) float32 unit, label codes (N,), −1 for none
     items-SHA.json            names, class names, columns, sources, where each item is from
+    features-SHA.safetensors  unit features (S, F) float16 of a sample, and its rows (S,)
 
 model/manifest.py says how these, and what feedback changes, are put in force together. Whatever is
 read is checked as if a stranger had made it.
@@ -37,7 +38,18 @@ from nofuss.model.manifest import (
 from nofuss.model.saved import model_digest
 from nofuss.ranking.neighbours import nearest
 from nofuss.search.filter import LABEL, Coded, Condition, as_mask, encode, parse_filter
-from nofuss.search.index import SPLITS, About, Hits, Item, Origin, are_unit, is_value, key_of
+from nofuss.search.index import (
+    SAMPLED,
+    SPLITS,
+    About,
+    Hits,
+    Item,
+    Origin,
+    are_unit,
+    first_drawn,
+    is_value,
+    key_of,
+)
 
 PYTHON = "Python"
 """The source of items that were not read from files."""
@@ -68,11 +80,13 @@ class FolderIndex:
         self._is_shared = False  # vectors of a file or of another index, which are not written to
         self._new: list[Tensor] = []
         self._moved: Tensor | None = None
-        self._changed = {"vectors", "items"}
+        self._features: dict[str, Tensor] = {}
+        self._changed = {"vectors", "items", "features"}
         """The parts that differ from those on disk."""
         self._rows: dict[str, int] = {}
         self._coded: dict[str, Coded] = {}
         self._keys: dict[str, str] = {}
+        self._numbers = np.empty(0, np.uint64)  # the keys, to draw from
 
     @classmethod
     def build(
@@ -179,9 +193,12 @@ class FolderIndex:
                 yield self._item(row, vectors)
 
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
-        """Return the names of at most `count` items, in their order."""
-        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
-        return [self.names[row] for row in sorted(chosen.tolist())]
+        """Return the names of the `count` items that are drawn first, in the order of the items."""
+        if len(self._numbers) != len(self):
+            self._numbers = np.array([int(key_of(name), 16) for name in self.names], np.uint64)
+        # Unsigned numbers go round at 2**64; the last 63 bits do at 2**63.
+        place = (self._numbers - np.uint64(first_drawn(seed))) & np.uint64(2**63 - 1)
+        return [self.names[row] for row in np.sort(place.argsort()[:count]).tolist()]
 
     def put(self, items: Sequence[Item]) -> None:
         """Write items, replacing those of the same name; without a vector, the former one stays."""
@@ -211,6 +228,10 @@ class FolderIndex:
             else:
                 for values, fact in zip(self._facts, facts, strict=True):
                     values[row] = fact
+            if item.vector is not None:
+                self._features.pop(item.name, None)
+            if item.features is not None:
+                self._features[item.name] = item.features.half()
         self._note_change()
 
     def delete(self, names: Sequence[str]) -> None:
@@ -220,10 +241,11 @@ class FolderIndex:
             return
         kept = [row for row in range(len(self)) if row not in gone]
         self._base, self._is_shared = self.base[kept], False
+        for name in names:
+            self._features.pop(name, None)
         for values in (self.names, *self._facts):
             values[:] = [values[row] for row in kept]
         self._rows = {name: row for row, name in enumerate(self.names)}
-        self._keys.clear()
         self._note_change()
 
     @property
@@ -231,9 +253,10 @@ class FolderIndex:
         return self.labels, self._columns, self._origins, self._splits
 
     def _note_change(self) -> None:
-        self._moved = None
-        self._changed |= {"vectors", "items"}
+        self._moved, self._numbers = None, np.empty(0, np.uint64)
+        self._changed |= {"vectors", "items", "features"}
         self._coded.clear()
+        self._keys.clear()
 
     def _check(self, items: Sequence[Item]) -> None:
         """Refuse what would leave the index inconsistent, before anything is changed."""
@@ -252,7 +275,8 @@ class FolderIndex:
     def _item(self, row: int, vectors: bool) -> Item:
         vector = self.base[row] if vectors else None
         label, columns, origin, split = (values[row] for values in self._facts)
-        return Item(self.names[row], label, columns, origin, vector, split)
+        features = self._features.get(self.names[row]) if vectors else None
+        return Item(self.names[row], label, columns, origin, vector, split, features)
 
     def _coded_column(self, name: str) -> Coded:
         if name not in self._coded:
@@ -335,6 +359,14 @@ class FolderIndex:
                 }
                 # json.dumps escapes: names may hold bytes that are no UTF-8
                 return json.dumps(items).encode()
+            case "features":
+                drawn = [name for name in self.sample(SAMPLED) if name in self._features]
+                self._features = {name: self._features[name] for name in drawn}
+                if not drawn:
+                    return None
+                rows = torch.tensor([self._rows[name] for name in drawn])
+                features = torch.stack([*self._features.values()])
+                return tensor_bytes({"features": features, "rows": rows})
             case _:
                 return None if self.matrix is None else tensor_bytes({"map": self.matrix})
 
@@ -348,7 +380,7 @@ class FolderIndex:
         with filelock.FileLock(folder / LOCK):  # of two writers one waits for the other
             before = read_manifest(folder, self.about.model)
             copy = self.with_map(self.matrix)
-            copy.folder, copy._changed = folder, {"vectors", "items", MAP}
+            copy.folder, copy._changed = folder, {"vectors", "items", "features", MAP}
             copy.manifest = dataclasses.replace(
                 self.manifest, version=before.version if before else 0, files={}
             )
@@ -402,6 +434,9 @@ class FolderIndex:
         index.names, index._rows = names, {name: row for row, name in enumerate(names)}
         index.labels = [None if code < 0 else classes[code] for code in codes.tolist()]
         index._columns = _cells(stored["columns"], about.types, len(names))
+        if "features" in manifest.files:
+            tensors, _ = load_tensors(manifest.file(folder, "features"))
+            index._features = _features(tensors["features"], tensors["rows"], names)
         index._origins = [_origin(origin, about.sources) for origin in stored["origins"]]
         index._splits = stored["splits"]
         if not isinstance(index._splits, list) or not {*index._splits} <= {None, *SPLITS}:
@@ -465,6 +500,16 @@ def _check_numbers(vectors: Tensor, codes: Tensor, dim: int, classes: int) -> No
         raise ValueError(f"labels are {got} for {len(vectors)} vectors; expected int64 (N,)")
     if len(codes) and not (codes.min() >= -1 and codes.max() < classes):
         raise ValueError(f"labels reach beyond the {classes} classes")
+
+
+def _features(features: Tensor, rows: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the features of each item that has some; ValueError for anything but unit ones."""
+    is_sample = rows.dtype == torch.int64 and features.shape[:-1] == rows.shape == (len(rows),)
+    if not is_sample or features.dtype != torch.float16 or not are_unit(features.float()):
+        raise ValueError("features are not float16 (S, F) of unit length")
+    if len(rows) and not (rows.min() >= 0 and rows.max() < len(names)):
+        raise ValueError(f"features reach beyond the {len(names)} items")
+    return {names[row]: of for row, of in zip(rows.tolist(), features, strict=True)}
 
 
 def _unique_strings(values: Any, what: str) -> list[str]:

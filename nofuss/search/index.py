@@ -7,9 +7,11 @@ FILE#ROW for an item of a file that holds many.
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +24,8 @@ from nofuss.search.filter import LABEL, Condition
 BUILT_IN = "built-in characters"
 """The source of the items that come with the package."""
 SPLITS = ("train", "val", "test", "query", "gallery")
+SAMPLED = 5_000
+"""Most items that an index is calibrated on."""
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
@@ -44,6 +48,9 @@ class Item(NamedTuple):
     """(D,) unit, by the model as it was trained, where it was asked for."""
     split: str | None = None
     """What training used it for: one of `SPLITS`; None for what was added later."""
+    features: Tensor | None = None
+    """(F,) unit, of the backbone, in half precision: of items of the sample that the open-set rule
+    is calibrated on (verdict.py), where vectors are asked for."""
 
 
 class Hits(NamedTuple):
@@ -134,7 +141,7 @@ class Index(Protocol):
         """Remove items; names that are not there are ignored."""
 
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
-        """Return the names of at most `count` items."""
+        """Return the names of the `count` items that are drawn first, see `draw`."""
 
     def count(self) -> int:
         """Return how many items there are."""
@@ -156,6 +163,17 @@ def key_of(name: str) -> str:
     The chance that any two of a million items share one is 1 in 18 million; of a billion, 5%.
     """
     return f"{int(digest(name.encode('utf-8', 'surrogateescape'))[:16], 16) >> 1:016x}"
+
+
+def draw(name: str, seed: int = 0) -> float:
+    """Return when an item is drawn, from 0 to 1: those that come first are a random sample."""
+    return (int(key_of(name), 16) - first_drawn(seed)) % 2**63 / 2**63
+
+
+@cache
+def first_drawn(seed: int) -> int:
+    """Return the key that is drawn first; the next ones follow, and after the last the first."""
+    return int(np.random.default_rng(seed).integers(2**63))
 
 
 def is_value(value: object, kind: Type | None) -> bool:

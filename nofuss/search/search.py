@@ -1,7 +1,7 @@
 """`search`: what is most like a picture, and whether anything is; for command, page and Python.
 
-    embed the query → its 200 nearest (index) → re-rank them, if the run's folds gained by it
-    → is anything like it there (open set) → the first k
+    embed the query → its nearest (index) → re-rank them, if the run's folds gained by it
+                    → is anything like it there (verdict.py)
 
 Distances are those to the items themselves, re-ranked or not. Of items that pass a filter, the
 nearest are found by distance alone, without a verdict: both are about the whole index.
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +25,16 @@ from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
 from nofuss.model.manifest import mapped
 from nofuss.ranking.neighbours import SIZE, Vicinity, query_blocks, vicinity_of
-from nofuss.ranking.open_set import RULES, OpenSet, calibrate
-from nofuss.ranking.rerank import Rerank, Weighting, fitting
-from nofuss.ranking.rerank import rerank as rerank_vicinity
+from nofuss.ranking.open_set import Match
+from nofuss.ranking.rerank import NEIGHBOURS, Rerank, reordered
 from nofuss.search.filter import Condition
-from nofuss.search.folder import FolderIndex
 from nofuss.search.index import About, Hits, Index, Item
+from nofuss.search.verdict import Query, Verdict, judged, queries_of
 
-Match = Literal["good", "unsure", "nothing", "unknown"]
-_Kept = TypeVar("_Kept", OpenSet, Rerank)
-_MATCH: dict[str, Match] = {"here": "good", "perhaps": "unsure", "nothing": "nothing"}
 VOTERS = 10
 """Neighbours that say which class a picture most likely is of."""
-COPIED = 5_000
-"""Most items of a database that are read to calibrate on."""
-OPEN_SET, RERANK = "open_set", "rerank"
-"""Keys of what training keeps with the model."""
+RERANK = "rerank"
+"""Key of what training keeps with the model."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,9 @@ class Answer:
     match: Match
     """unknown: among filtered items, or in an index without a rule."""
     sentence: str
-    """The same in a sentence; empty without a rule."""
+    """The same in a sentence; empty for unknown."""
+    numbers: Mapping[str, float | None]
+    """What it follows from, see `Verdict`."""
     likely: Vote | None
     vector: Tensor
     """(D,) of the query, by the model as it was trained."""
@@ -85,7 +81,7 @@ class Answer:
 def search(
     index: Index,
     encoder: Encoder,
-    query: str | Path | Image.Image | np.ndarray[Any, Any] | Tensor,
+    query: str | Path | Image.Image | np.ndarray[Any, Any] | Tensor | Query,
     k: int = 10,
     *,
     where: Condition | None = None,
@@ -94,52 +90,54 @@ def search(
 ) -> Answer:
     """Return the k best of a picture, or of a vector (D,) as a tensor.
 
-    without: the name of an item to leave out. rerank: False ranks by distance alone.
+    A vector alone is never told "nothing similar": that takes the picture, or what a `Query` says
+    of it. without: the name of an item to leave out. rerank: False ranks by distance alone.
     """
     began = time.perf_counter()
-    vector = query if isinstance(query, Tensor) else encoder.embed([query])[0]
-    [answer] = search_all(
-        index, encoder, vector[None], k, where=where, without=without, rerank=rerank
-    )
+    if isinstance(query, Tensor):
+        query = Query(query)
+    elif not isinstance(query, Query):
+        [query] = queries_of(index, encoder.encode([query]))
+    [answer] = search_all(index, encoder, [query], k, where=where, without=without, rerank=rerank)
     return replace(answer, milliseconds=1000 * (time.perf_counter() - began))
 
 
 def search_all(
     index: Index,
     encoder: Encoder,
-    vectors: Tensor,
+    queries: Sequence[Query],
     k: int = 10,
     *,
     where: Condition | None = None,
     without: str | None = None,
     rerank: bool = True,
 ) -> list[Answer]:
-    """Return the k best of each vector (Q, D) by the model as it was trained; see `search`."""
+    """Return the k best of each query; see `search`."""
     about = index.about
-    weighting = weighting_of(about, encoder) if rerank and where is None else None
-    rule = about.open_set if where is None else None
-    wanted = (max(k, SIZE) if where is None else k) + (without is not None)
+    averaged = averaged_by(about, encoder) if rerank and where is None else 0
+    wanted = (max(k, SIZE) if averaged else k) + (without is not None)
     answers = list[Answer]()
-    for block in query_blocks(len(vectors), 1, about.dim):
-        queries = mapped(normalize(vectors[block].float()), index.matrix)
-        hits = [_without(each, without) for each in index.search(queries, wanted, where=where)]
-        is_judged = weighting is not None or rule is not None
-        looked_at = {name for each in hits for name in each.names[: SIZE if is_judged else k]}
-        looked_at |= {name for each in hits for name in each.names[:k]}
-        items = {item.name: item for item in index.get(list(looked_at), vectors=is_judged)}
-        order = [list(range(len(each.names))) for each in hits]
-        verdicts: list[tuple[Match, str]] = [("unknown", "")] * len(hits)
-        if is_judged and items:
-            around = _vicinity(queries, hits, items, index.matrix)
-            if weighting is not None:
-                order = _reranked(around, weighting, hits)
-            if rule is not None:
-                verdicts = _judged(around, rule, hits, items)
-        for query, each, places, verdict in zip(vectors[block], hits, order, verdicts, strict=True):
-            found = [(each.names[at], each.distances[at]) for at in places]
-            known = [(items[name], far) for name, far in found if name in items][:k]
+    for block in query_blocks(len(queries), 1, about.dim):
+        some = queries[block]
+        vectors = normalize(torch.stack([query.vector for query in some]).float())
+        x = mapped(vectors, index.matrix)
+        hits = [_without(each, without) for each in index.search(x, wanted, where=where)]
+        names = list(dict.fromkeys(name for each in hits for name in each.names))
+        items = {item.name: item for item in index.get(names, vectors=averaged > 0)}
+        if averaged and items:
+            around = _vicinity(x, hits, items, index.matrix)
+            hits = _reranked(around, averaged, hits)
+        # In an index that was emptied a moment ago there is nothing to say.
+        verdicts = [Verdict()] * len(some)
+        if where is None and items:
+            verdicts = judged(index, some, without=without)
+        for vector, each, verdict in zip(vectors, hits, verdicts, strict=True):
+            found = zip(each.names, each.distances, strict=True)
+            known = [(items[name], distance) for name, distance in found if name in items][:k]
             shown = tuple(Hit(item.name, item.label, far, item.columns) for item, far in known)
-            answers.append(Answer(shown, *verdict, _vote(shown, verdict[0]), query))
+            likely = _vote(shown, verdict.match)
+            said = (verdict.match, verdict.sentence, verdict.numbers)
+            answers.append(Answer(shown, *said, likely, vector))
     return answers
 
 
@@ -163,28 +161,14 @@ def _vicinity(
     return vicinity_of(queries, vectors[rows.clamp_min(0)], rows)
 
 
-def _reranked(around: Vicinity, weighting: Weighting, hits: Sequence[Hits]) -> list[list[int]]:
-    """Return the places of each query's hits in their new order; those beyond the vicinity stay."""
-    scores = rerank_vicinity(around, weighting)
-    order = scores.sort(dim=1, descending=True, stable=True).indices.tolist()
+def _reranked(around: Vicinity, averaged: int, hits: Sequence[Hits]) -> list[Hits]:
+    """Return each query's hits in their new order; those beyond the vicinity stay."""
     found = []
-    for each, places in zip(hits, order, strict=True):
+    for each, places in zip(hits, reordered(around, averaged).tolist(), strict=True):
         near = [at for at in places if at < len(each.names)]
-        found.append(near + list(range(len(near), len(each.names))))
+        order = near + list(range(len(near), len(each.names)))
+        found.append(Hits([each.names[i] for i in order], [each.distances[i] for i in order]))
     return found
-
-
-def _judged(
-    around: Vicinity, rule: OpenSet, hits: Sequence[Hits], items: Mapping[str, Item]
-) -> list[tuple[Match, str]]:
-    codes = torch.full_like(around.rows, -1)
-    for i, each in enumerate(hits):
-        near = [item.label if (item := items.get(n)) else None for n in each.names]
-        some = codes_of(near[: codes.shape[1]])
-        codes[i, : len(some)] = torch.from_numpy(some)
-    verdicts = [rule.judge(value) for value in RULES[rule.rule](around, codes).tolist()]
-    found = [(_MATCH.get(word, "unknown"), sentence) for word, sentence in verdicts]
-    return [each if hit.names else ("unknown", "") for each, hit in zip(found, hits, strict=True)]
 
 
 def _vote(hits: Sequence[Hit], match: Match) -> Vote | None:
@@ -196,83 +180,27 @@ def _vote(hits: Sequence[Hit], match: Match) -> Vote | None:
     return Vote(label, count, len(labels))
 
 
-# What training and the index decide
-
-
-def weighting_of(about: About, encoder: Encoder) -> Weighting | None:
-    """Return how this index is re-ranked; None by distance alone."""
-    decision = kept_reranking(encoder)
-    if decision is None:
-        return None
-    sizes = [] if about.relatives is None else [about.relatives + 1]
-    return fitting(decision.weighting, np.array(sizes, np.int64))
-
-
-def kept_reranking(encoder: Encoder) -> Rerank | None:
-    """Return what the folds of the run decided; None if they were too few to decide."""
-    return _read(Rerank, encoder.extra.get(RERANK))
-
-
-def calibrated(index: Index, encoder: Encoder) -> About:
-    """Return what holds for the index, with what unknown classes look like among its present ones.
-
-    A large database is not read for it: it is searched by distance, and gives no verdict.
-    """
-    about = index.about._replace(open_set=None, relatives=0)
-    if isinstance(index, FolderIndex):
-        labels, vectors = index.labels, index.vectors
-    else:
-        names = index.sample(COPIED + 1)
-        if not 0 < len(names) <= COPIED:
-            return about
-        items = index.get(names, vectors=True)
-        labels = [item.label for item in items]
-        vectors = torch.stack([v for item in items if (v := item.vector) is not None])
-    codes = codes_of(labels)
-    sizes = np.bincount(codes[codes >= 0])
-    relatives = int(np.median(np.repeat(sizes, sizes))) - 1 if len(sizes) else None
-    rule = _read(OpenSet, encoder.extra.get(OPEN_SET))
-    if rule is not None:
-        learned = set(encoder.class_names)
-        seen = torch.tensor([label in learned for label in labels], dtype=torch.bool)
-        rule = calibrate(vectors, torch.from_numpy(codes), rule, seen=seen)
-    return about._replace(open_set=rule, relatives=relatives)
-
-
 def codes_of(labels: Sequence[str | None]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return a number for each label, in the order of the sorted labels; −1 for none."""
     place = {name: i for i, name in enumerate(sorted({c for c in labels if c is not None}))}
     return np.array([-1 if label is None else place[label] for label in labels], np.int64)
 
 
-def why_no_verdict(index: Index, encoder: Encoder) -> str:
-    """Return why search can't say "nothing like this"; empty if it can."""
-    rule = index.about.open_set
-    if rule is not None:
-        return "" if rule.useful else rule.describe()
-    if encoder.extra.get(OPEN_SET) is None and not encoder.class_names:
-        reason = "that needs labels, and the run was trained without"
-    elif encoder.extra.get(OPEN_SET) is None:
-        reason = "training had too few held-out classes to find a rule; train on more classes"
-    elif isinstance(index, FolderIndex):
-        reason = "that needs labels of more classes in the index"
-    else:
-        reason = (
-            f"that needs labels of more classes in the index, and at most {COPIED:,} items in a "
-            "database"
-        )
-    return f"search can't say whether a class is in the index at all: {reason}"
+def averaged_by(about: About, encoder: Encoder) -> int:
+    """Return how many neighbours are averaged to re-rank an index; 0 ranks by distance alone.
 
-
-def _read(kind: type[_Kept], stored: object) -> _Kept | None:
+    No more than a typical item has relatives, see `fitting`.
+    """
+    stored = encoder.extra.get(RERANK)
     if stored is None:
-        return None
+        return 0
     try:
-        return kind.from_dict(stored)
+        is_on = Rerank.from_dict(stored).on
     except (KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        name = OPEN_SET if kind is OpenSet else RERANK
         raise RunError(
-            f"model.json holds {name} that nofuss did not write ({reason:.100}); restore it, or "
-            "make it again"
+            f"model.json holds {RERANK} that nofuss did not write ({reason:.100}); restore it, or "
+            "train again"
         ) from None
+    relatives = NEIGHBOURS if about.relatives is None else about.relatives
+    return min(NEIGHBOURS, relatives) if is_on else 0

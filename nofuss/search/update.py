@@ -36,7 +36,7 @@ from nofuss.data.readers.folder import (
 from nofuss.data.triplets import NO_LABEL
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
-from nofuss.model.encoder import Encoder, check_fits, load
+from nofuss.model.encoder import Encoded, Encoder, check_fits, load
 from nofuss.model.manifest import manifest_file
 from nofuss.model.onnx import accelerate
 from nofuss.progress import Progress, silent, working
@@ -47,7 +47,7 @@ from nofuss.search.feedback import read_feedback
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, About, Index, Item, Origin
 from nofuss.search.open import Searched
-from nofuss.search.search import calibrated
+from nofuss.search.verdict import calibrated, with_features
 
 log = logging.getLogger("nofuss")
 
@@ -138,7 +138,7 @@ def index_trained(
     run: Run,
     encoder: Encoder,
     collection: Collection,
-    vectors: torch.Tensor,
+    found: Encoded,
     splits: Sequence[str | None],
     *,
     progress: Progress = silent,
@@ -155,14 +155,13 @@ def index_trained(
         items = items_of(collection, run.config.data)
         contents = _digests(collection, progress)
         rows = {item.name: row for row, item in enumerate(items)}  # listed twice: the last
-        index.put(
-            [
-                items[row]._replace(
-                    origin=Origin(source, contents[row]), vector=vectors[row], split=splits[row]
-                )
-                for row in rows.values()
-            ]
-        )
+        embedded = [
+            items[row]._replace(
+                origin=Origin(source, contents[row]), vector=found.vectors[row], split=splits[row]
+            )
+            for row in rows.values()
+        ]
+        index.put(with_features(embedded, found.features[[*rows.values()]], len(rows)))
         index.commit(calibrated(index, encoder))
 
 
@@ -254,6 +253,8 @@ class _Plan:
     """Of the same content, and with another label, column or source."""
     gone: list[str] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
+    total: int = 0
+    """Items in the index, when all are embedded."""
 
 
 def _plan(index: Index, collection: Collection, data: Path | None, progress: Progress) -> _Plan:
@@ -318,6 +319,7 @@ def _update(
     index.delete(plan.gone)
     changes, due = plan.changes, time.monotonic() + SAVE_SECONDS
     changes.removed = len(plan.gone)
+    plan.total = index.count() + len(plan.stale) - len(plan.replaced)
     progress("embedding", 0, len(plan.stale))
     for start in range(0, len(plan.stale), CHUNK):
         _embed(index, encoder, collection, plan, plan.stale[start : start + CHUNK])
@@ -337,10 +339,12 @@ def _embed(
     index: Index, encoder: Encoder, collection: Collection, plan: _Plan, chosen: Sequence[int]
 ) -> None:
     """Embed some items and write them; those that can't be read leave the index."""
-    changes, found = plan.changes, encoder.embed_readable(collection.subset(chosen))
+    changes, subset = plan.changes, collection.subset(chosen)
+    found = encoder.encode_collection(subset, skip_unreadable=True)
     rows = [chosen[at] for at in found.readable]
-    vectors = found.values[found.readable]
-    index.put([plan.items[i]._replace(vector=v) for i, v in zip(rows, vectors, strict=True)])
+    vectors = found.vectors[found.readable]
+    items = [plan.items[i]._replace(vector=v) for i, v in zip(rows, vectors, strict=True)]
+    index.put(with_features(items, found.features[found.readable], plan.total))
     index.delete([plan.items[i].name for i in plan.replaced.intersection(chosen).difference(rows)])
     changed = len(plan.replaced.intersection(rows))
     changes.changed += changed

@@ -13,7 +13,7 @@ dimensions or 1,024 then need no other settings.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from nofuss.model.whitening import (
     untrained_head,
 )
 from nofuss.progress import working
+from nofuss.ranking.open_set import class_sums, near, quantiles
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED, UNTRAINED, Choice
 from nofuss.training.criterion import build_criterion, place_proxies
 from nofuss.training.feed import CollectionFeed, batch_of
@@ -58,6 +59,8 @@ class FoldOutcome:
     rows: Tensor
     embeddings: dict[str, Tensor]
     scores: dict[str, QueryScores]
+    strangers: dict[str, Tensor] = field(default_factory=dict)
+    """How near its items, or a sample of them, are to other classes; see ranking/open_set.py."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,17 @@ class HeadFit:
 
     def held_out(self) -> list[Tensor]:
         """Return unit embeddings of each fold's rows, by what the *other* folds would keep."""
+        return [of.embeddings[kept] for of, kept in zip(self.outcomes, self._kept(), strict=True)]
+
+    def strangers(self) -> list[float] | None:
+        """Return how near items are to the classes that are not theirs, by heads without theirs."""
+        found = [of.strangers[kept] for of, kept in zip(self.outcomes, self._kept(), strict=True)]
+        return quantiles(torch.cat(found), self.choice.classes) if found else None
+
+    def _kept(self) -> list[str]:
+        """Return the method that the other folds prefer, for each fold."""
         others = [[*self.outcomes[:k], *self.outcomes[k + 1 :]] for k in range(len(self.outcomes))]
-        kept = [self.pinned or better(rest) for rest in others]
-        return [outcome.embeddings[k] for outcome, k in zip(self.outcomes, kept, strict=True)]
+        return [self.pinned or better(rest) for rest in others]
 
 
 def fit_head(
@@ -182,10 +193,10 @@ def run_folds(
         with working(progress, f"fitting the head on {of_all}"):
             sums = recipes.sums(without=k)
             matrix = closed_form(sums, *recipes.best(without=k))
-            untrained = x[rows] if dim is None else untrained_head(x[others], dim)(x[rows])
-            found = {NOTHING: untrained, CLOSED: (recipes.z[rows] - sums.mean) @ matrix}
+            untrained = x if dim is None else untrained_head(x[others], dim)(x)
+            embedded = {NOTHING: untrained, CLOSED: (recipes.z - sums.mean) @ matrix}
         if settings.head == "trained":
-            inputs = (recipes.z[others] - sums.mean) @ matrix
+            inputs = embedded[CLOSED][others]
             length = max(float(inputs.norm(dim=1).mean()), torch.finfo(torch.float32).tiny)
             compact = torch.unique(labels[others], return_inverse=True)[1]
             quiet = Control(stop=control.stop, device=control.device)
@@ -194,11 +205,16 @@ def run_folds(
                     turn, _ = train_turn(inputs / length, compact, settings, quiet)
                 except NonFiniteLoss as error:  # its rows are those outside the fold
                     raise NonFiniteLoss(str(error), others[error.indices]) from None
-            found[TRAINED] = turn(found[CLOSED] / length)
-        found = {name: normalize(z) for name, z in found.items()}
-        some = sample_rows(labels[rows], torch.arange(len(rows)), SCORED_ITEMS)
-        scores = {name: query_scores(z[some], labels[rows][some]) for name, z in found.items()}
-        outcomes.append(FoldOutcome(rows, found, scores))
+            embedded[TRAINED] = turn(embedded[CLOSED] / length)
+        some = sample_rows(labels, rows, SCORED_ITEMS)
+        outcome = FoldOutcome(rows, {}, {}, {})
+        for name in list(embedded):
+            z = normalize(embedded.pop(name))
+            outcome.embeddings[name] = z[rows]
+            outcome.scores[name] = query_scores(z[some], labels[some])
+            means = class_sums(z, labels)
+            outcome.strangers[name] = near(z[some], means, labels[some], stranger=True)
+        outcomes.append(outcome)
     return outcomes
 
 

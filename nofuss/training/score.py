@@ -12,7 +12,7 @@ from torch import Tensor
 from nofuss.config import Settings
 from nofuss.data.collection import GALLERY, QUERY, Collection
 from nofuss.data.open import TrainingData
-from nofuss.data.split import LEAST_CLASSES, Rows, Split, classes_in
+from nofuss.data.split import Rows, Split
 from nofuss.data.triplets import HeldOut
 from nofuss.errors import DataError
 from nofuss.evaluate.protocol import KS, Scores, evaluate, gain_over, scorable, score_folds
@@ -24,21 +24,8 @@ from nofuss.evaluate.triplet_accuracy import (
     triplet_accuracy,
 )
 from nofuss.model.whitening import pca
-from nofuss.progress import Progress, silent, working
-from nofuss.ranking.open_set import (
-    ENOUGH_CLASSES,
-    ENOUGH_IN_FOLD,
-    ENOUGH_ITEMS,
-    OpenSet,
-    choose_open_set,
-)
-from nofuss.ranking.rerank import (
-    Rerank,
-    choose_reranking,
-    rerank_folds,
-    reranked_scores,
-    summary,
-)
+from nofuss.progress import Progress, silent
+from nofuss.ranking.rerank import Rerank, choose_reranking, of_folds, reranked_scores
 from nofuss.run.choice import BEFORE, CLOSED, TRAINED
 from nofuss.training.finetune import Fit
 
@@ -58,10 +45,12 @@ class Embedded(NamedTuple):
 
 
 class SearchRules(NamedTuple):
-    """How a run searches, chosen on held-out classes; None where these are too few."""
+    """How a run searches, as held-out classes say; None where these are too few."""
 
-    open_set: OpenSet | None = None
+    strangers: list[float] | None = None
+    """How near held-out items are to the other classes: quantiles, see ranking/open_set.py."""
     rerank: Rerank | None = None
+    """None also where nothing is gained by it."""
 
 
 # How to search
@@ -76,42 +65,27 @@ def search_rules(
     *,
     progress: Progress = silent,
 ) -> SearchRules:
-    """Choose how search recognises unknown classes and whether it re-ranks, on held-out classes.
+    """Choose whether search re-ranks, and find what a good match is, on held-out classes.
 
     val: unit vectors of the held-out training classes, where a network was trained; on fixed
     features the folds have embedded all of them.
     """
     whole = data.collection
     if whole.by_links:  # two groups may be of one class, so no distance tells them apart
-        log.info('search will not say "nothing like this": that needs labels')
         return SearchRules()
     is_of_folds = fit.head is not None and (settings.is_fixed or not settings.epochs)
-    embeddings, labels = [], []
-    if val is not None:
+    embeddings, labels, strangers = [], [], None
+    if val is not None:  # an index of the run has these classes, and tells from them
         embeddings, labels = [val], [torch.from_numpy(whole.labels[split.val])]
     elif is_of_folds and fit.head is not None:
         embeddings, labels = fit.head.held_out(), _labels_of_folds(fit, data, split)
-    rules = SearchRules()
-    if embeddings:
-        rerank = None
-        if settings.rerank == "auto":
-            rerank = choose_reranking(embeddings, labels, progress=progress)
-        with working(progress, "choosing how to recognise unknown classes"):
-            rules = SearchRules(choose_open_set(embeddings, labels), rerank)
-    if rules.rerank is not None:
-        log.info(rules.rerank.describe())
-    if rules.open_set is not None:
-        log.info(rules.open_set.describe())
-    elif whole.has_classes:
-        rows = split.train if settings.is_fixed else split.val
-        more = f"; raise --val-fraction, which needs {LEAST_CLASSES} classes"
-        log.info(
-            f'search will not say "nothing like this": that needs {ENOUGH_ITEMS} items of '
-            f"{ENOUGH_CLASSES} held-out classes, {ENOUGH_IN_FOLD} in a fold; of "
-            f"{len(classes_in(whole, rows))} classes with {len(rows)} items too few could be "
-            f"compared{'' if settings.is_fixed else more}"
-        )
-    return rules
+        strangers = fit.head.strangers()
+    rerank = None
+    if embeddings and settings.rerank == "auto":
+        rerank = choose_reranking(embeddings, labels, progress=progress)
+    if rerank is not None:
+        log.info(rerank.describe())
+    return SearchRules(strangers, rerank if rerank is not None and rerank.on else None)
 
 
 def _labels_of_folds(fit: Fit, data: TrainingData, split: Split) -> list[Tensor]:
@@ -154,7 +128,7 @@ def score(
         return {}
     seen = np.sort(np.r_[split.train, split.val])
     baselines = untrained(whole, x, fit=seen, rows=rows, dim=fit.embedder.dim)
-    test, weighting = whole.subset(rows), None if rules.rerank is None else rules.rerank.weighting
+    test = whole.subset(rows)
     columns = score_all(
         {"kept": embedded.test} | baselines, test, seed=settings.seed, progress=progress
     )
@@ -162,12 +136,10 @@ def score(
     scores = ours.as_dict()
     for name, other in [*columns.items()][:1]:
         scores["gain"] = gain_over(name, [ours.per_query], [other.per_query])
-    if weighting is not None:
+    if rules.rerank is not None:
         queries, own, options = among_themselves(embedded.test, test)
         gallery = options.get("gallery"), options.get("gallery_labels")
-        reranked = reranked_scores(queries, own, (None, weighting), *gallery, progress=progress)
-        plain, after = reranked
-        scores["reranked"] = summary(after, plain)
+        scores["reranked"] = reranked_scores(queries, own, *gallery, progress=progress).as_dict()
     beside = {name: other.as_dict() for name, other in columns.items()}
     if embedded.comparisons is not None and embedded.compared is not None:
         # The labels' scores come first, then that of the triplets.
@@ -207,8 +179,9 @@ def _score_folds(
         columns["closed form"] = [outcome.embeddings[CLOSED] for outcome in outcomes]
     found = fit.head.held_out()
     scores = score_folds(found, columns, labels, seed=settings.seed, progress=progress)
-    if rules.rerank is not None and rules.rerank.by_fold:  # chosen on the classes of other folds
-        scores["reranked"] = rerank_folds(found, labels, rules.rerank.by_fold)
+    if rules.rerank is not None:
+        folds = [reranked_scores(z, y) for z, y in zip(found, labels, strict=True)]
+        scores["reranked"] = of_folds(folds).as_dict()
     return scores
 
 

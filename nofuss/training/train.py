@@ -39,7 +39,7 @@ from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder, for_inference, through_head
-from nofuss.model.encoder import Encoder
+from nofuss.model.encoder import Encoded, Encoder, check_finite
 from nofuss.model.features import features_of
 from nofuss.model.lora import merge_adapters
 from nofuss.model.manifest import clear
@@ -50,7 +50,9 @@ from nofuss.report import read_optional_json, write_report
 from nofuss.report.card import write_card
 from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, note_fingerprint
 from nofuss.run.proxies import RunEmbeddings, RunProxies, sample_by_class
+from nofuss.search.search import RERANK
 from nofuss.search.update import index_trained
+from nofuss.search.verdict import STRANGERS
 from nofuss.training.callbacks import (
     Callback,
     Callbacks,
@@ -147,19 +149,20 @@ def fill_run(
         fit = learn(embedder, x, data, split, settings, control)
         if processes.any_true(stop())[0]:  # nothing may have been trained that could stop
             raise KeyboardInterrupt
-    raw = embed_all(fit, x, data, settings, progress)
+    features, raw = embed_all(fit, x, data, settings, progress)
     if not processes.leave():  # scores and files need one process; the others are done
         return
     embedded, shown = embed_split(fit, raw, data, split, settings)
     rules = search_rules(fit, embedded.val, data, split, settings, progress=progress)
-    chosen = {"open_set": rules.open_set, "rerank": rules.rerank}
+    chosen = {STRANGERS: rules.strangers, RERANK: rules.rerank and rules.rerank.as_dict()}
     about: dict[str, Any] = {
         "class_names": _class_names(data, split.train),
-        "extra": {name: rule.as_dict() for name, rule in chosen.items() if rule},
+        "extra": {name: rule for name, rule in chosen.items() if rule is not None},
     }
     with new_model(run.model, fit.embedder, **about) as model:  # in force at the end of the block
         encoder = Encoder(fit.embedder, digest=model, **about)
-        index_trained(run, encoder, whole, normalize(raw), sides(split, whole), progress=progress)
+        found = Encoded(normalize(raw), normalize(features))
+        index_trained(run, encoder, whole, found, sides(split, whole), progress=progress)
         shown.kept.save(run.path, model)
     clear(run.index, model)
     cache_graph(fit.embedder, progress=progress)
@@ -263,14 +266,19 @@ def embed_all(
     data: TrainingData,
     settings: Settings,
     progress: Progress,
-) -> Tensor:
-    """Return embeddings (N, D) of all items, of any length; several processes share them."""
+) -> tuple[Tensor, Tensor]:
+    """Return features (N, F) and embeddings (N, D) of all items; several processes share them.
+
+    Of any length.
+    """
     merge_adapters(fit.embedder)
-    if settings.is_fixed:
-        assert x is not None
-        return through_head(fit.embedder, fit.embedder.to_head(x))
-    encoder = Encoder(fit.embedder)
-    return encoder.embed_collection(data.collection, progress=progress, unit=False)
+    if not settings.is_fixed:
+        backbone = for_inference(fit.embedder).backbone
+        x = features_of(backbone, data.collection, cached=False, progress=progress).values
+    assert x is not None
+    raw = through_head(fit.embedder, fit.embedder.to_head(x))
+    check_finite(raw)
+    return x, raw
 
 
 def embed_split(

@@ -24,7 +24,6 @@ from nofuss.search import Index
 from nofuss.search.feedback import Mark, append, learned, read_feedback
 from nofuss.search.update import open_items
 from tests.asked import settings_of
-from tests.search.verdicts import open_set
 from tests.tiny_run import CLASSES, draw, write_pictures
 
 Capture = pytest.CaptureFixture[str]
@@ -40,7 +39,7 @@ def run(tmp_path: Path, data: Path) -> Path:
     """A run whose network is untrained: it distinguishes colours all the same."""
     made = create_run(settings_of("pictures", 40, data=data, out=tmp_path / "run"), name="run")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
-    save_model(made.model, embedder, extra={"open_set": open_set().as_dict()})
+    save_model(made.model, embedder)
     return made.path
 
 
@@ -187,7 +186,8 @@ def test_search_prints_paths_labels_and_distances(run: Path, data: Path, capsys:
     query = data / "six" / "0<i>.png"
     assert main(["search", str(run), str(query), "-k", "3"]) == 0
     printed = lines(capsys)
-    found = [line for line in printed.splitlines() if line.startswith("  ")]
+    said, *found = [line for line in printed.splitlines() if line.startswith("  ")]
+    assert said.startswith("  ? Not sure: too few classes")
     assert len(found) == 3
     assert found[0] == f"  0.000  six  {query}"
 
@@ -231,8 +231,9 @@ def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsy
         assert {n["path"] for n in result["neighbours"]} == {
             index.names[i] for i in d.argsort()[:4].tolist()
         }
-        assert result["found"] is None  # three items a class are too few to calibrate on
-    assert content["open_set"] is None
+        assert result["found"] is True
+        assert result["open_set"]["far"] <= content["open_set"]["far_limit"]
+    assert content["open_set"]["items"] == 19
     assert content["rerank"] is None
 
 
@@ -248,50 +249,58 @@ def write_plain(folder: Path, colours: dict[str, tuple[int, int, int]], *, sprea
     return folder
 
 
-def test_nothing_like_this_here(run: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_nothing_similar(run: Path, tmp_path: Path, capsys: Capture) -> None:
     """Calibrated on the index, again whenever it changes."""
     colours = {str(c): c for c in np.ndindex(2, 2, 2)}
     few = {n: (250 * r, 250 * g, 250 * b) for n, (r, g, b) in colours.items() if r + g + b < 3}
     white = {"white": (250, 250, 250)}
     main(["index", str(run), str(write_plain(tmp_path / "few", few, spread=9))])
-    assert 'search says "nothing like this" by the nearest item' in lines(capsys)
+    assert 'search says "nothing similar" to what is less like any class here' in lines(capsys)
     before = index_of(run).about.open_set
     assert before is not None
     assert (before.items, before.classes) == (56, 7)
     query = write_plain(tmp_path / "grain", {"white": (250, 250, 250)}, spread=11) / "white/3.png"
     assert main(["search", str(run), str(query)]) == 0
-    assert "Nothing like this here" in lines(capsys)
+    assert "✗ Nothing similar found." in lines(capsys)
     item = tmp_path / "few" / "(1, 0, 0)" / "0.png"
     assert main(["search", str(run), str(item), "--json"]) == 0
-    (result,) = json.loads(lines(capsys))["queries"]
+    content = json.loads(lines(capsys))
+    (result,) = content["queries"]
     assert result["found"] is True
     assert result["match"] in ("good", "unsure")
-    assert result["sentence"].startswith("Its class")
+    assert result["sentence"].startswith(("Good match: ", "Not sure: "))
+    assert result["open_set"]["far"] < result["open_set"]["far_limit"] == before.far_limit
+    assert content["open_set"]["near_limit"] == before.near_limit
 
     main(["index", str(run), str(write_plain(tmp_path / "white", white, spread=9))])
     after = index_of(run).about.open_set
     assert after is not None
     assert (after.items, after.classes) == (64, 8)
-    assert after.known != before.known
+    assert after != before
     capsys.readouterr()
     assert main(["search", str(run), str(query)]) == 0
-    assert "Nothing like this here" not in lines(capsys)
+    assert "Nothing similar" not in lines(capsys)
     main(["index", str(run), str(tmp_path / "few"), "--remove"])
-    assert index_of(run).about.open_set is None  # one class is left
+    left = index_of(run).about.open_set
+    assert left is not None
+    assert (left.items, left.classes, left.strangers) == (8, 1, None)
 
 
-@pytest.mark.parametrize("name", ["open_set", "rerank"])
+@pytest.mark.parametrize("name", ["strangers", "rerank"])
 def test_what_nofuss_did_not_write_is_one_line(
     name: str, run: Path, data: Path, capsys: Capture
 ) -> None:
     file = run / "model" / "model.json"
     model = read_json(file)
+    model["class_names"] = ["plain"]  # folds tell of trained classes
     model["extra"][name] = {"rule": "mine"}
     write_json(file, model)
-    if main(["index", str(run), str(data)]) == 0:
-        assert main(["search", str(run), str(data / "six" / "0<i>.png")]) != 0
-    *_, printed = capsys.readouterr().err.splitlines()
-    assert "that nofuss did not write" in printed
+    query = str(data / "six" / "0<i>.png")
+    codes = {main(["index", str(run), str(data)]), main(["search", str(run), query])}
+    printed = capsys.readouterr().err
+    assert codes != {0}
+    assert f"model.json holds {name} that nofuss did not write" in printed
+    assert len([line for line in printed.splitlines() if name in line]) == 1
 
 
 def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> None:
@@ -366,4 +375,4 @@ def test_vectors_are_searched_by_rows(tmp_path: Path, capsys: Capture) -> None:
     assert main(["search", str(made.path), query, "-k", "1", "--json"]) == 0
     (result,) = json.loads(lines(capsys))["queries"]
     assert result["neighbours"][0]["path"] == f"{tmp_path / 'data.npz'}#4"
-    assert result["found"] is None
+    assert result["found"] is True

@@ -1,210 +1,170 @@
-"""Open set: rules by loops, thresholds that hold on new items, honesty where they are a coin."""
+"""Open set: near and far by loops, limits that hold on new items, sentences true to the numbers."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from nofuss.geometry import normalize
-from nofuss.ranking.neighbours import SIZE, vicinity_of
-from nofuss.ranking.open_set import (
-    RULES,
-    OpenSet,
-    _pooled,
-    _Sample,
-    auroc,
-    background,
-    calibrate,
-    choose_open_set,
-    nearest_class,
-)
+from nofuss.ranking import open_set
+from nofuss.ranking.open_set import OpenSet, class_sums, far, near, quantiles
 
 
-def random(items: int, dim: int = 16, seed: int = 0) -> Tensor:
-    return torch.randn(items, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def clumps(classes: int, each: int, *, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def clumps(
+    classes: int, each: int, *, noise: float, seed: int = 0, dim: int = 32
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat_interleave(each)
-    centers = random(classes, 32, seed)
-    return normalize(centers[labels] + noise * random(len(labels), 32, seed + 100)), labels
+    centers = torch.randn(classes, dim, generator=generator)
+    items = centers[labels] + noise * torch.randn(len(labels), dim, generator=generator)
+    return normalize(items), labels
 
 
-def test_the_nearest_class_mean_by_a_loop() -> None:
-    query, items = normalize(random(1, seed=1)), normalize(random(30))
-    labels = torch.arange(30) % 5
-    labels[7] = labels[8] = -1  # no class: they stand alone, not together
-    order = (items @ query[0]).argsort(descending=True)[:20]
-    around = vicinity_of(query, items[order[None]], order[None])
-    groups = [order[labels[order] == c] for c in range(5)] + [torch.tensor([7]), torch.tensor([8])]
-    groups = [g for g in groups if len(g) and set(g.tolist()) <= set(order.tolist())]
-    expected = max(float(normalize(items[g].mean(0)[None])[0] @ query[0]) for g in groups)
-    assert float(nearest_class(around, labels[order][None])) == pytest.approx(expected, abs=1e-5)
+def mean_of(items: Tensor) -> Tensor:
+    return items.sum(0) / items.sum(0).norm()
 
 
-def test_the_background_leaves_out_the_nearest_and_the_farthest() -> None:
-    query, items = normalize(random(1, seed=1)), normalize(random(40))
-    order = (items @ query[0]).argsort(descending=True)
-    around = vicinity_of(query, items[order[None]], order[None])
-    assert float(background(around)) == pytest.approx(
-        float((items @ query[0])[order][4:20].mean()), abs=1e-6
-    )
+def cosines(query: Tensor, groups: list[Tensor]) -> list[float]:
+    return sorted((float(query @ mean_of(group)) for group in groups if len(group)), reverse=True)
 
 
-def test_auroc_by_counting_pairs() -> None:
-    low, high = torch.tensor([0.0, 1.0, 1.0, 2.0]), torch.tensor([1.0, 2.0, 3.0])
-    pairs = [(b > a) + (b == a) / 2 for a in low.tolist() for b in high.tolist()]
-    assert auroc(low, high) == pytest.approx(sum(pairs) / len(pairs))
+@pytest.mark.parametrize("kind", ["outside", "item", "stranger"])
+@pytest.mark.parametrize("product", [2**24, 30])  # all at once, and one query at a time
+def test_near_and_far_by_a_loop(kind: str, product: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_set, "_PRODUCT", product)
+    x, labels = clumps(9, 4, noise=1.0)
+    labels[-4:] = torch.tensor([8, 9, 10, 11])  # each alone in its class
+    sums = class_sums(x, labels)
+    for i in range(len(x)):
+        others = torch.arange(len(x)) != i if kind == "item" else torch.ones(len(x), dtype=bool)
+        if kind == "stranger":
+            others = labels != labels[i]
+        best = cosines(x[i], [x[others & (labels == c)] for c in range(12)])
+        own = None if kind == "outside" else labels[i : i + 1]
+        one = x[i : i + 1]
+        is_stranger = kind == "stranger"
+        found = float(near(one, sums, own, stranger=is_stranger))
+        assert found == pytest.approx(sum(best[1:6]) / 10 - best[0], abs=1e-5)
+        if not is_stranger:
+            assert float(far(one, sums, own)) == pytest.approx(1 - best[0], abs=1e-5)
+    own = labels.clone()
+    own[::2] = -1  # some are items, the others come from outside
+    mixed = far(x, sums, own)
+    torch.testing.assert_close(mixed[::2], far(x[::2], sums))
+    torch.testing.assert_close(mixed[1::2], far(x[1::2], sums, labels[1::2]))
 
 
-def test_unknown_classes_far_apart_are_all_recognised() -> None:
-    found = choose_open_set(
-        *zip(*[clumps(10, 12, noise=0.2, seed=s) for s in range(3)], strict=True)
-    )
+@pytest.mark.parametrize("classes", [1, 2, 3, 4, 6, 7])
+def test_few_classes_have_as_many_rivals_as_there_are(classes: int) -> None:
+    """A stranger, whose class is left out, is compared with as many as a query."""
+    x, labels = clumps(classes, 5, noise=1.0)
+    sums = class_sums(x, labels)
+    best = cosines(x[0], [x[labels == c] for c in range(classes)])
+    rivals = best[1 : 1 + max(0, min(5, classes - 2))]
+    expected = (np.mean(rivals) / 2 if rivals else 0) - best[0]
+    assert float(near(x[:1], sums)) == pytest.approx(expected, abs=1e-5)
+    if classes > 1:
+        left = cosines(x[0], [x[labels == c] for c in range(1, classes)])
+        rivals = left[1 : 1 + max(0, min(5, classes - 2))]
+        expected = (np.mean(rivals) / 2 if rivals else 0) - left[0]
+        found = near(x[:1], sums, labels[:1], stranger=True)
+        assert float(found) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("classes", "each"), [(40, 15), (11, 15), (10, 15), (3, 15), (10, 4)])
+def test_limits_hold_for_new_items(classes: int, each: int) -> None:
+    """Of new items 5% are rejected, of another collection all: with 11 classes as with 10."""
+    x, labels = clumps(classes, 2 * each, noise=0.7, dim=64)
+    index = torch.arange(len(x)) % 2 == 0
+    sums = class_sums(x[index], labels[index])
+    strangers = near(x[index], sums, labels[index], stranger=True)
+    found = OpenSet.of(x[index], labels[index], quantiles(strangers, classes))
     assert found is not None
-    assert found.useful
-    assert found.false_rejections <= 0.05
-    assert found.rejected == 1
-    assert found.auroc == 1
-    assert 0 < found.distance < 1
-    assert (found.items, found.classes) == (360, 30)
+    rejected = float((far(x[~index], sums) > found.far_limit).double().mean())
+    assert rejected == pytest.approx(0.05, abs=0.07)
+    other, _ = clumps(50, 2, noise=0.7, seed=9, dim=64)
+    words = [
+        found.judge(*values)[0]
+        for values in zip(far(other, sums).tolist(), near(other, sums).tolist(), strict=True)
+    ]
+    assert words.count("nothing") >= 98
+    if classes >= 4:
+        known = near(x[~index], sums)
+        assert float((known <= found.near_limit).double().mean()) > 0.8
+        assert float((strangers <= found.near_limit).double().mean()) == pytest.approx(
+            0.1, abs=0.02
+        )
 
 
-def test_noise_is_no_better_than_a_coin_and_says_so() -> None:
-    found = choose_open_set([normalize(random(400))], [torch.arange(400) % 10])
+def test_items_without_a_class_are_classes_of_their_own() -> None:
+    """Copies of each other: none is far, though none has a relative by label."""
+    x, _ = clumps(20, 3, noise=0.1)
+    found = OpenSet.of(x, torch.arange(60), None)
     assert found is not None
-    assert not found.useful
-    assert abs(found.auroc - 0.5) < 0.1
-    assert "can't recognise" in found.describe()
-    for novelty in (-2.0, 0.0, 2.0):
-        word, sentence = found.judge(novelty)
-        assert word == "unknown"
-        assert sentence.startswith("It is unknown")
+    assert (found.items, found.classes, found.strangers) == (60, 60, None)
+    assert found.far_limit < 0.1
 
 
-def test_the_rule_of_the_folds_beats_the_nearest_item() -> None:
-    """Wide classes: a mean of many is a better witness than the nearest of them."""
-    folds = [clumps(12, 15, noise=1.4, seed=s) for s in range(4)]
-    found = choose_open_set(*zip(*folds, strict=True))
-    assert found is not None
-    assert found.rule != "nearest item"
-    x, labels = clumps(30, 15, noise=1.4, seed=50)
-    chosen = calibrate(x, labels, found)
-    plain = calibrate(x, labels, OpenSet(**(found.as_dict() | {"rule": "nearest item"})))
-    assert chosen is not None
-    assert plain is not None
-    assert chosen.rejected > plain.rejected
-    assert chosen.auroc > plain.auroc
+@pytest.mark.parametrize(
+    ("fraction", "match", "sentence"),
+    [
+        (0.01, "good", "Good match: unrelated pictures almost never look this similar."),
+        (0.05, "good", "Good match: only one in 20 unrelated pictures looks this similar."),
+        (0.1, "good", "Good match: only one in ten unrelated pictures looks this similar."),
+        (0.11, "unsure", "Not sure: one in nine unrelated pictures looks this similar."),
+        (0.34, "unsure", "Not sure: one in three unrelated pictures looks this similar."),
+        (0.52, "unsure", "Not sure: half of the unrelated pictures look this similar."),
+        (0.66, "unsure", "Not sure: two in three unrelated pictures look this similar."),
+        (1.0, "unsure", "Not sure: nearly all unrelated pictures look this similar."),
+    ],
+)
+def test_sentences_say_how_many_strangers_look_as_similar(
+    fraction: float, match: str, sentence: str
+) -> None:
+    rule = OpenSet(0.5, quantiles(torch.linspace(-1, 0, 1001), 9), 100, 9)
+    value = fraction - 1  # of strangers that are evenly spread
+    assert rule.fraction(value) == pytest.approx(fraction)
+    assert rule.judge(0.4, value) == (match, sentence)
+    assert rule.judge(None, value) == (match, sentence)  # an item of the index
+    assert rule.judge(0.6, value) == ("nothing", "Nothing similar found.")
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_calibrated_on_an_index_it_holds_for_new_items(rule: str) -> None:
-    """The index grows from 10 classes to 40, and false rejections stay near 5%."""
-    x, labels = clumps(40, 15, noise=1.2, seed=3)
-    new = torch.arange(len(x)) % 3 == 0
-    chosen = choose_open_set([x[~new]], [labels[~new]])
-    assert chosen is not None
-    chosen = OpenSet(**(chosen.as_dict() | {"rule": rule}))
-    for classes in (10, 40):
-        items = ~new & (labels < classes)
-        found = calibrate(x[items], labels[items], chosen)
-        assert found is not None
-        asked = (new & (labels < classes)).nonzero()[:, 0]
-        order = (x[asked] @ x[items].T).argsort(dim=1, descending=True)[:, :SIZE]
-        around = vicinity_of(x[asked], x[items][order], order)
-        novelty = RULES[rule](around, labels[items][order])
-        wrongly = float((novelty > found.threshold).double().mean())
-        assert wrongly == pytest.approx(0.05, abs=0.05)
+def test_without_strangers_nothing_is_a_good_match() -> None:
+    x, labels = clumps(3, 6, noise=0.1)
+    sums = class_sums(x, labels)
+    rule = OpenSet.of(x, labels, quantiles(near(x, sums, labels, stranger=True), 3))
+    assert rule is not None
+    assert rule.near_limit is None
+    assert rule.judge(0.0, -1.0)[0] == "unsure"
+    assert "too few classes" in rule.describe()
+    assert rule.judge(1.0, 0.0)[0] == "nothing"
 
 
-def test_items_that_were_learned_from_are_left_out_where_others_suffice() -> None:
-    x, labels = clumps(20, 12, noise=1.0)
-    chosen = choose_open_set([x], [labels])
-    assert chosen is not None
-    some = calibrate(x, labels, chosen, seen=labels < 10)
-    assert some is not None
-    assert some.classes == 10
-    every = calibrate(x, labels, chosen, seen=torch.ones(len(x), dtype=torch.bool))
-    assert every is not None
-    assert every.classes == 20
-    assert every.threshold >= chosen.threshold - 1e-9
-
-
-def test_all_figures_are_of_the_threshold_in_use() -> None:
-    """Items that the model learned from: the threshold of held-out classes replaces their own."""
-    known, unknown = torch.arange(100) / 100, 0.605 + torch.arange(100) / 100
-    sample = _Sample({"r": known}, {"r": unknown}, 1 - known, torch.arange(100) % 10)
-    own = _pooled([sample], "r")
-    assert own.threshold == pytest.approx(0.95)
-    assert (own.rejected, own.false_rejections, own.useful) == pytest.approx((0.65, 0.04, True))
-    moved = _pooled([sample], "r", at_least=[value + 0.2 for value in own.known])
-    assert moved.threshold == pytest.approx(1.15)
-    assert (moved.rejected, moved.false_rejections) == pytest.approx((0.45, 0))
-    assert "right for roughly 45%" in moved.describe()
-    assert "wrong for 0%" in moved.describe()
-    beyond = _pooled([sample], "r", at_least=[value + 0.6 for value in own.known])
-    assert (beyond.rejected, beyond.false_rejections, beyond.useful) == pytest.approx(
-        (0.05, 0, False)
-    )
-    assert _pooled([sample], "r", at_least=[value - 1 for value in own.known]) == own
-
-
-def test_what_was_learned_from_is_judged_by_the_threshold_of_held_out_classes() -> None:
-    x, labels = clumps(20, 12, noise=1.0)
-    chosen = choose_open_set([x], [labels])
-    assert chosen is not None
-    far = OpenSet(**(chosen.as_dict() | {"known": [value + 4 for value in chosen.known]}))
-    found = calibrate(x, labels, far, seen=torch.ones(len(x), dtype=torch.bool))
-    assert found is not None
-    assert found.threshold == far.threshold
-    assert (found.rejected, found.false_rejections, found.useful) == (0, 0, False)
-
-
-def test_folds_of_three_small_classes_suffice_together() -> None:
-    """Twelve classes of six items in four folds."""
-    folds = [clumps(3, 6, noise=0.2, seed=s) for s in range(4)]
-    found = choose_open_set(*zip(*folds, strict=True))
-    assert found is not None
-    assert found.useful
-    assert (found.items, found.classes) == (72, 12)
-    assert choose_open_set(*zip(*folds[:1], strict=True)) is None
-
-
-def test_words_follow_the_distributions() -> None:
-    x, labels = clumps(20, 12, noise=1.0)
-    found = choose_open_set([x], [labels])
-    assert found is not None
-    assert found.useful
-    words = [found.judge(value)[0] for value in (found.known[0], found.threshold, 3.0)]
-    assert words[0] == "here"
-    assert words[1] in ("here", "perhaps")
-    assert words[2] == "nothing"
-    assert "Nothing like this here" in found.judge(3.0)[1]
-
-
-@pytest.mark.parametrize("labels", [torch.zeros(100), torch.arange(100), torch.arange(100) % 2])
-def test_too_few_say_nothing(labels: Tensor) -> None:
-    """One class, classes of one item, two classes."""
-    assert choose_open_set([random(100)], [labels.long()]) is None
+def test_too_few_items_say_nothing() -> None:
+    x, labels = clumps(2, 2, noise=0.1)
+    assert OpenSet.of(x, labels, None) is None
+    assert OpenSet.of(x[:0], labels[:0], None) is None
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"rule": "x"},
-        {"useful": 1},
-        {"auroc": math.nan},
-        {"distance": 3},
+        {"far_limit": math.nan},
+        {"far_limit": True},
+        {"far_limit": 3},
         {"items": -1},
-        {"known": []},
-        {"known": [0.0] * 40 + [-1.0]},
-        {"unknown": ["a"] * 41},
+        {"classes": 1.5},
+        {"strangers": []},
+        {"strangers": [0.0] * 40 + [-1.0]},
+        {"strangers": ["a"] * 41},
     ],
 )
 def test_foreign_values_are_refused(change: dict[str, object]) -> None:
-    found = choose_open_set(*zip(*[clumps(10, 12, noise=0.2)], strict=True))
-    assert found is not None
-    assert OpenSet.from_dict(found.as_dict()) == found
+    good = OpenSet(0.5, quantiles(torch.linspace(-1, 0, 50), 9), 100, 9)
+    assert OpenSet.from_dict(good.as_dict()) == good
     with pytest.raises(ValueError, match="open_set has an invalid"):
-        OpenSet.from_dict(found.as_dict() | change)
+        OpenSet.from_dict(good.as_dict() | change)
+    with pytest.raises(TypeError):
+        OpenSet.from_dict(good.as_dict() | {"rule": "nearest item"})

@@ -6,19 +6,17 @@ from torch import Tensor
 
 from nofuss.evaluate import map_at_r, recall_at_k
 from nofuss.geometry import normalize
-from nofuss.ranking.neighbours import Gallery, leave_one_out, vicinity_of
+from nofuss.ranking.neighbours import Gallery, vicinity_of
 from nofuss.ranking.rerank import (
-    CANDIDATES,
+    NEIGHBOURS,
+    STAY,
     Rerank,
-    Weighting,
     choose_reranking,
+    cosines_of_means,
     fitting,
     of_folds,
-    rerank,
-    rerank_by_each,
-    rerank_folds,
+    reordered,
     reranked_scores,
-    summary,
 )
 
 
@@ -33,27 +31,26 @@ def clumps(classes: int, each: int, *, noise: float, seed: int) -> tuple[Tensor,
     return centers[labels] + noise * torch.randn(len(labels), 32, generator=generator), labels
 
 
-def mean_of(x: Tensor, others: Tensor, k: int, power: float) -> Tensor:
-    """X and its k nearest among the others, weighted: the definition."""
+def mean_of(x: Tensor, others: Tensor, k: int) -> Tensor:
+    """X and its k nearest among the others, weighted by cosine: the definition."""
     cosines = others @ x
     total = x.clone()
     for j in cosines.argsort(descending=True)[:k].tolist():
-        total += max(0.0, float(cosines[j])) ** power * others[j]
+        total += max(0.0, float(cosines[j])) * others[j]
     return total / total.norm()
 
 
-@pytest.mark.parametrize("weighting", [Weighting(1, 0.0), Weighting(3, 3.0), Weighting(50, 1.0)])
-def test_cosines_of_the_means_by_a_loop(weighting: Weighting) -> None:
+@pytest.mark.parametrize("count", [1, 3, 50])
+def test_cosines_of_the_means_by_a_loop(count: int) -> None:
     query, items = unit(1, seed=1), unit(12)
     order = (items @ query[0]).argsort(descending=True)
     around = vicinity_of(query, items[order[None]], order[None])
-    k, power = min(weighting.neighbours, 11), weighting.power
     expected = []
     for i in order.tolist():
         others = torch.cat([items[:i], items[i + 1 :]])
-        q = mean_of(query[0], items, min(weighting.neighbours, 12), power)
-        expected.append(float(mean_of(items[i], others, k, power) @ q))
-    found = rerank(around, weighting)[0].tolist()
+        q = mean_of(query[0], items, min(count, 12))
+        expected.append(float(mean_of(items[i], others, min(count, 11)) @ q))
+    found = cosines_of_means(around, count)[0].tolist()
     assert found == pytest.approx(expected, abs=1e-5)
 
 
@@ -62,49 +59,56 @@ def test_a_worked_case() -> None:
     degrees = torch.tensor([0.0, 40.0, -40.0, 20.0]).deg2rad()
     x = torch.stack([degrees.cos(), degrees.sin()], 1)
     around = vicinity_of(x[:1], x[torch.tensor([[3, 1, 2]])], torch.tensor([[2, 0, 1]]))
-    place = rerank(around, Weighting(1, 1.0))[0]
+    place = cosines_of_means(around, 1)[0]
     assert place[1] > place[2] + 0.01
+
+
+@pytest.mark.parametrize("items", [1, 3, STAY, 30])
+def test_the_nearest_stay_and_the_others_follow_their_means(items: int) -> None:
+    query, x = unit(1, seed=1), unit(items)
+    order = (x @ query[0]).argsort(descending=True)
+    around = vicinity_of(query, x[order[None]], order[None])
+    found = reordered(around, 3)[0].tolist()
+    means = cosines_of_means(around, 3)[0]
+    rest = sorted(range(min(STAY, items), items), key=lambda place: -float(means[place]))
+    assert found == [*range(min(STAY, items)), *rest]
 
 
 def test_missing_items_are_last_and_change_nothing() -> None:
     query, items = unit(1, seed=1), unit(5)
-    rows = torch.tensor([[0, 1, 2, 3, 4]])
-    whole = rerank(vicinity_of(query, items[rows], rows), Weighting(2, 1.0))
-    padded = torch.tensor([[0, 1, 2, 3, 4, -1, -1]])
-    found = rerank(vicinity_of(query, items[padded.clamp_min(0)], padded), Weighting(2, 1.0))
-    assert torch.allclose(found[:, :5], whole, atol=1e-6)
-    assert found[0, 5:].tolist() == [-torch.inf, -torch.inf]
+    for count in (5, 2):
+        rows = torch.arange(count)[None]
+        whole = cosines_of_means(vicinity_of(query, items[rows], rows), 2)
+        padded = torch.cat([rows, torch.tensor([[-1, -1]])], 1)
+        around = vicinity_of(query, items[padded.clamp_min(0)], padded)
+        found = cosines_of_means(around, 2)
+        assert torch.allclose(found[:, :count], whole, atol=1e-6)
+        assert found[0, count:].tolist() == [-torch.inf, -torch.inf]
+        assert reordered(around, 2)[0, count:].tolist() == [count, count + 1]
 
 
 def test_a_query_of_the_gallery_is_as_one_from_outside() -> None:
     """Left out before anything is averaged: the same scores as in a gallery without it."""
     x, labels = clumps(6, 10, noise=2.0, seed=0)
-    weighting = Weighting(3, 1.0)
-    (inside,) = reranked_scores(x, labels, [weighting])
+    inside = reranked_scores(x, labels).after
     for i in range(60):
         others = torch.arange(60) != i
-        (alone,) = reranked_scores(
-            x[i : i + 1],
-            labels[i : i + 1],
-            [weighting],
-            gallery=x[others],
-            gallery_labels=labels[others],
-        )
+        alone = reranked_scores(x[i : i + 1], labels[i : i + 1], x[others], labels[others]).after
         assert float(alone.map_at_r[0]) == pytest.approx(float(inside.map_at_r[i]))
         assert alone.hits[0].tolist() == inside.hits[i].tolist()
 
 
-def test_without_a_weighting_scores_are_the_usual_ones() -> None:
+def test_before_it_scores_are_the_usual_ones_and_the_first_stay() -> None:
     x, labels = clumps(9, 33, noise=2.0, seed=0)
-    (found,) = reranked_scores(x, labels, [None])
-    assert float(found.hits[:, 0].mean()) == pytest.approx(recall_at_k(x, labels, ks=(1,))[1])
-    assert float(found.map_at_r.mean()) == pytest.approx(map_at_r(x, labels))
+    before, after = reranked_scores(x, labels)
+    assert float(before.hits[:, 0].mean()) == pytest.approx(recall_at_k(x, labels, ks=(1,))[1])
+    assert float(before.map_at_r.mean()) == pytest.approx(map_at_r(x, labels))
+    assert torch.equal(before.hits[:, :3], after.hits[:, :3])  # Recall@1, @2, @4
+    assert not torch.equal(before.map_at_r, after.map_at_r)
 
 
 def test_all_at_one_point_scores_nothing() -> None:
-    for found in reranked_scores(
-        torch.ones(40, 4), torch.arange(40) % 4, [None, Weighting(3, 1.0)]
-    ):
+    for found in reranked_scores(torch.ones(40, 4), torch.arange(40) % 4):
         assert float(found.hits.sum()) == 0
 
 
@@ -120,53 +124,14 @@ def test_a_gallery_picks_from_all_cosines_what_it_would_compute() -> None:
         assert torch.allclose(found.gram, expected.gram, atol=1e-6)
 
 
-def test_several_weightings_at_once_give_what_each_gives_alone() -> None:
-    query, items = unit(2, seed=1), unit(60)
-    rows = (query @ items.T).topk(40).indices
-    around = vicinity_of(query, items[rows], rows)
-    for weighting, found in zip(CANDIDATES, rerank_by_each(around, CANDIDATES), strict=True):
-        assert torch.allclose(found, rerank(around, weighting), atol=1e-6)
-    assert rerank_by_each(around, []) == []
-
-
-def test_leaving_out_a_class_leaves_the_others() -> None:
-    x, labels = clumps(5, 16, noise=2.0, seed=0)
-    x = normalize(x)
-    rows = torch.arange(3, 80, 2)
-    parts = list(leave_one_out(x, rows, labels, labels[rows], size=30))
-    near, exists = (torch.cat([getattr(p, name) for p in parts]) for name in ("near", "exists"))
-    for place, row in enumerate(rows.tolist()):
-        others = (labels != labels[row]).nonzero()[:, 0]
-        best = (x[others] @ x[row]).sort(descending=True).values[:30]
-        assert near[place][exists[place]].tolist() == pytest.approx(best.tolist(), abs=1e-5)
-
-
 def test_on_where_items_of_a_class_lie_together() -> None:
     folds = [clumps(8, 12, noise=1.3, seed=seed) for seed in range(4)]
     found = choose_reranking([x for x, _ in folds], [y for _, y in folds])
     assert found is not None
     assert found.on
-    assert found.weighting in CANDIDATES
     assert found.gains["map@r"][1] > 0
     assert "re-ranks" in found.describe()
     assert Rerank.from_dict(found.as_dict()) == found
-
-
-def test_a_fold_is_scored_by_what_the_others_prefer() -> None:
-    """What is chosen on a class is not reported on it: in scores.json as in the decision."""
-    folds = [clumps(8, 12, noise=1.3, seed=seed) for seed in range(4)]
-    embeddings, labels = [x for x, _ in folds], [y for _, y in folds]
-    decided = choose_reranking(embeddings, labels)
-    assert decided is not None
-    assert decided.by_fold is not None
-
-    def average(weightings: list[Weighting]) -> float:
-        return float(rerank_folds(embeddings, labels, weightings)["map@r"])
-
-    assert average(decided.by_fold) == pytest.approx(decided.scores["with"][1], abs=1e-6)
-    mixed = [CANDIDATES[0], CANDIDATES[-1], CANDIDATES[0], CANDIDATES[2]]
-    found = [reranked_scores(x, y, [w])[0] for (x, y), w in zip(folds, mixed, strict=True)]
-    assert average(mixed) == pytest.approx(float(of_folds(found).map_at_r.mean()), abs=1e-6)
 
 
 def test_off_where_classes_are_noise() -> None:
@@ -174,61 +139,66 @@ def test_off_where_classes_are_noise() -> None:
     found = choose_reranking([x for x, _ in folds], [y for _, y in folds])
     assert found is not None
     assert not found.on
-    assert found.weighting is None
     assert "by distance alone" in found.describe()
 
 
-def test_one_held_out_set_is_halved_by_class() -> None:
+def test_off_where_it_costs_results_that_people_see() -> None:
+    gains = {"recall@8": [-0.02, -0.03, -0.01], "map@r": [0.1, 0.05, 0.15]}
+    assert not Rerank(gains).on
+    assert Rerank(gains | {"recall@8": [-0.02, -0.05, 0.01]}).on
+
+
+def test_one_held_out_set_is_enough_and_three_classes_are_too_few() -> None:
     x, labels = clumps(8, 12, noise=1.3, seed=0)
     assert choose_reranking([x], [labels]) is not None
-    assert choose_reranking([x[:72]], [labels[:72]]) is None  # three in a half: too few
+    assert choose_reranking([x[:36]], [labels[:36]]) is None
+    assert choose_reranking([], []) is None
 
 
-def test_scores_are_of_as_many_neighbours_as_search_takes() -> None:
-    x, labels = clumps(8, 10, noise=1.3, seed=0)
-    many, fitted = reranked_scores(x, labels, [Weighting(16, 2.0), Weighting(9, 2.0)])
-    assert torch.equal(many.map_at_r, fitted.map_at_r)
-    assert fitting(Weighting(16, 2.0), [10] * 8) == Weighting(9, 2.0)
-    assert fitting(Weighting(16, 2.0), [1, 1, 1]) is None
+def test_no_more_neighbours_than_a_typical_item_has_relatives() -> None:
+    assert fitting([30] * 8) == NEIGHBOURS
+    assert fitting([6] * 8) == 5
+    assert fitting([1, 1, 1]) == 0
+    assert fitting([]) == NEIGHBOURS
+    x, labels = clumps(30, 2, noise=1.3, seed=0)
+    before, after = reranked_scores(x[::2], labels[::2], x[1::2], labels[1::2])
+    assert torch.equal(before.map_at_r, after.map_at_r)
 
 
 def test_folds_with_the_same_numbers_have_different_classes() -> None:
-    folds = [reranked_scores(*clumps(4, 5, noise=0.5, seed=s), [None])[0] for s in range(3)]
-    assert len(torch.unique(of_folds(folds).labels)) == 12
+    folds = [reranked_scores(*clumps(4, 5, noise=0.5, seed=s)) for s in range(3)]
+    assert len(torch.unique(of_folds(folds).after.labels)) == 12
 
 
-def test_the_summary_states_means_and_gain() -> None:
+def test_few_queries_are_spread_over_all_classes() -> None:
     x, labels = clumps(8, 12, noise=1.3, seed=0)
-    plain, after = reranked_scores(x, labels, (None, Weighting(8, 1.0)))
-    content = summary(after, plain)
-    gap = float((after.map_at_r - plain.map_at_r).mean())
+    found = reranked_scores(x, labels, most=16)
+    assert torch.bincount(found.after.labels).tolist() == [2] * 8
+
+
+def test_scores_state_means_intervals_and_gain() -> None:
+    x, labels = clumps(8, 12, noise=1.3, seed=0)
+    found = reranked_scores(x, labels)
+    content = found.as_dict()
+    gap = float((found.after.map_at_r - found.before.map_at_r).mean())
     assert content["gain"]["map@r"][0] == pytest.approx(gap)
+    assert content["map@r"] == pytest.approx(float(found.after.map_at_r.mean()))
     assert content["recall@1_interval"][0] <= content["recall@1"] <= content["recall@1_interval"][1]
 
 
 @pytest.mark.parametrize(
-    "change",
+    "gains",
     [
-        {"neighbours": 0},
-        {"neighbours": 2.5},
-        {"neighbours": True},
-        {"power": float("nan")},
-        {"power": -1},
-        {"on": 1},
-        {"scores": {}},
-        {"gains": {"recall@1": [0, 0, 0], "map@r": [0, 0, float("inf")]}},
-        {"of_others": [[0, 1.0]]},
-        {"of_others": [["8", 1.0]]},
+        {},
+        [1],
+        {"recall@8": [0, 0, 0]},
+        {"recall@8": [0, 0, 0], "map@r": [0, 0, float("inf")]},
+        {"recall@8": [0, 0, 0], "map@r": [0, 0]},
+        {"recall@8": [0, 0, True], "map@r": [0, 0, 0]},
     ],
 )
-def test_foreign_values_are_refused(change: dict[str, object]) -> None:
-    good = Rerank(
-        8,
-        1.0,
-        on=True,
-        scores={"without": [0.1, 0.2], "with": [0.1, 0.3]},
-        gains={"recall@1": [0.0, 0.0, 0.0], "map@r": [0.1, 0.0, 0.2]},
-    ).as_dict()
-    Rerank.from_dict(good)
-    with pytest.raises(ValueError, match=next(iter(change))):
-        Rerank.from_dict(good | change)
+def test_foreign_values_are_refused(gains: object) -> None:
+    with pytest.raises(ValueError, match="rerank has"):
+        Rerank.from_dict({"gains": gains})
+    with pytest.raises(TypeError):
+        Rerank.from_dict({"neighbours": 8})

@@ -1,4 +1,4 @@
-"""What `nofuss index` and `nofuss search` say: changes, what a filter leaves, why no verdict."""
+"""What `nofuss index` and `nofuss search` say: changes, what a filter leaves."""
 
 import csv
 import json
@@ -6,19 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from nofuss import Index
 from nofuss.cli import main
 from nofuss.model.embedder import build_embedder
-from nofuss.model.encoder import Encoder
 from nofuss.model.saved import save_model
 from nofuss.ranking.rerank import Rerank
 from nofuss.run.directory import create_run
-from nofuss.search.search import why_no_verdict
 from nofuss.search.update import open_items
 from tests.asked import settings_of
-from tests.search.verdicts import open_set
 from tests.tiny_run import draw, draw_folder
 
 Capture = pytest.CaptureFixture[str]
@@ -48,15 +44,8 @@ def run(tmp_path: Path, table: Path) -> Path:
     """A run on the table whose untrained network re-ranks and recognises unknown classes."""
     made = create_run(settings_of("pictures", 40, data=table, out=tmp_path / "run"), name="run")
     embedder = build_embedder("convnet", dim=8, channels=3, weights=None)
-    rerank = Rerank(
-        2,
-        1.0,
-        on=True,
-        scores={"without": [0.5, 0.4], "with": [0.6, 0.5]},
-        gains={"recall@1": [0.1, 0.0, 0.2], "map@r": [0.1, 0.0, 0.2]},
-    )
-    extra = {"open_set": open_set().as_dict(), "rerank": rerank.as_dict()}
-    save_model(made.model, embedder, extra=extra)
+    rerank = Rerank({"recall@8": [0.0, -0.1, 0.1], "map@r": [0.1, 0.05, 0.2]})
+    save_model(made.model, embedder, extra={"rerank": rerank.as_dict()})
     return made.path
 
 
@@ -103,27 +92,6 @@ def test_a_filter_that_nothing_passes_says_so(run: Path, table: Path, capsys: Ca
     printed = said(capsys, "search", run, query, "--where", "price<0")
     assert printed.splitlines() == [str(query), "  nothing passes the filter"]
     assert "nothing passes" not in said(capsys, "search", run, query, "--where", "price<9")
-
-
-def test_why_there_is_no_verdict() -> None:
-    embedder = build_embedder("identity", dim=8, channels=8, weights=None)
-    with_rule = Encoder(embedder, extra={"open_set": open_set().as_dict()})
-    index = Index.build(torch.eye(8), names=[str(i) for i in range(8)])
-    about = index.about
-    index.about = about._replace(open_set=open_set())
-    assert why_no_verdict(index, with_rule) == ""
-    index.about = about._replace(open_set=open_set(useful=False))
-    assert "can't recognise unknown classes" in why_no_verdict(index, with_rule)
-    index.about = about
-    for extra in ({}, {"open_set": None}):
-        without = why_no_verdict(index, Encoder(embedder, extra=extra))
-        assert without.endswith("that needs labels, and the run was trained without")
-        trained = Encoder(embedder, class_names=["a", "b"], extra=extra)
-        assert why_no_verdict(index, trained).endswith(
-            "training had too few held-out classes to find a rule; train on more classes"
-        )
-    reason = why_no_verdict(index, with_rule)
-    assert reason.endswith("that needs labels of more classes in the index")
 
 
 def test_pictures_without_a_label_are_no_class(run: Path, table: Path, capsys: Capture) -> None:

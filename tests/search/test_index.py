@@ -347,6 +347,7 @@ def test_a_sound_forgery_opens(tmp_path: Path) -> None:
         ({"classes": ["x", "x"]}, "classes holds a string twice"),
         ({"classes": {"0": "x"}}, "classes is not a list of strings"),
         ({"open_set": {"rule": "mine"}}, "open_set that nofuss did not write"),
+        ({"open_set": open_set().as_dict() | {"items": -1}}, "open_set has an invalid count"),
         ({"relatives": -1}, "relatives is not a count"),
         ({"sources": []}, "its sources are not columns and their types"),
         ({"sources": {"s": {"price": "money"}}}, "its sources are not columns and their types"),
@@ -370,6 +371,42 @@ def test_a_forged_index_is_one_line(
     with pytest.raises(RunError, match=f"is damaged.*{complaint}|{complaint}") as caught:
         Index.load(folder)
     assert "\n" not in str(caught.value)
+
+
+HALVES = normalize(random(2)).half()
+
+
+@pytest.mark.parametrize(
+    ("features", "rows", "complaint"),
+    [
+        (HALVES, torch.tensor([2, 0]), ""),
+        (HALVES.float(), torch.tensor([2, 0]), "features are not float16"),
+        (HALVES * 2, torch.tensor([2, 0]), "of unit length"),
+        (HALVES * torch.nan, torch.tensor([2, 0]), "of unit length"),
+        (HALVES[0], torch.tensor([2, 0]), "features are not float16"),
+        (HALVES, torch.tensor([2.0, 0.0]), "features are not float16"),
+        (HALVES, torch.tensor([2]), "features are not float16"),
+        (HALVES, torch.tensor([3, 0]), "features reach beyond the 3 items"),
+        (HALVES, torch.tensor([-1, 0]), "features reach beyond the 3 items"),
+    ],
+)
+def test_features_are_checked(
+    features: Tensor, rows: Tensor, complaint: str, tmp_path: Path
+) -> None:
+    folder = forged(tmp_path / "index", *parts())
+    save_file({"features": features.contiguous(), "rows": rows}, folder / "features")
+    checksum = sha256(folder / "features")
+    (folder / "features").rename(folder / f"features-{checksum[:16]}.safetensors")
+    manifest = json.loads((folder / "index.json").read_text())
+    manifest["files"]["features"] = checksum
+    (folder / "index.json").write_text(json.dumps(manifest))
+    if complaint:
+        with pytest.raises(RunError, match=complaint):
+            Index.load(folder)
+    else:
+        found = {item.name: item.features for item in Index.load(folder).items(vectors=True)}
+        assert [name for name, of in found.items() if of is not None] == ["a", "c"]
+        assert torch.equal(found["c"], features[0])
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e19, 1e38])

@@ -1,19 +1,20 @@
 """`search`: re-ranked or by distance, with what is left out, in small indexes."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from nofuss import Index
+from nofuss.errors import RunError
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
 from nofuss.model.encoder import Encoder
 from nofuss.ranking.neighbours import SIZE, vicinity_of
-from nofuss.ranking.rerank import Rerank, Weighting, rerank
+from nofuss.ranking.rerank import NEIGHBOURS, Rerank, reordered
 from nofuss.search.filter import Compare
-from nofuss.search.search import Answer, Vote, calibrated, search, search_all, weighting_of
-from tests.search.verdicts import open_set
+from nofuss.search.search import Answer, Vote, averaged_by, search, search_all
+from nofuss.search.verdict import Query, calibrated
+from tests.search.verdicts import indexed, open_set
 
 
 def made(items: int, each: int = 6, seed: int = 0) -> tuple[Index, Tensor]:
@@ -22,8 +23,7 @@ def made(items: int, each: int = 6, seed: int = 0) -> tuple[Index, Tensor]:
     labels = torch.arange(items) // each
     centers = torch.randn(int(labels.max()) + 1, 8, generator=generator)
     x = centers[labels] + 0.7 * torch.randn(items, 8, generator=generator)
-    names = [f"{i}.jpg" for i in range(items)]
-    index = Index.build(x, names=names, labels=[f"class {c}" for c in labels.tolist()])
+    index = indexed(normalize(x), normalize(x), [f"class {c}" for c in labels.tolist()])
     index.about = index.about._replace(relatives=each - 1)
     return index, normalize(centers + 0.7 * torch.randn(centers.shape, generator=generator))
 
@@ -33,17 +33,11 @@ def encoder(**extra: object) -> Encoder:
     return Encoder(embedder, extra=dict(extra))
 
 
-def decision(neighbours: int = 8, power: float = 2.0, *, on: bool = True) -> dict[str, object]:
-    return Rerank(
-        neighbours,
-        power,
-        on=on,
-        scores={"without": [0.5, 0.4], "with": [0.6, 0.5]},
-        gains={"recall@1": [0.1, 0.0, 0.2], "map@r": [0.1, 0.0, 0.2]},
-    ).as_dict()
+def decision(*, on: bool = True) -> dict[str, object]:
+    return Rerank({"recall@8": [0.0, -0.1, 0.1], "map@r": [0.1, 0.0 + 0.05 * on, 0.2]}).as_dict()
 
 
-RERANKED = encoder(rerank=decision(4, 1.0))
+RERANKED = encoder(rerank=decision())
 
 
 def names_of(answer: Answer) -> list[str]:
@@ -56,8 +50,8 @@ def test_the_order_is_the_re_ranked_one_and_distances_are_to_the_items() -> None
         found = search(index, RERANKED, query, 20)
         [hits] = index.search(query[None], SIZE)
         rows = torch.tensor([[index.names.index(name) for name in hits.names]])
-        scores = rerank(vicinity_of(query[None], index.vectors[rows], rows), Weighting(4, 1.0))[0]
-        order = rows[0][scores.argsort(descending=True)][:20].tolist()
+        places = reordered(vicinity_of(query[None], index.vectors[rows], rows), 5)[0]
+        order = rows[0][places][:20].tolist()
         assert names_of(found) == [index.names[row] for row in order]
         assert names_of(found) != hits.names[:20]
         expected = (index.vectors[order] - query).norm(dim=1).tolist()
@@ -65,7 +59,7 @@ def test_the_order_is_the_re_ranked_one_and_distances_are_to_the_items() -> None
         assert names_of(search(index, RERANKED, query, 20, rerank=False)) == hits.names[:20]
         torch.testing.assert_close(found.vector, query)
         assert found.milliseconds > 0
-    together = search_all(index, RERANKED, queries[:5], 20)
+    together = search_all(index, RERANKED, [Query(query) for query in queries[:5]], 20)
     assert [names_of(answer) for answer in together] == [
         names_of(search(index, RERANKED, query, 20)) for query in queries[:5]
     ]
@@ -99,9 +93,10 @@ def test_an_item_that_is_left_out_influences_nothing() -> None:
 
 def test_an_empty_index_has_no_answer() -> None:
     index = Index.build(torch.empty(0, 8), names=())
-    index.about = index.about._replace(open_set=open_set())
-    found = search(index, RERANKED, torch.ones(8), 5)
-    assert (found.hits, found.found, found.likely) == ((), None, None)
+    for about in (calibrated(index, RERANKED), index.about._replace(open_set=open_set())):
+        index.about = about
+        found = search(index, RERANKED, torch.ones(8), 5)
+        assert (found.hits, found.found, found.likely) == ((), None, None)
 
 
 def test_most_of_the_neighbours_say_which_class_it_is() -> None:
@@ -110,8 +105,9 @@ def test_most_of_the_neighbours_say_which_class_it_is() -> None:
     assert found.likely == Vote("class 0", found.likely.votes if found.likely else 0, 10)
     assert found.likely.votes > 5
     index.about = index.about._replace(open_set=open_set())
-    far = search(index, encoder(), -index.vectors.mean(0), 5)
+    far = search(index, encoder(), Query(index.vectors[0], far=0.6), 5)
     assert (far.match, far.likely) == ("nothing", None)
+    assert [hit.name for hit in far.hits] == [hit.name for hit in found.hits[:5]]
 
 
 def test_a_filter_leaves_distance_alone() -> None:
@@ -126,33 +122,22 @@ def test_a_filter_leaves_distance_alone() -> None:
     assert (found.match, found.sentence) == ("unknown", "")
 
 
-@pytest.mark.parametrize(("each", "neighbours"), [(20, 8), (6, 5), (2, 1)])
+@pytest.mark.parametrize(("each", "neighbours"), [(20, NEIGHBOURS), (6, 5), (2, 1), (1, 0)])
 def test_no_more_neighbours_than_relatives(each: int, neighbours: int) -> None:
-    index, _ = made(60, each)
+    index, queries = made(60, each)
     about = calibrated(index, encoder())
     assert about.relatives == each - 1
-    assert weighting_of(about, encoder(rerank=decision())) == Weighting(neighbours, 2.0)
-    assert weighting_of(about, encoder(rerank=decision(on=False))) is None
+    assert averaged_by(about, RERANKED) == neighbours
+    assert (
+        averaged_by(about, encoder()) == averaged_by(about, encoder(rerank=decision(on=False))) == 0
+    )
+    by_distance = index.search(queries[:1], 20)[0].names
+    assert (names_of(search(index, RERANKED, queries[0], 20)) == by_distance) == (each == 1)
 
 
-def test_one_item_a_class_is_ranked_by_distance() -> None:
-    index, queries = made(60, 1)
-    assert weighting_of(calibrated(index, encoder()), RERANKED) is None
-    assert names_of(search(index, RERANKED, queries[0], 5)) == index.search(queries[:1], 5)[0].names
-
-
-def test_an_index_is_calibrated_by_the_rule_of_the_run() -> None:
-    index, _ = made(60)
-    found = calibrated(index, encoder(open_set=open_set().as_dict())).open_set
-    assert found is not None
-    assert (found.rule, found.items, found.classes) == ("nearest item", 60, 10)
-    assert calibrated(index, encoder()).open_set is None
-
-
-def test_items_without_a_label_are_searched_too() -> None:
-    index = Index.build(np.eye(8, dtype=np.float32), names=[str(i) for i in range(8)])
-    model = encoder(rerank=decision(), open_set=open_set().as_dict())
-    index.commit(calibrated(index, model))
-    assert (index.about.open_set, index.about.relatives) == (None, None)
-    found = search(index, model, torch.eye(8)[3], 1)
-    assert (names_of(found), found.match) == (["3"], "unknown")
+@pytest.mark.parametrize("stored", [1, {"neighbours": 8}, {"gains": {}}])
+def test_a_foreign_decision_is_one_clear_line(stored: object) -> None:
+    with pytest.raises(
+        RunError, match=r"model.json holds rerank that nofuss did not write \(.*; rest"
+    ):
+        averaged_by(made(6)[0].about, encoder(rerank=stored))

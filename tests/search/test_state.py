@@ -14,9 +14,10 @@ from nofuss.data.open import open_data
 from nofuss.run.directory import Run
 from nofuss.search.feedback import Feedback, Mark
 from nofuss.search.page.map import lay_out
-from nofuss.search.page.routes import Refused, address_of, vector_of
+from nofuss.search.page.routes import Refused, address_of, name_of, query_of
 from nofuss.search.page.state import Derived, State, open_state
 from nofuss.search.update import update_index
+from nofuss.search.verdict import Query
 from tests.tiny_run import draw
 
 
@@ -37,7 +38,7 @@ def test_what_was_added_is_found_beside_what_was_trained(picture_run: Path, tmp_
     assert len(state.classes) > 1
     files = [tmp_path / "new" / "class" / name for name in ("a.png", "b.png")]
     assert [state.picture(str(file)) for file in files] == files  # decoded elsewhere
-    found = state.search(state.encoder.embed([draw(1, 50)])[0], 1)
+    found = state.search(Query(state.encoder.embed([draw(1, 50)])[0]), 1)
     assert [hit.name for hit in found.hits] == [str(files[0])]
 
 
@@ -92,23 +93,29 @@ def test_what_is_derived_is_made_once() -> None:
     assert (made, results) == ([1], [1] * 4)
 
 
-def test_an_address_gives_the_vector_back(state: State) -> None:
+def test_an_address_gives_the_query_back(state: State) -> None:
     vector = state.encoder.embed([draw(2, 60)])[0]
-    address = address_of(vector, state.encoder)
-    back = vector_of(address, state.encoder)
-    torch.testing.assert_close(back, vector, atol=1e-3, rtol=0)
-    model, _, numbers = address.partition(".")
+    for far in (None, 0.0, 0.1237, 1.5):
+        address = address_of(Query(vector, far), state.encoder)
+        back = query_of(address, state.encoder)
+        torch.testing.assert_close(back.vector, vector, atol=1e-3, rtol=0)
+        assert back.far == (None if far is None else pytest.approx(far, abs=1e-3))
+        assert name_of(address) == name_of(address_of(Query(vector), state.encoder))
+    model, numbers, far = address.split(".")
     for wrong in (
         "",
         numbers,
-        f"{'0' * 16}.{numbers}",
-        f"{model}.{numbers[:-4]}",
-        f"{model}.{'A' * len(numbers)}",  # zeros
-        f"{model}.{'fHx8' * (len(numbers) // 4)}"[: len(address)],  # NaN
-        f"{model}.<b>",
+        f"{model}.{numbers}",
+        f"{'0' * 16}.{numbers}.{far}",
+        f"{model}.{numbers[:-4]}.{far}",
+        f"{model}.{'A' * len(numbers)}.{far}",  # zeros
+        f"{model}.{('fHx8' * len(numbers))[: len(numbers)]}.{far}",  # NaN
+        f"{model}.{numbers}.nan",
+        f"{model}.{numbers}.-100",
+        f"{model}.<b>.{far}",
     ):
         with pytest.raises(Refused, match="made by another model"):
-            vector_of(wrong, state.encoder)
+            query_of(wrong, state.encoder)
 
 
 def test_what_is_on_the_map_stays_in_its_place() -> None:

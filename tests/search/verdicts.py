@@ -1,22 +1,29 @@
-"""A calibration by the nearest item, made by hand."""
+"""A calibration made by hand, and indexes whose items have features."""
+
+from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from nofuss.ranking.open_set import OpenSet
+from nofuss.search import Index
+from nofuss.search.index import About, Item
+from nofuss.search.verdict import with_features
 
 
 def open_set(**changes: object) -> OpenSet:
-    """Known items within cosine 0.9, unknown ones beyond cosine 0.6."""
-    values = {
-        "rule": "nearest item",
-        "auroc": 1.0,
-        "rejected": 1.0,
-        "false_rejections": 0.05,
-        "useful": True,
-        "distance": 0.45,
-        "known": np.linspace(-1.0, -0.9, 41).tolist(),
-        "unknown": np.linspace(-0.6, 0.0, 41).tolist(),
-        "items": 100,
-        "classes": 10,
-    }
+    """Items within 0.5 of a class mean, strangers that are nearer than −0.6 in one case of ten."""
+    strangers = np.linspace(-0.66, -0.06, 41).tolist()
+    values = {"far_limit": 0.5, "strangers": strangers, "items": 100, "classes": 10}
     return OpenSet.from_dict(values | changes)
+
+
+def indexed(vectors: Tensor, features: Tensor, labels: Sequence[str | None]) -> Index:
+    """Return an index of items 0.jpg, 1.jpg, …"""
+    index = Index(About("", vectors.shape[1], {}))
+    items = [
+        Item(f"{i}.jpg", label, vector=v)
+        for i, (label, v) in enumerate(zip(labels, vectors, strict=True))
+    ]
+    index.put(with_features(items, features, len(items)))
+    return index

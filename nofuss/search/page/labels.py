@@ -51,10 +51,11 @@ from nofuss.search.page.routes import (
     described,
     feedback_on,
     name_of,
-    vector_of,
+    query_of,
 )
 from nofuss.search.page.state import State, reopened
-from nofuss.search.search import calibrated, codes_of
+from nofuss.search.search import codes_of
+from nofuss.search.verdict import calibrated
 
 MOST_AT_ONCE = 500
 """Marks of one request."""
@@ -249,7 +250,7 @@ def _query(asked: Any, state: State) -> str:
         raise Refused(400, "expected a query: item or vector")
     if (address := asked.get("vector")) is None:
         return by_key(state, asked.get("item"))
-    vector_of(str(address), state.encoder)
+    query_of(str(address), state.encoder)
     return name_of(str(address))
 
 

@@ -32,7 +32,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import printable
@@ -51,6 +50,7 @@ from nofuss.search.index import Item, key_of
 from nofuss.search.page.guard import Json
 from nofuss.search.page.state import SIDE, State
 from nofuss.search.search import Answer, Hit
+from nofuss.search.verdict import Query, queries_of
 
 log = logging.getLogger("nofuss")
 MAX_UPLOAD = 24 * 2**20
@@ -68,7 +68,7 @@ SOME = 12
 MOST = 500
 """Most neighbours of one search."""
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_ADDRESS = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]+)")
+_ADDRESS = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]+)\.([0-9]{0,4})")
 _Result = TypeVar("_Result")
 
 
@@ -142,7 +142,7 @@ class Page:
             names = state.index.sample(1 if only or where else SOME, seed=seed)
             if (only or where) and names:
                 [query] = state.vectors_of(names)  # near any item will do
-                names = [hit.name for hit in state.search(query, SOME, only, where).hits]
+                names = [hit.name for hit in state.search(Query(query), SOME, only, where).hits]
             return {"results": described(state, names), "classes": only}
 
         return Json(await self.ask(state, work))
@@ -154,11 +154,11 @@ class Page:
         def work() -> dict[str, Any]:
             options = read_options(asked, state)
             if (text := asked.get("vector")) is not None:
-                found = state.search(vector_of(text, state.encoder), *options)
+                found = state.search(query_of(text, state.encoder), *options)
                 return _answer(state, found, options, name_of(text)) | {"query": {}}
             name = by_key(state, asked.get("item"))
             [query] = state.vectors_of([name])
-            found = state.search(query, *options, without=name)
+            found = state.search(Query(query), *options, without=name)
             [item] = described(state, [name])
             return _answer(state, found, options, name) | {"query": item}
 
@@ -184,7 +184,7 @@ class Page:
         spent = 1000 * (time.perf_counter() - began)
 
         def work() -> dict[str, Any]:
-            found = state.search(vector_of(address, state.encoder), *options)  # as opened again
+            found = state.search(query_of(address, state.encoder), *options)  # as opened again
             answer = _answer(state, found, options, name_of(address))
             query = {"picture": data_uri(seen.content, seen.media), "vector": address}
             return answer | {"query": query, "embedding_ms": spent}
@@ -287,7 +287,8 @@ def _file(file: Any) -> Callable[[Request], Any]:
 def _embed(state: State, seen: Decoded) -> str:
     """Return the address of a picture."""
     with torch.inference_mode():
-        return address_of(state.encoder.embed([seen.pixels])[0], state.encoder)
+        [query] = queries_of(state.index, state.encoder.encode([seen.pixels]))
+        return address_of(query, state.encoder)
 
 
 # ---- what is asked for
@@ -322,27 +323,32 @@ def _no_item() -> Refused:
     return Refused(404, "this item is not in the index; search from another one")
 
 
-def address_of(vector: Tensor, encoder: Encoder) -> str:
-    """Return a picture's vector (D,) as text, as it is not kept: the model, then half precision."""
-    text = base64.urlsafe_b64encode(vector.half().numpy().tobytes()).decode()
-    return f"{encoder.digest[:16]}.{text.rstrip('=')}"
+def address_of(query: Query, encoder: Encoder) -> str:
+    """Return what is searched for as text, as a picture is not kept.
+
+    MODEL.VECTOR.FAR: the vector in half precision, and how far it is in thousandths.
+    """
+    text = base64.urlsafe_b64encode(query.vector.half().numpy().tobytes()).decode()
+    far = "" if query.far is None else f"{1000 * max(0.0, query.far):.0f}"
+    return f"{encoder.digest[:16]}.{text.rstrip('=')}.{far}"
 
 
-def vector_of(address: str, encoder: Encoder) -> Tensor:
-    """Return the vector (D,) in an address, which anybody may have written."""
+def query_of(address: str, encoder: Encoder) -> Query:
+    """Return what is searched for by an address, which anybody may have written."""
     found = _ADDRESS.fullmatch(address)
     if found is not None and found[1] == encoder.digest[:16]:
         content = base64.urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4))
         if len(content) == 2 * encoder.dim:
             vector = torch.frombuffer(bytearray(content), dtype=torch.float16).float()
             if vector.isfinite().all() and vector.norm() > 0:
-                return normalize(vector[None])[0]
+                far = int(found[3]) / 1000 if found[3] else None
+                return Query(normalize(vector[None])[0], far)
     raise Refused(400, "this address was made by another model; send the picture again")
 
 
 def name_of(address: str) -> str:
-    """Return what feedback calls a picture that somebody sent."""
-    return PICTURE + digest(address.encode())[:16]
+    """Return what feedback calls a picture that somebody sent, whatever it is compared with."""
+    return PICTURE + digest(address.rpartition(".")[0].encode())[:16]
 
 
 # ---- what is answered
@@ -389,6 +395,7 @@ def _answer(state: State, found: Answer, options: Options, query: str) -> dict[s
         "searching_ms": found.milliseconds,
         "match": found.match,
         "sentence": found.sentence,
+        "open_set": found.numbers,
         "likely": likely and asdict(likely),
         "classes": options.only,
         "place": place,

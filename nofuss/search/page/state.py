@@ -33,6 +33,7 @@ from nofuss.search.index import BUILT_IN, Index
 from nofuss.search.open import Searched, open_search
 from nofuss.search.page.map import ANCHORS, SHOWN, Plane, Stars, lay_out, map_of
 from nofuss.search.search import Answer, search
+from nofuss.search.verdict import Query
 
 SIDE = 224
 """Longest side of a picture on the page."""
@@ -158,14 +159,14 @@ class State:
 
     def search(
         self,
-        query: Tensor,
+        query: Query,
         k: int,
         only: Sequence[int] | None = None,
         where: Condition | None = None,
         *,
         without: str | None = None,
     ) -> Answer:
-        """Return the k best of a vector (D,), leaving out item `without`.
+        """Return the k best of a query, leaving out item `without`.
 
         Of classes `only`, or of what passes a filter: the k nearest, without a verdict, which is
         about everything.

@@ -1,0 +1,66 @@
+"""Re-ranking: what new classes gain by it, and what the folds of training classes announce.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.reranking FOLDER …
+
+The head is fitted to half of the classes by the defaults, and the other half is searched, each item
+among all others of it: the official split, or three random ones.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.worth import Task, tasks
+from nofuss.commands import console
+from nofuss.config import Options
+from nofuss.data.open import TrainingData
+from nofuss.data.readers.arrays import from_arrays
+from nofuss.evaluate.protocol import KS
+from nofuss.model.backbones import build_backbone
+from nofuss.ranking.rerank import RerankedScores, choose_reranking, reranked_scores
+from nofuss.training.head import fit_head
+from nofuss.training.settings import resolve
+
+
+def rows(t: Task) -> list[list[str]]:
+    """Return the scores of a task in both orders, and what its folds say."""
+    arrays = {"vectors": t.x.numpy(), "labels": t.y.numpy()}
+    data = TrainingData(from_arrays(arrays, name=t.name), None, None, "")
+    settings = resolve(Options(), data, build_backbone("identity", channels=t.x.shape[1]))
+    fit = fit_head(t.x, t.y, settings)
+    labels = [t.y[outcome.rows] for outcome in fit.outcomes]
+    decided = choose_reranking(fit.held_out(), labels)
+    found = reranked_scores(fit.embed(t.test_x), t.test_y)
+    announced = gains(decided.gains) if decided is not None else ["too few classes", ""]
+    is_on = decided is not None and decided.on
+    return [
+        [f"{t.name}, by distance", *cells(found.before), "", ""],
+        ["re-ranked" if is_on else "(off) re-ranked", *cells(found.after), *gains(found.gains())],
+        ["as folds announce", *[""] * len(KS), "", *announced],
+    ]
+
+
+def cells(scores: RerankedScores) -> list[str]:
+    """Return Recall@K and MAP@R in percent."""
+    values = [*scores.hits.mean(0).tolist(), float(scores.map_at_r.mean())]
+    return [f"{100 * value:.2f}" for value in values]
+
+
+def gains(found: dict[str, list[float]]) -> list[str]:
+    """Return differences in points with their intervals."""
+    return [
+        f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+        for mean, low, high in found.values()
+    ]
+
+
+def main() -> None:
+    """Read the command line and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", nargs="+", type=Path, metavar="FOLDER")
+    columns = ["%", *(f"R@{k}" for k in KS), "MAP@R", "gain in R@8, 95%", "in MAP@R, 95%"]
+    found = [row for path in parser.parse_args().data for t in tasks(path, 3) for row in rows(t)]
+    console.table("re-ranking", columns, found)
+
+
+if __name__ == "__main__":
+    main()
