@@ -1,0 +1,220 @@
+"""New classes also teach: `nofuss index RUN DIR --learn` fits the head again, `--undo` takes it back.
+
+The head is fitted to the training items and to the labelled ones that were indexed since, by the
+recipe that the run's folds chose; items that the run is scored on stay out. What the new classes
+gain by it is measured on halves: each is searched by a head that learned from the other half. The
+model and the index of all items switch together; the former model is kept in RUN/former.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nofuss.data.readers.folder import labelling_of
+from nofuss.errors import DataError, RunError, UsageError, command
+from nofuss.evaluate.intervals import Difference, paired_difference
+from nofuss.evaluate.protocol import QueryScores, per_query, pooled, scorable
+from nofuss.files import read_json
+from nofuss.geometry import normalize
+from nofuss.model.embedder import Embedder, for_inference, through_head
+from nofuss.model.encoder import Encoder
+from nofuss.model.features import features_of
+from nofuss.model.manifest import Manifest, clear, read_manifest
+from nofuss.model.saved import Loaded, load_model, model_digest, new_model, save_model
+from nofuss.progress import Progress, silent, working
+from nofuss.run.choice import NOTHING, Choice
+from nofuss.run.directory import Run
+from nofuss.search.feedback import learned, read_feedback
+from nofuss.search.folder import FolderIndex
+from nofuss.search.index import BUILT_IN, Item
+from nofuss.search.search import calibrated
+from nofuss.search.update import items_of, open_items
+from nofuss.training.finetune import after_training
+from nofuss.training.head import fit_head
+
+log = logging.getLogger("nofuss")
+
+FORMER = "former"
+"""The folder of a run that holds the model from before the new classes taught."""
+HALVES = 2
+
+
+class Described(NamedTuple):
+    """The items of an index and their features (N, F), in one order."""
+
+    items: list[Item]
+    features: Tensor
+
+
+def learn(path: Path, *, progress: Progress = silent) -> None:
+    """Fit the head of a run again with the labelled items that were added to its index."""
+    with Run.open(path, write=True) as run:
+        before, index = load_model(run.model), _own_index(run)
+        choice = _recipe(run)
+        told = _features(run, before.embedder, index, progress)
+        labels = np.array([item.label or "" for item in told.items])
+        is_added = np.array([item.split is None and item.label is not None for item in told.items])
+        is_taught = is_added | np.array([item.split == "train" for item in told.items])
+        is_taught &= labels != ""
+        if not is_added.any():
+            raise UsageError(
+                f"the index of {path} holds no labelled items but those of the training; give "
+                f"class folders: {command('nofuss', 'index', path)} DIR --learn"
+            )
+        rows = np.flatnonzero(is_taught)
+        classes, y = np.unique(labels[rows], return_inverse=True)
+        x, y, added = told.features[rows], torch.from_numpy(y), torch.from_numpy(is_added[rows])
+        with working(progress, "measuring what the new classes gain"):
+            old, new = _halves(x, y, added, before.embedder, choice, run)
+        if old is not None and new is not None and not _is_gain(old, new):
+            return
+        fitted = fit_head(x, y, run.config, decided=choice)
+        embedder = load_model(run.model).embedder
+        embedder.set_head(fitted.head, root=choice.recipe.root)
+        save_model(
+            run.path / FORMER,
+            before.embedder,
+            class_names=before.class_names,
+            extra=before.extra,
+        )
+        names = [*before.class_names, *(c for c in classes if c not in before.class_names)]
+        _switch(run, before._replace(embedder=embedder, class_names=names), index, told, progress)
+        count = len(np.unique(labels[is_added]))
+        log.info(
+            f"learned from {int(is_added.sum()):,} items of {count:,} added classes; "
+            f"undo: {command('nofuss', 'index', path, '--undo')}"
+        )
+
+
+def undo(path: Path, *, progress: Progress = silent) -> None:
+    """Return to the model from before the new classes taught; what was indexed since stays."""
+    with Run.open(path, write=True) as run:
+        former = run.path / FORMER
+        if not former.is_dir() or model_digest(former) == model_digest(run.model):
+            raise UsageError(f"{path} has not learned from added classes; there is nothing to undo")
+        index, before = _own_index(run), load_model(former)
+        told = _features(run, before.embedder, index, progress)
+        _switch(run, before, index, told, progress)
+        shutil.rmtree(former)
+        log.info(f"{path} has the model from before it learned from added classes")
+
+
+def _own_index(run: Run) -> FolderIndex:
+    return FolderIndex.open(run.index, model_digest(run.model))
+
+
+def _recipe(run: Run) -> Choice:
+    """Return how the run's folds want the head; RunError where it has no head of a closed form."""
+    try:
+        choice = Choice.from_dict(read_json(run.path / "choice.json")["choice"])
+    except FileNotFoundError:
+        raise RunError(f"{run.path} has no choice.json; finish the training first") from None
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        choice = None
+    if choice is None or choice.kept == NOTHING:
+        raise RunError(
+            f"{run.path} has no head that new classes could teach: it keeps "
+            f"{'untrained features' if choice else 'a whole network'}; train it again with them"
+        )
+    return choice if run.config.is_fixed else after_training(choice)
+
+
+def _features(
+    run: Run, embedder: Embedder, index: FolderIndex, progress: Progress
+) -> Described:
+    """Return all items of an index with their features, which the cache mostly has."""
+    backbone = for_inference(embedder).backbone
+    items, parts = list[Item](), list[Tensor]()
+    for source in index.about.sources:
+        known = {item.name: item for item in index.items(source)}
+        if not known:
+            continue
+        path = None if source == BUILT_IN else Path(source)
+        collection = open_items(path, labelling_of(run.config))
+        rows = {item.name: row for row, item in enumerate(items_of(collection, path))}
+        if gone := len(known.keys() - rows.keys()):
+            raise DataError(
+                f"{gone:,} items of {source} are no longer there; update the index: "
+                f"{command('nofuss', 'index', run.path, source)}"
+            )
+        some = collection.subset(np.array([rows[name] for name in known]))
+        items += known.values()
+        parts.append(features_of(backbone, some, progress=progress).values)
+    return Described(items, torch.cat(parts))
+
+
+def _halves(
+    x: Tensor, y: Tensor, added: Tensor, embedder: Embedder, choice: Choice, run: Run
+) -> tuple[QueryScores | None, QueryScores | None]:
+    """Return the scores of the added items by the present head, and by one that learned.
+
+    x (N, F), y (N,): what is to be learned from; added (N,) bool. Each half is searched among
+    itself by a head that has not seen it.
+    """
+    half = torch.full_like(y, -1)
+    for c in torch.unique(y[added]):
+        own = torch.nonzero(added & (y == c))[:, 0]
+        half[own] = torch.arange(len(own)) % HALVES
+    scores: list[list[QueryScores]] = [[], []]
+    for k in range(HALVES):
+        held, kept = torch.nonzero(half == k)[:, 0], torch.nonzero(half != k)[:, 0]
+        if not scorable(y[held].numpy()):
+            continue
+        labels = torch.unique(y[kept], return_inverse=True)[1]
+        fitted = fit_head(x[kept], labels, run.config, decided=choice)
+        now = normalize(through_head(embedder, embedder.to_head(x[held])))
+        for of, vectors in zip(scores, (now, fitted.embed(x[held])), strict=True):
+            of.append(per_query(vectors, y[held]).scores)
+    before, after = (pooled(of) if of else None for of in scores)
+    return before, after
+
+
+def _is_gain(old: QueryScores, new: QueryScores) -> bool:
+    """Say what the added classes gain; return whether they do not lose significantly."""
+    is_kept = True
+    for name, a, b in (
+        ("MAP@R", old.map_at_r, new.map_at_r),
+        ("Recall@1", old.recall, new.recall),
+    ):
+        gain = paired_difference(b, a, old.labels)
+        log.info(f"the added classes' {name}: {_changes(a, b, gain)}")
+        is_kept &= gain.high >= 0
+    if not is_kept:
+        log.warning("learning from them makes them harder to find, so the model stays as it is")
+    return is_kept
+
+
+def _changes(a: Tensor, b: Tensor, gain: Difference) -> str:
+    mean, low, high = (100 * value for value in gain)
+    return (
+        f"{100 * a.mean():.1f} before, {100 * b.mean():.1f} after "
+        f"({mean:+.1f}, 95%: {low:+.1f} to {high:+.1f})"
+    )
+
+
+def _switch(
+    run: Run, model: Loaded, index: FolderIndex, told: Described, progress: Progress
+) -> None:
+    """Put a model in force, with all items of the index embedded by it and the same feedback."""
+    embedder, names, extra, _ = model
+    with (
+        new_model(run.model, embedder, class_names=names, extra=extra) as digest,
+        working(progress, "writing the index"),
+    ):
+        encoder = Encoder(embedder, class_names=names, extra=extra, digest=digest)
+        made = FolderIndex(index.about._replace(model=digest, dim=embedder.dim), run.index)
+        made.manifest = read_manifest(run.index, digest) or Manifest(digest)
+        vectors = normalize(through_head(embedder, embedder.to_head(told.features)))
+        pairs = zip(told.items, vectors, strict=True)
+        made.put([item._replace(vector=vector) for item, vector in pairs])
+        was = index.manifest
+        if was.feedback:
+            said = read_feedback(run.path).first(was.feedback)
+            made = learned(made, said, history=was.history)
+        made.commit(calibrated(made, encoder))
+    clear(run.index, digest)
