@@ -38,7 +38,9 @@ def main(
         device: Where to compute, as for `nofuss train`.
     """
     if (learn or undo) and (to is not None or remove or learn == undo):
-        raise UsageError("--learn and --undo go alone with the run's own index; leave the others out")
+        raise UsageError(
+            "--learn and --undo go alone with the run's own index; leave the others out"
+        )
     # here, so that --help does not load torch
     from nofuss.search.update import update_index
     from nofuss.training import learn as learning

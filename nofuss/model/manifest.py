@@ -129,16 +129,21 @@ def write_manifest(folder: Path, manifest: Manifest, parts: Mapping[str, bytes |
     return made
 
 
-def clear(folder: Path, *models: str) -> None:
-    """Delete what the manifests of these models do not name; the caller has the lock."""
-    with suppress(OSError, ValueError):  # what can't be deleted now is tried again next time
-        kept = {manifest_file(folder, model).name for model in models}
-        for model in models:
-            if (manifest := read_manifest(folder, model)) is not None:
-                kept |= {manifest.file(folder, part).name for part in manifest.files}
-        for path in folder.iterdir():
-            is_ours = _CONTENT.fullmatch(path.name) or _MANIFEST.fullmatch(path.name)
-            if is_ours and path.name not in kept:
+def clear(folder: Path, model: str | None = None) -> None:
+    """Delete what no manifest names, and with `model` the manifests of others.
+
+    The caller has the lock, and the model is in force.
+    """
+    with suppress(OSError, ValueError):  # what can't be deleted now is tried again
+        files = {path.name: path for path in folder.iterdir()}
+        manifests = [found[1] for name in files if (found := _MANIFEST.fullmatch(name))]
+        kept = set[str]()
+        for name in manifests:
+            if model is None or name == manifest_file(folder, model).stem:
+                stored = Manifest.from_dict(read_json(files[f"{name}.json"]))
+                kept |= {f"{name}.json", *(stored.file(folder, part).name for part in stored.files)}
+        for name, path in files.items():
+            if name not in kept and (_CONTENT.fullmatch(name) or _MANIFEST.fullmatch(name)):
                 path.unlink(missing_ok=True)
 
 

@@ -336,7 +336,7 @@ class FolderIndex:
         parts = {part: self._content(part) for part in self._changed}
         manifest = dataclasses.replace(self.manifest, about=self.about.as_dict())
         self.manifest, self._changed = write_manifest(folder, manifest, parts), set()
-        clear(folder, self.about.model)
+        clear(folder)
 
     def _content(self, part: str) -> bytes | None:
         """Return the content of a part; None for one that there is not."""

@@ -37,7 +37,7 @@ from nofuss.data.triplets import NO_LABEL
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
 from nofuss.model.encoder import Encoded, Encoder, check_fits, load
-from nofuss.model.manifest import manifest_file
+from nofuss.model.manifest import clear, manifest_file
 from nofuss.model.onnx import accelerate
 from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import nearest
@@ -116,6 +116,8 @@ def update_index(
             with working(progress, f"completing the index in {index.place}"):
                 shown = Searched(encoder, index, read_feedback(path)).index
                 index.commit(calibrated(shown, encoder))
+            if to is None:
+                clear(run.index, encoder.digest)
             log.info(f"{changes.describe()}: {index.count():,} items in {index.place}")
             if to is not None and changes.wrote and (recall := describe_recall(index)):
                 log.info(recall)

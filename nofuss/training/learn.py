@@ -1,4 +1,4 @@
-"""New classes also teach: `nofuss index RUN DIR --learn` fits the head again, `--undo` takes it back.
+"""New classes also teach: `nofuss index RUN DIR --learn`, and `--undo`, which takes it back.
 
 The head is fitted to the training items and to the labelled ones that were indexed since, by the
 recipe that the run's folds chose; items that the run is scored on stay out. What the new classes
@@ -67,8 +67,8 @@ def learn(path: Path, *, progress: Progress = silent) -> None:
                 f"class folders: {command('nofuss', 'index', path)} DIR --learn"
             )
         rows = np.flatnonzero(is_taught)
-        classes, y = np.unique(labels[rows], return_inverse=True)
-        x, y, added = told.features[rows], torch.from_numpy(y), torch.from_numpy(is_added[rows])
+        classes, codes = np.unique(labels[rows], return_inverse=True)
+        x, y, added = told.features[rows], torch.from_numpy(codes), torch.from_numpy(is_added[rows])
         with working(progress, "measuring what the new classes gain"):
             old, new = _halves(x, y, added, before.embedder, choice, run)
         if old is not None and new is not None and not _is_gain(old, new):
@@ -124,9 +124,7 @@ def _recipe(run: Run) -> Choice:
     return choice if run.config.is_fixed else after_training(choice)
 
 
-def _features(
-    run: Run, embedder: Embedder, index: FolderIndex, progress: Progress
-) -> Described:
+def _features(run: Run, embedder: Embedder, index: FolderIndex, progress: Progress) -> Described:
     """Return all items of an index with their features, which the cache mostly has."""
     backbone = for_inference(embedder).backbone
     items, parts = list[Item](), list[Tensor]()
