@@ -79,7 +79,7 @@ def _app() -> App:
         name="nofuss",
         help="Learn a distance that works on classes never seen before.",
         help_epilogue="`nofuss COMMAND --help` shows the options of a command; "
-        "`--debug` with any command shows the traceback of an error.",
+        "With any command, `--verbose` says more, and `--debug` shows the traceback of an error.",
         help_format="markdown",
         version=f"nofuss {__version__}",
         group_parameters=Group("Options", sort_key=1),
@@ -115,7 +115,7 @@ def _usage(name: str, arguments: ArgumentCollection) -> str:
     return " ".join([*words, "[OPTIONS]"])
 
 
-def run(name: str, call: Call) -> None:
+def run(name: str, call: Call, *, verbose: bool = False) -> None:
     """Do what the command asks; under torchrun all processes do it together, and one speaks."""
     if sys.platform == "win32":
         raise UsageError(
@@ -127,7 +127,8 @@ def run(name: str, call: Call) -> None:
     log = logging.getLogger("nofuss")
     warnings.showwarning = lambda message, *_, **__: log.warning(str(message))
     warnings.filterwarnings("ignore", module="PIL")  # its notes on odd headers
-    with console.speaking(as_json=bool(call.keywords.get("json")), aloud=_rank() == "0"):
+    is_json = bool(call.keywords.get("json"))
+    with console.speaking(as_json=is_json, aloud=_rank() == "0", verbose=verbose):
         from nofuss.distributed import processes
 
         if processes.under_torchrun() and name not in IN_SEVERAL_PROCESSES:
@@ -141,7 +142,8 @@ def run(name: str, call: Call) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The `nofuss` program; returns the exit code: 0, 1 runtime, 2 usage or data, 130 stopped."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug, words = "--debug" in arguments, [word for word in arguments if word != "--debug"]
+    debug, verbose = "--debug" in arguments, "--verbose" in arguments
+    words = [word for word in arguments if word not in ("--debug", "--verbose")]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names may have characters it can't show
             stream.reconfigure(errors="backslashreplace")
@@ -155,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         _keep_freed_memory()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # same as Ctrl-C
-        run(name, call)
+        run(name, call, verbose=verbose)
     except NofussError as error:
         return _fail(str(error), error.exit_code, error if debug else None)
     except KeyboardInterrupt:

@@ -34,7 +34,7 @@ err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 LONGEST = 4000
 """Characters of one message."""
 LONG = 2.0
-"""Seconds from which on work is mentioned: in a pipe while it is done, everywhere afterwards."""
+"""Seconds from which on work is mentioned in a pipe; with --verbose everywhere, afterwards."""
 MANY = 20
 """Pieces of work from which on there is a rate."""
 STARTING = "starting"
@@ -106,10 +106,11 @@ def _line(message: str) -> str:
 
 
 @contextmanager
-def speaking(*, as_json: bool = False, aloud: bool = True) -> Iterator[None]:
+def speaking(*, as_json: bool = False, aloud: bool = True, verbose: bool = False) -> Iterator[None]:
     """Show records of the logger "nofuss" and `progress`; beside JSON on standard error.
 
-    aloud: whether this process prints at all; of several under torchrun one does.
+    aloud: whether this process prints at all; of several under torchrun one does. verbose: also
+    what explains the results, and how long each work took.
     """
     global _display
     logger, drawing = logging.getLogger("nofuss"), logging.getLogger("matplotlib")
@@ -120,10 +121,11 @@ def speaking(*, as_json: bool = False, aloud: bool = True) -> Iterator[None]:
     screen = err if as_json else out
     handler = _Handler(screen)
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO if aloud else logging.CRITICAL)
+    level_shown = logging.DEBUG if verbose else logging.INFO
+    logger.setLevel(level_shown if aloud else logging.CRITICAL)
     drawing.setLevel(logging.ERROR)  # it warns where it can't write its cache
     try:
-        with _Display(screen, disable=not aloud) as _display:
+        with _Display(screen, disable=not aloud, verbose=verbose) as _display:
             _display.update(STARTING, 0, 1, "")  # loading torch takes seconds
             yield
     finally:
@@ -212,11 +214,11 @@ class _Left(TimeRemainingColumn):
 
 
 class _Display:
-    """What is being done: bars on a terminal, lines in a pipe; a line remains of what took long."""
+    """What is being done: bars on a terminal, which vanish when it is done, and lines in a pipe."""
 
-    def __init__(self, screen: Console, *, disable: bool) -> None:
+    def __init__(self, screen: Console, *, disable: bool, verbose: bool = False) -> None:
         self.spoke = time.monotonic()  # when the last line was printed
-        self._screen, self._disable = screen, disable
+        self._screen, self._disable, self._verbose = screen, disable, verbose
         self._works: dict[str, _Work] = {}
         self._closed = threading.Event()
         self._bars = Progress(
@@ -267,7 +269,7 @@ class _Display:
 
     def _end(self, what: str, work: _Work, seconds: float) -> None:
         self.forget(what)
-        if seconds >= LONG or work.said:
+        if (seconds >= LONG and self._verbose) or work.said:
             count = work.total - work.first
             many = f"{count:,} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
             self._say(f"{what}: {many if work.total >= MANY else f'{seconds:.1f} s'}")
@@ -300,6 +302,32 @@ _display: _Display | None = None
 
 EXTENDED = ("mrr", "map", "precision@", "class_mean_")
 """Prefixes of the names of optional scores."""
+
+
+def score_lines(scores: Mapping[str, Any], method: str, *, what: str) -> None:
+    """Print what a training was worth: a sentence, and the scores that matter."""
+    # here, since it loads torch
+    from nofuss.evaluate.protocol import describe_gain, headline
+
+    say("")
+    say(headline(scores, what))
+    names = {"recall@1": "Recall@1", "map@r": "MAP@R", "ordered": "in the right order"}
+    columns = {method: scores}
+    if reranked := scores.get("reranked"):
+        columns["re-ranked"] = reranked
+    if baselines := [*scores.get("baselines", {}).values()]:
+        columns["untrained"] = baselines[0]
+    table(
+        "",
+        ["%", *columns],
+        [
+            [label, *(f"{100 * of[name]:.1f}" if name in of else "–" for of in columns.values())]
+            for name, label in names.items()
+            if name in scores
+        ],
+    )
+    if gain := scores.get("gain"):
+        say(f"Learning changes {describe_gain(gain)}.")
 
 
 def score_table(title: str, scores: Mapping[str, Any], method: str) -> None:

@@ -36,18 +36,16 @@ def main(
     if not processes.first():  # the others are done before the scores are there
         return
     show_scores(run)
-    console.say(f"report: {run / 'report.html'}")
-    console.say(f"look at it: {command('nofuss', 'serve', run)}")
+    console.say(f"Details: {run / 'report.html'}")
+    console.say(f"Search:  {command('nofuss', 'serve', run)}")
 
 
 def show_scores(run: Path) -> None:
-    """Print the scores that training left in a run, if there was anything to score."""
+    """Print what training was worth, if there was anything to score."""
     from nofuss.report import read_optional_json
 
     scores = read_optional_json(run / "scores.json")
-    if not scores:
-        return
-    title = "unseen classes" if "recall@1" in scores else "held-out comparisons"
-    if "folds" in scores:
-        title = "every class, scored by a model that has not seen it"
-    console.score_table(title, scores, scores["method"])
+    if scores:
+        preset = read_optional_json(run / "config.json").get("preset")
+        what = "vectors" if preset == "vectors" else "pictures" if preset == "small" else "photos"
+        console.score_lines(scores, scores["method"], what=what)

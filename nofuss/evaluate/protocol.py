@@ -299,6 +299,25 @@ def compared(scores: Mapping[str, Any]) -> str:
     return f"{scores['pairs']:,} pairs of alike items"
 
 
+def headline(scores: Mapping[str, Any], what: str) -> str:
+    """Return the result in one sentence; what: "photos", or whatever was searched with."""
+    name = "recall@1" if "recall@1" in scores else "ordered"
+    baselines = [of[name] for of in scores.get("baselines", {}).values() if name in of]
+    before = f" ({of_hundred(baselines[0])} without training)" if baselines else ""
+    found = of_hundred(scores[name])
+    if name == "ordered":
+        return f"Puts {found} of 100 comparisons it has never seen in the right order{before}."
+    return (
+        f"Finds the right class first for {found} of 100 {what} of classes it has never "
+        f"seen{before}."
+    )
+
+
+def of_hundred(fraction: float) -> int:
+    """Return how many of 100 that is; 100 and 0 only for all and none."""
+    return min(99, max(1, round(100 * fraction))) if 0 < fraction < 1 else round(100 * fraction)
+
+
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
     words = []

@@ -20,7 +20,7 @@ from nofuss.data.collection import Collection
 from nofuss.data.scan import find_duplicates
 from nofuss.errors import NofussError, RunError
 from nofuss.evaluate.findings import doubtful_labels
-from nofuss.evaluate.protocol import compared, describe_gain
+from nofuss.evaluate.protocol import compared, describe_gain, of_hundred
 from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
@@ -129,6 +129,7 @@ def _templates() -> Environment:
         "count": lambda number: f"{number:,}",
         "plain": plain,
         "percent": _percent,
+        "of_hundred": of_hundred,
         "sentence": lambda words: f"{words[0].upper()}{words[1:]}." if words else "",
     }
     return environment
