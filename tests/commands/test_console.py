@@ -39,7 +39,7 @@ def tables(title: str) -> None:
 
 
 def bars(words: str) -> None:
-    with console.speaking():
+    with console.speaking(verbose=True):
         console.progress(words, 0, 1)
         console.progress(words, 1, 1)
 
@@ -126,14 +126,14 @@ def test_in_a_pipe_long_work_is_mentioned_while_and_after_it_is_done(
     assert re.fullmatch(r"embedding: 2,000 in [\d.]+ s \([\d,]+/s\)\n", capsys.readouterr().out)
 
 
-def test_on_a_terminal_there_is_a_bar_and_the_end_of_long_work_stays(
+def test_on_a_terminal_there_is_a_bar_and_verbose_says_how_long_work_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = io.StringIO()
     screen = Console(file=file, force_terminal=True, width=80, highlight=False, soft_wrap=True)
     monkeypatch.setattr(console, "out", screen)
     monkeypatch.setattr(console, "LONG", 0.0)
-    with console.speaking():
+    with console.speaking(verbose=True):
         console.progress("embedding", 0, 40)
         console.progress("embedding", 20, 40)
         while "20/40" not in file.getvalue():
