@@ -378,7 +378,7 @@ def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -
 
 @pytest.mark.slow
 def test_no_epochs_keep_the_closed_form(nofuss: Call, home: Path) -> None:
-    done = nofuss("train", home / "vectors.npz", "--epochs", 0, "--out", "run")
+    done = nofuss("train", home / "vectors.npz", "--epochs", 0, "--out", "run", "--verbose")
     assert done.code == 0, done.err
     assert "kept: closed form, 20 dimensions (80 bytes per item), shrinkage" in done.out
     assert '"nothing like this"' in done.out

@@ -77,7 +77,7 @@ def train_network(
         head = fit_head(features, labels_of(items), settings, control=_watching(control))
         set_head(embedder, head, features)
         for line in head.choice.describe():
-            log.info(line)
+            log.debug(line)
     fixed_stages = fixed_count(embedder.backbone, settings.unfreeze)
     training, feed = prepare(
         settings, embedder, items, features, fixed_stages=fixed_stages, progress=progress

@@ -226,7 +226,7 @@ def compute_features(
             return None, scan_pictures(opened, progress=progress)
     if backbone.mirror:
         which = "pictures" if split.by_folds else "pictures that are scored"
-        log.info(f"{which} are averaged with their mirror images; --no-mirror is faster")
+        log.debug(f"{which} are averaged with their mirror images; --no-mirror is faster")
     straight = None if split.by_folds else split.train
     compared = held_out(data.comparisons, split.test, len(whole))
     if straight is not None and compared is not None:  # a triplet may hold training items
@@ -255,7 +255,7 @@ def fit_fixed(
     labels = labels_of(data.collection.subset(split.train))
     head = fit_head(x[split.train], labels, settings, control=control)
     for line in head.choice.describe():
-        log.info(line)
+        log.debug(line)
     embedder.set_head(head.head, root=head.choice.recipe.root)
     return Fit(embedder, head.criterion, head)
 
