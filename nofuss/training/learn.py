@@ -32,8 +32,8 @@ from nofuss.run.directory import Run
 from nofuss.search.feedback import learned, read_feedback
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, Item
-from nofuss.search.search import calibrated
 from nofuss.search.update import items_of, open_items
+from nofuss.search.verdict import calibrated, with_features
 from nofuss.training.finetune import after_training
 from nofuss.training.head import fit_head
 
@@ -209,7 +209,8 @@ def _switch(
         made.manifest = read_manifest(run.index, digest) or Manifest(digest)
         vectors = normalize(through_head(embedder, embedder.to_head(told.features)))
         pairs = zip(told.items, vectors, strict=True)
-        made.put([item._replace(vector=vector) for item, vector in pairs])
+        embedded = [item._replace(vector=vector) for item, vector in pairs]
+        made.put(with_features(embedded, normalize(told.features), len(embedded)))
         was = index.manifest
         if was.feedback:
             said = read_feedback(run.path).first(was.feedback)
