@@ -21,7 +21,7 @@ from torture.served import Served, prepare_run, served
 
 Forge = Callable[[Path, Path], None]
 SLOWEST = 20.0
-"""Seconds for an answer: a lesson takes some of them on a busy machine."""
+"""Seconds for an answer: learning takes some of them on a busy machine."""
 
 
 def special(name: str, make: Callable[[Path], object]) -> Forge:

@@ -45,7 +45,7 @@ def _trained(home: Path) -> Path:
 
 
 def runs(home: Path) -> Target:
-    """Open a run, embed, search, resume and undo a lesson; its first byte says which file."""
+    """Open a run, embed, search, resume; its first byte says which file."""
     whole = _trained(home)
     files = sorted(p.relative_to(whole) for p in whole.rglob("*") if p.is_file())
     files = [f for f in files if f.suffix in (".json", ".jsonl", ".safetensors")]

@@ -193,7 +193,7 @@ def link(path: Path, outside: Path) -> None:
 
 @pytest.mark.parametrize("make", [fifo, link])
 @pytest.mark.parametrize(
-    "place", ["scores.json", "marks.jsonl", ".lock", "model", "index/manifest.json", "taught/0/map"]
+    "place", ["scores.json", "feedback.jsonl", ".lock", "model", "index/0.json"]
 )
 @pytest.mark.parametrize("write", [False, True])
 def test_links_and_special_files_in_a_run_are_refused(

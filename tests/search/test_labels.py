@@ -75,8 +75,8 @@ def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
     told = tell(server, "/api/feedback", {"query": query, "said": wanted}).json
     assert told["said"] == {mark["item"]: mark["same"] for mark in wanted}
     assert search(server, f"item={query['item']}")["feedback"] == told
-    lesson = tell(server, "/api/learn", {}).json
-    assert (lesson["marks"], lesson["pairs"]) == (told["count"], told["count"])
+    learned = tell(server, "/api/learn", {}).json
+    assert (learned["marks"], learned["pairs"]) == (told["count"], told["count"])
     assert server.request("/api/about").json["learned"] == told["count"]
     after = search(server, f"item={server.item(3)}&k=100")
     assert len({each["version"] for each in (before, after)}) == 2

@@ -127,15 +127,16 @@ def test_what_was_learned_is_shown_and_undone(page: webdriver.Chrome, taught_run
     mark_buttons(page, 0)[1].click()
     wait(page, lambda: marked(page) == ([20], [0]))
     press(page, "Learn from this")
-    wait(page, lambda: find(page, "lesson").is_displayed())
-    text = find(page, "lesson").text
+    wait(page, lambda: find(page, "learned").is_displayed())
+    text = find(page, "learned").text
     assert "Learned from 2 marks (2 pairs) in " in text
     assert "classes without a mark" in text
-    assert len(page.find_elements(By.CSS_SELECTOR, "#lesson .near")) == 20
+    assert len(page.find_elements(By.CSS_SELECTOR, "#learned .near")) == 20
     assert shown_items(page) != seen
     assert shown_items(page).index(seen[20]) < 20
     assert "learned from 2 marks" in find(page, "about").text
-    (undo,) = [b for b in page.find_elements(By.CSS_SELECTOR, "#lesson button") if b.text == "Undo"]
+    buttons = page.find_elements(By.CSS_SELECTOR, "#learned button")
+    (undo,) = [button for button in buttons if button.text == "Undo"]
     undo.click()
     wait(page, lambda: shown_items(page) == seen)
     wait(page, lambda: "Undone" in find(page, "status").text)
@@ -156,7 +157,7 @@ def test_a_picture_of_ones_own_teaches_too(page: webdriver.Chrome, tmp_path: Pat
     wait(page, lambda: marked(page) == ([0, 18], []))
     address = page.current_url
     press(page, "Learn from this")
-    wait(page, lambda: find(page, "lesson").is_displayed())
+    wait(page, lambda: find(page, "learned").is_displayed())
     assert page.current_url == address
     assert find(page, "query").get_attribute("src").startswith("data:image/")
     wait(page, lambda: len(marked(page)[0]) == 2)

@@ -13,7 +13,7 @@ export function draw() {
   $("teach").hidden = !given;
   if (answer?.results !== drawn) {
     [last, drawn] = [null, answer?.results];
-    $("lesson").hidden = true;
+    $("learned").hidden = true;
     if (given) entries().forEach(addButtons);
   }
   if (!given) return;
@@ -130,13 +130,13 @@ function report({ marks, pairs, seconds, scores }, before, after) {
   const elsewhere = !scores ? "There are no classes without a mark to score it on." :
     `On the ${numbers.format(scores.classes)} classes without a mark, searched among themselves: Recall@1 ${scores["recall@1"].map(percent).join(" → ")}, ` +
     `MAP@R ${scores["map@r"].map(percent).join(" → ")} (${judged(scores.gain)}).`;
-  $("lesson").replaceChildren(
+  $("learned").replaceChildren(
     element("p", "", element("b", "", `Learned from ${numbers.format(marks)} marks`), ` (${pairs} pairs) in ${seconds.toFixed(1)} s. ${elsewhere}`),
     element("p", "soft", "The first ten before"), element("div", "nears", ...row(before, false)),
     element("p", "soft", "and after"), element("div", "nears", ...row(after, true)),
-    element("div", "bar", button("", "Undo", undo), button("", "Close", () => { $("lesson").hidden = true; })),
+    element("div", "bar", button("", "Undo", undo), button("", "Close", () => { $("learned").hidden = true; })),
   );
-  $("lesson").hidden = false;
+  $("learned").hidden = false;
 }
 
 function judged([mean, low, high]) {
