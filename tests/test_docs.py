@@ -20,6 +20,8 @@ from torch import nn
 
 import nofuss
 from nofuss.cli import COMMANDS, main, parse
+from nofuss.data.corrections import Correction
+from nofuss.search.feedback import append
 from tests.doc_blocks import Block, blocks, commands, mentions
 from tests.running import started
 from tests.tiny_run import draw
@@ -91,7 +93,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alike = [f"{a},{p},1\n{a},{n},0" for a, p, n in (row.split(",") for row in rows)]
     (folder / "pairs.csv").write_text("\n".join(["a,b,same", *alike]))
     run = nofuss.train(folder / "DATA", out=folder / "RUN", test_fraction=0.5)
-    (run / "corrections.csv").write_text("item,label,corrected\nclass 0/0.png,class 0,class 1\n")
+    append(run, [Correction("class 0/0.png", "class 0", "class 1")])
     for name in ("photos", "a", "b", "demo"):
         shutil.copytree(run, folder / "runs" / name)
     for name in ("QUERIES", "GALLERY"):
