@@ -17,6 +17,7 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 DOCS = Path(__file__).parent
 
@@ -25,11 +26,11 @@ def shot(browser: webdriver.Chrome, file: str, width: int, height: int) -> None:
     """Save what the browser shows at this size."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    time.sleep(2)
+    time.sleep(4)
     content = base64.b64decode(browser.get_screenshot_as_base64())
     picture = Image.open(io.BytesIO(content)).convert("RGB")
     if file.endswith(".png"):  # 256 colours: a third of the bytes
-        picture = picture.quantize(256, dither=Image.Dither.FLOYDSTEINBERG)
+        picture = picture.quantize(256, kmeans=3, dither=Image.Dither.FLOYDSTEINBERG)
         picture.save(DOCS / file, optimize=True)
     else:
         picture.save(DOCS / file, quality=80)
@@ -55,7 +56,8 @@ def main(run: Path, picture: Path) -> None:
                 shot(browser, file, width, height)  # the page adapts to its size first
                 upload = browser.find_element(By.CSS_SELECTOR, "input[type=file]")
                 upload.send_keys(str(picture.resolve()))
-                time.sleep(6)
+                answer = browser.find_element(By.ID, "verdict")
+                WebDriverWait(browser, 120).until(lambda _, answer=answer: answer.is_displayed())
                 shot(browser, file, width, height)
         finally:
             browser.quit()
