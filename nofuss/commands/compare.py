@@ -211,7 +211,7 @@ def _on_data(paths: Sequence[Path], data: Path, device: str, progress: Progress)
     labellings = [labelling_of(Run.open(path).config) for path in paths]
     if data.is_dir() and any(labelling != labellings[0] for labelling in labellings):
         raise RunError("the runs take classes from other parts of a path; compare those that agree")
-    collection, _ = open_usable(data, labelling=labellings[0], progress=progress)
+    collection = open_usable(data, labelling=labellings[0], progress=progress)
     if not (collection.has_classes and scorable(collection.labels)):
         raise DataError(
             f"{collection.name} can't be scored: two classes are needed, one with two items"

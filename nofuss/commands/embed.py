@@ -53,7 +53,7 @@ def main(
     labelling = labelling_of(Options() if is_address(run) else Run.open(run).config)
     encoder = load(run, device=device)
     with processes.in_turn():
-        collection, _ = open_usable(open_any(data, labelling), progress=console.progress)
+        collection = open_usable(open_any(data, labelling), progress=console.progress)
     processes.check_same("data", collection.fingerprint)
     vectors = encoder.embed_collection(collection, progress=console.progress)
     if processes.first():

@@ -294,7 +294,7 @@ def score_data(
 
     def opened(source: Path, what: str) -> Collection:
         with processes.in_turn():
-            found, _ = open_usable(source, labelling=labelling, progress=progress)
+            found = open_usable(source, labelling=labelling, progress=progress)
         processes.check_same(what, found.fingerprint)
         return found
 

@@ -155,8 +155,8 @@ def open_usable(
     labelling: Labelling = BY_FOLDER,
     corrections: Path | None = None,
     progress: Progress = silent,
-) -> tuple[Collection, ScanReport]:
-    """Open and scan data; return the readable items and what the scan found.
+) -> Collection:
+    """Open and scan data; return the items that can be read.
 
     corrections: a CSV of labels that replace those of the data, see corrections.py.
     """
@@ -165,7 +165,7 @@ def open_usable(
     )
     report = scan_pictures(collection, progress=progress)
     say_problems(report)
-    return readable(collection, report), report
+    return readable(collection, report)
 
 
 def open_corrected(
@@ -250,7 +250,7 @@ def open_training_data(
 ) -> TrainingData:
     """Open and scan what a run was trained on, to score it or to search in it."""
     labelling = labelling_of(config)
-    opened, _ = open_usable(source, labelling=labelling, corrections=corrections, progress=progress)
+    opened = open_usable(source, labelling=labelling, corrections=corrections, progress=progress)
     check_used(opened, labelling)
     return training_data(opened, config)
 

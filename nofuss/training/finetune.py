@@ -85,7 +85,7 @@ def train_network(
     fit = Fit(embedder, training.criterion, head)
     is_watched = scorable(held_out.known_labels())
     # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
-    can_harm = settings.start != "random" or whole.by_links
+    can_harm = settings.start != "random" or not whole.has_classes
     is_compared = is_watched and can_harm and bool(settings.epochs)
     before = copy.deepcopy((embedder, training.criterion)) if is_compared else None
     embed_held_out = embedding_of(held_out, embedder, fixed_stages, progress=progress)

@@ -289,7 +289,7 @@ def embed_split(
     raw: embeddings (N, D) of all items.
     """
     whole, unit = data.collection, normalize(raw)
-    is_watched = not settings.is_fixed and len(split.val) and not whole.by_links
+    is_watched = not settings.is_fixed and len(split.val) and whole.has_classes
     comparisons = held_out(data.comparisons, split.test, len(whole))
     compared = None if comparisons is None else raw[comparisons.rows]
     labels = whole.subset(split.train).labels

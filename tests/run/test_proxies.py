@@ -21,7 +21,7 @@ def kept_of(run: Path) -> RunProxies:
 
 
 def test_they_are_the_models(picture_run: Path) -> None:
-    kept, (collection, _) = kept_of(picture_run), open_usable(picture_run.parent / "data")
+    kept, collection = kept_of(picture_run), open_usable(picture_run.parent / "data")
     classes = np.unique(collection.labels[kept.sample], return_inverse=True)[1]
     assert kept.assignment.tolist() == classes.tolist()  # static: a proxy is its class
     np.testing.assert_allclose(np.linalg.norm(kept.proxies, axis=1), 1, atol=1e-5)
@@ -35,7 +35,7 @@ def test_free_norms_assign_as_training_does(tmp_path: Path) -> None:
     kept, checkpoint = kept_of(run), load_checkpoint(run / "checkpoints")
     assert checkpoint is not None
     proxies = checkpoint.tensors["criterion.proxies"]
-    collection, _ = open_usable(tmp_path / "data")
+    collection = open_usable(tmp_path / "data")
     raw = load(run).embed_collection(collection.subset(kept.sample), unit=False)
     closest = torch.cdist(raw, proxies).argmin(1)
     assert kept.assignment.tolist() == closest.tolist()
