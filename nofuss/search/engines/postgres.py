@@ -8,25 +8,30 @@ Every `put` is one transaction. Values reach SQL as parameters only, names as qu
 """
 
 import json
-import re
+import os
+import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from nofuss.errors import EngineError, UsageError
 from nofuss.search.engines import (
-    ABOUT_SECONDS,
+    ANSWER_SECONDS,
+    FIELDS,
+    PAGE,
+    PAGE_WITH_VECTORS,
+    Engine,
+    Row,
     checked_about,
-    checked_distance,
-    checked_item,
-    checked_name,
+    checked_hits,
+    checked_items,
     number_of,
+    pages,
     to_utf8,
 )
 from nofuss.search.engines.url import Url
@@ -38,50 +43,99 @@ M, EF_CONSTRUCTION = 16, 100
 EF_SEARCH = 100
 """Candidates of a search at least; recall against all distances is then near one."""
 MOST_DIMENSIONS = 2000  # of an HNSW index of pgvector; more are searched one by one
-_PAGE = 10_000  # ids in one query, and items in one page
-_FIELDS = ("id", "name", "label", "source", "digest", "columns")
+_READ = {"columns": "columns::text", "embedding": "embedding::real[]"}
 
 
-class Postgres:
+class Postgres(Engine):
     """The index in one table. Threads may share it: transactions wait for each other."""
-
-    matrix = None
 
     def __init__(self, url: Url) -> None:
         self._psycopg = _import_psycopg()
         self._sql = self._psycopg.sql
-        self._url, self.place = url, url.shown
+        super().__init__(url)
         self._lock, self._connection = threading.RLock(), None
         parts = {"t": "", "about": "_about", "hnsw": "_hnsw", "by_source": "_source"}
         self._names = {part: self._sql.Identifier(url.name + end) for part, end in parts.items()}
-        self._about, self._about_until = About("", 0), 0.0
         with self._cursor():
             pass  # to fail early
 
     # One connection
 
     @contextmanager
-    def _cursor(self, *, binary: bool = False) -> Iterator[Any]:
-        """Open a transaction; connect again if the connection was lost."""
-        with self._lock, self._url.speaking(self._psycopg.Error, OSError, UnicodeError):
-            if self._connection is None or self._connection.closed:
-                self._connection = self._psycopg.connect(
-                    self._url.location,
-                    connect_timeout=10,
-                    application_name="nofuss",
-                    prepare_threshold=None,  # a prepared plan does not know how rare a filter is
-                )
-            connection: Any = self._connection
-            with connection.transaction(), connection.cursor(binary=binary) as cursor:
-                yield cursor
+    def _cursor(self, *, binary: bool = False, patient: bool = False) -> Iterator[Any]:
+        """Open a transaction; connect again if the connection was lost.
+
+        patient: without a deadline, for what may wait for another process, or take long itself.
+        """
+        until = time.monotonic() + ANSWER_SECONDS
+        with self._url.speaking(self._psycopg.Error, OSError, UnicodeError):
+            if not self._lock.acquire(timeout=-1 if patient else ANSWER_SECONDS):
+                raise self._no_answer()
+            try:
+                connection = self._connected(None if patient else until)
+                with (
+                    nullcontext() if patient else self._cut(connection, until),
+                    connection.transaction(),
+                    connection.cursor(binary=binary) as cursor,
+                ):
+                    # A server that is only slow stops by itself, a little earlier.
+                    most = 0 if patient else int(900 * ANSWER_SECONDS)
+                    cursor.execute(f"SET LOCAL statement_timeout = {most}")
+                    yield cursor
+            finally:
+                self._lock.release()
+
+    def _connected(self, until: float | None) -> Any:
+        if self._connection is None or self._connection.closed:
+            left = ANSWER_SECONDS if until is None else until - time.monotonic()
+            if left < 2:  # the shortest that libpq waits
+                raise self._no_answer()
+            self._connection = self._psycopg.connect(
+                self._url.location,
+                connect_timeout=int(left),
+                application_name="nofuss",
+                prepare_threshold=None,  # a prepared plan does not know how rare a filter is
+            )
+        return self._connection
+
+    @contextmanager
+    def _cut(self, connection: Any, until: float) -> Iterator[None]:
+        """Cut the connection at a time: psycopg waits for an answer without end."""
+        late = threading.Event()
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
+
+            def cut() -> None:
+                late.set()
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+
+            timer = threading.Timer(until - time.monotonic(), cut)
+            timer.start()
+            try:
+                yield
+            except self._psycopg.Error as error:
+                if late.is_set() or isinstance(error, self._psycopg.errors.QueryCanceled):
+                    raise self._no_answer() from None
+                raise
+            finally:
+                timer.cancel()
+                timer.join()
+                if late.is_set():
+                    connection.close()
+
+    def _no_answer(self) -> EngineError:
+        return EngineError(
+            f"{self.place} does not answer within {ANSWER_SECONDS:.0f} s; see that it runs, and "
+            "try again"
+        )
 
     def _query(self, text: str, **parts: Any) -> Any:
         """Return SQL in which {t} is the table of items and {about} the other one."""
         return self._sql.SQL(text).format(**self._names, **parts)
 
-    def _run(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
+    def _run(self, text: str, values: Sequence[Any] = (), *, patient: bool = False) -> list[Any]:
         """Run one query in a transaction of its own; return its rows."""
-        with self._cursor() as cursor:
+        with self._cursor(patient=patient) as cursor:
             cursor.execute(self._query(text), values or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -93,16 +147,6 @@ class Postgres:
 
     # What holds for the whole index
 
-    @property
-    def about(self) -> About:
-        """What holds for all of it; read again now and then."""
-        if time.monotonic() > self._about_until:
-            found = self.read_about()
-            if found is None:
-                raise EngineError(f"{self.place}: the index is no longer there; index again")
-            self._about, self._about_until = found, time.monotonic() + ABOUT_SECONDS
-        return self._about
-
     def read_about(self) -> About | None:
         """Return what holds for the index; None if it does not exist."""
         names = [f'"{self._url.name}"', f'"{self._url.name}_about"']
@@ -110,23 +154,23 @@ class Postgres:
         if found == (None, None):
             return None
         columns = "SELECT count(*) FROM pg_attribute WHERE attrelid = %s AND attname = ANY(%s)"
-        needed = [(found[0], [*_FIELDS, "embedding"]), (found[1], ["key", "value"])]
+        needed = [(found[0], [*FIELDS, "embedding"]), (found[1], ["key", "value"])]
         if any(self._run(columns, each) != [(len(each[1]),)] for each in needed):
             raise EngineError(
                 f"{self.place}: the table exists, but nofuss (or this version of it) did not make "
                 "it; choose another ?table="
             )
-        return checked_about(dict(self._run("SELECT key, value FROM {about}")), self.place)
+        return checked_about(self._run("SELECT key::text, value::text FROM {about}"), self.place)
 
     def create(self, about: About) -> None:
         """Make an empty index, unless another process just has."""
         try:
-            self._run("CREATE EXTENSION IF NOT EXISTS vector")
+            self._run("CREATE EXTENSION IF NOT EXISTS vector", patient=True)
         except EngineError as error:
             raise EngineError(
                 f"{error}; install pgvector, and let an administrator run: CREATE EXTENSION vector"
             ) from None
-        with self._cursor() as cursor:
+        with self._cursor(patient=True) as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(self._url.name)])
             cursor.execute(
                 self._query(
@@ -145,7 +189,7 @@ class Postgres:
 
     def commit(self, about: About, *, source: str | None = None) -> None:
         """Write what holds for the index, and for one source; build what searching fast needs."""
-        with self._cursor() as cursor:
+        with self._cursor(patient=True) as cursor:
             self._put_about(cursor, "index", about.as_dict())
             if source is not None and source in about.sources:
                 self._put_about(cursor, f"source {to_utf8(source)}", about.sources[source])
@@ -163,7 +207,7 @@ class Postgres:
 
     def _build_indexes(self) -> None:
         if self.about.dim <= MOST_DIMENSIONS:
-            with self._cursor() as cursor:
+            with self._cursor(patient=True) as cursor:
                 # The graph is built several times faster in memory than on disk.
                 cursor.execute("SET LOCAL maintenance_work_mem = '1GB'")
                 cursor.execute("SET LOCAL max_parallel_maintenance_workers = 0")
@@ -172,8 +216,9 @@ class Postgres:
                     "INDEX IF NOT EXISTS {hnsw} ON {t} USING hnsw (embedding vector_l2_ops) "
                     f"WITH (m = {M}, ef_construction = {EF_CONSTRUCTION})",
                 )
-        with self._cursor() as cursor:
-            for column, kind in self.about.types.items():
+        types = self.about.types
+        with self._cursor(patient=True) as cursor:
+            for column, kind in types.items():
                 if column == LABEL:
                     continue  # a plain column
                 # Both give the planner statistics; an index can't hold long texts.
@@ -184,7 +229,7 @@ class Postgres:
                 value = self._sql.SQL(sql_value(column, kind).replace("%s", "{0}"))
                 literal = value.format(self._sql.Literal(column))
                 self._create(cursor, create, name=self._sql.Identifier(name), value=literal)
-        self._run("ANALYZE {t}")
+        self._run("ANALYZE {t}", patient=True)
 
     def _create(self, cursor: Any, text: str, **parts: Any) -> None:
         """Create an index, or whatever it is; of several processes one waits for the other."""
@@ -195,7 +240,7 @@ class Postgres:
 
     def put(self, items: Sequence[Item]) -> None:
         """Write items in one transaction; without a vector, the former one stays."""
-        with self._cursor() as cursor:
+        with self._cursor(patient=True) as cursor:
             if revised := [self._row(item) for item in items if item.vector is None]:
                 cursor.executemany(
                     self._query(
@@ -214,7 +259,7 @@ class Postgres:
                     vector = item.vector.numpy().astype(">f4")
                     head = struct.pack(">HH", len(vector), 0)  # as pgvector reads vectors
                     copy.write_row((*self._row(item), head + vector.tobytes()))
-            fields = (*_FIELDS[1:], "embedding")
+            fields = (*FIELDS[1:], "embedding")
             # In the order of the ids: two processes that write the same ones do not lock up.
             cursor.execute(
                 self._query(
@@ -232,8 +277,9 @@ class Postgres:
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
-        for some in _pages(names):
-            self._run("DELETE FROM {t} WHERE id = ANY(%s)", [[number_of(name) for name in some]])
+        for some in pages(names):
+            numbers = [number_of(name) for name in some]
+            self._run("DELETE FROM {t} WHERE id = ANY(%s)", [numbers], patient=True)
 
     # Reading
 
@@ -245,75 +291,48 @@ class Postgres:
         """Return the k nearest of each vector (Q, D) among the items that pass a filter."""
         condition, values = ("true", []) if where is None else as_sql(where, self.about.types)
         query = self._query(
-            "SELECT id, name, embedding <-> %s::vector AS distance FROM {t} WHERE {condition} "
-            "ORDER BY distance LIMIT {k}",
+            "SELECT id, name, distance ^ 2 FROM (SELECT id, name, embedding <-> %s::vector AS "
+            "distance FROM {t} WHERE {condition} ORDER BY distance LIMIT {k}) AS nearest",
             condition=self._sql.SQL(condition),
             k=self._sql.Literal(k),
         )
         found = []
         with self._cursor() as cursor:
-            cursor.execute(f"SET LOCAL hnsw.ef_search = {min(1000, max(EF_SEARCH, 2 * k))}")
-            # Without these a filter would only see the first candidates, or the first 20,000.
-            cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")
-            cursor.execute("SET LOCAL hnsw.max_scan_tuples = 200000")
+            # Without iterative scans a filter would only see the first candidates, or 20,000.
+            cursor.execute(
+                f"SET LOCAL hnsw.ef_search = {min(1000, max(EF_SEARCH, 2 * k))}; "
+                "SET LOCAL hnsw.iterative_scan = strict_order; "
+                "SET LOCAL hnsw.max_scan_tuples = 200000"
+            )
             for vector in vectors.tolist():
                 cursor.execute(query, [json.dumps(vector), *values])
-                rows = [
-                    (checked_distance(distance**2, self.place), checked_name(i, name, self.place))
-                    for i, name, distance in cursor.fetchall()
-                ]
-                rows.sort()
-                found.append(Hits([name for _, name in rows], [distance for distance, _ in rows]))
+                found.append(checked_hits(cursor.fetchall(), self.place))
         return found
 
-    def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
-        """Return items by their names; those that are not there are left out."""
-        found: dict[str, Item] = {}
-        for some in _pages(names):
-            numbers = [number_of(name) for name in some]
-            items = self._items("id = ANY(%s)", [numbers], vectors)
-            found |= {item.name: item for item in items}
-        return [found[name] for name in names if name in found]
+    def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> list[Row]:
+        """Return the fields of the items with these numbers."""
+        return self._rows(fields, "id = ANY(%s)", [list(numbers)])
 
-    def find(self, key: str) -> str | None:
-        """Return the name of the item with this key; None if there is none."""
-        if not re.fullmatch("[0-7][0-9a-f]{15}", key):
-            return None
-        rows = self._run("SELECT id, name FROM {t} WHERE id = %s", [int(key, 16)])
-        return checked_name(rows[0][0], rows[0][1], self.place) if rows else None
+    def between(self, first: int, last: int, count: int) -> list[Row]:
+        """Return id and name of the first items whose numbers lie between two."""
+        condition = "id BETWEEN %s AND %s ORDER BY id LIMIT %s"
+        return self._rows(("id", "name"), condition, [first, last, count])
 
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source, in the order of their numbers."""
-        condition, values, last = "id > %s", list[Any](), -1
-        if source is not None:
-            condition, values = "id > %s AND source = %s", [to_utf8(source)]
-        while page := self._items(
-            f"{condition} ORDER BY id LIMIT {_PAGE}", [last, *values], vectors
-        ):
-            yield from page
-            last = number_of(page[-1].name)
+        about, last, size = self.about, -1, PAGE_WITH_VECTORS if vectors else PAGE
+        fields = (*FIELDS, "embedding") if vectors else FIELDS
+        condition, values = ("true", []) if source is None else ("source = %s", [to_utf8(source)])
+        condition += f" AND id > %s ORDER BY id LIMIT {size}"
+        while rows := self._rows(fields, condition, [*values, last]):
+            yield from checked_items(rows, about, self.place)
+            last = rows[-1]["id"]
 
-    def _items(self, condition: str, values: Sequence[Any], vectors: bool) -> list[Item]:
-        fields = ", ".join(_FIELDS) + (", embedding::real[]" if vectors else "")
-        with self._cursor(binary=vectors) as cursor:
-            cursor.execute(self._query(f"SELECT {fields} FROM {{t}} WHERE {condition}"), values)
-            rows = cursor.fetchall()
-        about, names = self.about, (*_FIELDS, "embedding")
-        return [
-            checked_item(dict(zip(names, row, strict=False)), about, self.place) for row in rows
-        ]
-
-    def sample(self, count: int, *, seed: int = 0) -> list[str]:
-        """Return the names of at most `count` items; any range of digests is a sample."""
-        start = int(np.random.default_rng(seed).integers(2**63))
-        select = "SELECT id, name FROM {t} WHERE id {} %s ORDER BY id LIMIT %s"
-        rows = self._run(select.replace("{}", ">="), [start, count])
-        rows += self._run(select.replace("{}", "<"), [start, count - len(rows)])
-        return [checked_name(number, name, self.place) for number, name in sorted(rows)]
-
-
-def _pages(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (names[start : start + _PAGE] for start in range(0, len(names), _PAGE))
+    def _rows(self, fields: Sequence[str], condition: str, values: Sequence[Any]) -> list[Row]:
+        selected = ", ".join(_READ.get(field, field) for field in fields)
+        with self._cursor(binary="embedding" in fields) as cursor:
+            cursor.execute(self._query(f"SELECT {selected} FROM {{t}} WHERE {condition}"), values)
+            return [dict(zip(fields, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _import_psycopg() -> Any:
