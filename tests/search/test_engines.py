@@ -679,10 +679,10 @@ def test_the_page_answers_while_its_database_does_not(
             for path in ("/", "/look.css"):
                 began = time.monotonic()
                 assert server.request(path).status == 200
-                assert time.monotonic() - began < 1
+                assert time.monotonic() - began < 5  # at once, but for a busy machine
             found = [*answers]
             assert {status for status, _ in found} == {503}
-            assert max(seconds for _, seconds in found) < 10
+            assert max(seconds for _, seconds in found) < 12  # nine, likewise
         assert search(0)[0] == 200
 
 

@@ -22,6 +22,8 @@ from nofuss.data.columns import Type
 from nofuss.errors import EngineError, NofussError, RunError
 from nofuss.files import parse_json
 from nofuss.model.manifest import WrongFormatError
+from nofuss.search.engines.url import Url, read_url
+from nofuss.search.filter import LABEL
 from nofuss.search.index import (
     About,
     Hits,

@@ -10,6 +10,7 @@ A `put` replaces items by their id, so that one that was killed is repeated with
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -50,7 +51,8 @@ class Milvus(Engine):
         self._is_file = url.location.endswith(".db")
         self._name, self._notes = url.name, f"{url.name}_about"
         self._kinds = pymilvus.DataType
-        self._errors = (pymilvus.exceptions.MilvusException, OSError, ValueError, RuntimeError)
+        errors = (pymilvus.exceptions.MilvusException, import_module("grpc").RpcError)
+        self._errors = (*errors, OSError, ValueError, RuntimeError)
         with self._speaking():
             self._client = self._connect(pymilvus)
             for name in (self._name, self._notes):
