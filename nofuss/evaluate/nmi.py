@@ -12,7 +12,6 @@ for each pair of sizes.
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
 from torch import Tensor
 
 from nofuss.evaluate.kmeans import kmeans
@@ -76,6 +75,8 @@ def _expected_information(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
 
     The number n that two parts of sizes a and b share is hypergeometric (Vinh et al. 2010, Eq. 24).
     """
+    from scipy.special import gammaln  # takes long to import
+
     total = int(a.sum())
     (sizes, counts), (others, other_counts) = (np.unique(s, return_counts=True) for s in (a, b))
     expected = 0.0
