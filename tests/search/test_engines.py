@@ -92,9 +92,10 @@ def search(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[d
     for query in json.loads(capsys.readouterr().out)["queries"]:
         distances = [neighbour["distance"] for neighbour in query["neighbours"]]
         assert distances == sorted(distances)
+        said = {name: query[name] for name in ("query", "match", "sentence")}
         for neighbour in sorted(query["neighbours"], key=lambda n: n["path"]):
             distance = pytest.approx(neighbour["distance"], abs=1e-3)
-            found.append({**neighbour, "distance": distance, "of": query["query"]})
+            found.append({**neighbour, "distance": distance, **said})
     return found
 
 
@@ -112,6 +113,7 @@ def test_a_database_answers_as_the_runs_own_index(
         found, expected = search(run, capsys, "--index", url, *words), search(run, capsys, *words)
         assert found
         assert found == [row | {"distance": row["distance"].expected} for row in expected]
+        assert {row["match"] for row in found} <= ({"unknown"} if where else {"good", "unsure"})
 
 
 def test_only_what_changed_is_embedded(
@@ -353,6 +355,7 @@ def test_a_table_of_somebody_else_is_left_alone(server: str) -> None:
 NAME = "has a name that is not its own"
 OBJECT = "columns that are not a JSON object"
 VECTOR = "a vector that is not of 4 dimensions and unit length"
+FEATURES = "text that is not its features"
 AS_WRITTEN: dict[str, Any] = {"price": 7.5}
 ROW: dict[str, Any] = {
     "name": "a",
@@ -361,6 +364,7 @@ ROW: dict[str, Any] = {
     "digest": "d",
     "columns": AS_WRITTEN,
     "embedding": [1.0, 0.0, 0.0, 0.0],
+    "features": "",
 }
 # What a row holds instead, and either the complaint or the columns that are left.
 HOSTILE_ROWS: dict[str, tuple[dict[str, Any], object]] = {
@@ -383,6 +387,9 @@ HOSTILE_ROWS: dict[str, tuple[dict[str, Any], object]] = {
     "a long vector": ({"embedding": [3, 4, 0, 0]}, VECTOR),
     "a short vector": ({"embedding": [0.1, 0, 0, 0]}, VECTOR),
     "a huge vector": ({"embedding": [1e30, 0, 0, 0]}, VECTOR),
+    "features of no bytes": ({"features": "<b>"}, FEATURES),
+    "features of a byte": ({"features": "AA=="}, FEATURES),
+    "long features": ({"features": "AEAAAA=="}, FEATURES),
 }
 ABOUT = "what it says of itself can't be used"
 # What the row of the index says instead of what was written, or all of it.
@@ -455,8 +462,9 @@ HOSTILE_SQL: dict[str, tuple[str, str]] = {
     "a view": ("ALTER TABLE {t} RENAME TO {t}_kept; CREATE VIEW {t} AS SELECT * FROM {t}_kept", ""),
     "a view without end": (
         "DROP TABLE {t}; CREATE VIEW {t} AS SELECT g AS id, 'a' AS name, 'x' AS label, 's' AS "
-        "source, 'd' AS digest, '{{}}'::jsonb AS columns, '[1,0,0,0]'::vector AS embedding "
-        "FROM generate_series(1, 1000000000000000) AS g", "does not answer within|" + NAME
+        "source, 'd' AS digest, '{{}}'::jsonb AS columns, '[1,0,0,0]'::vector AS embedding, "
+        "'' AS features FROM generate_series(1, 1000000000000000) AS g",
+        "does not answer within|" + NAME
     ),
 }  # fmt: skip
 

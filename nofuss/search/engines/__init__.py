@@ -8,6 +8,7 @@ What a database holds is checked row by row, as if a stranger had written it. Re
 deadline; writing has none, since it may wait for another process that builds a graph.
 """
 
+import base64
 import json
 import re
 import time
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nofuss.data.columns import Type
 from nofuss.errors import EngineError, NofussError, RunError
@@ -42,7 +44,10 @@ ABOUT_SECONDS = 10.0
 PAGE, PAGE_WITH_VECTORS = 10_000, 2_000
 """Most items in one query; Milvus allows 16,384."""
 FIELDS = ("id", "name", "label", "source", "digest", "columns")
-"""What a database holds of an item, besides its `embedding`."""
+"""What a database holds of an item, besides its `embedding` and `features`."""
+VECTORS = ("embedding", "features")
+WIDEST = 24_000
+"""Features that fit the longest text of Milvus; an item with more keeps none."""
 _KEY = re.compile("[0-7][0-9a-f]{15}")
 _Any = TypeVar("_Any")
 Row = Mapping[str, Any]
@@ -109,7 +114,7 @@ class Engine(Index):
     def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
         """Return items by their names; those that are not there are left out."""
         about, found = self.about, dict[str, Item]()
-        fields = (*FIELDS, "embedding") if vectors else FIELDS
+        fields = (*FIELDS, *VECTORS) if vectors else FIELDS
         for some in pages(names, PAGE_WITH_VECTORS if vectors else PAGE):
             rows = self.rows([number_of(name) for name in some], fields)
             found |= {item.name: item for item in checked_items(rows, about, self.place)}
@@ -179,6 +184,23 @@ def from_utf8(text: str) -> str:
     return re.sub("%(25|[89A-F][0-9A-F])", byte, text)
 
 
+def as_text(features: Tensor | None) -> str:
+    """Return features as text: base64 of their halves, "" for none."""
+    if features is None or len(features) > WIDEST:
+        return ""
+    return base64.b64encode(features.half().numpy().tobytes()).decode()
+
+
+def from_text(text: str) -> Tensor | None:
+    """Return the features that `as_text` was given; ValueError for anything else."""
+    if not text:
+        return None
+    features = torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.half)
+    if not are_unit(features.float()[None]):
+        raise ValueError("not of unit length")
+    return features
+
+
 # What a database holds
 
 
@@ -228,14 +250,14 @@ def checked_items(rows: Iterable[Row], about: About, place: str) -> Iterator[Ite
 
 
 def checked_item(row: Row, dim: int, types: Mapping[str, Type], place: str) -> Item:
-    """Return the item in a row of FIELDS and, if asked for, `embedding`.
+    """Return the item in a row of FIELDS and, if asked for, VECTORS.
 
     Columns without a type here, and values of another type, are left out: a filter can't find them,
     and the next update writes them again.
     """
     name = checked_name(row["id"], row["name"], place)
     label, source, digest = row["label"], row["source"], row["digest"]
-    columns, vector, wrong = _object(row["columns"]), None, ""
+    columns, vector, features, wrong = _object(row["columns"]), None, None, ""
     if label is not None and type(label) is not str:
         wrong = "label that is not text"
     elif type(source) is not str or type(digest) is not str:
@@ -249,10 +271,15 @@ def checked_item(row: Row, dim: int, types: Mapping[str, Type], place: str) -> I
             vector = torch.empty(0)
         if vector.shape != (dim,) or not are_unit(vector[None]):
             wrong = f"vector that is not of {dim} dimensions and unit length"
+        try:
+            features = from_text(row["features"])
+        except (TypeError, ValueError):
+            wrong = "text that is not its features"
     if wrong or columns is None:
         raise _foreign(place, f"item {name!r:.80} has a {wrong}")
     known = {name: value for name, value in columns.items() if is_value(value, types.get(name))}
-    return Item(name, label or None, known, Origin(from_utf8(source), digest), vector)
+    origin = Origin(from_utf8(source), digest)
+    return Item(name, label or None, known, origin, vector, features=features)
 
 
 def _object(value: Any) -> dict[str, Any] | None:

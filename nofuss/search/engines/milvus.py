@@ -1,7 +1,7 @@
 """An index in Milvus, of a file (Milvus Lite) up to a cluster: the client is the same.
 
     NAME         id (see `number_of`), name, label ("" for none), source, digest, columns (JSON),
-                 embedding
+                 embedding, features (see `as_text`)
     NAME_about   key, value (JSON): "index", and "source PATH" with the types of its columns
 
 A `put` replaces items by their id, so that one that was killed is repeated without harm.
@@ -22,8 +22,10 @@ from nofuss.search.engines import (
     FIELDS,
     PAGE,
     PAGE_WITH_VECTORS,
+    VECTORS,
     Engine,
     Row,
+    as_text,
     checked_about,
     checked_hits,
     checked_items,
@@ -89,7 +91,7 @@ class Milvus(Engine):
 
     def read_about(self) -> About | None:
         """Return what holds for the index; None if it does not exist, or was not completed."""
-        needed = {self._name: {*FIELDS, "embedding"}, self._notes: {"id", "key", "value"}}
+        needed = {self._name: {*FIELDS, *VECTORS}, self._notes: {"id", "key", "value"}}
         with self._speaking():
             has, timeout = self._client.has_collection, ANSWER_SECONDS
             exists = {name: has(name, timeout=timeout) for name in needed}
@@ -110,7 +112,8 @@ class Milvus(Engine):
         """Make an empty index: what it is for first, so that nothing unknown is left by a kill."""
         text, values = (self._kinds.VARCHAR, _TEXT), (self._kinds.JSON, dict[str, int]())
         notes = {"key": text, "value": values}
-        fields = dict.fromkeys(("name", "label", "source", "digest"), text) | {"columns": values}
+        texts = ("name", "label", "source", "digest", "features")
+        fields = dict.fromkeys(texts, text) | {"columns": values}
         with self._speaking():
             if not self._client.has_collection(self._notes):
                 self._create(self._notes, notes, 2, exact=True)  # a vector there must be
@@ -168,10 +171,16 @@ class Milvus(Engine):
         revised = [item for item in items if item.vector is None]
         for some in pages(revised, PAGE_WITH_VECTORS):
             known = self.get([item.name for item in some], vectors=True)
-            vectors = {item.name: item.vector for item in known}
+            known_items = {item.name: item for item in known}
             # Another writer may have deleted some.
-            there = (item for item in some if item.name in vectors)
-            self.put([item._replace(vector=vectors[item.name]) for item in there])
+            there = ((item, known_items.get(item.name)) for item in some)
+            self.put(
+                [
+                    item._replace(vector=before.vector, features=before.features)
+                    for item, before in there
+                    if before is not None
+                ]
+            )
         rows = [
             {
                 "id": number_of(item.name),
@@ -181,6 +190,7 @@ class Milvus(Engine):
                 "digest": item.origin.digest if item.origin else "",
                 "columns": dict(item.columns),
                 "embedding": item.vector.numpy(),
+                "features": as_text(item.features),
             }
             for item in items
             if item.vector is not None
@@ -249,7 +259,7 @@ class Milvus(Engine):
             iterator = self._client.query_iterator(
                 self._name,
                 filter="" if source is None else f"source == {quoted(to_utf8(source))}",
-                output_fields=[*FIELDS, "embedding"] if vectors else list(FIELDS),
+                output_fields=[*FIELDS, *VECTORS] if vectors else list(FIELDS),
                 batch_size=PAGE_WITH_VECTORS if vectors else PAGE,
                 consistency_level="Strong",
                 timeout=ANSWER_SECONDS,

@@ -1,7 +1,7 @@
 """An index in PostgreSQL with pgvector: one table of items, one that says what it was made for.
 
     TABLE         id (see `number_of`), name, label, source, digest, columns jsonb,
-                  embedding vector(D)
+                  embedding vector(D), features text (see `as_text`)
     TABLE_about   key, value jsonb: "index", and "source PATH" with the types of its columns
 
 Every `put` is one transaction. Values reach SQL as parameters only, names as quoted identifiers.
@@ -25,8 +25,10 @@ from nofuss.search.engines import (
     FIELDS,
     PAGE,
     PAGE_WITH_VECTORS,
+    VECTORS,
     Engine,
     Row,
+    as_text,
     checked_about,
     checked_hits,
     checked_items,
@@ -154,7 +156,7 @@ class Postgres(Engine):
         if found == (None, None):
             return None
         columns = "SELECT count(*) FROM pg_attribute WHERE attrelid = %s AND attname = ANY(%s)"
-        needed = [(found[0], [*FIELDS, "embedding"]), (found[1], ["key", "value"])]
+        needed = [(found[0], [*FIELDS, *VECTORS]), (found[1], ["key", "value"])]
         if any(self._run(columns, each) != [(len(each[1]),)] for each in needed):
             raise EngineError(
                 f"{self.place}: the table exists, but nofuss (or this version of it) did not make "
@@ -176,7 +178,8 @@ class Postgres(Engine):
                 self._query(
                     "CREATE TABLE IF NOT EXISTS {t} (id bigint PRIMARY KEY, name text NOT NULL, "
                     "label text, source text NOT NULL, digest text NOT NULL, "
-                    "columns jsonb NOT NULL, embedding vector({dim}) NOT NULL)",
+                    "columns jsonb NOT NULL, embedding vector({dim}) NOT NULL, "
+                    "features text NOT NULL)",
                     dim=self._sql.Literal(about.dim),
                 )
             )
@@ -253,13 +256,15 @@ class Postgres(Engine):
                 return
             cursor.execute(self._query("CREATE TEMP TABLE new (LIKE {t}) ON COMMIT DROP"))
             with cursor.copy("COPY new FROM STDIN (FORMAT BINARY)") as copy:
-                copy.set_types(["int8", "text", "text", "text", "text", "jsonb", "bytea"])
+                copy.set_types(["int8", "text", "text", "text", "text", "jsonb", "bytea", "text"])
                 for item in new:
                     assert item.vector is not None
                     vector = item.vector.numpy().astype(">f4")
                     head = struct.pack(">HH", len(vector), 0)  # as pgvector reads vectors
-                    copy.write_row((*self._row(item), head + vector.tobytes()))
-            fields = (*FIELDS[1:], "embedding")
+                    copy.write_row(
+                        (*self._row(item), head + vector.tobytes(), as_text(item.features))
+                    )
+            fields = (*FIELDS[1:], *VECTORS)
             # In the order of the ids: two processes that write the same ones do not lock up.
             cursor.execute(
                 self._query(
@@ -321,7 +326,7 @@ class Postgres(Engine):
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source, in the order of their numbers."""
         about, last, size = self.about, -1, PAGE_WITH_VECTORS if vectors else PAGE
-        fields = (*FIELDS, "embedding") if vectors else FIELDS
+        fields = (*FIELDS, *VECTORS) if vectors else FIELDS
         condition, values = ("true", []) if source is None else ("source = %s", [to_utf8(source)])
         condition += f" AND id > %s ORDER BY id LIMIT {size}"
         while rows := self._rows(fields, condition, [*values, last]):
