@@ -120,8 +120,8 @@ class Options:
     """The class is in the name: a regular expression, searched in the path below DATA, whose first
     group is the class, as '^(.+)_' for robin_17.jpg."""
 
-    corrections: Annotated[Path | None, _flag(_FURTHER, "CSV")] = None
-    """A CSV of corrected labels (item,label,corrected), written by the page of `nofuss serve`."""
+    corrections: Annotated[Path | None, _flag(_FURTHER, "FILE")] = None
+    """Corrected labels: a run's feedback.jsonl, or a CSV (item,label,corrected)."""
     backbone: Annotated[str | None, _flag(_FURTHER, "NAME", _BY_PRESET)] = None
     """convnet, inception-bn, efficientnet-lite0, -lite1, -lite2, timm:NAME."""
     weights: Annotated[Path | None, _flag(_FURTHER, "FILE")] = None

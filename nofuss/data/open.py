@@ -158,7 +158,7 @@ def open_usable(
 ) -> Collection:
     """Open and scan data; return the items that can be read.
 
-    corrections: a CSV of labels that replace those of the data, see corrections.py.
+    corrections: a file of labels that replace those of the data, see corrections.py.
     """
     collection = open_corrected(
         data, labelling=labelling, corrections=corrections, progress=progress
