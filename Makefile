@@ -17,7 +17,7 @@ help:
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
 	@echo "make docs   build the documentation into site/, strictly"
 	@echo "make test-wheel  build the wheel, run the tests from it outside the repository (VERSIONS=lowest, pinned, newest)"
-	@echo "make torture  kill it, fill its disk, flip its bits, attack it, fuzz its parsers (an hour and a half, MINUTES=60 of it fuzzing; needs cc)"
+	@echo "make torture  kill it, fill its disk, flip its bits, attack and fuzz it (twenty minutes; needs cc)"
 
 setup: .venv/.ready
 
@@ -59,9 +59,8 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "look at it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8080"
 
-MINUTES ?= 60
 torture: setup
-	$(BIN)/python -m torture --minutes $(MINUTES)
+	$(BIN)/python -m torture
 
 # setuptools and build come from the registry into an environment of their own.
 wheel: setup

@@ -13,7 +13,7 @@ from nofuss.search import Index
 from nofuss.search.engines.url import read_url
 from nofuss.search.page.state import Pictures
 from tests.tiny_run import draw
-from torture.forgeries import index_items
+from torture.runs import items
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_numbers_in_columns_that_no_float_holds(value: Any, tmp_path: Path) -> N
     columns = {"price": Column("number", [1.0, 2.0])}
     index = Index.build(torch.eye(2), names=["a", "b"], columns=columns)
     index.save(tmp_path / "index")
-    index_items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
+    items(lambda i: i | {"columns": {"price": ["number", [value, 1]]}})(tmp_path, tmp_path)
     with pytest.raises(RunError, match=r"holds a value that is not number|is too large"):
         Index.load(tmp_path / "index")
 

@@ -1,9 +1,10 @@
-"""What a run must survive: kills, failing disks, damaged files, little memory, and attacks.
+"""What must survive: kills, failing disks, damaged and forged runs, hostile requests and pictures.
 
-python -m torture [--kills N] [--seed N] [--only kill disk damage memory]
+training.py commands.py faults.c   the small training, and the real command with a fault in it
+kill disk damage runs together     a run that is killed, cut off, changed, forged, written by two
+page bombs                         requests and pictures against the page
+databases kill_index               an index in a database whose writer is killed
+fuzz mutations fuzz_targets        changed filters, requests and files of a run
 
-training.py   the small training that is disturbed, and the bits it must end with
-faults.c      makes the n-th write below a folder fail, or kills the process at it
-faults.py     the real command with such a fault
-kill.py disk.py damage.py memory.py   the campaigns, a table each
+`python -m torture` runs all of it in twenty minutes on two cores.
 """

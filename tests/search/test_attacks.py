@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.torture,
     pytest.mark.skipif(sys.platform != "linux", reason="reads what processes do from /proc"),
 ]
 if sys.platform == "linux":
-    from torture import attack_pictures, attack_server
-    from torture.attack_server import carry_out, stop
-    from torture.served import Served, honest, prepare_run, served
+    from torture.page import Served, carry_out, explode, honest, prepare_run, served, stop
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,7 @@ def server(home: Path) -> Iterator["Served"]:
 @pytest.fixture(scope="module", autouse=True)
 def idle(server: "Served") -> float:
     """The memory of a decoder before any attack."""
-    return attack_pictures.decoder_megabytes(server)
+    return server.megabytes(decoders_only=True)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +62,13 @@ def test_an_attack(server: "Served", name: str) -> None:
 )
 def test_a_bomb(server: "Served", idle: float, name: str) -> None:
     """`make torture` uploads them all."""
-    case = attack_pictures.upload(server, name, idle)
-    assert case.complaints == []
+    found = explode(server, name, idle).complaints
+    assert [complaint for complaint in found if "answered after" not in complaint] == []
     assert honest(server) == []
 
 
 def test_ctrl_c_while_others_hold_it(home: Path) -> None:
     with served(home, home / "run") as server:
-        found = stop(server, attack_server.hold)
+        found = stop(server, busy=True).complaints
         assert [complaint for complaint in found if "took" not in complaint] == []
         assert server.process.returncode == 130

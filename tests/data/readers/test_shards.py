@@ -17,7 +17,7 @@ from nofuss.data.readers.folder import Labelling
 from nofuss.data.scan import scan_pictures
 from nofuss.distributed import processes
 from nofuss.errors import DataError
-from torture.attack_data import shards as shards_of_strangers
+from torture.bombs import shards as shards_of_strangers
 
 
 def picture(seed: int, kind: str = "JPEG") -> bytes:
