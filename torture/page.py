@@ -111,11 +111,7 @@ class Served:
 
     def children(self) -> list[Path]:
         """Return the places in /proc of its running processes."""
-        found = list[Path]()
-        with suppress(OSError):
-            for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-                found += [Path(f"/proc/{c}") for c in (task / "children").read_text().split()]
-        return found
+        return [Path(f"/proc/{pid}") for pid in children(self.process.pid)]
 
     def megabytes(self, *, decoders_only: bool = False) -> float:
         """Return the peak memory so far of the largest of its processes."""
@@ -128,6 +124,15 @@ class Served:
                 status = (process / "status").read_text()
                 peaks += map(int, re.findall(r"VmHWM:\s*(\d+) kB", status))
         return max(peaks) / 1024
+
+
+def children(pid: int) -> list[int]:
+    """Return the running child processes of a process."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(c) for t in tasks for c in (t / "children").read_text().split()]
+    except OSError:
+        return []
 
 
 @contextmanager
