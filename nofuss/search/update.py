@@ -116,7 +116,7 @@ def update_index(
             with working(progress, f"completing the index in {index.place}"):
                 shown = Searched(encoder, index, read_feedback(path)).index
                 index.commit(calibrated(shown, encoder))
-            if to is None:
+            if to is None and processes.first():
                 clear(run.index, encoder.digest)
             log.info(f"{changes.describe()}: {index.count():,} items in {index.place}")
             if to is not None and changes.wrote and (recall := describe_recall(index)):

@@ -84,7 +84,7 @@ def search_rules(
     if embeddings and settings.rerank == "auto":
         rerank = choose_reranking(embeddings, labels, progress=progress)
     if rerank is not None:
-        log.info(rerank.describe())
+        log.debug(rerank.describe())
     return SearchRules(strangers, rerank if rerank is not None and rerank.on else None)
 
 

@@ -219,10 +219,10 @@ def test_a_fold_is_embedded_without_its_classes() -> None:
     """Other items there change nothing but what is made of them."""
     x, labels = vectors()
     fold = class_folds(labels)[1]
-    recipe = {"head": "closed-form", "dim": 16}
+    asked = replace(settings(head="closed-form"), dim=x.shape[1])
     changed = x.clone()
     changed[fold.held_out] *= -1  # the same scatter and, for the projection, the same directions
-    first, other = (fit_head(each, labels, settings(**recipe)).outcomes[1] for each in (x, changed))
+    first, other = (fit_head(each, labels, asked).outcomes[1] for each in (x, changed))
     assert torch.equal(first.rows, fold.held_out)
     assert not torch.equal(first.embeddings[CLOSED], other.embeddings[CLOSED])
     assert torch.equal(first.embeddings[NOTHING], -other.embeddings[NOTHING])
