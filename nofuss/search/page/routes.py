@@ -177,7 +177,7 @@ class Page:
         try:
             await self._read(request, body)
             began = time.perf_counter()
-            seen = await self._decode(body, fit)
+            seen = await self._decode(request, body, fit)
         finally:
             self.held -= len(body)
         address = await run_sync(_embed, state, seen, limiter=self.embedding)
@@ -202,7 +202,7 @@ class Page:
         image = await self.ask(state, lambda: state.picture(by_key(state, key)))
         try:
             if isinstance(image, Path):
-                _, content, media = await self._decode(image)
+                _, content, media = await self._decode(request, image)
             elif image is not None:
                 content, media = await run_sync(encoded, image)
         except (PictureError, OSError):
@@ -266,12 +266,17 @@ class Page:
         if not body:
             raise Refused(400, f"{what} is empty; send it again")
 
-    async def _decode(self, source: Path | bytearray, fit: Preprocessing | None = None) -> Decoded:
+    async def _decode(
+        self, request: Request, source: Path | bytearray, fit: Preprocessing | None = None
+    ) -> Decoded:
         def work() -> Decoded:
             content = read_item(source, limit=MAX_FILE) if isinstance(source, Path) else source
             return self.pool.decode(content, side=SIDE, fit=fit)
 
-        return await run_sync(work, limiter=self.decoding)
+        async with self.decoding:
+            if await request.is_disconnected():  # while it waited for others
+                raise Refused(400, "nobody waits for this picture any more")
+            return await run_sync(work)
 
 
 def _file(file: Any) -> Callable[[Request], Any]:
