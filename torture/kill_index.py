@@ -66,7 +66,7 @@ def content(url: str, about: About) -> Content:
     """Return everything that an index holds, by name."""
     with closing(open_engine(url, flag="--index", wanted=about)) as index:
         return {
-            item.name: (item._replace(vector=None), item.vector.numpy().tobytes())
+            item.name: (item._replace(vector=None, features=None), item.vector.numpy().tobytes())
             for item in index.items(vectors=True)
             if item.vector is not None
         }

@@ -635,6 +635,8 @@ def stopped(server: str) -> Stopped:
     """Stops the database, which still accepts connections, until the block ends."""
     if "@" not in server or sys.platform != "linux":
         pytest.skip("needs a server in a process of its own, and /proc")
+    if server.startswith("milvus"):
+        pytest.skip("its client asks a stopped server again for a minute, and the server is lost")
     return lambda: frozen(server)
 
 

@@ -42,6 +42,8 @@ M, EF_CONSTRUCTION = 16, 200
 EF_SEARCH = 100
 """Candidates of a search at least; recall against all distances is then near one."""
 _TEXT = {"max_length": 65_535}  # bytes, the most that Milvus allows
+LOADS, LOAD_SECONDS = 20, 0.5
+"""How often a collection without an index yet is asked for, and how long that waits."""
 
 
 class Milvus(Engine):
@@ -59,7 +61,7 @@ class Milvus(Engine):
             self._client = self._connect(pymilvus)
             for name in (self._name, self._notes):
                 if self._client.has_collection(name):
-                    self._client.load_collection(name)
+                    self._load(name)
 
     def _connect(self, pymilvus: Any) -> Any:
         """Return a client of a server, or of a file that this process then serves to itself."""
@@ -121,6 +123,19 @@ class Milvus(Engine):
             if not self._client.has_collection(self._name):
                 # Exact for Milvus Lite, whose graph and filters don't mix.
                 self._create(self._name, fields, about.dim, exact=self._is_file)
+            for name in (self._notes, self._name):
+                self._load(name)
+
+    def _load(self, name: str) -> None:
+        """Have a collection searched; another command may be making it at this moment."""
+        for left in reversed(range(LOADS)):
+            try:
+                self._client.load_collection(name)
+                return
+            except self._errors:
+                if not left:
+                    raise
+                time.sleep(LOAD_SECONDS)
 
     def _create(
         self, name: str, fields: Mapping[str, tuple[Any, Any]], dim: int, *, exact: bool
