@@ -17,7 +17,7 @@ help:
 	@echo "make bench  side-by-side timings against peers (needs a quiet machine)"
 	@echo "make docs   build the documentation into site/, strictly"
 	@echo "make test-wheel  build the wheel, run the tests from it outside the repository (VERSIONS=lowest, pinned, newest)"
-	@echo "make torture  kill it, fill its disk, flip its bits, attack and fuzz it (twenty minutes; needs cc)"
+	@echo "make torture  kill it, fill its disk, flip its bits, attack and fuzz it (needs cc)"
 
 setup: .venv/.ready
 

@@ -6,5 +6,5 @@ page bombs                         requests and pictures against the page
 databases kill_index               an index in a database whose writer is killed
 fuzz mutations fuzz_targets        changed filters, requests and files of a run
 
-`python -m torture` runs all of it in twenty minutes on two cores.
+`python -m torture` runs all of it.
 """
