@@ -4,7 +4,7 @@ training.py commands.py faults.c   the small training, and the real command with
 kill disk damage runs together     a run that is killed, cut off, changed, forged, written by two
 page bombs                         requests and pictures against the page
 databases kill_index               an index in a database whose writer is killed
-fuzz mutations fuzz_targets        changed filters, requests and files of a run
+fuzz                               the properties of tests/ with a thousand examples each
 
 `python -m torture` runs all of it.
 """

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from torture import damage, disk, fuzz, kill, kill_index, page, runs, together
-from torture.case import Case
+from torture.commands import Case
 
 # The longest first, so that none is left alone at the end.
 CAMPAIGNS: dict[str, Callable[[Path, int], Iterator[Case]]] = {

@@ -1,11 +1,10 @@
-"""Pictures and shards that are small to send and expensive to open, by size, depth, structure.
+"""Pictures that are small to send and expensive to open, by size, depth, structure.
 
 Most are written by hand, header by header, with claims that no encoder would make.
 """
 
 import io
 import struct
-import tarfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -199,52 +198,3 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "AVIF, larger than it says": lying_avif,
 }
 """By name; made only when called, as some take a second."""
-
-
-# Shards
-
-SMALL = saved(Image.new("L", (16, 16), 99), "PNG")
-
-
-def header(name: str, size: int, kind: bytes = b"0", *, raw: bytes | None = None) -> bytes:
-    """Return the header of a member; raw: the field of its size as it is written."""
-    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
-    block[124:136] = b"%011o\0" % size if raw is None else raw
-    block[156:157] = kind
-    return summed(block)
-
-
-def summed(block: bytearray) -> bytes:
-    """Return a header with its checksum."""
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block)
-
-
-def padded(content: bytes) -> bytes:
-    """Return content up to a whole number of blocks."""
-    return content + bytes(-len(content) % 512)
-
-
-def _extended() -> bytes:
-    block = bytearray(header("a/1.png", 10, b"S"))
-    block[482] = 1
-    return summed(block)
-
-
-def shards() -> dict[str, bytes]:
-    """Return shards by name."""
-    one = header("a/1.png", 0)
-    member = header("a/9.png", len(SMALL)) + padded(SMALL)
-    return {
-        "a size below zero": header("a/1.png", 0, raw=b"\xff" * 12) + one,
-        "a size that leads back": header("a/1.png", 0, raw=b"\xff" * 10 + b"\xfc\0") + one,
-        "a size of exabytes": header("a/1.png", 0, raw=b"\x80" + b"\x7f" * 11) + one,
-        "a sparse map that is cut off": _extended(),
-        "5,000 long names in a row": (header("x", 512, b"L") + padded(b"n" * 500)) * 5_000 + one,
-        "names that lead elsewhere": header("../../9.png", len(SMALL))
-        + padded(SMALL)
-        + header("/etc/passwd.png", 0)
-        + header("../../../etc/x.png", 0, b"2"),
-        "control characters": header("a\x1b]0;x\x07/1\n.png", 0) + member,
-    }

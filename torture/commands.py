@@ -27,6 +27,16 @@ KILL = 0
 """In place of an error number: kill the process at the call."""
 
 
+class Case(NamedTuple):
+    """One disturbance or attack, and its result."""
+
+    name: str
+    refused: bool
+    """Whether it was noticed, or refused in one line; otherwise the work was done as without it."""
+    seconds: float
+    complaints: list[str]
+
+
 class Fault(NamedTuple):
     """A failure of the n-th call that changes something below a folder."""
 

@@ -10,8 +10,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from torture.case import Case
-from torture.commands import Commands, Ended
+from torture.commands import Case, Commands, Ended
 from torture.training import Place, differing, prepare
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from nofuss.files import LOCK
 from nofuss.training.checkpoint import load_checkpoint
-from torture.case import Case
-from torture.commands import KILL, Commands, Ended, Fault
+from torture.commands import KILL, Case, Commands, Ended, Fault
 from torture.training import FLAGS, LAST_STAGES, Place, differing, logged, prepare
 
 KINDS = {

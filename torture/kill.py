@@ -17,8 +17,7 @@ from nofuss.errors import NofussError
 from nofuss.files import TEMPORARY
 from nofuss.run.directory import Run
 from nofuss.training.checkpoint import load_checkpoint
-from torture.case import Case
-from torture.commands import Commands, Running
+from torture.commands import Case, Commands, Running
 from torture.training import STEPS_PER_EPOCH, differing, logged, prepare
 
 STARTED, RESUMED = "classes", r"resuming at epoch (\d+), step (\d+)"

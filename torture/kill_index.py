@@ -15,8 +15,7 @@ import numpy as np
 from nofuss.model.saved import model_digest
 from nofuss.search.engines import open_engine
 from nofuss.search.index import About
-from torture.case import Case
-from torture.commands import Commands
+from torture.commands import Case, Commands
 from torture.databases import ENGINES, missing, running
 
 ITEMS, DIM = 6_000, 16

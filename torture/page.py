@@ -26,7 +26,7 @@ from PIL import Image
 
 from nofuss.data import decode_pool
 from torture.bombs import BOMBS, jpeg, with_scans
-from torture.case import Case
+from torture.commands import Case
 from torture.training import FLAGS, command, environment, write_pictures
 
 HONEST_SECONDS = 10.0

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from nofuss.files import LOCK, read_json, sha256, write_json
 from nofuss.search.folder import FolderIndex
 from nofuss.training.checkpoint import load_checkpoint, save_checkpoint
-from torture.case import Case
-from torture.commands import Commands
+from torture.commands import Case, Commands
 from torture.training import FLAGS, write_pictures
 
 Forge = Callable[[Path, Path], object]

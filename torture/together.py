@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from torture.case import Case
-from torture.commands import Commands, Ended
+from torture.commands import Case, Commands, Ended
 from torture.disk import remains
 from torture.training import FLAGS, write_pictures
 
