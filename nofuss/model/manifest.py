@@ -18,17 +18,17 @@ in force names is deleted by the next writer.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from nofuss.errors import RunError
 from nofuss.files import load_tensors, read_json, sha256, write_by_content, write_json
+from nofuss.geometry import normalize
 
 FORMAT = 3
 PARTS = {
@@ -37,10 +37,9 @@ PARTS = {
     "features": "safetensors",
     "map": "safetensors",
 }
-MAP = "map"
 _TRIES = 5
-_CONTENT = re.compile(r"(vectors|items|features|map)-[0-9a-f]{16}\.(safetensors|json)")
-_MANIFEST = re.compile(r"([0-9a-f]{16}|index)\.json")
+_OURS = re.compile(r"(vectors|items|features|map)-[0-9a-f]{16}\.\w+|([0-9a-f]{16}|index)\.json")
+_Read = TypeVar("_Read")
 
 
 class WrongFormatError(ValueError):
@@ -66,25 +65,45 @@ class Manifest:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Manifest":
-        """Read what `write_manifest` wrote; ValueError, with what is wrong, for anything else."""
+        """Read what `write_manifest` wrote; ValueError for anything else."""
         if stored.get("format") != FORMAT:
             raise WrongFormatError(f"is of format {stored.get('format')!r:.20}, expected {FORMAT}")
-        values = {f.name: stored.get(f.name) for f in dataclasses.fields(cls)}
-        files, history = values["files"], values["history"]
-        if type(values["model"]) is not str or not isinstance(values["about"], dict):
-            raise ValueError("its model is not a checksum, or nothing is said about the index")
-        if not isinstance(files, dict) or not files.keys() <= PARTS.keys():
-            raise ValueError("its files are not those of an index")
-        if not all(re.fullmatch("[0-9a-f]{64}", str(checksum)) for checksum in files.values()):
-            raise ValueError("its files have no checksums")  # and names must stay in the folder
-        counts = [values["version"], values["feedback"], *(history or ())]
-        if not isinstance(history, list) or any(type(n) is not int or n < 0 for n in counts):
-            raise ValueError("its version and lines of feedback are not counts")
-        return cls(**values | {"history": tuple(history)})
+        try:
+            values = {f.name: stored[f.name] for f in dataclasses.fields(cls)}
+            made = cls(**values | {"history": tuple(values["history"])})
+            is_valid = (
+                type(made.model) is str
+                and isinstance(made.about, dict)
+                and made.files.keys() <= PARTS.keys()
+                # Names of files must stay in the folder.
+                and all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in made.files.values())
+                and all(type(n) is int for n in (made.version, made.feedback, *made.history))
+            )
+        except (AttributeError, KeyError, TypeError):
+            is_valid = False
+        if not is_valid:
+            raise ValueError("nofuss did not write its manifest")
+        return made
 
     def file(self, folder: Path, part: str) -> Path:
         """Return the file of a part."""
         return folder / f"{part}-{self.files[part][:16]}.{PARTS[part]}"
+
+    def checked(self, folder: Path, part: str) -> Path:
+        """Return the file of a part; ValueError if its checksum differs."""
+        file = self.file(folder, part)
+        if sha256(file) != self.files[part]:
+            raise ValueError(f"{file.name} does not match its checksum")
+        return file
+
+    def read_map(self, folder: Path, dim: int) -> Tensor | None:
+        """Return what feedback does to vectors (D, D); None without; ValueError for damage."""
+        if "map" not in self.files:
+            return None
+        matrix = load_tensors(self.checked(folder, "map"))[0]["map"]
+        if matrix.shape != (dim, dim) or not matrix.isfinite().all():
+            raise ValueError(f"its map is not of {dim} dimensions")
+        return matrix.double()
 
 
 def manifest_file(folder: Path, model: str) -> Path:
@@ -104,11 +123,21 @@ def read_manifest(folder: Path, model: str) -> Manifest | None:
     return found
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Raise ValueError for a file that is not what the manifest says."""
-    for part, expected in manifest.files.items():
-        if sha256(manifest.file(folder, part)) != expected:
-            raise ValueError(f"{manifest.file(folder, part).name} does not match its checksum")
+def read_in_force(folder: Path, model: str, read: Callable[[Manifest], _Read]) -> _Read | None:
+    """Return what `read` makes of the manifest in force; None without one, RunError for damage."""
+    for left in reversed(range(_TRIES)):
+        try:
+            manifest = read_manifest(folder, model)
+            return None if manifest is None else read(manifest)
+        except Exception as error:  # damaged bytes can make their readers raise anything
+            if left and isinstance(error, FileNotFoundError):
+                continue  # a writer has just replaced it
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RunError(
+                f"the index in {folder} can't be read ({reason}); delete the folder and make it "
+                "again: nofuss index RUN DIR"
+            ) from None
+    return None
 
 
 def write_manifest(folder: Path, manifest: Manifest, parts: Mapping[str, bytes | None]) -> Manifest:
@@ -117,11 +146,9 @@ def write_manifest(folder: Path, manifest: Manifest, parts: Mapping[str, bytes |
     parts: contents of those that change; None removes one. The others stay as they are.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    sums = dict(manifest.files)
+    sums = {part: checksum for part, checksum in manifest.files.items() if part not in parts}
     for part, content in parts.items():
-        if content is None:
-            sums.pop(part, None)
-        else:
+        if content is not None:
             sums[part] = write_by_content(folder, part, PARTS[part], content)
     made = dataclasses.replace(manifest, version=manifest.version + 1, files=sums)
     stored = {"format": FORMAT, **dataclasses.asdict(made)}
@@ -135,67 +162,24 @@ def clear(folder: Path, model: str | None = None) -> None:
     The caller has the lock, and the model is in force.
     """
     with suppress(OSError, ValueError):  # what can't be deleted now is tried again
-        files = {path.name: path for path in folder.iterdir()}
-        manifests = [found[1] for name in files if (found := _MANIFEST.fullmatch(name))]
-        kept = set[str]()
+        files = {path.name: path for path in folder.iterdir() if _OURS.fullmatch(path.name)}
+        manifests = {name for name in files if "-" not in name}
+        if model is not None:
+            manifests &= {manifest_file(folder, model).name}
+        kept = set(manifests)
         for name in manifests:
-            if model is None or name == manifest_file(folder, model).stem:
-                stored = Manifest.from_dict(read_json(files[f"{name}.json"]))
-                kept |= {f"{name}.json", *(stored.file(folder, part).name for part in stored.files)}
-        for name, path in files.items():
-            if name not in kept and (_CONTENT.fullmatch(name) or _MANIFEST.fullmatch(name)):
-                path.unlink(missing_ok=True)
-
-
-def read_map(folder: Path, manifest: Manifest) -> Tensor | None:
-    """Return what feedback does to vectors (D, D); None without feedback; ValueError for damage."""
-    if MAP not in manifest.files:
-        return None
-    file = manifest.file(folder, MAP)
-    if sha256(file) != manifest.files[MAP]:
-        raise ValueError(f"{file.name} does not match its checksum")
-    matrix = load_tensors(file)[0]["map"]
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.isfinite().all():
-        raise ValueError(f"{file.name} is not a map of vectors")
-    return matrix.double()
+            stored = Manifest.from_dict(read_json(files[name]))
+            kept |= {stored.file(folder, part).name for part in stored.files}
+        for name in files.keys() - kept:
+            files[name].unlink(missing_ok=True)
 
 
 def map_in_force(run: Path, model: str, dim: int) -> Tensor | None:
     """Return what feedback does to the vectors of a run's model; None without feedback."""
     folder = run / "index"
-    for last in range(_TRIES):
-        try:
-            manifest = read_manifest(folder, model)
-            matrix = None if manifest is None else read_map(folder, manifest)
-            if matrix is not None and len(matrix) != dim:
-                raise ValueError(f"its map is of {len(matrix)} dimensions, the model of {dim}")
-            return matrix
-        except FileNotFoundError as error:  # a writer has just replaced it
-            if last == _TRIES - 1:
-                raise damaged(folder, error) from None
-        except Exception as error:  # damaged bytes can make their readers raise anything
-            raise damaged(folder, error) from None
-    return None
-
-
-def damaged(folder: Path, error: Exception) -> RunError:
-    """Return the error for an index that can't be read."""
-    if isinstance(error, WrongFormatError):
-        return RunError(
-            f"the index in {folder} {error}; open it with the version of nofuss that wrote it, "
-            "or delete the folder and make it again: nofuss index RUN DIR"
-        )
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return RunError(
-        f"the index in {folder} is damaged ({reason}); delete the folder and make it again: "
-        "nofuss index RUN DIR"
-    )
+    return read_in_force(folder, model, lambda manifest: manifest.read_map(folder, dim))
 
 
 def mapped(vectors: Tensor, matrix: Tensor | None) -> Tensor:
     """Return unit vectors (N, D) after a map (D, D), if any; rows that are zero stay zero."""
-    if matrix is None:
-        return vectors
-    images = vectors.double() @ matrix.T
-    lengths = torch.linalg.vector_norm(images, dim=1, keepdim=True)
-    return (images / torch.where(lengths > 0, lengths, 1.0)).to(vectors.dtype)
+    return vectors if matrix is None else normalize(vectors.double() @ matrix.T).to(vectors.dtype)

@@ -8,12 +8,13 @@ model/manifest.py says how these, and what feedback changes, are put in force to
 read is checked as if a stranger had made it.
 """
 
+import copy
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 import numpy as np
@@ -25,14 +26,11 @@ from nofuss.errors import RunError
 from nofuss.files import LOCK, load_tensors, memory, parse_json, read_bytes, tensor_bytes
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.model.manifest import (
-    MAP,
     Manifest,
-    check_files,
     clear,
-    damaged,
     mapped,
+    read_in_force,
     read_manifest,
-    read_map,
     write_manifest,
 )
 from nofuss.model.saved import model_digest
@@ -54,7 +52,7 @@ from nofuss.search.index import (
 PYTHON = "Python"
 """The source of items that were not read from files."""
 _PARSED = 24  # how many times its size a JSON file may take in memory when it is parsed
-_TRIES = 5
+_Made = TypeVar("_Made")
 
 
 class FolderIndex:
@@ -68,25 +66,15 @@ class FolderIndex:
 
     def __init__(self, about: About, folder: Path | None = None) -> None:
         self.about, self.folder = about, folder
+        self.place = "memory" if folder is None else str(folder)
         self.manifest = Manifest(about.model)
         self.matrix: Tensor | None = None
-        self.place = "memory" if folder is None else str(folder)
-        self.names: list[str] = []
-        self.labels: list[str | None] = []
-        self._columns: list[Mapping[str, Value]] = []
-        self._origins: list[Origin | None] = []
-        self._splits: list[str | None] = []
-        self._base = torch.empty(0, about.dim)
-        self._is_shared = False  # vectors of a file or of another index, which are not written to
-        self._new: list[Tensor] = []
-        self._moved: Tensor | None = None
-        self._features: dict[str, Tensor] = {}
-        self._changed = {"vectors", "items", "features"}
-        """The parts that differ from those on disk."""
+        self._items: list[Item] = []  # without their vectors, which are the rows of `base`
         self._rows: dict[str, int] = {}
-        self._coded: dict[str, Coded] = {}
-        self._keys: dict[str, str] = {}
-        self._numbers = np.empty(0, np.uint64)  # the keys, to draw from
+        self._base = torch.empty(0, about.dim)
+        self._new: dict[int, Tensor] = {}  # rows that are not in _base yet
+        self._derived: dict[str, Any] = {}  # what follows from the items
+        self._is_saved = False  # but for the map
 
     @classmethod
     def build(
@@ -111,19 +99,18 @@ class FolderIndex:
             if len(column.values) != len(x):
                 raise ValueError(f"{len(column.values)} values of {name} for {len(x)} items")
         types = {name: column.type for name, column in table.items()}
-        if LABEL in types:
-            raise ValueError("a column can't be called label; rename it")
         index = cls(About(model, x.shape[1], {PYTHON: types} if types else {}))
-        index._base, index._origins, index._splits = x, [None] * len(x), [None] * len(x)
-        index.names = [str(name) for name in names]
-        index.labels = [None if label is None else str(label) for label in given]
-        index._columns = [cells_of(table, row) for row in range(len(x))]
-        index._rows = {name: row for row, name in enumerate(index.names)}
-        _check_unique(index.names)
+        labelled = [None if label is None else str(label) for label in given]
+        index.put(
+            [
+                Item(str(name), label, cells_of(table, row), vector=vector)
+                for row, (name, label, vector) in enumerate(zip(names, labelled, x, strict=True))
+            ]
+        )
         return index
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._items)
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
@@ -132,25 +119,33 @@ class FolderIndex:
         return f"Index({len(self):,} vectors of {self.about.dim} dimensions)"
 
     @property
+    def names(self) -> list[str]:
+        """Names of the items."""
+        return self._once("names", lambda: [item.name for item in self._items])
+
+    @property
+    def labels(self) -> list[str | None]:
+        """Labels of the items; None without."""
+        return self._once("labels", lambda: [item.label for item in self._items])
+
+    @property
     def base(self) -> Tensor:
         """(N, D) unit, by the model as it was trained."""
         if self._new:
-            self._base, self._new = torch.cat([self._base, *self._new]), []
-            self._is_shared = False
+            base = torch.empty(len(self), self.about.dim)
+            base[: len(self._base)] = self._base
+            base[list(self._new)] = torch.stack([*self._new.values()])
+            self._base, self._new = base, {}
         return self._base
 
     @property
     def vectors(self) -> Tensor:
         """(N, D) unit, in force: after what feedback taught."""
-        if self.matrix is None:
-            return self.base
-        if self._moved is None:
-            self._moved = mapped(self.base, self.matrix)
-        return self._moved
+        return self._once("vectors", lambda: mapped(self.base, self.matrix))
 
     def count(self) -> int:
         """Return how many items there are."""
-        return len(self.names)
+        return len(self)
 
     def search(
         self, vectors: Array, k: int = 10, *, where: Condition | str | None = None
@@ -162,19 +157,16 @@ class FolderIndex:
         """
         if k < 1:
             raise ValueError(f"k is {k}; expected 1 or more")
-        q = unit(vectors)
-        if q.shape[1] != self.about.dim:
-            got = f"got queries of {q.shape[1]} dimensions; the index has {self.about.dim}"
-            raise ValueError(got)
+        q = self._unit(vectors)
         where = parse_filter(where, self.about.types) if isinstance(where, str) else where
         if where is None:
             distances, rows = nearest(q, self.vectors, k)
         else:
-            passing = torch.from_numpy(np.flatnonzero(as_mask(where, self._coded_column)))
+            passing = torch.from_numpy(np.flatnonzero(as_mask(where, self._coded)))
             distances, places = nearest(q, self.vectors[passing], k)
             rows = passing[places]
         found = zip(rows.tolist(), distances.tolist(), strict=True)
-        return [Hits([self.names[row] for row in some], far) for some, far in found]
+        return [Hits([self._items[row].name for row in some], far) for some, far in found]
 
     def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
         """Return items by their names; those that are not there are left out."""
@@ -182,86 +174,71 @@ class FolderIndex:
 
     def find(self, key: str) -> str | None:
         """Return the name of the item with this key; None if there is none."""
-        if len(self._keys) != len(self.names):
-            self._keys = {key_of(name): name for name in self.names}
-        return self._keys.get(key)
+        return self._once("keys", lambda: {key_of(name): name for name in self._rows}).get(key)
 
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source."""
-        for row, origin in enumerate(self._origins):
-            if source is None or (origin is not None and origin.source == source):
+        for row, item in enumerate(self._items):
+            if source is None or (item.origin is not None and item.origin.source == source):
                 yield self._item(row, vectors)
 
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
         """Return the names of the `count` items that are drawn first, in the order of the items."""
-        if len(self._numbers) != len(self):
-            self._numbers = np.array([int(key_of(name), 16) for name in self.names], np.uint64)
+        keys = self._once(
+            "numbers", lambda: np.array([int(key_of(name), 16) for name in self._rows], np.uint64)
+        )
         # Unsigned numbers go round at 2**64; the last 63 bits do at 2**63.
-        place = (self._numbers - np.uint64(first_drawn(seed))) & np.uint64(2**63 - 1)
-        return [self.names[row] for row in np.sort(place.argsort()[:count]).tolist()]
+        place = (keys - np.uint64(first_drawn(seed))) & np.uint64(2**63 - 1)
+        return [self._items[row].name for row in np.sort(place.argsort()[:count]).tolist()]
 
     def put(self, items: Sequence[Item]) -> None:
         """Write items, replacing those of the same name; without a vector, the former one stays."""
         self._check(items)
-        rows = [self._rows.get(item.name, -1) for item in items]
-        given = [i for i, item in enumerate(items) if item.vector is not None]
-        x = torch.empty(0, self.about.dim)
-        if given:
-            x = unit(torch.stack([v for item in items if (v := item.vector) is not None]))
-        if x.shape[1] != self.about.dim:
-            got = f"got vectors of {x.shape[1]} dimensions; the index has {self.about.dim}"
-            raise ValueError(got)
-        replaced = [at for at, i in enumerate(given) if rows[i] >= 0]
-        if replaced:
-            base = self.base
-            self._base, self._is_shared = base.clone() if self._is_shared else base, False
-            self._base[[rows[given[at]] for at in replaced]] = x[replaced]
-        if len(replaced) < len(given):
-            self._new.append(x[[at for at, i in enumerate(given) if rows[i] < 0]])
-        for item, row in zip(items, rows, strict=True):
-            facts = (item.label, dict(item.columns), item.origin, item.split)
-            if row < 0:
-                self._rows[item.name] = len(self.names)
-                self.names.append(item.name)
-                for values, fact in zip(self._facts, facts, strict=True):
-                    values.append(fact)
-            else:
-                for values, fact in zip(self._facts, facts, strict=True):
-                    values[row] = fact
+        given = [item.vector for item in items if item.vector is not None]
+        vectors = iter(self._unit(torch.stack(given)) if given else ())
+        for item in items:
+            row = self._rows.setdefault(item.name, len(self._items))
             if item.vector is not None:
-                self._features.pop(item.name, None)
-            if item.features is not None:
-                self._features[item.name] = item.features.half()
+                self._new[row] = next(vectors)
+                features = None if item.features is None else item.features.half()
+            else:
+                features = self._items[row].features
+            stored = item._replace(columns=dict(item.columns), vector=None, features=features)
+            self._items[row : row + 1] = [stored]
         self._note_change()
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
         gone = {self._rows[name] for name in names if name in self._rows}
-        if not gone:
-            return
-        kept = [row for row in range(len(self)) if row not in gone]
-        self._base, self._is_shared = self.base[kept], False
-        for name in names:
-            self._features.pop(name, None)
-        for values in (self.names, *self._facts):
-            values[:] = [values[row] for row in kept]
-        self._rows = {name: row for row, name in enumerate(self.names)}
-        self._note_change()
-
-    @property
-    def _facts(self) -> tuple[list[Any], ...]:
-        return self.labels, self._columns, self._origins, self._splits
+        if gone:
+            kept = [row for row in range(len(self)) if row not in gone]
+            self._base, self._items = self.base[kept], [self._items[row] for row in kept]
+            self._rows = {item.name: row for row, item in enumerate(self._items)}
+            self._note_change()
 
     def _note_change(self) -> None:
-        self._moved, self._numbers = None, np.empty(0, np.uint64)
-        self._changed |= {"vectors", "items", "features"}
-        self._coded.clear()
-        self._keys.clear()
+        self._derived, self._is_saved = {}, False
+
+    def _once(self, name: str, make: Callable[[], _Made]) -> _Made:
+        """Return what follows from the items, made at most once until they change."""
+        if name not in self._derived:
+            self._derived[name] = make()
+        made: _Made = self._derived[name]
+        return made
+
+    def _unit(self, vectors: Array) -> Tensor:
+        x = unit(vectors)
+        if x.shape[1] != self.about.dim:
+            got = f"got vectors of {x.shape[1]} dimensions"
+            raise ValueError(f"{got}; the index has {self.about.dim}")
+        return x
 
     def _check(self, items: Sequence[Item]) -> None:
         """Refuse what would leave the index inconsistent, before anything is changed."""
         types = self.about.types
-        _check_unique([item.name for item in items])
+        for name, count in Counter(item.name for item in items).items():
+            if count > 1:
+                raise ValueError(f"the index would hold {name!r} twice; names are unique")
         for item in items:
             if item.vector is None and item.name not in self._rows:
                 raise ValueError(f"{item.name!r} is new to the index, so it needs a vector")
@@ -273,40 +250,39 @@ class FolderIndex:
                     raise ValueError(f"column {name} {known}, and {item.name!r} has {value!r:.40}")
 
     def _item(self, row: int, vectors: bool) -> Item:
-        vector = self.base[row] if vectors else None
-        label, columns, origin, split = (values[row] for values in self._facts)
-        features = self._features.get(self.names[row]) if vectors else None
-        return Item(self.names[row], label, columns, origin, vector, split, features)
+        if vectors:
+            return self._items[row]._replace(vector=self.base[row])
+        return self._items[row]._replace(features=None)
 
-    def _coded_column(self, name: str) -> Coded:
-        if name not in self._coded:
-            cells = (item.get(name) for item in self._columns)
-            self._coded[name] = encode(self.labels if name == LABEL else list(cells))
-        return self._coded[name]
+    def _coded(self, column: str) -> Coded:
+        def values() -> list[Value]:
+            return [
+                item.label if column == LABEL else item.columns.get(column) for item in self._items
+            ]
+
+        return self._once(f"column {column}", lambda: encode(values()))
 
     def with_map(self, matrix: Tensor | None) -> "FolderIndex":
-        """Return an index of the same items in which feedback taught this map (D, D), or nothing.
-
-        It shares the items with this one, which is not to be changed any more.
-        """
-        index = FolderIndex(self.about, self.folder)
-        index.__dict__ |= self.__dict__
-        index.matrix, index._base, index._new, index._moved = matrix, self.base, [], None
-        index._is_shared, index._changed = True, self._changed | {MAP}
-        return index
+        """Return a copy in which feedback taught this map (D, D), or nothing."""
+        return self._copy("vectors", matrix=matrix)
 
     def with_labels(self, labels: Mapping[str, str]) -> "FolderIndex":
-        """Return an index of the same items, some of which have other labels.
-
-        It shares the items with this one; neither is to be changed or written any more.
-        """
+        """Return a copy in which some items have other labels; it is not to be written."""
         if not labels:
             return self
-        index = FolderIndex(self.about, self.folder)
-        index.__dict__ |= self.__dict__
-        index.labels, index._coded = list(self.labels), {}
+        index = self._copy("labels", f"column {LABEL}")
         for name, label in labels.items():
-            index.labels[self._rows[name]] = label
+            row = self._rows[name]
+            index._items[row] = self._items[row]._replace(label=label)
+        return index
+
+    def _copy(self, *stale: str, **changes: Any) -> "FolderIndex":
+        """Return a copy with other attributes, and without what would follow from the former."""
+        index = copy.copy(self)
+        index._base, index._new = self.base, {}
+        index._items, index._rows = list(self._items), dict(self._rows)
+        index._derived = {n: made for n, made in self._derived.items() if n not in stale}
+        index.__dict__ |= changes
         return index
 
     # On disk
@@ -316,14 +292,12 @@ class FolderIndex:
 
         source: of use to databases only; here nobody else writes, as the caller has the run's lock.
         """
-        if about.sources != self.about.sources:
-            self._changed.add("items")
-        if about.types != self.about.types:  # values of columns that have gone, or are of new types
-            kept, self._coded = about.types, {}
-            self._columns = [
-                {name: value for name, value in cells.items() if is_value(value, kept.get(name))}
-                for cells in self._columns
-            ]
+        if about.sources != self.about.sources:  # columns may be gone, or of another type
+            types = about.types
+            for row, item in enumerate(self._items):
+                known = {n: v for n, v in item.columns.items() if is_value(v, types.get(n))}
+                self._items[row] = item._replace(columns=known)
+            self._note_change()
         self.about = about
         if self.folder is not None:
             self._write(self.folder)
@@ -333,42 +307,41 @@ class FolderIndex:
         before = read_manifest(folder, self.about.model)
         if (before.version if before else 0) != self.manifest.version:
             raise RunError(f"another command has changed the index in {folder}; try again")
-        parts = {part: self._content(part) for part in self._changed}
+        matrix = None if self.matrix is None else tensor_bytes({"map": self.matrix})
+        parts = {"map": matrix} | ({} if self._is_saved else self._contents())
         manifest = dataclasses.replace(self.manifest, about=self.about.as_dict())
-        self.manifest, self._changed = write_manifest(folder, manifest, parts), set()
+        self.manifest, self._is_saved = write_manifest(folder, manifest, parts), True
         clear(folder)
 
-    def _content(self, part: str) -> bytes | None:
-        """Return the content of a part; None for one that there is not."""
+    def _contents(self) -> dict[str, bytes | None]:
+        """Return the items as the contents of files."""
         classes = sorted({label for label in self.labels if label is not None})
-        match part:
-            case "vectors":
-                code = {label: i for i, label in enumerate(classes)}
-                codes = [-1 if label is None else code[label] for label in self.labels]
-                labels = torch.tensor(codes, dtype=torch.int64)
-                return tensor_bytes({"vectors": self.base.contiguous(), "labels": labels})
-            case "items":
-                columns = [name for name in self.about.types if name != LABEL]
-                items = {
-                    "names": self.names,
-                    "classes": classes,
-                    "columns": {n: [cells.get(n) for cells in self._columns] for n in columns},
-                    "origins": self._origins,
-                    "splits": self._splits,
-                    "sources": self.about.sources,
-                }
-                # json.dumps escapes: names may hold bytes that are no UTF-8
-                return json.dumps(items).encode()
-            case "features":
-                drawn = [name for name in self.sample(SAMPLED) if name in self._features]
-                self._features = {name: self._features[name] for name in drawn}
-                if not drawn:
-                    return None
-                rows = torch.tensor([self._rows[name] for name in drawn])
-                features = torch.stack([*self._features.values()])
-                return tensor_bytes({"features": features, "rows": rows})
-            case _:
-                return None if self.matrix is None else tensor_bytes({"map": self.matrix})
+        code = {label: i for i, label in enumerate(classes)}
+        codes = [-1 if label is None else code[label] for label in self.labels]
+        items = {
+            "names": self.names,
+            "classes": classes,
+            "columns": {
+                name: [item.columns.get(name) for item in self._items]
+                for name in self.about.types
+                if name != LABEL
+            },
+            "origins": [item.origin for item in self._items],
+            "splits": [item.split for item in self._items],
+            "sources": self.about.sources,
+        }
+        drawn = [self._rows[name] for name in self.sample(SAMPLED)]
+        known = {row: x for row in drawn if (x := self._items[row].features) is not None}
+        features = None
+        if known:
+            rows = torch.tensor(list(known))
+            features = tensor_bytes({"features": torch.stack([*known.values()]), "rows": rows})
+        vectors = {"vectors": self.base, "labels": torch.tensor(codes, dtype=torch.int64)}
+        return {
+            "vectors": tensor_bytes(vectors),
+            "items": json.dumps(items).encode(),  # escaped: names may hold bytes that are no UTF-8
+            "features": features,
+        }
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -379,12 +352,9 @@ class FolderIndex:
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / LOCK):  # of two writers one waits for the other
             before = read_manifest(folder, self.about.model)
-            copy = self.with_map(self.matrix)
-            copy.folder, copy._changed = folder, {"vectors", "items", "features", MAP}
-            copy.manifest = dataclasses.replace(
-                self.manifest, version=before.version if before else 0, files={}
-            )
-            copy._write(folder)
+            version = before.version if before else 0
+            manifest = dataclasses.replace(self.manifest, version=version, files={})
+            self._copy(manifest=manifest, _is_saved=False)._write(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "FolderIndex":
@@ -396,51 +366,57 @@ class FolderIndex:
     @classmethod
     def open(cls, folder: Path, model: str) -> "FolderIndex":
         """Open what is in force for a model in a folder; RunError where there is none."""
-        for last in range(_TRIES):
-            try:
-                manifest = read_manifest(folder, model)
-                if manifest is not None:
-                    return cls._read(folder, manifest)
-                break
-            except FileNotFoundError as error:  # another process has just replaced it
-                if last == _TRIES - 1:
-                    raise damaged(folder, error) from None
-            except Exception as error:  # damaged bytes can make their readers raise anything
-                raise damaged(folder, error) from None
-        others = any(folder.glob("*.json"))
-        why = "the one there is of another model" if others else "nothing is there"
-        raise RunError(f"no index in {folder} ({why}); make one: nofuss index RUN DIR")
+        index = read_in_force(folder, model, lambda manifest: cls._read(folder, manifest))
+        if index is None:
+            others = any(folder.glob("*.json"))
+            why = "the one there is of another model" if others else "nothing is there"
+            raise RunError(f"no index in {folder} ({why}); make one: nofuss index RUN DIR")
+        return index
 
     @classmethod
     def _read(cls, folder: Path, manifest: Manifest) -> "FolderIndex":
-        check_files(folder, manifest)
-        items = read_bytes(manifest.file(folder, "items"), limit=memory() // _PARSED)
+        """Return what the files of a manifest hold; any error means that they are damaged."""
+        items = read_bytes(manifest.checked(folder, "items"), limit=memory() // _PARSED)
         stored = parse_json(items)
-        names, classes = (_unique_strings(stored[what], what) for what in ("names", "classes"))
         about = About.from_dict(manifest.about, stored["sources"])
-        if about.model != manifest.model:
-            raise ValueError("its items are of another model")
-        tensors, _ = load_tensors(manifest.file(folder, "vectors"))
+        names, classes, splits = (stored[what] for what in ("names", "classes", "splits"))
+        tensors, _ = load_tensors(manifest.checked(folder, "vectors"))
         vectors, codes = tensors["vectors"], tensors["labels"]
-        _check_numbers(vectors, codes, about.dim, len(classes))
-        for values in (vectors, stored["origins"], stored["splits"]):
-            if len(values) != len(names):
-                raise ValueError(f"{len(values)} values for {len(names)} names")
-        index = cls(about, folder)
-        index.manifest, index.matrix = manifest, read_map(folder, manifest)
-        if index.matrix is not None and len(index.matrix) != about.dim:
-            raise ValueError(f"its map is of {len(index.matrix)} dimensions, not {about.dim}")
-        index._base, index._is_shared, index._changed = vectors, True, set()
-        index.names, index._rows = names, {name: row for row, name in enumerate(names)}
-        index.labels = [None if code < 0 else classes[code] for code in codes.tolist()]
-        index._columns = _cells(stored["columns"], about.types, len(names))
+        features, rows = torch.empty(0, 0).half(), torch.empty(0)
         if "features" in manifest.files:
-            tensors, _ = load_tensors(manifest.file(folder, "features"))
-            index._features = _features(tensors["features"], tensors["rows"], names)
-        index._origins = [_origin(origin, about.sources) for origin in stored["origins"]]
-        index._splits = stored["splits"]
-        if not isinstance(index._splits, list) or not {*index._splits} <= {None, *SPLITS}:
-            raise ValueError("its items are of sides that training does not know")
+            tensors, _ = load_tensors(manifest.checked(folder, "features"))
+            features, rows = tensors["features"], tensors["rows"]
+        origins = [None if origin is None else Origin(*origin) for origin in stored["origins"]]
+        are_sound = {
+            "model": about.model == manifest.model,
+            "names": _are_unique_strings(names),
+            "classes": _are_unique_strings(classes),
+            "origins": all(type(part) is str for origin in origins for part in origin or ()),
+            "splits": {*splits} <= {None, *SPLITS},
+            "vectors": vectors.dtype == torch.float32
+            and vectors.shape == (len(names), about.dim)
+            and are_unit(vectors),
+            "labels": codes.dtype == torch.int64
+            and codes.shape == (len(names),)
+            and bool(((codes >= -1) & (codes < len(classes))).all()),
+            "features": features.dtype == torch.float16
+            and features.ndim == 2
+            and are_unit(features.float()),
+        }
+        if wrong := [what for what, is_sound in are_sound.items() if not is_sound]:
+            raise ValueError(f"nofuss did not write its {', '.join(wrong)}")
+        index = cls(about, folder)
+        index.manifest, index.matrix = manifest, manifest.read_map(folder, about.dim)
+        labels = [None if code < 0 else classes[code] for code in codes.tolist()]
+        cells = _cells(stored["columns"], about.types, len(names))
+        described = zip(names, labels, cells, origins, splits, strict=True)
+        of = dict(zip(rows.tolist(), features, strict=True))
+        index._items = [
+            Item(name, label, columns, origin, None, split, of.get(row))
+            for row, (name, label, columns, origin, split) in enumerate(described)
+        ]
+        index._rows = {name: row for row, name in enumerate(names)}
+        index._base, index._is_saved = vectors, True
         return index
 
 
@@ -457,64 +433,18 @@ def unit(vectors: Array) -> Tensor:
     return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()
 
 
-def _check_unique(names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        [(twice, _)] = Counter(names).most_common(1)
-        raise ValueError(f"the index would hold {twice!r} twice; names are unique")
+def _are_unique_strings(values: Any) -> bool:
+    are_strings = isinstance(values, list) and all(type(value) is str for value in values)
+    return are_strings and len(set(values)) == len(values)
 
 
-def _cells(columns: Any, types: Mapping[str, Type], length: int) -> list[Mapping[str, Value]]:
+def _cells(columns: Any, types: Mapping[str, Type], length: int) -> list[dict[str, Value]]:
     """Return the columns of each item, after a look at each value."""
-    if not isinstance(columns, dict):
-        raise ValueError("columns is not a JSON object")
     cells: list[dict[str, Value]] = [{} for _ in range(length)]
     for name, values in columns.items():
-        if name == LABEL or name not in types or not isinstance(values, list):
-            raise ValueError(f"{name!r:.40} is not a column")
         for item, value in zip(cells, values, strict=True):
             if value is not None:
                 if not is_value(value, types[name]):
                     raise ValueError(f"column {name!r:.40} holds a value that is not {types[name]}")
                 item[name] = value
-    return list(cells)
-
-
-def _origin(stored: Any, sources: Mapping[str, Any]) -> Origin | None:
-    if stored is None:
-        return None
-    source, checksum = stored
-    if type(checksum) is not str or source not in sources:
-        raise ValueError("an item is of no source of the index")
-    return Origin(source, checksum)
-
-
-def _check_numbers(vectors: Tensor, codes: Tensor, dim: int, classes: int) -> None:
-    """Refuse anything but unit vectors with a class or −1 for each."""
-    if vectors.dtype != torch.float32 or vectors.ndim != 2 or vectors.shape[1] != dim:
-        got = f"{vectors.dtype} {tuple(vectors.shape)}"
-        raise ValueError(f"vectors are {got}; expected float32 (N, {dim})")
-    if not are_unit(vectors):
-        raise ValueError("vectors are not of unit length")
-    if codes.dtype != torch.int64 or codes.shape != vectors.shape[:1]:
-        got = f"{codes.dtype} {tuple(codes.shape)}"
-        raise ValueError(f"labels are {got} for {len(vectors)} vectors; expected int64 (N,)")
-    if len(codes) and not (codes.min() >= -1 and codes.max() < classes):
-        raise ValueError(f"labels reach beyond the {classes} classes")
-
-
-def _features(features: Tensor, rows: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the features of each item that has some; ValueError for anything but unit ones."""
-    is_sample = rows.dtype == torch.int64 and features.shape[:-1] == rows.shape == (len(rows),)
-    if not is_sample or features.dtype != torch.float16 or not are_unit(features.float()):
-        raise ValueError("features are not float16 (S, F) of unit length")
-    if len(rows) and not (rows.min() >= 0 and rows.max() < len(names)):
-        raise ValueError(f"features reach beyond the {len(names)} items")
-    return {names[row]: of for row, of in zip(rows.tolist(), features, strict=True)}
-
-
-def _unique_strings(values: Any, what: str) -> list[str]:
-    if not isinstance(values, list) or not all(type(value) is str for value in values):
-        raise ValueError(f"{what} is not a list of strings")
-    if len(set(values)) < len(values):
-        raise ValueError(f"{what} holds a string twice")
-    return values
+    return cells

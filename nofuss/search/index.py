@@ -89,19 +89,17 @@ class About(NamedTuple):
     @classmethod
     def from_dict(cls, stored: Any, sources: Any) -> "About":
         """Read what `as_dict` gave; ValueError, with what is wrong, for anything else."""
-        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-            found = stored.get("format") if isinstance(stored, dict) else None
+        found = stored.get("format") if isinstance(stored, dict) else None
+        if found != FORMAT:
             raise WrongFormatError(f"is of format {found!r:.20}, expected {FORMAT}")
         model, dim, relatives = (stored.get(name) for name in ("model", "dim", "relatives"))
-        if type(model) is not str or type(dim) is not int or not 0 < dim < 2**20:
-            raise ValueError("its model and dimensions are not a checksum and a number")
-        if relatives is not None and (type(relatives) is not int or relatives < 0):
-            raise ValueError("relatives is not a count")
-        is_typed = isinstance(sources, dict) and all(map(_are_types, sources.values()))
-        if not is_typed or not all(type(source) is str for source in sources):
+        counts = [dim] if relatives is None else [dim, relatives]
+        if type(model) is not str or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
+            raise ValueError("its model and its numbers are not those of an index")
+        if not isinstance(sources, dict) or not all(map(_are_types, sources.values())):
             raise ValueError("its sources are not columns and their types")
-        rule = stored.get("open_set")
         try:
+            rule = stored.get("open_set")
             open_set = None if rule is None else OpenSet.from_dict(rule)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"open_set that nofuss did not write, {error}") from None
