@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import numpy as np
@@ -40,7 +40,7 @@ JSON_LIMIT = 2**26
 """Largest JSON file that describes a run."""
 TEMPORARY = ".writing-"
 """Begins the name of a file that is not whole yet."""
-LOCK, OWNER = ".lock", ".lock.json"
+LOCK, OWNER = ".lock", ".lock.owner"
 PATIENCE = 1.0
 """Seconds to wait for a process that has just ended to release a lock."""
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
@@ -49,31 +49,20 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 # ---- reading
 
 
-def open_regular(path: Path, *, limit: int = READ_LIMIT) -> IO[bytes]:
-    """Open a regular file of at most `limit` bytes; OSError says what else it is. Never waits.
-
-    A file of size 0 counts as empty: files of /proc have that size, and some of them are endless.
-    """
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115 returned to the caller
-    try:
-        if _size(os.fstat(file.fileno()), path, limit):
-            return file
-    except OSError:
-        file.close()
-        raise
-    file.close()
-    return io.BytesIO()
-
-
 def check_regular(path: Path, *, limit: int = READ_LIMIT) -> int:
-    """Return the size of a regular file, for readers that need a path; OSError otherwise."""
-    return _size(os.stat(path), path, limit)
+    """Return the size of a regular file of at most `limit` bytes; OSError says what else it is."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if status.st_size > limit:
+        text = f"{status.st_size:,} bytes, more than the limit of {limit:,}"
+        raise OSError(errno.EFBIG, text, str(path))
+    return status.st_size
 
 
 def read_bytes(path: Path, *, limit: int = READ_LIMIT) -> bytes:
-    """Read a regular file of at most `limit` bytes."""
-    with open_regular(path, limit=limit) as file:
-        return file.read()
+    """Read a regular file of at most `limit` bytes; those of /proc, without a size, are empty."""
+    return path.read_bytes() if check_regular(path, limit=limit) else b""
 
 
 def memory() -> int:
@@ -81,26 +70,17 @@ def memory() -> int:
     return max(READ_LIMIT, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _size(status: os.stat_result, path: Path, limit: int) -> int:
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a folder, " if stat.S_ISDIR(status.st_mode) else ""
-        raise OSError(errno.EINVAL, f"{kind}not a regular file", str(path))
-    if status.st_size > limit:
-        text = f"{status.st_size:,} bytes, more than the limit of {limit:,}"
-        raise OSError(errno.EFBIG, text, str(path))
-    return status.st_size
-
-
 # ---- writing
 
 
-@contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to fill, which replaces `path` as a whole if no error occurs."""
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace a file as a whole."""
+    if isinstance(content, str):  # a file name may contain bytes that are not UTF-8
+        content = content.encode("utf-8", "backslashreplace")
     temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
     try:
         with open(temporary, "xb") as file:
-            yield file
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -112,21 +92,13 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         sync(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def sync(folder: Path) -> None:
+    """Flush a folder's entries to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file as a whole."""
-    if isinstance(content, str):  # a file name may contain bytes that are not UTF-8
-        content = content.encode("utf-8", "backslashreplace")
-    with new_file(path) as file:
-        file.write(content)
 
 
 def write_by_content(folder: Path, stem: str, suffix: str, content: bytes) -> str:
@@ -138,42 +110,29 @@ def write_by_content(folder: Path, stem: str, suffix: str, content: bytes) -> st
     return checksum
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append lines and flush them; after an error the file is as it was.
+def append_lines(path: Path, lines: Iterable[str], *, limit: int) -> None:
+    """Append lines to a file that stays below `limit` bytes: all of them, or none.
 
-    A kill may leave part of a line: what is appended later starts a new line, so that readers find
-    one line that is not whole, and lose no other.
+    The file is replaced as a whole. Where its last line was cut, a new one is begun.
     """
-    content = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
-    with open(path, "a+b", buffering=0) as file:
-        before = file.tell()
-        if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
-            content = b"\n" + content
-        try:
-            while content:
-                content = content[file.write(content) :]
-            os.fsync(file.fileno())
-        except OSError:
-            with suppress(OSError):
-                file.truncate(before)
-            raise
-    if not before:
-        with suppress(OSError):
-            sync(path.parent)
+    before = read_bytes(path, limit=limit) if path.exists() else b""
+    if before and not before.endswith(b"\n"):
+        before += b"\n"
+    after = before + "".join(f"{line}\n" for line in lines).encode()
+    if len(after) > limit:
+        raise OSError(errno.EFBIG, f"more than the limit of {limit:,} bytes", str(path))
+    write_file(path, after)
 
 
 def read_lines(path: Path, *, limit: int) -> list[Any]:
     """Return the JSON in each line: None for one that is not whole, nothing for a cut last one."""
-    lines = read_bytes(path, limit=limit).split(b"\n")
-    found = [_parsed(line) for line in lines]
+    found = []
+    for line in read_bytes(path, limit=limit).split(b"\n"):
+        try:
+            found.append(parse_json(line))
+        except ValueError:
+            found.append(None)
     return found if found[-1] is not None else found[:-1]
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError:
-        return None
 
 
 # ---- JSON and tables
@@ -288,8 +247,9 @@ def load_tensors(path: Path) -> tuple[dict[str, "Tensor"], Any]:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a regular file, read back from the disk."""
-    with open_regular(path, limit=memory()) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    check_regular(path, limit=memory())
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(*parts: Bytes, size: int = 16) -> str:
@@ -325,21 +285,23 @@ def locked(folder: Path) -> Iterator[None]:
     All processes of one command call this; under torchrun the first holds the lock for all. What
     a killed process has left half-written is deleted.
     """
-    lock = filelock.FileLock(folder / LOCK, timeout=PATIENCE)
+    lock, owner = filelock.FileLock(folder / LOCK, timeout=PATIENCE), folder / OWNER
 
     def take() -> str:
         try:
             lock.acquire()
         except filelock.Timeout:
-            who = _owner(folder)
+            who = "another process"
+            with suppress(OSError):  # it has not said yet, or just ended
+                who = owner.read_text(errors="replace")
             raise RunError(
                 f"{folder} is being written by {who}; wait until it ends, or stop it, and try again"
             ) from None
         for left in [*folder.glob(f"{TEMPORARY}*"), *folder.glob(f"*/{TEMPORARY}*")]:
             left.unlink(missing_ok=True)
         command = shlex.join(["nofuss", *sys.argv[1:2]])
-        about = {"process": os.getpid(), "command": command, "since": int(time.time())}
-        write_file(folder / OWNER, json.dumps(about))
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        write_file(owner, f"process {os.getpid()} ({command!r:.100}, since {since})")
         return ""
 
     try:
@@ -348,15 +310,5 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         if lock.is_locked:
             with suppress(OSError):  # a run that was deleted
-                (folder / OWNER).unlink()
+                owner.unlink()
             lock.release()
-
-
-def _owner(folder: Path) -> str:
-    """Return which process holds the lock, as it says itself."""
-    try:
-        about = parse_json(read_bytes(folder / OWNER, limit=2**12))
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(about["since"]))
-        return f"process {about['process']:d} ({about['command']!r:.100}, since {since})"
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return "another process"

@@ -20,7 +20,7 @@ import numpy as np
 from nofuss.data.collection import Collection, first_five, printable, relative
 from nofuss.data.readers.table import read_rows
 from nofuss.errors import DataError
-from nofuss.files import csv_cell, open_regular, read_lines
+from nofuss.files import csv_cell, read_bytes, read_lines
 
 log = logging.getLogger("nofuss")
 LARGEST = 64 * 2**20
@@ -53,8 +53,7 @@ def read_corrections(file: Path) -> list[Correction]:
     DataError for a file that is neither.
     """
     try:
-        with open_regular(file) as content:
-            is_feedback = content.read(1) == b"{"
+        is_feedback = read_bytes(file, limit=LARGEST).startswith(b"{")
     except OSError:
         is_feedback = False  # the reader of tables says what is wrong
     if not is_feedback:

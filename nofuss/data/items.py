@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nofuss.cache import digests
-from nofuss.files import READ_LIMIT, check_regular, open_regular, read_bytes
+from nofuss.files import READ_LIMIT, check_regular, read_bytes
 
 LARGEST_GROUP = 2**30
 """Bytes of a group of rows of Parquet, and of all groups that are kept."""
@@ -88,7 +88,7 @@ def tar_members(file: Path) -> list[tarfile.TarInfo]:
     """Return the members of a tar file in order, and note their places; ValueError for damage."""
     version = _version(file)
     with (
-        open_regular(file, limit=sys.maxsize) as opened,
+        file.open("rb") as opened,
         tarfile.open(fileobj=opened, mode="r:") as shard,
     ):
         members = []

@@ -15,7 +15,7 @@
     feedback.jsonl     what people said on the page, see search/feedback.py
     checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/saved.py
-    .lock .lock.json   one command writes at a time, and which, see files.py
+    .lock .lock.owner  one command writes at a time, and which, see files.py
 
 A directory that is not empty is never overwritten; training continues it with --resume. Links and
 special files in a run are refused when it is opened; nobody looks for them again.

@@ -1,6 +1,6 @@
 """Feedback: what people said on the page, and what follows from it for a search.
 
-RUN/feedback.jsonl has a line for each thing that was said, and is only ever appended to:
+RUN/feedback.jsonl has a line for each thing that was said; lines are only ever added to it:
 
     {"query": NAME, "item": NAME, "same": true, "time": SECONDS}
     {"item": NAME, "label": LABEL, "corrected": LABEL, "time": SECONDS}
@@ -40,7 +40,7 @@ from torch import Tensor
 from nofuss.data.corrections import LARGEST, Correction, in_force
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import per_query, scorable
-from nofuss.files import append_lines, check_regular, csv_text, read_lines
+from nofuss.files import append_lines, csv_text, read_lines
 from nofuss.ranking.neighbours import nearest
 from nofuss.run.proxies import sample_by_class
 from nofuss.search.folder import FolderIndex
@@ -180,9 +180,7 @@ def append(run: Path, said: Iterable[Said]) -> None:
     """Append what somebody said."""
     now = int(time.time())
     lines = [json.dumps(each._asdict() | {"time": now}) for each in said]
-    if (run / FILE).exists():
-        check_regular(run / FILE, limit=LARGEST - sum(map(len, lines)) - 2 * len(lines))
-    append_lines(run / FILE, lines)
+    append_lines(run / FILE, lines, limit=LARGEST)
 
 
 # ---- what follows from it

@@ -9,7 +9,6 @@ header is row 1.
 import csv
 import os
 from collections.abc import Iterator
-from io import TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -31,7 +30,7 @@ from nofuss.data.columns import clean, read_column
 from nofuss.data.readers.folder import few
 from nofuss.data.triplets import Comparisons
 from nofuss.errors import DataError
-from nofuss.files import check_regular, open_regular
+from nofuss.files import check_regular
 
 TRIPLET_COLUMNS = ("anchor", "positive", "negative")
 PAIR_COLUMNS = ("a", "b", "same")
@@ -166,8 +165,8 @@ def header(path: Path) -> list[str]:
 
 
 def _opened(path: Path) -> TextIO:
-    file = open_regular(path)
-    return TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    check_regular(path)
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _lines(file: TextIO) -> Iterator[str]:
