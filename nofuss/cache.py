@@ -1,11 +1,11 @@
 """The cache: digests of files, features, activations, exported graphs, drawn characters.
 
     <cache>/digests-KEY.sqlite        path, size, times and inode of a file → digest of its content
-    <cache>/features-KEY.sqlite       `Rows`: values by key, as features of one backbone by picture
+    <cache>/features-KEY.sqlite       features of one backbone, by the content of the picture
     <cache>/scans-KEY.sqlite          which contents can be decoded, and how they look
-    <cache>/activations-KEY.records   `Records`: arrays of one shape in a memory map
-    <cache>/graph-KEY.blob            `blob`: one value, as a backbone's graph for onnxruntime
-    <cache>/characters-KEY.blob, <cache>/han-KEY.blob
+    <cache>/graph-KEY.sqlite          one value: a backbone's graph for onnxruntime
+    <cache>/characters-KEY.sqlite, <cache>/han-KEY.sqlite
+    <cache>/activations-KEY.records   arrays of one shape in a memory map
 
 Everything here can be made again. A key is a digest of all that a value depends on; pictures count
 by their content, so that a folder can be moved or copied. Every value has a checksum over its key
@@ -15,20 +15,17 @@ Only their owner can read them. A cache that can't be written makes commands slo
 """
 
 import errno
-import hashlib
 import os
 import re
-import secrets
 import shutil
 import sqlite3
-import stat
 import time
 import warnings
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +41,9 @@ FRESH_NS = 2 * 10**9
 """A file that changed less than this ago may change again within the resolution of its times."""
 WAIT_SECONDS = 30.0
 """How long to wait for another process that writes."""
-_OURS = re.compile(r"[a-z]+-[0-9a-f]{32}\.(?:sqlite|records|blob)(?:\.[0-9a-f]{8})?")
+LARGEST_ROW = 10**9
+"""Most bytes of a value in SQLite."""
+_OURS = re.compile(r"[a-z]+-[0-9a-f]{32}\.(?:sqlite|records)")
 _TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n# The cache of nofuss; delete it at any time.\n"
 )
@@ -70,18 +69,13 @@ def room() -> int:
     folder = cache_directory().absolute()
     place = next(path for path in (folder, *folder.parents) if path.is_dir())
     sizes = sum(size for _, size, _ in _files())
-    try:
-        free = shutil.disk_usage(place).free
-    except OSError:
-        return 0
-    return int(min(LIMIT, FREE_FRACTION * free + sizes))
+    return int(min(LIMIT, FREE_FRACTION * shutil.disk_usage(place).free + sizes))
 
 
 def make_room(needed: int, *, keep: Path | None = None) -> bool:
     """Delete files, longest unused first, until `needed` bytes fit; False if they never do.
 
-    Files under other names, folders and links are neither counted nor deleted. keep: the file that
-    is to hold the `needed` bytes, not counted and not deleted either.
+    keep: the file that is to hold the `needed` bytes, not counted and not deleted either.
     """
     left = room() - needed
     if left < 0:
@@ -99,11 +93,23 @@ def _files() -> list[tuple[float, int, Path]]:
     found = []
     with suppress(OSError):
         for path in cache_directory().iterdir():
-            with suppress(OSError):  # another process has just deleted it
-                status = path.lstat()
-                if _OURS.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
+            if _OURS.fullmatch(path.name):
+                with suppress(OSError):  # another process has just deleted it
+                    status = path.stat()
                     found.append((status.st_mtime, status.st_size, path))
     return found
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _use(file: Path) -> None:
+    """Make a file for its owner alone if it is not there, and note that it is used now."""
+    if not file.parent.is_dir():
+        file.parent.mkdir(parents=True, mode=0o700)
+        (file.parent / "CACHEDIR.TAG").write_text(_TAG)  # so that backup programs leave it out
+    file.touch(mode=0o600)
 
 
 def _delete(path: Path) -> None:
@@ -112,33 +118,11 @@ def _delete(path: Path) -> None:
             name.unlink()
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
+def _checksum(key: bytes, value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(key))
 
 
-def _open(file: Path, flags: int) -> int:
-    """Open a file of the cache for its owner alone; OSError if it is a link or no regular file."""
-    folder = file.parent
-    if not folder.is_dir():
-        folder.mkdir(parents=True, mode=0o700)
-        with suppress(OSError):
-            (folder / "CACHEDIR.TAG").write_text(_TAG)  # so that backup programs leave it out
-    descriptor = os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "not a regular file", str(file))
-
-
-def _warn_damaged(path: Path, problem: object) -> None:
-    reason = " ".join(str(problem).split())
-    warnings.warn(f"{path} is damaged ({reason}) and made again", stacklevel=3)
-
-
-# Rows
+# Values by key
 
 
 class Rows:
@@ -153,42 +137,39 @@ class Rows:
         unique = sorted(wanted)
         if not unique or not self.file.exists():
             return
-        with self._failing_softly(), closing(self._connect(os.O_RDWR)) as database:
+        with self._failing_softly(), closing(self._connect()) as database:
             for start in range(0, len(unique), _AT_ONCE):
                 part = unique[start : start + _AT_ONCE]
                 marks = ",".join("?" * len(part))
                 query = f"SELECT key, value, checksum FROM rows WHERE key IN ({marks})"
                 for key, value, checksum in database.execute(query, part):
                     is_value = isinstance(value, bytes) and key in wanted
-                    if is_value and zlib.crc32(value, zlib.crc32(key)) == checksum:
+                    if is_value and _checksum(key, value) == checksum:
                         yield key, value
                     else:
                         damaged += 1
         if damaged:
-            _warn_damaged(self.file, f"{damaged:,} values have another checksum")
+            self._warn(f"{damaged:,} values have another checksum")
 
     def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Write values, all or none of them: none if the disk is full."""
         rows = [
-            (key, value, zlib.crc32(value, zlib.crc32(key)))
+            (key, value, _checksum(key, value))
             for key, value in zip(keys, values, strict=True)
-            if key
+            if key and len(value) < LARGEST_ROW
         ]
-        needed = _size(self.file) + sum(3 * len(value) // 2 + 64 for value in values)
+        needed = _size(self.file) + sum(3 * len(value) // 2 + 64 for _, value, _ in rows)
         if rows and make_room(needed, keep=self.file):
-            flags = os.O_RDWR | os.O_CREAT
-            with self._failing_softly(), closing(self._connect(flags)) as database, database:
+            with self._failing_softly(), closing(self._connect()) as database, database:
                 database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", rows)
 
-    def _connect(self, flags: int) -> sqlite3.Connection:
-        os.close(_open(self.file, flags))
+    def _connect(self) -> sqlite3.Connection:
+        _use(self.file)
         database = sqlite3.connect(self.file, timeout=WAIT_SECONDS)
         database.text_factory = bytes  # a damaged row may call its value a text
         database.execute("PRAGMA page_size = 16384")  # of a new file
         database.execute("PRAGMA synchronous = OFF")  # what a power failure damages is noticed
         database.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, value, checksum)")
-        with suppress(OSError):
-            os.utime(self.file)
         return database
 
     @contextmanager
@@ -200,8 +181,27 @@ class Rows:
             # Read-only, a full disk or a lock held for too long are no damage.
             is_damaged = not isinstance(problem, OSError | sqlite3.OperationalError)
             if is_damaged or "no such" in str(problem):
-                _warn_damaged(self.file, problem)
+                self._warn(problem)
                 _delete(self.file)
+
+    def _warn(self, problem: object) -> None:
+        reason = " ".join(str(problem).split())
+        warnings.warn(f"{self.file} is damaged ({reason}) and made again", stacklevel=3)
+
+
+def holds_blob(name: str) -> bool:
+    """Return whether the cache has a file for this value."""
+    return Rows(name).file.is_file()
+
+
+def blob(name: str, make: Callable[[], bytes]) -> bytes:
+    """Return a single value, from its file or made now."""
+    rows, key = Rows(name), name.encode()
+    if found := dict(rows.read([key])):
+        return found[key]
+    made = make()
+    rows.write([key], [made])
+    return made
 
 
 # Digests of files
@@ -230,8 +230,11 @@ def digests(
         is_settled = now - max(s.st_mtime_ns, s.st_ctime_ns) > FRESH_NS
         return key_of(os.fsencode(path.absolute()), f"{seen}".encode()), is_settled
 
-    def contents(piece: Sequence[int]) -> list[bytes]:
-        return [_content_key(paths[i], read) for i in piece]
+    def content(i: int) -> bytes:
+        try:
+            return key_of(read(paths[i]))
+        except OSError:
+            return b""
 
     table, versions = Rows(f"digests-{0:032x}"), [version(path) for path in paths]
     known = dict(table.read([key for key, _ in versions]))
@@ -239,22 +242,15 @@ def digests(
     missing = [i for i, (key, _) in enumerate(versions) if key and not found[i]]
     pieces = [missing[start : start + _PIECE] for start in range(0, len(missing), _PIECE)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for piece, keys in zip(pieces, pool.map(contents, pieces), strict=True):
-            for i, key in zip(piece, keys, strict=True):
-                found[i] = key
+        keys = pool.map(lambda piece: [content(i) for i in piece], pieces)
+        for i, key in zip(missing, chain.from_iterable(keys), strict=True):
+            found[i] = key
     settled = [i for i in missing if versions[i][1] and found[i]]
     table.write([versions[i][0] for i in settled], [found[i] for i in settled])
     return found
 
 
-def _content_key(path: Path, read: Callable[[Path], bytes]) -> bytes:
-    try:
-        return key_of(read(path))
-    except OSError:
-        return b""
-
-
-# Records
+# Arrays by number
 
 
 class Records:
@@ -264,26 +260,23 @@ class Records:
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, count: int) -> None:
-        self.count, self._key = count, name.encode()
+        self.count, self._key, self._file = count, name.encode(), self.file_of(name)
         self._kind = self.kind_of(shape, dtype)
-        file, size = self.file_of(name), count * self._kind.itemsize
-        if not make_room(size, keep=file):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
-        before, self._descriptor = _size(file), _open(file, os.O_RDWR | os.O_CREAT)
-        self.close = weakref.finalize(self, os.close, self._descriptor)
+        size, before = count * self._kind.itemsize, _size(self._file)
+        if not make_room(size, keep=self._file):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file))
+        _use(self._file)
         try:
-            if not hasattr(os, "posix_fallocate"):  # macOS
-                raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(file))
-            os.posix_fallocate(self._descriptor, 0, size)
-            self._records = np.memmap(file, self._kind, "r", shape=(count,))
-        except BaseException:
-            self.close()
+            with self._file.open("r+b") as file:
+                if not hasattr(os, "posix_fallocate"):  # macOS
+                    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(self._file))
+                os.posix_fallocate(file.fileno(), 0, size)
+        except OSError:
             if not before:
-                _delete(file)
+                _delete(self._file)
             raise
+        self._records = np.memmap(self._file, self._kind, "r", shape=(count,))
         self._sound = np.zeros(count, dtype=bool)
-        with suppress(OSError):
-            os.utime(file)
 
     @staticmethod
     def kind_of(shape: tuple[int, ...], dtype: DTypeLike) -> np.dtype[np.void]:
@@ -299,7 +292,7 @@ class Records:
         """Return arrays (B, …); None if one of them was not written, or is damaged."""
         for number in numbers[~self._sound[numbers]]:
             record = self._records[number]
-            if self._checksum(number, record["values"]) != record["checksum"]:
+            if self._sum(number, record["values"]) != record["checksum"]:
                 return None
             self._sound[number] = True  # each is checked once
         values: NDArray[np.generic] = self._records["values"][numbers]
@@ -307,46 +300,13 @@ class Records:
 
     def write(self, numbers: NDArray[np.int64], values: NDArray[np.generic]) -> None:
         """Write arrays (B, …); OSError if the disk fails."""
-        for number, value in zip(numbers, values, strict=True):
-            if not self._sound[number]:
-                record = np.empty((), self._kind)
-                record["values"], record["checksum"] = value, self._checksum(number, value)
-                # Not through the memory map, where a failing disk would kill the process.
-                place = int(number) * self._kind.itemsize
-                os.pwrite(self._descriptor, record.tobytes(), place)
+        record = np.empty((), self._kind)
+        with self._file.open("r+b") as file:
+            for number, value in zip(numbers, values, strict=True):
+                if not self._sound[number]:
+                    record["values"], record["checksum"] = value, self._sum(number, value)
+                    # Not through the memory map, where a failing disk would kill the process.
+                    os.pwrite(file.fileno(), record.tobytes(), int(number) * self._kind.itemsize)
 
-    def _checksum(self, number: np.int64, value: NDArray[np.generic]) -> int:
-        return zlib.crc32(value.tobytes(), zlib.crc32(b"%s %d" % (self._key, number)))
-
-
-# Single values
-
-
-def holds_blob(name: str) -> bool:
-    """Return whether the cache has a file for this value."""
-    return (cache_directory() / f"{name}.blob").is_file()
-
-
-def blob(name: str, make: Callable[[], bytes]) -> bytes:
-    """Return a value, from its file or made now."""
-    file = cache_directory() / f"{name}.blob"
-    with suppress(OSError):
-        with os.fdopen(_open(file, os.O_RDONLY), "rb") as opened:
-            checksum, content = opened.read(32), opened.read()
-        if hashlib.sha256(name.encode() + content).digest() == checksum:
-            with suppress(OSError):
-                os.utime(file)
-            return content
-        _warn_damaged(file, "its checksum differs")
-    content = make()
-    temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
-    with suppress(OSError):
-        if make_room(len(content), keep=file):
-            try:
-                descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                with os.fdopen(descriptor, "wb") as opened:
-                    opened.write(hashlib.sha256(name.encode() + content).digest() + content)
-                temporary.replace(file)
-            finally:
-                temporary.unlink(missing_ok=True)
-    return content
+    def _sum(self, number: np.int64, value: NDArray[np.generic]) -> int:
+        return _checksum(b"%s %d" % (self._key, number), value.tobytes())
