@@ -123,7 +123,7 @@ def train(
     options: dict[str, Any] = {"assignment": form.assignment, "proxies_per_class": each}
     trial = trial_of(source, "proxy-nca", rate, seed=seed, **options)
     data, settings, rows = data_of(source, trial.settings, form, train_rows, classes)
-    embedder = build_model(settings, settings.preset, data, side=source.side)
+    embedder = build_model(settings, settings.preset, data, side=source.data.side)
     features = None if source.features is None else source.features[rows]
     training, feed = prepare(settings, embedder, data.subset(rows), features)
     criterion = training.criterion
@@ -177,7 +177,7 @@ def at_start(source: Source) -> str:
     settings = trial_of(source, "proxy-nca", rate, assignment="dynamic").settings
     rows = source.train_rows
     items = source.collection.subset(rows)
-    embedder = build_model(settings, settings.preset, items, side=source.side)
+    embedder = build_model(settings, settings.preset, items, side=source.data.side)
     features = None if source.features is None else source.features[rows]
     training, _ = prepare(settings, embedder, items, features)
     x = normalize(Encoder(embedder).embed_collection(items))

@@ -37,7 +37,7 @@ def main(
         weights: With --budget paper: a public BN-Inception file to start from, as the paper did.
         device: Where to compute, as for `nofuss train`.
     """
-    from nofuss.paper.runner import reproduce  # here, so that --help does not load torch
+    from nofuss.paper.reproduce import reproduce  # here, so that --help does not load torch
 
     reproduce(
         names,

@@ -12,19 +12,15 @@ import numpy as np
 from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper import page
 from nofuss.paper.published import METHODS
+from nofuss.paper.runner import Runner
 from nofuss.paper.sources import Source
-from nofuss.paper.trials import Rates, Record, Results, Trial, seeds_of
+from nofuss.paper.trials import Trial
 
 LOSSES = ("proxy-nca", "clustering", "n-pairs", "lifted", "semi-hard")
 SIZES = (16, 32, 64, 128, 256)
 STABLE = 0.02
 """Recall@1 that a batch may change, both ways, for a result to be called stable."""
 LONG_LOSSES, LONG_SIZES = ("proxy-nca",), (64, 128, 256)
-
-
-def losses(source: Source) -> tuple[str, ...]:
-    """Return the methods that are tried."""
-    return LONG_LOSSES if source.budget.long else LOSSES
 
 
 def sizes_of(source: Source, loss: str) -> list[int]:
@@ -35,75 +31,58 @@ def sizes_of(source: Source, loss: str) -> list[int]:
     return [size for size in SIZES if size <= most.get(loss, SIZES[-1])]
 
 
-def curves(source: Source, rates: Rates) -> page.Curves:
-    """Return every method with every size; the budget's own are the trainings of the tables."""
-
-    def at(loss: str, size: int) -> list[Trial]:
-        usual = size == source.budget.batch_of(loss)
-        record: Record = "curve" if usual else "scores"
-        return seeds_of(source, rates, loss, record=record, batch_size=size)
-
-    return {loss: {s: at(loss, s) for s in sizes_of(source, loss)} for loss in losses(source)}
-
-
-def trials(source: Source, rates: Rates) -> list[Trial]:
-    """Return the trainings of all curves."""
-    return page.trials_of(curves(source, rates))
-
-
-def entry(source: Source, rates: Rates, results: Results) -> page.Entry:
+def entry(runner: Runner) -> page.Entry:
     """Return a curve per method, and how far its scores spread."""
-    sweep = page.Sweep(page.results_of(curves(source, rates), results), METHODS)
-    moves = {m: max(means.values()) - min(means.values()) for m, means in sweep.means().items()}
-    usual = {m: source.budget.batch_of(m) for m in sweep.results}
-    gaps = {
-        m: {
-            s: page.difference(some, by_size[usual[m]])
-            for s, some in by_size.items()
-            if s != usual[m]
+    source, usual = runner.source, runner.source.budget.batch_of("proxy-nca")
+    curves = {}
+    for loss in LONG_LOSSES if source.budget.long else LOSSES:
+        # The budget's own batch is that of the tables, whose trainings record a curve.
+        trials: dict[float, list[Trial]] = {
+            size: runner.seeds(
+                loss,
+                record="curve" if size == source.budget.batch_of(loss) else "scores",
+                batch_size=size,
+            )
+            for size in sizes_of(source, loss)
         }
-        for m, by_size in sweep.results.items()
-    }
-    word, sentence = verdict(gaps, usual["proxy-nca"])
+        curves[loss] = runner.run(trials)
+    moves = {m: max(by.values()) - min(by.values()) for m, by in page.means(curves).items()}
+    own = curves["proxy-nca"]
+    gaps = {s: page.difference(some, own[usual]) for s, some in own.items() if s != usual}
+    word, sentence = verdict(gaps, usual)
     return page.Entry(
         title=f"Section 5: the batch, {source.title}",
         claim="Proxy-NCA needs no large batches; its results are stable when they grow.",
         verdict=word,
         sentence=sentence,
         tables=[
-            sweep.table(
+            page.sweep_table(
+                curves,
+                METHODS,
                 "Recall@1, %, by batch size, with as many items seen; ± is the 95% t-interval "
                 "over seeds",
                 "",
-                {"best − worst": {m: f"{100 * move:.2f}" for m, move in moves.items()}},
             )
         ],
-        figures=[sweep.figure("Recall@1 against the batch", "items in a batch")],
-        values={"recall@1": sweep.summaries(), "best_minus_worst": moves},
+        figures=[
+            page.sweep_figure(curves, METHODS, "Recall@1 against the batch", "items in a batch")
+        ],
+        values={
+            "recall@1": {m: page.summaries(curve) for m, curve in curves.items()},
+            "best_minus_worst": moves,
+        },
     )
 
 
-def verdict(
-    gaps: Mapping[str, Mapping[float, SeededDifference]], usual: int
-) -> tuple[page.Verdict, str]:
-    """Say at which batches each method differs from what it is at the usual one."""
-    own = gaps["proxy-nca"].values()
+def verdict(gaps: Mapping[float, SeededDifference], usual: int) -> tuple[page.Verdict, str]:
+    """Say whether Proxy-NCA's Recall@1 at other batches is that of the usual one."""
     word: page.Verdict = "undecided"
-    if any(d.verdict != "indistinguishable" and abs(d.mean) > STABLE for d in own):
+    if any(d.verdict != "indistinguishable" and abs(d.mean) > STABLE for d in gaps.values()):
         word = "contradicted"
-    elif all(-STABLE < end < STABLE for d in own for end in d.ends):
+    elif all(-STABLE < end < STABLE for d in gaps.values() for end in d.ends):
         word = "confirmed"
-    parts = []
-    for m, by_size in gaps.items():
-        moved = [
-            f"{page.signed(d.mean)} at {s}"
-            for s, d in by_size.items()
-            if d.verdict != "indistinguishable"
-        ]
-        parts.append(f"{METHODS[m]} {', '.join(moved) or 'at none'}")
-    every = [d for by_size in gaps.values() for d in by_size.values()]
+    moved = page.list_words([f"{page.signed(d.mean)} at {s:g}" for s, d in gaps.items()])
     return word, (
-        f"Recall@1 differs from that at a batch of {usual}: {'; '.join(parts)} "
-        f"({page.certainty(every)}); stable means within {100 * STABLE:g} points, by both "
-        "intervals."
+        f"Recall@1 of Proxy-NCA beside that at a batch of {usual}: {moved}; stable means within "
+        f"{100 * STABLE:g} points by both intervals ({page.CERTAINTY})."
     )

@@ -14,14 +14,16 @@ import numpy as np
 from markupsafe import Markup
 
 from nofuss.evaluate.intervals import Interval, SeededDifference, class_interval, t_interval
-from nofuss.paper.published import METHODS, NAMES
-from nofuss.paper.trials import Result, Results, Trial, has_collapsed
+from nofuss.paper.published import METHODS
+from nofuss.paper.trials import Result
 from nofuss.report import render
 from nofuss.report.figures import Point, line_chart
 from nofuss.report.sections import Section
 
 Verdict = Literal["confirmed", "partly confirmed", "contradicted", "undecided", "shown"]
 """Of what the paper says; "shown" where it says nothing that could be wrong."""
+CERTAINTY = "95%, each by itself, over classes and, of several seeds, over seeds"
+"""How certain differences are: some of many will be wrong."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Entry:
     """The key of the trial whose result holds rows of pictures."""
 
 
-# Numbers over seeds
+# Numbers over seeds, and their words
 
 
 def recalls(results: Iterable[Result]) -> list[float]:
@@ -108,9 +110,6 @@ def difference(one: Sequence[Result], other: Sequence[Result]) -> SeededDifferen
     return SeededDifference(mean(gaps), t_interval(gaps), ends)
 
 
-# Words
-
-
 def list_words(words: Sequence[str]) -> str:
     """Return "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
@@ -126,100 +125,59 @@ def span(ends: Interval | None) -> str:
     return "–" if ends is None else f"{signed(ends[0])} to {signed(ends[1])}"
 
 
-def certainty(differences: Iterable[SeededDifference]) -> str:
-    """Say how certain verdicts are; some of many will be wrong."""
-    several = all(d.over_seeds for d in differences)
-    over = "over seeds and over classes" if several else "over classes alone: one seed"
-    return f"95%, each by itself, {over}"
+# A sweep: Recall@1 against one setting, a curve for each method or way of training
+
+Curves = Mapping[str, Mapping[float, Sequence[Result]]]
+"""Curve → setting → its results, one per seed."""
 
 
-def collapses(results_of: Mapping[str, Sequence[Result]]) -> str:
-    """Name the methods whose trainings collapsed; "" if none did."""
-    counts = {m: sum(map(has_collapsed, results)) for m, results in results_of.items()}
-    words = [
-        f"{NAMES.get(m, m)} collapsed in {count} of {len(results_of[m])} trainings"
-        for m, count in counts.items()
-        if count
-    ]
-    return f" {list_words(words)}: all embeddings point the same way." if words else ""
-
-
-# A sweep: Recall@1 against one setting
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Recall@1 against one setting, a curve for each method or way of training."""
-
-    results: dict[str, dict[float, list[Result]]]
-    """Curve → setting → its results, one per seed."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Curve → what readers call it, where that is not its key."""
-
-    def means(self, score: str = "recall@1") -> dict[str, dict[float, float]]:
-        """Return curve → setting → the mean score over seeds."""
-        return {
-            name: {x: mean(float(r[score]) for r in some) for x, some in curve.items()}
-            for name, curve in self.results.items()
-        }
-
-    def summaries(self) -> dict[str, dict[str, Any]]:
-        """Return Recall@1 of all curves as results.json has it."""
-        return {
-            name: {str(x): summary(recalls(some)) for x, some in curve.items()}
-            for name, curve in self.results.items()
-        }
-
-    def table(
-        self, title: str, corner: str, more: Mapping[str, Mapping[str, str]] | None = None
-    ) -> Table:
-        """Return a row per curve, a column per setting; `more` are columns, head → curve → cell."""
-        more = more or {}
-        settings = sorted({x for curve in self.results.values() for x in curve})
-        rows = [
-            [
-                self.names.get(name, name),
-                *(plus_minus(recalls(curve[x])) if x in curve else "–" for x in settings),
-                *(column[name] for column in more.values()),
-            ]
-            for name, curve in self.results.items()
-        ]
-        return Table(title, [corner, *(f"{x:g}" for x in settings), *more], rows)
-
-    def figure(self, title: str, x: str, *, levels: Mapping[str, float] | None = None) -> Figure:
-        """Return a line per curve over the setting, whose axis is logarithmic."""
-        series = [
-            Series(self.names.get(name, name), [point(at, recalls(rs)) for at, rs in curve.items()])
-            for name, curve in self.results.items()
-        ]
-        return Figure(title, x, series, log=True, levels=list((levels or {}).items()))
-
-
-Curves = Mapping[str, Mapping[float, list[Trial]]]
-"""Curve → setting → its trainings, one per seed."""
-
-
-def trials_of(curves: Curves) -> list[Trial]:
-    """Return the trainings of all curves."""
-    return [t for curve in curves.values() for some in curve.values() for t in some]
-
-
-def results_of(curves: Curves, results: Results) -> dict[str, dict[float, list[Result]]]:
-    """Return the results of all curves."""
+def means(curves: Curves, score: str = "recall@1") -> dict[str, dict[float, float]]:
+    """Return curve → setting → the mean score over seeds."""
     return {
-        name: {x: [results[t] for t in some] for x, some in curve.items()}
+        name: {x: mean(float(r[score]) for r in some) for x, some in curve.items()}
         for name, curve in curves.items()
     }
 
 
+def summaries(curve: Mapping[float, Sequence[Result]]) -> dict[str, Any]:
+    """Return Recall@1 of a curve as results.json has it."""
+    return {str(x): summary(recalls(some)) for x, some in curve.items()}
+
+
+def sweep_table(curves: Curves, names: Mapping[str, str], title: str, corner: str) -> Table:
+    """Return a row per curve, a column per setting."""
+    settings = sorted({x for curve in curves.values() for x in curve})
+    rows = [
+        [
+            names.get(name, name),
+            *(plus_minus(recalls(curve[x])) if x in curve else "–" for x in settings),
+        ]
+        for name, curve in curves.items()
+    ]
+    return Table(title, [corner, *(f"{x:g}" for x in settings)], rows)
+
+
+def sweep_figure(
+    curves: Curves,
+    names: Mapping[str, str],
+    title: str,
+    x: str,
+    *,
+    levels: Mapping[str, float] | None = None,
+) -> Figure:
+    """Return a line per curve over the setting, whose axis is logarithmic."""
+    series = [
+        Series(names.get(name, name), [point(at, recalls(some)) for at, some in curve.items()])
+        for name, curve in curves.items()
+    ]
+    return Figure(title, x, series, log=True, levels=list((levels or {}).items()))
+
+
 # report.html
 
-Grid = Callable[[str], list[Section]]
-"""From a trial's key to the rows of pictures that it stored."""
 
-
-def results_page(entries: Sequence[dict[str, Any]], grid: Grid) -> bytes:
-    """Return the page of all entries, in their order."""
+def results_page(entries: Sequence[dict[str, Any]], grid: Callable[[str], list[Section]]) -> bytes:
+    """Return the page of all entries, in their order; `grid` finds a trial's rows of pictures."""
     shown = [
         {
             **entry,
@@ -235,12 +193,11 @@ def results_page(entries: Sequence[dict[str, Any]], grid: Grid) -> bytes:
 
 def _made(entry: dict[str, Any]) -> str:
     """Return the command, its budget and the machine in a line."""
-    machine, seeds = entry["machine"], len(entry["seeds"])
+    machine = entry["machine"]
     return (
         f"{shlex.join(['nofuss', *entry['command']])} · budget {entry['budget']} · "
-        f"{seeds} {'seeds' if seeds > 1 else 'seed'} · "
-        f"{machine['device']}, {machine['cores']} cores, {machine['threads']} threads, torch "
-        f"{machine['versions']['torch']} · {entry['trained']}"
+        f"seeds {len(entry['seeds'])} · {machine['device']}, {machine['cores']} cores, "
+        f"{machine['threads']} threads, torch {machine['versions']['torch']} · {entry['trained']}"
     )
 
 
@@ -248,7 +205,6 @@ def _chart(figure: dict[str, Any]) -> Markup:
     """Draw a figure; a method looks the same in every one whose lines are all methods."""
     methods = list(METHODS.values())
     names = [series["name"] for series in figure["series"]]
-    known = [methods.index(name) for name in names if name in methods]
     return line_chart(
         [(series["name"], [tuple(p) for p in series["points"]]) for series in figure["series"]],
         title=figure["title"],
@@ -256,5 +212,5 @@ def _chart(figure: dict[str, Any]) -> Markup:
         percent=figure["percent"],
         log=figure["log"],
         levels=[tuple(level) for level in figure["levels"]],
-        styles=known if len(known) == len(names) else None,
+        styles=[methods.index(n) for n in names] if set(names) <= set(methods) else None,
     )

@@ -8,8 +8,8 @@ part of the paper, nor of its claim. The rate is always that chosen with one pro
 static assignment; the baselines had tries of their own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -17,106 +17,81 @@ import numpy as np
 
 from nofuss.paper import page
 from nofuss.paper.published import BASELINES, ENOUGH, METHODS
-from nofuss.paper.sources import Source
-from nofuss.paper.trials import Rates, Result, Results, Trial, seeds_of, starts_of
+from nofuss.paper.runner import Runner
+from nofuss.paper.trials import Result, Trial, starts_of
 
 PER_LABEL = "proxies per label"
 MATCHED = "from labels, matched"
+LONG_RATIOS = (0.5, 1.0, 2.0)
+"""Those that are tried where a training takes minutes."""
 
 
-@dataclass(frozen=True)
-class ProxiesPerLabel:
-    """The experiment of Figures 6 and 7; its fields are what differs between them."""
+def entry(
+    runner: Runner,
+    *,
+    title: str,
+    claim: str,
+    assignment: str,
+    ratios: Sequence[float],
+    ways: dict[str, dict[str, Any]],
+) -> page.Entry:
+    """Return a curve per way (with its options), and the best baseline as a level."""
+    source = runner.source
+    classes = len(np.unique(source.labels(source.train_rows)))
 
-    title: str
-    claim: str
-    assignment: str
-    ratios: tuple[float, ...]
-    long_ratios: tuple[float, ...]
-    """Those that are tried where a training takes minutes."""
-    ways: dict[str, dict[str, Any]]
-    """Curve → options of its trials."""
+    def at(ratio: float, options: dict[str, Any]) -> list[Trial]:
+        if (ratio, assignment) == (1, "static"):  # a training of the tables
+            return runner.seeds("proxy-nca")
+        options = {"proxies_per_class": ratio, "assignment": assignment} | options
+        return runner.seeds("proxy-nca", record="scores", **options)
 
-    def losses(self, source: Source) -> tuple[str, ...]:
-        """Return the methods whose rates it uses."""
-        return ("proxy-nca", *BASELINES)
-
-    def curves(self, source: Source, rates: Rates) -> page.Curves:
-        """Return every way with every ratio that gives two proxies or more."""
-        ratios = self.long_ratios if source.budget.long else self.ratios
-        classes = len(np.unique(source.labels(source.train_rows)))
-        return {
-            way: {
-                ratio: self.at(source, rates, ratio, **more)
-                for ratio in ratios
-                if round(classes * ratio) > 1
-            }
-            for way, more in self.ways.items()
-        }
-
-    def at(self, source: Source, rates: Rates, ratio: float, **more: Any) -> list[Trial]:
-        """Return Proxy-NCA with so many proxies per label; one, static, is that of the tables."""
-        if (ratio, self.assignment) == (1, "static"):
-            return seeds_of(source, rates, "proxy-nca")
-        options = {"proxies_per_class": ratio, "assignment": self.assignment, **more}
-        return seeds_of(source, rates, "proxy-nca", record="scores", **options)
-
-    def trials(self, source: Source, rates: Rates) -> list[Trial]:
-        """Return the trainings of the curves, and those that they are compared with."""
-        beside = [trial for loss in self.losses(source) for trial in seeds_of(source, rates, loss)]
-        return [*starts_of(source), *page.trials_of(self.curves(source, rates)), *beside]
-
-    def entry(self, source: Source, rates: Rates, results: Results) -> page.Entry:
-        """Return a curve per way, with the best baseline as a level."""
-        sweep = page.Sweep(
-            page.results_of(self.curves(source, rates), results), {"": METHODS["proxy-nca"]}
-        )
-        beside = {m: [results[t] for t in seeds_of(source, rates, m)] for m in self.losses(source)}
-        best = max(BASELINES, key=lambda m: mean(page.recalls(beside[m])))
-        start = mean(page.recalls(results[t] for t in starts_of(source)))
+    used = [r for r in (LONG_RATIOS if source.budget.long else ratios) if round(classes * r) > 1]
+    curves = {way: runner.run({r: at(r, more) for r in used}) for way, more in ways.items()}
+    beside = runner.run({m: runner.seeds(m) for m in ("proxy-nca", *BASELINES)})
+    best = max(BASELINES, key=lambda m: mean(page.recalls(beside[m])))
+    start = mean(page.recalls(runner.run({"": starts_of(source)})[""]))
+    rival = mean(page.recalls(beside[best]))
+    word, sentence = verdict(curves, METHODS[best], beside[best])
+    levels = {METHODS[best]: rival, "where all start": start}
+    found = {way: page.summaries(curve) for way, curve in curves.items()}
+    values: dict[str, Any] = {"recall@1": found if assignment == "dynamic" else found[""]}
+    values |= {"best_baseline": {best: rival}, "start": start}
+    if assignment == "dynamic":
         static = mean(page.recalls(beside["proxy-nca"]))
-        word, sentence = verdict(sweep.results, METHODS[best], beside[best])
-        values: dict[str, Any] = {"recall@1": sweep.summaries()}
-        levels = {METHODS[best]: mean(page.recalls(beside[best])), "where all start": start}
-        if self.assignment == "dynamic":
-            levels["static, one per label"] = values["static"] = static
-            values["proxies_in_use"] = in_use = sweep.means("proxies_in_use")
-            sentence += f" {used(in_use)}"
-        else:
-            (values["recall@1"],) = values["recall@1"].values()
-        values |= {"best_baseline": {best: mean(page.recalls(beside[best]))}, "start": start}
-        return page.Entry(
-            title=f"{self.title}, {source.title}",
-            claim=self.claim,
-            verdict=word,
-            sentence=sentence + page.collapses(beside),
-            tables=[sweep.table("Recall@1, %; ± is the 95% t-interval over seeds", PER_LABEL)],
-            figures=[
-                sweep.figure(
-                    f"Recall@1 against {PER_LABEL}, {self.assignment} assignment",
-                    PER_LABEL,
-                    levels=levels,
-                )
-            ],
-            values=values,
-        )
+        levels["static, one per label"] = values["static"] = static
+        values["proxies_in_use"] = in_use = page.means(curves, "proxies_in_use")
+        fewest = [f"{100 * min(curve.values()):.0f}% {way}" for way, curve in in_use.items()]
+        sentence += f" The fewest proxies in use at the end: {page.list_words(fewest)}."
+    names, of = {"": METHODS["proxy-nca"]}, f"{PER_LABEL}, {assignment} assignment"
+    about = "Recall@1, %; ± is the 95% t-interval over seeds"
+    return page.Entry(
+        title=f"{title}, {source.title}",
+        claim=claim,
+        verdict=word,
+        sentence=sentence,
+        tables=[page.sweep_table(curves, names, about, PER_LABEL)],
+        figures=[
+            page.sweep_figure(curves, names, f"Recall@1 against {of}", PER_LABEL, levels=levels)
+        ],
+        values=values,
+    )
 
 
-FRACTIONAL = ProxiesPerLabel(
+fractional = partial(
+    entry,
     title="Figure 6: fewer proxies than labels",
     claim="From 0.5 proxies per label on, Proxy-NCA beats the baselines (Section 6.5, Cars196).",
     assignment="static",
     ratios=(0.1, 0.25, 0.5, 0.75, 1.0, 2.0),
-    long_ratios=(0.5, 1.0, 2.0),
     ways={"": {}},
 )
-DYNAMIC = ProxiesPerLabel(
+dynamic = partial(
+    entry,
     title="Figure 7: dynamic assignment",
     claim="0.5 proxies per label are again enough to beat the baselines; more than one helps a "
     "little, until over-fitting (Section 6.6, Cars196).",
     assignment="dynamic",
     ratios=(0.25, 0.5, 1.0, 2.0),
-    long_ratios=(0.5, 1.0, 2.0),
     ways={
         "from labels": {},
         "from bare triplets": {"bare": True},
@@ -125,33 +100,19 @@ DYNAMIC = ProxiesPerLabel(
 )
 
 
-def verdict(
-    curves: Mapping[str, Mapping[float, Sequence[Result]]], best: str, rival: Sequence[Result]
-) -> tuple[page.Verdict, str]:
+def verdict(curves: page.Curves, best: str, rival: Sequence[Result]) -> tuple[page.Verdict, str]:
     """Say where each way is above the best baseline; by the paper its own are from ENOUGH on."""
-    parts, gaps, claimed = [], [], []
-    for way, by_ratio in curves.items():
-        at: dict[str, list[float]] = {"above": [], "indistinguishable": [], "below": []}
-        for ratio, results in by_ratio.items():
-            gap = page.difference(results, rival)
-            gaps.append(gap)
-            at[gap.verdict].append(ratio)
-            claimed += [gap.verdict] if ratio >= ENOUGH and way != MATCHED else []
-        words = [f"{v} at {page.list_words([f'{r:g}' for r in rs])}" for v, rs in at.items() if rs]
-        parts.append(f"Proxy-NCA{f' {way}' if way else ''} is {', '.join(words)}")
+    parts, claimed = [], []
+    for way, curve in curves.items():
+        found = {ratio: page.difference(some, rival).verdict for ratio, some in curve.items()}
+        at = {v: [f"{r:g}" for r in found if found[r] == v] for v in found.values()}
+        words = [f"{v} at {page.list_words(ratios)}" for v, ratios in at.items()]
+        parts.append(f"{way} {', '.join(words)}".strip())
+        claimed += [v for ratio, v in found.items() if ratio >= ENOUGH and way != MATCHED]
     word: page.Verdict = "contradicted" if "below" in claimed else "undecided"
     if set(claimed) == {"above"}:
         word = "confirmed"
     return word, (
-        f"Beside the best baseline, {best} ({100 * mean(page.recalls(rival)):.2f}), by proxies per "
-        f"label: {'; '.join(parts)} ({page.certainty(gaps)})."
+        f"Proxy-NCA beside the best baseline, {best}, by proxies per label: {'; '.join(parts)} "
+        f"({page.CERTAINTY})."
     )
-
-
-def used(in_use: Mapping[str, Mapping[float, float]]) -> str:
-    """Say whether the assignment collapsed onto few proxies."""
-    parts = [
-        f"{100 * min(fractions.values()):.0f} to {100 * max(fractions.values()):.0f}% {way}"
-        for way, fractions in in_use.items()
-    ]
-    return f"Proxies chosen by some point in the last hundred steps: {', '.join(parts)}."

@@ -23,7 +23,7 @@ from torch import Tensor
 from nofuss.config import Options
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.open import TrainingData, open_data
-from nofuss.data.readers import benchmarks
+from nofuss.data.readers.benchmarks import layout_of, open_cars, open_cub, open_products
 from nofuss.data.readers.han import open_han
 from nofuss.data.split import Rows
 from nofuss.data.triplets import NO_LABEL, Comparisons
@@ -56,10 +56,10 @@ LAYOUTS = {
     "products": "a folder Stanford_Online_Products with Ebay_train.txt, Ebay_test.txt and "
     "bicycle_final/….JPG, cabinet_final/….JPG …",
 }
-_READERS: dict[Callable[[Path], Collection], str] = {
-    benchmarks.open_cars: "cars",
-    benchmarks.open_cub: "cub",
-    benchmarks.open_products: "products",
+_NAMES: dict[Callable[[Path], Collection], str] = {
+    open_cars: "cars",
+    open_cub: "cub",
+    open_products: "products",
 }
 
 
@@ -100,7 +100,9 @@ class Budget:
 
 _LITE0_RATES, _CONVNET_RATES = (3e-5, 1e-4, 3e-4, 1e-3), (3e-4, 1e-3, 3e-3, 1e-2)
 _SMALL = {"preset": "small", "epochs": 10, "batch_size": 64, "val_fraction": 0.0}
-PAPER = Budget(
+_SMALL_16 = "The small convnet from random weights on 16 × 16 pixels"
+_SMALL_28 = "The small convnet from random weights on 28 × 28 pixels"
+_PAPER = Budget(
     name="paper",
     settings={"preset": "paper", "batch_size": 32, "val_fraction": 0.0},
     words="Inception with batch norm, RMSprop, norms of Proxy-NCA and Proxy-Triplet free, as the "
@@ -110,25 +112,21 @@ PAPER = Budget(
     instance_batch=128,
     long=True,
 )
-PHOTOGRAPHS: dict[str, Budget] = {
-    "minutes": Budget(
+_PHOTOGRAPHS = (
+    Budget(
         name="minutes",
-        settings={"preset": "vectors", "start": "pca"}
-        | {"dim": 64, "epochs": 12, "batch_size": 64},
-        words="A linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features "
-        "(224 px, 1280-d), started at their PCA, proxies at class means (a recipe first found with "
-        "Proxy-NCA, which may favour it)",
+        settings={"preset": "vectors", "start": "pca", "dim": 64, "epochs": 12, "batch_size": 64},
+        words="A linear head to 64 dimensions on the roots of frozen EfficientNet-Lite0 features, "
+        "started at their PCA, proxies at class means (found with Proxy-NCA, which it may favour)",
         rates=_LITE0_RATES,
     ),
-    "hours": Budget(
+    Budget(
         name="hours",
         # From the PCA most methods have more to forget than to learn.
         settings={"preset": "finetune", "unfreeze": "1", "views": 4, "start": "random", "dim": 64}
         | {"epochs": 10, "batch_size": 64, "size": 224, "val_fraction": 0.0, "mirror": False},
-        words="The last stage of EfficientNet-Lite0 and a head of 64 dimensions on the roots of "
-        "its features, which starts at random weights as the proxies do, fine-tuned at 224 px on "
-        "cached activations of 4 random crops per picture; scored on the centre crop, as in the "
-        "paper",
+        words="The last stage of EfficientNet-Lite0 and a head of 64 dimensions from random "
+        "weights, on cached activations of 4 random crops a picture; scored on the centre crop",
         rates=_LITE0_RATES,
         proxy_factor=100,  # as in the README's loop; 10 to 200 differ by noise (docs/lab)
         folds=1,
@@ -136,49 +134,49 @@ PHOTOGRAPHS: dict[str, Budget] = {
         curve_items=2000,
         long=True,
     ),
-    "paper": PAPER,
-}
-CHARACTERS: dict[str, Budget] = {
-    "minutes": Budget(
+    _PAPER,
+)
+_CHARACTERS = (
+    Budget(
         name="minutes",
         settings=_SMALL | {"epochs": 6, "size": 16},
-        words="The small convnet from random weights on 16 × 16 pixels, 160 characters in training "
-        "and 160 in the test",
+        words=f"{_SMALL_16}, 160 characters in training and 160 in the test",
         rates=_CONVNET_RATES,
         classes=160,
     ),
-    "hours": Budget(
-        name="hours",
-        settings=_SMALL,
-        words="The small convnet from random weights on 28 × 28 pixels, all characters",
-        rates=_CONVNET_RATES,
-    ),
-    "paper": PAPER,
-}
+    Budget(name="hours", settings=_SMALL, words=_SMALL_28, rates=_CONVNET_RATES),
+    _PAPER,
+)
 # A class has five pictures: its proxy is the positive so rarely that it needs a higher rate (found
 # on halves of the training classes, docs/lab).
-HAN: dict[str, Budget] = {
-    "minutes": Budget(
+_HAN = (
+    Budget(
         name="minutes",
         settings=_SMALL | {"size": 16},
-        words="The small convnet from random weights on 16 × 16 pixels, all characters",
+        words=_SMALL_16,
         rates=_CONVNET_RATES[:3],
         seeds=1,
         proxy_factor=100,
         folds=1,
         try_classes=1000,
     ),
-    "hours": Budget(
+    Budget(
         name="hours",
         settings=_SMALL,
-        words="The small convnet from random weights on 28 × 28 pixels, all characters",
+        words=_SMALL_28,
         rates=_CONVNET_RATES[:3],
         proxy_factor=100,
         try_classes=2000,
         long=True,
     ),
-    "paper": PAPER,
-}
+    _PAPER,
+)
+
+
+def budget_of(name: str, budget: str) -> Budget:
+    """Return how to train on a data set."""
+    budgets = {"characters": _CHARACTERS, "han": _HAN}.get(name, _PHOTOGRAPHS)
+    return next(b for b in budgets if b.name == budget)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,18 +206,16 @@ class Source:
         return (1, 10, 100, 1000) if self.name in ("products", "han") else (1, 2, 4, 8)
 
     @cached_property
-    def side(self) -> int | None:
-        """The short side of the pictures."""
-        return TrainingData(self.collection, None, None, self.fingerprint).side
+    def data(self) -> TrainingData:
+        """The collection as training takes it."""
+        return TrainingData(self.collection, None, None, self.fingerprint)
 
     @cached_property
     def backbone(self) -> Backbone:
         """The network of all trials, before training."""
         settings = self.budget.settings
-        model = build_model(
-            Options(**settings), settings["preset"], self.collection, side=self.side
-        )
-        return model.backbone
+        options, side = Options(**settings), self.data.side
+        return build_model(options, settings["preset"], self.collection, side=side).backbone
 
     def labels(self, rows: Rows) -> Rows:
         """Return the classes of these rows."""
@@ -253,9 +249,8 @@ def find_folders(data: Path) -> dict[str, Path]:
         )
     folders: dict[str, Path] = {}
     for folder in (data, *sorted(path for path in data.iterdir() if path.is_dir())):
-        reader = benchmarks.layout_of(folder)
-        if reader is not None:
-            folders.setdefault(_READERS[reader], folder)
+        if reader := layout_of(folder):
+            folders.setdefault(_NAMES[reader], folder)
     return folders
 
 
@@ -276,7 +271,7 @@ def open_source(
     progress: Progress = silent,
 ) -> Source:
     """Open a data set for a budget; slow steps are cached."""
-    chosen = {"characters": CHARACTERS, "han": HAN}.get(name, PHOTOGRAPHS)[budget]
+    chosen = budget_of(name, budget)
     more: dict[str, Any] = {"device": device} | ({"weights": weights} if weights else {})
     chosen = replace(chosen, settings=chosen.settings | more, seeds=seeds or chosen.seeds)
     with processes.in_turn():
@@ -292,13 +287,7 @@ def make_source(
     if budget.classes is not None:
         pictures = _fewer_classes(pictures, budget.classes)
     assert pictures.split is not None
-    identity = [pictures.fingerprint().encode()]
     collection, features = _prepared(pictures, budget, progress)
-    if features is not None:
-        identity.append(f"{tuple(features.shape)} {features.double().sum():.6g}".encode())
-        # The PCA has no more directions than there are features.
-        dim = min(budget.settings["dim"], features.shape[1])
-        budget = replace(budget, settings={**budget.settings, "dim": dim})
     return Source(
         name=name,
         budget=budget,
@@ -307,7 +296,7 @@ def make_source(
         features=features,
         train_rows=np.flatnonzero(pictures.split == "train"),
         test_rows=np.flatnonzero(pictures.split == "test"),
-        fingerprint=digest(*identity),
+        fingerprint=digest(pictures.fingerprint().encode()),
     )
 
 
@@ -357,28 +346,21 @@ def bare_triplets(source: Source, rows: Rows, count: int, *, seed: int) -> Colle
 
     Its class names only say how many classes there are: the number of proxies depends on it.
     """
+    rows = rows[np.argsort(source.labels(rows), kind="stable")]
     labels, classes = compact_labels(source.labels(rows))
-    generator = np.random.default_rng(seed)
     sizes = np.bincount(labels)
-    order = np.argsort(labels, kind="stable")
-    start = np.cumsum(sizes) - sizes
-    with_positives = np.flatnonzero(sizes[labels] > 1)
-    anchor = generator.choice(with_positives, count)
-    label = labels[anchor]
-    position = np.empty_like(order)  # of each item in `order`
-    position[order] = np.arange(len(order))
-    within = position[anchor] - start[label]
-    # Items of a class are neighbours in `order`: a step of 1 to size − 1 within it is another item.
-    step = 1 + generator.integers(sizes[label] - 1)
-    positive = order[start[label] + (within + step) % sizes[label]]
-    # Counted from the end of the class and around, all other items follow one another.
-    outside = generator.integers(len(labels) - sizes[label])
-    negative = order[(start[label] + sizes[label] + outside) % len(labels)]
-    triplets = rows[np.stack([anchor, positive, negative], axis=1)]
-    names = tuple(map(str, classes))
+    generator = np.random.default_rng(seed)
+    anchor = generator.choice(np.flatnonzero(sizes[labels] > 1), count)
+    size = sizes[labels[anchor]]
+    first = (np.cumsum(sizes) - sizes)[labels[anchor]]
+    # Items of a class are neighbours: a step of 1 to size − 1 around it is another one of them,
+    # and from the end of the class and around follow all others.
+    step = 1 + generator.integers(size - 1)
+    positive = first + (anchor - first + step) % size
+    negative = (first + size + generator.integers(len(labels) - size)) % len(labels)
     return replace(
         source.collection,
         labels=np.full(len(source.collection), NO_LABEL),
-        comparisons=Comparisons("triplets", triplets),
-        class_names=names,
+        comparisons=Comparisons("triplets", rows[np.stack([anchor, positive, negative], axis=1)]),
+        class_names=tuple(map(str, classes)),
     )

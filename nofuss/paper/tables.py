@@ -4,17 +4,16 @@ Tables 1 and 2 and Figure 4 of the paper, with untrained baselines beside them. 
 the paper's, so that only the order within a column can be compared with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import mean
 
 from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper import page
 from nofuss.paper.published import FURTHER, METHODS, NAMES, PUBLISHED, Row, order_of
-from nofuss.paper.sources import Source
-from nofuss.paper.trials import Rates, Result, Results, Trial, seeds_of, starts_of, untrained_of
+from nofuss.paper.runner import Runner
+from nofuss.paper.trials import Result, starts_of, untrained_of
 
-LOSSES = tuple(NAMES)
 PLACES = {
     "cars": "Table 1",
     "cub": "Table 2",
@@ -22,52 +21,37 @@ PLACES = {
     "han": "Figure 4",
     "characters": "Tables 1, 2",
 }
-Pairs = dict[tuple[str, str], SeededDifference]
+Pairs = Mapping[tuple[str, str], SeededDifference]
 """(method, method that is worse in the paper) → the difference of their Recall@1."""
 
 
-def losses(source: Source) -> tuple[str, ...]:
-    """Return the methods whose rates it uses."""
-    return LOSSES
-
-
-def trials(source: Source, rates: Rates) -> list[Trial]:
-    """Return every method with every seed, and what needs no training."""
-    trained = [trial for loss in LOSSES for trial in seeds_of(source, rates, loss)]
-    return [*starts_of(source), *trained, untrained_of(source)]
-
-
-def entry(source: Source, rates: Rates, results: Results) -> page.Entry:
+def entry(runner: Runner) -> page.Entry:
     """Return the table, the order of the methods, and the paper's numbers."""
-    results_of = {m: [results[t] for t in seeds_of(source, rates, m)] for m in LOSSES}
+    source, start = runner.source, "where all start"
+    seeds = {m: runner.seeds(m) for m in NAMES}
+    results = runner.run({start: starts_of(source), **seeds, "": [untrained_of(source)]})
     order = order_of(source.name)
-    pairs = {
-        (a, b): page.difference(results_of[a], results_of[b]) for a, b in combinations(order, 2)
-    }
-    further = {m: page.difference(results_of[m], results_of["proxy-nca"]) for m in FURTHER}
-    ranked = sorted(LOSSES, key=lambda m: -mean(page.recalls(results_of[m])))
-    untrained: dict[str, Result] = results[untrained_of(source)]["baselines"]
-    baselines = {name: [result] for name, result in untrained.items()}
-    baselines["where all start"] = [results[trial] for trial in starts_of(source)]
+    pairs = {(a, b): page.difference(results[a], results[b]) for a, b in combinations(order, 2)}
+    further = {m: page.difference(results[m], results["proxy-nca"]) for m in FURTHER}
+    ranked = sorted(NAMES, key=lambda m: -mean(page.recalls(results[m])))
+    baselines = {name: [result] for name, result in results[""][0]["baselines"].items()}
+    baselines[start] = results[start]
     published = PUBLISHED.get(source.name, {})
     columns = [f"recall@{k}" for k in source.ks] + ["nmi"]
-    word, sentence = verdict(order, pairs, ranked)
+    word, sentence = verdict(pairs, [m for m in ranked if m in order].index(order[0]) + 1)
+    said = source.title if len(published) > 2 else "Cars196"
     return page.Entry(
         title=f"{PLACES[source.name]}: {source.title}",
-        claim=(
-            f"In the paper, by Recall@1 on {'Cars196' if len(published) < 3 else source.title}: "
-            + " > ".join(METHODS[m] for m in order)
-            + "."
-        ),
+        claim=f"In the paper, by Recall@1 on {said}: {' > '.join(METHODS[m] for m in order)}.",
         verdict=word,
-        sentence=sentence + page.collapses(results_of),
+        sentence=sentence,
         tables=[
-            _score_table({m: results_of[m] for m in ranked}, baselines, columns, published),
+            _score_table({m: results[m] for m in ranked} | baselines, columns, published),
             _pair_table(pairs, further),
         ],
         values={
             "methods": {
-                m: {c: page.summary([r[c] for r in results_of[m]]) for c in columns} for m in LOSSES
+                m: {c: page.summary([r[c] for r in results[m]]) for c in columns} for m in NAMES
             },
             "untrained": {
                 n: {c: mean(r[c] for r in some) for c in columns} for n, some in baselines.items()
@@ -76,60 +60,49 @@ def entry(source: Source, rates: Rates, results: Results) -> page.Entry:
                 f"{a} − {b}": vars(d) | {"verdict": d.verdict} for (a, b), d in pairs.items()
             },
             "further": {m: vars(d) | {"verdict": d.verdict} for m, d in further.items()},
-            "spread": {m: [r["spread"] for r in results_of[m]] for m in LOSSES},
+            "spread": {m: [r["spread"] for r in results[m]] for m in NAMES},
             "paper": published,
         },
     )
 
 
-def verdict(order: Sequence[str], pairs: Pairs, ranked: Sequence[str]) -> tuple[page.Verdict, str]:
+def verdict(pairs: Pairs, place: int) -> tuple[page.Verdict, str]:
     """Say whether the paper's order holds, by the intervals.
 
-    order: methods from best to worst in the paper; ranked: here.
+    place: here, by Recall@1, of the method that is first in the paper.
     """
-    first = order[0]
-    beside: dict[str, list[str]] = {"above": [], "indistinguishable": [], "below": []}
-    for other in order[1:]:
-        beside[pairs[first, other].verdict].append(METHODS[other])
-    count = {found: sum(d.verdict == found for d in pairs.values()) for found in beside}
-    word: page.Verdict = "contradicted" if count["below"] else "undecided"
-    if count["above"] == len(pairs):
+    found = [d.verdict for d in pairs.values()]
+    word: page.Verdict = "contradicted" if "below" in found else "undecided"
+    if set(found) == {"above"}:
         word = "confirmed"
-    links = {"above": "above", "indistinguishable": "indistinguishable from", "below": "below"}
-    parts = [f"{links[found]} {page.list_words(some)}" for found, some in beside.items() if some]
-    place = [m for m in ranked if m in order].index(first) + 1
     return word, (
-        f"{METHODS[first]}, first in the paper, is number {place} of {len(order)}: "
-        f"{'; '.join(parts)}; of the {len(pairs)} pairs of the paper's order {count['above']} are "
-        f"confirmed, {count['below']} reversed and {count['indistinguishable']} "
-        f"indistinguishable ({page.certainty(pairs.values())})."
+        f"Proxy-NCA, first in the paper, is number {place}; of the {len(pairs)} pairs of the "
+        f"paper's order {found.count('above')} are confirmed, {found.count('below')} reversed and "
+        f"{found.count('indistinguishable')} indistinguishable ({page.CERTAINTY})."
     )
 
 
 def _score_table(
-    results_of: dict[str, list[Result]],
-    baselines: dict[str, list[Result]],
-    columns: Sequence[str],
-    published: dict[str, Row],
+    results: Mapping[str, Sequence[Result]], columns: Sequence[str], published: Mapping[str, Row]
 ) -> page.Table:
     """Return a row per method and per baseline, with the paper's numbers if it has any."""
     beside = ("recall@1", "nmi") if published else ()
     titles = {c: c.upper() if c == "nmi" else c.replace("recall", "R") for c in columns}
     head = ["%", *titles.values(), *(f"paper: {titles[c]}" for c in beside)]
     rows = []
-    for method, results in (results_of | baselines).items():
-        paper = published.get(method, {})
+    for name, some in results.items():
+        paper = published.get(name, {})
         rows.append(
             [
-                NAMES.get(method, method),
-                *(page.plus_minus([r[c] for r in results]) for c in columns),
+                NAMES.get(name, name),
+                *(page.plus_minus([r[c] for r in some]) for c in columns),
                 *(f"{paper[c]:.2f}" if c in paper else "–" for c in beside),
             ]
         )
     return page.Table("Unseen classes, last epoch; ± is the 95% t-interval over seeds", head, rows)
 
 
-def _pair_table(pairs: Pairs, further: dict[str, SeededDifference]) -> page.Table:
+def _pair_table(pairs: Pairs, further: Mapping[str, SeededDifference]) -> page.Table:
     """Return a row per pair of the paper's order, then what is beyond the paper."""
     words = {"above": "confirmed", "below": "reversed", "indistinguishable": "indistinguishable"}
     compared = [

@@ -6,7 +6,7 @@ choose a rate (`fold`) use training classes only.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from nofuss.config import Options, Settings, to_json
 from nofuss.data.collection import Collection
-from nofuss.data.open import TrainingData
 from nofuss.data.split import Rows
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
@@ -48,10 +47,7 @@ COLLAPSED = 0.01
 """
 BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
 
-Rates = Mapping[str, float]
-"""Method → its learning rate."""
 Result = dict[str, Any]
-Results = Mapping["Trial", Result]
 Record = Literal["curve", "scores", "bounds", "neighbours", "untrained"]
 
 
@@ -118,22 +114,13 @@ def trial_of(
         seed=seed,
         **{**budget.settings, **options},
     )
-    data = TrainingData(source.collection, None, None, source.fingerprint)
-    return Trial(resolve(asked, data, source.backbone), fold, record, bare)
-
-
-def seeds_of(
-    source: Source, rates: Rates, loss: str, *, record: Record = "curve", **options: Any
-) -> list[Trial]:
-    """Return the trainings of a method, one per seed; without options those of the tables."""
-    seeds = range(source.budget.seeds)
-    return [trial_of(source, loss, rates[loss], seed=s, record=record, **options) for s in seeds]
+    return Trial(resolve(asked, source.data, source.backbone), fold, record, bare)
 
 
 def starts_of(source: Source) -> list[Trial]:
     """Return trainings of no epoch, one per seed: what every method starts from."""
-    rates = {"proxy-nca": source.budget.rates[0]}
-    return seeds_of(source, rates, "proxy-nca", record="scores", epochs=0)
+    rate, seeds = source.budget.rates[0], range(source.budget.seeds)
+    return [trial_of(source, "proxy-nca", rate, seed=seed, epochs=0) for seed in seeds]
 
 
 def untrained_of(source: Source) -> Trial:
@@ -159,13 +146,17 @@ def run_trial(
 
     what: in words, for `progress`.
     """
-    if trial.record == "untrained":
-        return {"baselines": _untrained_scores(source, int(trial.settings.dim or 0))}
     settings, data = trial.settings, source.collection
     train_rows, test_rows = source.split(trial.fold)
+    test_labels = source.labels(test_rows)
+    if trial.record == "untrained":
+        raw, dim = raw_features(source), int(settings.dim or 0)
+        found = untrained(source.pictures, raw, fit=train_rows, rows=test_rows, dim=dim)
+        scores = {name: scores_of(x, test_labels, source, trial) for name, x in found.items()}
+        return {"baselines": scores}
     if trial.bare:
         data, settings = _without_labels(source, settings, train_rows)
-    embedder = build_model(settings, settings.preset, data, side=source.side)
+    embedder = build_model(settings, settings.preset, data, side=source.data.side)
     apply_settings(settings, embedder)
     fixed_stages = fixed_count(embedder.backbone, settings.unfreeze)
     training, feed = prepare(
@@ -212,22 +203,22 @@ def run_trial(
         result["curve"] = [{"step": row["epoch"] * len(feed), **row} for row in rows]
     if training.history and "proxies_in_use" in training.history[-1]:
         result["proxies_in_use"] = training.history[-1]["proxies_in_use"]
-    vectors, labels = embed(test_rows), source.labels(test_rows)
-    result |= scores_of(vectors, labels, source, trial)
+    vectors = embed(test_rows)
+    result |= scores_of(vectors, test_labels, source, trial)
     if trial.record == "neighbours":
-        found = neighbours(vectors.numpy(), seed=0)
-        result["grid"] = retrieval_grid(Items(source.pictures, test_rows), found)
+        nearest = neighbours(vectors.numpy(), seed=0)
+        result["grid"] = retrieval_grid(Items(source.pictures, test_rows), nearest)
     return result
 
 
-def scores_of(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None = None) -> Result:
+def scores_of(vectors: Tensor, labels: Rows, source: Source, trial: Trial) -> Result:
     """Return Recall@K and spread; for test classes also NMI, and hits by class for intervals."""
     ranks = ranks_of_first_positive(vectors, labels)
     result: Result = {f"recall@{k}": v for k, v in recall_of_ranks(ranks, source.ks).items()}
     result["spread"] = spread_of(vectors)
-    if trial is not None and trial.fold is not None:
+    if trial.fold is not None:
         return result
-    result["nmi"] = nmi(vectors, labels, seed=0 if trial is None else trial.settings.seed)
+    result["nmi"] = nmi(vectors, labels, seed=trial.settings.seed)
     query = (ranks > 0).cpu().numpy()
     classes = np.unique(labels, return_inverse=True)[1][query]
     result["queries"] = np.bincount(classes).tolist()
@@ -238,17 +229,6 @@ def scores_of(vectors: Tensor, labels: Rows, source: Source, trial: Trial | None
 def spread_of(vectors: Tensor) -> float:
     """Return 1 − |mean direction|²: 0 where all vectors point the same way."""
     return 1 - float(normalize(vectors.double()).mean(0).square().sum())
-
-
-def _untrained_scores(source: Source, dim: int) -> dict[str, Result]:
-    """Return the scores of the features as they are, of their PCA, or of the pixels."""
-    rows = source.test_rows
-    found = untrained(
-        source.pictures, raw_features(source), fit=source.train_rows, rows=rows, dim=dim
-    )
-    return {
-        name: scores_of(vectors, source.labels(rows), source) for name, vectors in found.items()
-    }
 
 
 def _measure(

@@ -3,9 +3,9 @@
 import pytest
 
 from nofuss.evaluate.intervals import SeededDifference
-from nofuss.paper.page import certainty, collapses, difference, summary
+from nofuss.paper.page import difference, list_words, summary
 from nofuss.paper.published import METHODS, PUBLISHED, order_of
-from tests.paper.made_up import gap, result
+from tests.paper.made_up import result
 
 
 def test_the_papers_numbers() -> None:
@@ -37,15 +37,5 @@ def test_difference_is_antisymmetric() -> None:
     assert (there.verdict, back.verdict) == ("above", "below")
 
 
-def test_one_seed_is_said_to_be_one() -> None:
-    assert "one seed" in certainty([SeededDifference(0.1, None, (0.05, 0.15))])
-    assert "over seeds and over classes" in certainty([gap(0.1)])
-
-
-def test_a_collapse_is_named() -> None:
-    before = {"spread_before": 0.5}
-    flat, sound = before | {"spread": 0.009}, before | {"spread": 0.6}
-    assert collapses({"lifted": [sound], "proxy-nca": [sound, sound]}) == ""
-    words = collapses({"clustering": [flat, flat, sound], "proxy-nca": [sound] * 3})
-    assert "Structured clustering collapsed in 2 of 3 trainings" in words
-    assert "Proxy-NCA" not in words
+def test_lists_in_words() -> None:
+    assert [list_words("abc"[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]

@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +15,11 @@ import torch
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.errors import RunError
-from nofuss.files import LOCK, TEMPORARY
 from nofuss.paper.published import NAMES
-from nofuss.paper.runner import Runner, choose_rates, tries
-from nofuss.paper.sources import Source
-from nofuss.paper.trials import Trial, run_trial, trial_of
+from nofuss.paper.reproduce import FIGURES, choose
+from nofuss.paper.runner import Choice, Runner, choose_rate
+from nofuss.paper.sources import Source, find_folders
+from nofuss.paper.trials import run_trial, trial_of
 from tests.paper.tiny_source import vectors
 
 CLASSES, ITEMS = 12, 6
@@ -30,20 +27,19 @@ CLASSES, ITEMS = 12, 6
 
 def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: Path) -> None:
     """Spoilt test items change nothing: neither the rates nor a single score."""
-    with Runner(tmp_path / "a") as runner:
-        choices = choose_rates(source, list(NAMES), runner.run)
     spoilt = vectors()
     assert spoilt.array is not None
     spoilt.array[source.test_rows] = np.nan
     features = torch.from_numpy(spoilt.array)
     other = replace(source, collection=spoilt, features=features, fingerprint="spoilt")
-    with Runner(tmp_path / "b") as runner:
-        assert choose_rates(other, list(NAMES), runner.run) == choices
+    runner, on_spoilt = Runner(source, tmp_path), Runner(other, tmp_path)
+    assert [runner.rate(loss) for loss in NAMES] == [on_spoilt.rate(loss) for loss in NAMES]
+    assert runner.choices == on_spoilt.choices
 
 
-def test_every_method_has_as_many_tries(source: Source) -> None:
+def test_every_method_has_as_many_tries(source: Source, tmp_path: Path) -> None:
     for loss in NAMES:
-        trials = [t for lr in source.budget.rates for t in tries(source, loss, lr)]
+        trials = [t for lr in source.budget.rates for t in Runner(source, tmp_path).tries(loss, lr)]
         assert len(set(trials)) == 4
         for trial in trials:
             train, held_out = source.split(trial.fold)
@@ -51,35 +47,15 @@ def test_every_method_has_as_many_tries(source: Source) -> None:
             assert not set(held_out) & set(source.test_rows)
 
 
-def test_tries_that_collapse_are_not_chosen(source: Source) -> None:
+def test_tries_that_collapse_are_not_chosen() -> None:
     """The higher rate scores more but collapsed in one half; if all do, the best is taken."""
-    low, high = source.budget.rates
-
-    def run(source: Source, trials: Sequence[Trial]) -> dict[Trial, dict[str, Any]]:
-        return {t: made_up(t) for t in trials}
-
-    def made_up(trial: Trial) -> dict[str, Any]:
-        is_high, all_flat = trial.settings.head_lr == high, trial.settings.loss == "n-pairs"
-        flat = all_flat or (is_high and trial.fold == 1 and trial.settings.loss == "clustering")
-        spread = {"spread": 0.009 if flat else 0.5, "spread_before": 0.4}
-        return {"recall@1": 0.6 if is_high else 0.5, **spread}
-
-    choices = choose_rates(source, ["clustering", "n-pairs", "lifted"], run)
-    assert choices["clustering"].chosen == low
-    assert choices["clustering"].collapsed == [high]
-    assert choices["n-pairs"].chosen == high
-    assert choices["n-pairs"].collapsed == [low, high]
-    assert choices["lifted"].chosen == high
-    assert choices["lifted"].collapsed == []
-
-
-def test_one_command_works_in_a_folder_at_a_time(source: Source, tmp_path: Path) -> None:
-    with (
-        Runner(tmp_path),
-        pytest.raises(RunError, match="is being written by process"),
-        Runner(tmp_path),
-    ):
-        pass
+    sound, flat = ({"spread": spread, "spread_before": 0.4} for spread in (0.5, 0.009))
+    low, high, half = ([{"recall@1": r, **s}] for r, s in ((0.5, sound), (0.6, sound), (0.6, flat)))
+    assert choose_rate({1.0: low, 2.0: high}) == Choice(2.0, {1.0: 0.5, 2.0: 0.6}, [])
+    choice = choose_rate({1.0: low, 2.0: high + half})
+    assert (choice.chosen, choice.collapsed) == (1.0, [2.0])
+    choice = choose_rate({1.0: [{**low[0], **flat}], 2.0: half})
+    assert (choice.chosen, choice.collapsed) == (2.0, [1.0, 2.0])
 
 
 def test_a_trial_is_the_same_twice_and_kept(source: Source, tmp_path: Path) -> None:
@@ -88,18 +64,17 @@ def test_a_trial_is_the_same_twice_and_kept(source: Source, tmp_path: Path) -> N
     assert [row["step"] for row in first["curve"]] == [0, 4, 8]
     assert first["curve"][-1]["recall@1"] == first["recall@1"]
     assert sum(first["hits"]) / sum(first["queries"]) == pytest.approx(first["recall@1"])
-    (tmp_path / f"{TEMPORARY}0123456789abcdef").write_text("{")  # what a kill left
-    with Runner(tmp_path) as runner:
-        again = runner.run(source, [trial])[trial]
+    (again,) = Runner(source, tmp_path).run({"": [trial]})[""]
     for key in ("recall@1", "recall@8", "nmi", "hits", "spread"):
         assert first[key] == again[key]
-    with Runner(tmp_path, stop=lambda: True) as runner:  # would stop at the first step
-        assert runner.run(source, [trial])[trial] == again
+    stopped = Runner(source, tmp_path, stop=lambda: True)  # would stop at the first step
+    assert stopped.run({"": [trial]}) == {"": [again]}
     file = tmp_path / f"{trial.key(source)}.json"
-    assert {path.name for path in tmp_path.iterdir()} == {file.name, LOCK}
+    assert [*tmp_path.iterdir()] == [file]
     file.write_bytes(file.read_bytes()[:40])  # a damaged file is done again
-    with Runner(tmp_path) as runner:
-        assert runner.run(source, [trial])[trial]["hits"] == first["hits"]
+    with pytest.warns(UserWarning, match="is damaged"):
+        (third,) = Runner(source, tmp_path).run({"": [trial]})[""]
+    assert third["hits"] == first["hits"]
 
 
 @pytest.fixture(scope="module")
@@ -200,25 +175,18 @@ def test_missing_data_sets_are_named_with_their_layout(
     assert not (tmp_path / "a").exists()
 
 
-def test_what_can_be_done_is_done_and_the_rest_said(
-    home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from nofuss.paper.runner import choose
-    from nofuss.paper.sources import find_folders
-
+def test_what_can_be_done_is_done(home: Path) -> None:
     folder = home / "data" / "CUB_200_2011"
     for data in (home / "data", folder):
         found = find_folders(data)
         assert found == {"cub": folder}
-        names = [(name, source) for name, source, _ in choose((), found, data)]
-        assert names[0] == ("cub", "cub")
-        assert ("bounds", "cub") in names
-        words = caplog.text
-        caplog.clear()
-        assert "cars: " in words
-        assert "products: " in words
-        assert "cub: " not in words
-    assert {source for _, source, _ in choose((), {}, None)} == {"characters"}
+        chosen = choose((), found, data)
+        assert chosen == [("cub", "cub"), *((name, "cub") for name in FIGURES)]
+        assert choose(("characters", "bounds"), found, data) == [
+            ("characters", "characters"),
+            ("bounds", "cub"),
+        ]
+    assert {source for _, source in choose((), {}, None)} == {"characters"}
 
 
 @pytest.mark.parametrize(
@@ -252,11 +220,9 @@ def test_unknown_names_and_no_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_products_takes_the_folder_or_the_characters_of_its_size(tmp_path: Path) -> None:
-    from nofuss.paper.runner import choose
-
     def pairs(*names: str, data: Path | None = None) -> list[tuple[str, str]]:
         found = {} if data is None or data == Path("han") else {"products": data}
-        return [(name, source) for name, source, _ in choose(names, found, data)]
+        return choose(names, found, data)
 
     assert pairs("products") == [("products", "han"), ("convergence", "han")]
     assert pairs("products", data=Path("han")) == pairs("products")

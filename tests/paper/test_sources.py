@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nofuss.paper.sources import PHOTOGRAPHS, Source, bare_triplets
+from nofuss.paper.sources import Source, bare_triplets, budget_of
 from nofuss.paper.trials import trial_of
 
 
@@ -32,5 +32,8 @@ def test_bare_triplets_say_what_the_labels_say(source: Source) -> None:
 
 
 def test_only_the_papers_setting_has_two_batches() -> None:
-    batches = {n: [b.batch_of(m) for m in ("proxy-nca", "lifted")] for n, b in PHOTOGRAPHS.items()}
+    batches = {
+        name: [budget_of("cub", name).batch_of(m) for m in ("proxy-nca", "lifted")]
+        for name in ("minutes", "hours", "paper")
+    }
     assert batches == {"minutes": [64, 64], "hours": [64, 64], "paper": [32, 128]}

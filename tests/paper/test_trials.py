@@ -11,16 +11,15 @@ from nofuss.data.collection import Collection
 from nofuss.data.open import open_data
 from nofuss.paper.published import NAMES
 from nofuss.paper.runner import Runner
-from nofuss.paper.sources import PHOTOGRAPHS, Source, make_source
-from nofuss.paper.trials import Trial, has_collapsed, run_trial, seeds_of, trial_of
+from nofuss.paper.sources import Source, budget_of, make_source
+from nofuss.paper.trials import Trial, has_collapsed, run_trial, trial_of
 from tests.paper.tiny_source import tiny_budget, vectors
 
 pytestmark = pytest.mark.slow
 
 
 def test_methods_share_all_but_loss_rate_and_sampling(source: Source) -> None:
-    rates = dict.fromkeys(NAMES, 1e-3)
-    configs = [seeds_of(source, rates, loss)[0].settings for loss in NAMES]
+    configs = [trial_of(source, loss, 1e-3).settings for loss in NAMES]
     same = {replace(c, loss="", per_class=0, scale=None) for c in configs}
     assert len(same) == 1
 
@@ -109,20 +108,20 @@ def test_networks_are_trained(
     """The larger budgets, one small epoch of each; that of hours on cached activations."""
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "cache"))
     small = {"epochs": 1, "size": 64, "batch_size": 4}
-    budget = PHOTOGRAPHS[name]
+    budget = budget_of("cub", name)
     budget = replace(budget, settings={**budget.settings, **small})
     source = make_source("cub", photos, budget)
     trial = trial_of(source, "proxy-nca", 1e-4, record="neighbours")
     c = trial.settings
     assert (c.backbone, c.optimizer, c.schedule) == (backbone, optimizer, schedule)
     assert c.free_norms == (name == "paper")
-    with Runner(tmp_path / "work") as runner:
-        found = runner.run(source, [trial])[trial]
+    (tmp_path / "work").mkdir()
+    (found,) = Runner(source, tmp_path / "work").run({"": [trial]})[""]
     assert found["steps"] == 3
     pictures = [row["query"]["src"] for group in found["grid"] for row in group["rows"]]
     assert pictures
     assert all(src.startswith("data:image/") for src in pictures)
-    assert {path.suffix for path in (tmp_path / "work").iterdir()} == {".json", ""}  # the lock
+    assert [path.suffix for path in (tmp_path / "work").iterdir()] == [".json"]
     cached = list((tmp_path / "cache").glob("activations-*.records"))
     assert len(cached) == (2 if name == "hours" else 0), "of training views, and of test pictures"
 
