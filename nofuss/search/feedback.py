@@ -97,22 +97,10 @@ class Feedback:
         return Feedback(self.lines[:count])
 
     @cached_property
-    def marks(self) -> dict[str, dict[str, bool]]:
-        """Query → item → whether they are the same; in the order in which they were first given."""
-        found: dict[str, dict[str, bool]] = {}
-        for said in self.lines:
-            if isinstance(said, Mark):
-                of_query = found.setdefault(said.query, {})
-                if said.same is None:
-                    of_query.pop(said.item, None)
-                else:
-                    of_query[said.item] = said.same
-        return {query: marks for query, marks in found.items() if marks}
-
-    @cached_property
-    def count(self) -> int:
-        """How many results are marked."""
-        return sum(map(len, self.marks.values()))
+    def marks(self) -> dict[tuple[str, str], bool]:
+        """(query, item) → whether they are the same; in the order of their first mark."""
+        last = {(said.query, said.item): said.same for said in self.lines if type(said) is Mark}
+        return {pair: same for pair, same in last.items() if same is not None}
 
     @cached_property
     def on_labels(self) -> dict[str, list[Correction]]:
@@ -126,18 +114,14 @@ class Feedback:
     @cached_property
     def corrections(self) -> dict[str, Correction]:
         """Item → what is said of its label."""
-        return in_force(each for said in self.on_labels.values() for each in said)
+        return in_force(said for said in self.lines if isinstance(said, Correction))
 
     def pairs(self) -> list[tuple[str, str, bool]]:
         """Return pairs of items; a picture that is not kept is replaced by its first same item."""
-        found = []
-        for query, marks in self.marks.items():
-            pivot: str | None = query
-            if query.startswith(PICTURE):
-                pivot = next((item for item, same in marks.items() if same), None)
-            if pivot is not None:
-                found += [(pivot, item, same) for item, same in marks.items() if item != pivot]
-        return found
+        marks = [(query, item, same) for (query, item), same in self.marks.items()]
+        first = {query: item for query, item, same in reversed(marks) if same}
+        pairs = [(first.get(q) if q.startswith(PICTURE) else q, i, same) for q, i, same in marks]
+        return [(a, b, same) for a, b, same in pairs if a is not None and a != b]
 
     def labels(self, index: FolderIndex) -> dict[str, str]:
         """Return the corrected labels of items; not of those that have another in the data now."""
@@ -150,12 +134,10 @@ class Feedback:
 
     def as_csv(self, names: Mapping[str, str]) -> bytes:
         """Return query, item, same as a table; names: what to call the items."""
-        rows = [("query", "item", "same")]
-        for query, marks in self.marks.items():
-            for item, same in marks.items():
-                word = "same" if same else "not the same"
-                rows.append((names.get(query, query), names.get(item, item), word))
-        return csv_text(rows).encode("utf-8", "backslashreplace")
+        words = {True: "same", False: "not the same"}
+        marks = self.marks.items()
+        rows = [(names.get(q, q), names.get(i, i), words[same]) for (q, i), same in marks]
+        return csv_text([("query", "item", "same"), *rows]).encode("utf-8", "backslashreplace")
 
 
 def label_in_data(item: Item, said: Sequence[Correction]) -> str | None:
@@ -222,19 +204,16 @@ def learned(index: FolderIndex, feedback: Feedback, *, history: tuple[int, ...])
 
 
 def learned_map(vectors: Tensor, pairs: Pairs, *, slack: float = SLACK) -> Tensor:
-    """Return the map (D, D), double and symmetric, that marked pairs teach of vectors (N, D)."""
-    near, far = usual_distances(vectors)
-    return nearest_map(vectors, pairs, near=near, far=far, slack=slack)
+    """Return the map (D, D), double and symmetric, that marked pairs teach of vectors (N, D).
 
-
-def usual_distances(vectors: Tensor) -> tuple[float, float]:
-    """Return the median distance of nearest neighbours, and of any two items."""
+    Pairs should keep within the median distance of nearest neighbours, or beyond that of any two.
+    """
     random = np.random.default_rng(0)
     some = vectors[torch.from_numpy(random.permutation(len(vectors))[:SAMPLE])]
     closest = nearest(some, vectors, 2)[0][:, -1]
-    others = (some - some.roll(1, 0)).norm(dim=1)
     near = max(float(closest.median()), 1e-3)  # 0 where every item has a copy
-    return near, max(float(others.median()), near)
+    far = max(float((some - some.roll(1, 0)).norm(dim=1).median()), near)
+    return nearest_map(vectors, pairs, near=near, far=far, slack=slack)
 
 
 def nearest_map(

@@ -23,7 +23,7 @@ PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 def forget(server: Server, run: Path) -> None:
     """Take everything back that was said."""
     feedback = read_feedback(run)
-    append(run, [Mark(query, item, None) for query, of in feedback.marks.items() for item in of])
+    append(run, [Mark(*pair, None) for pair in feedback.marks])
     append(run, [said._replace(corrected=None) for said in feedback.corrections.values()])
     some, other = server.item(0), server.item(1)
     for same in (True, None):  # the server reads what was appended
@@ -86,7 +86,7 @@ def test_marks_by_mouse_are_kept(page: webdriver.Chrome, taught_run: Path) -> No
     press(page, "Rest is the same")
     wait(page, lambda: len(marked(page)[0]) == 20)
     assert "Marked: 20 the same, 4 not" in find(page, "teach").text
-    assert read_feedback(taught_run).count == 24
+    assert len(read_feedback(taught_run).marks) == 24
     page.refresh()
     wait(page, lambda: marked(page)[1] == [2, 3, 4, 5])
     pressed = [b.get_attribute("aria-pressed") for b in mark_buttons(page, 2)]

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from starlette.exceptions import HTTPException
 
 from nofuss.data.corrections import Correction
 from nofuss.data.open import open_data
 from nofuss.run.directory import Run
 from nofuss.search.feedback import Feedback, Mark
 from nofuss.search.page.map import lay_out
-from nofuss.search.page.routes import Refused, address_of, name_of, query_of
+from nofuss.search.page.routes import address_of, name_of, query_of
 from nofuss.search.page.state import Derived, State, open_state
 from nofuss.search.update import update_index
 from nofuss.search.verdict import Query
@@ -114,7 +115,7 @@ def test_an_address_gives_the_query_back(state: State) -> None:
         f"{model}.{numbers}.-100",
         f"{model}.<b>.{far}",
     ):
-        with pytest.raises(Refused, match="made by another model"):
+        with pytest.raises(HTTPException, match="made by another model"):
             query_of(wrong, state.encoder)
 
 

@@ -19,10 +19,10 @@ import re
 import socket
 from collections import Counter
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,30 +41,27 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-store",
 }
-
 ORIGIN = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(?::([0-9]{1,5}))?/?")
 PORTS = {"http": "80", "https": "443"}
 """The ports that browsers leave out."""
 CLOSE = {"Connection": "close"}
 AT_ONCE = 64
 """Most requests that are answered at the same time for one address."""
+FOREIGN_HOST = "this server answers to its own address only"
+FOREIGN_SITE = "requests from other sites are refused"
 NO_TOKEN = "open the address that `nofuss serve` printed: its token is missing here"
 # Without styles: nothing but this text may be read without the token.
 REFUSAL = """<!doctype html>
 <html lang="en">
-<head>
-  <meta charset="utf-8">
-  <meta name="viewport" content="width=device-width, initial-scale=1">
-  <meta name="color-scheme" content="light dark">
-  <title>nofuss search: access denied</title>
-</head>
-<body>
-  <h1>This page can't be opened like this</h1>
-  <p>The server's reason: {reason}.</p>
-  <p>In the terminal where <code>nofuss serve</code> runs, find the line
-    <code>open http://…/?token=…</code> and open that address, with its token, in this browser. A
-    server that was started again has a new token.</p>
-</body>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>nofuss search: access denied</title>
+<h1>This page can't be opened like this</h1>
+<p>The server's reason: {reason}.</p>
+<p>In the terminal where <code>nofuss serve</code> runs, find the line
+  <code>open http://…/?token=…</code> and open that address, with its token, in this browser. A
+  server that was started again has a new token.</p>
 </html>
 """
 
@@ -94,7 +91,6 @@ class Guard:
         self.loopback = is_loopback(host)
         self.names = {"localhost"} if self.loopback else {"localhost", socket.gethostname().lower()}
         self.cookie = f"nofuss-{port}"  # cookies are shared between the ports of a host
-        self.secure = "; Secure" if (origin or "").startswith("https") else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request with 403, or pass it on."""
@@ -103,8 +99,8 @@ class Guard:
             return
         if scope["type"] != "http":  # no web sockets here
             return
-        headers = Headers(scope=scope)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        asked = HTTPConnection(scope)
+        given = asked.query_params.get("token", "")
         by_address = self._is_token(given)
 
         async def send_guarded(message: Message) -> None:
@@ -113,18 +109,22 @@ class Guard:
                 for name, value in HEADERS.items():
                     out[name] = value
                 if by_address and scope["path"] == "/":
-                    out.append(
-                        "Set-Cookie",
-                        f"{self.cookie}={given}; HttpOnly; SameSite=Strict; Path=/{self.secure}",
-                    )
+                    cookie = f"{self.cookie}={given}; HttpOnly; SameSite=Strict; Path=/"
+                    is_secure = (self.origin or "").startswith("https")
+                    out.append("Set-Cookie", cookie + "; Secure" * is_secure)
                 message["headers"] = out.raw
             await send(message)
 
-        refusal = self._refusal(headers, by_address)
-        if refusal is None:
-            await self._answer(scope, receive, send_guarded)
-        else:
-            await self._refused(refusal, headers)(scope, receive, send_guarded)
+        app: ASGIApp = self._answer
+        if reason := self._refusal(asked, by_address):
+            accepted = asked.headers.get("accept", "")
+            is_page = asked.headers.get("sec-fetch-dest") == "document" or "text/html" in accepted
+            app = (
+                HTMLResponse(REFUSAL.format(reason=reason), 403, CLOSE)
+                if is_page
+                else Json({"error": reason}, 403, CLOSE)
+            )
+        await app(scope, receive, send_guarded)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on; print our own errors in one line, and none of the client's."""
@@ -144,62 +144,51 @@ class Guard:
             self.requests[address] -= 1
             self.requests += Counter()  # forgets those at zero
 
-    def _refused(self, reason: str, headers: Headers) -> Response:
-        """Return the refusal: a page in words for a browser's address bar, else JSON."""
-        if headers.get("sec-fetch-dest") == "document" or "text/html" in headers.get("accept", ""):
-            return HTMLResponse(REFUSAL.format(reason=reason), 403, CLOSE)
-        return Json({"error": reason}, 403, CLOSE)
-
-    def _refusal(self, headers: Headers, by_address: bool) -> str | None:
-        hosts = headers.getlist("host")
+    def _refusal(self, asked: HTTPConnection, by_address: bool) -> str:
+        """Return why a request is refused; empty if it is not."""
+        hosts, origins = asked.headers.getlist("host"), asked.headers.getlist("origin")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return "this server answers to its own address only"
-        origins = headers.getlist("origin")
+            return FOREIGN_HOST
         if any(origin not in (f"http://{hosts[0]}", self.origin) for origin in origins):
-            return "requests from other sites are refused"
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not by_address:
-            return "requests from other sites are refused"
-        if self.token is not None and not by_address and not self._has_cookie(headers):
-            return NO_TOKEN
-        return None
+            return FOREIGN_SITE
+        site = asked.headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin") and not by_address:
+            return FOREIGN_SITE
+        has_token = by_address or self._is_token(asked.cookies.get(self.cookie, ""))
+        return "" if self.token is None or has_token else NO_TOKEN
 
     def _is_ours(self, host: str) -> bool:
         """Return whether a Host header names this server: host and port, and nothing else."""
-        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-        if not name:
-            name, port = host, "80"
-        if self.proxy is not None and name.lower().strip("[]") == self.proxy:
-            return True  # a proxy may pass its port on, or not
-        if port != str(self.port):
-            return False
-        if name.lower() in self.names:
-            return True
         try:
-            address = ipaddress.ip_address(name.strip("[]"))
+            found = urlsplit(f"//{host}")
+            name, port = found.hostname, found.port or 80
         except ValueError:
             return False
+        if name is None or found.netloc != host or "@" in host:
+            return False
+        if name == self.proxy:
+            return True  # a proxy may pass its port on, or not
         # DNS rebinding needs a name: a number in the Host header is safe on any interface.
-        return address.is_loopback if self.loopback else True
-
-    def _has_cookie(self, headers: Headers) -> bool:
-        """Return whether a cookie holds the token; others may hold anything but `;`."""
-        parts = (part for line in headers.getlist("cookie") for part in line.split(";"))
-        pairs = (part.partition("=") for part in parts)
-        given = (value.strip() for name, _, value in pairs if name.strip() == self.cookie)
-        return any(self._is_token(value) for value in given)
+        is_known = name in self.names or (is_loopback(name) if self.loopback else is_number(name))
+        return is_known and port == self.port
 
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on can be reached from this machine only."""
-    if host.lower() == "localhost":
-        return True
+def is_number(host: str) -> bool:
+    """Return whether a host is an address in digits, not a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address to listen on can be reached from this machine only."""
+    is_local = is_number(host) and ipaddress.ip_address(host).is_loopback
+    return is_local or host.lower() == "localhost"
 
 
 def read_origin(text: str) -> str:

@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from anyio.to_thread import run_sync
 from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -34,7 +35,6 @@ from nofuss.ranking.neighbours import neighbours
 from nofuss.search.feedback import (
     Mark,
     Pairs,
-    Said,
     append,
     compared,
     corrected,
@@ -45,8 +45,8 @@ from nofuss.search.feedback import (
 from nofuss.search.folder import FolderIndex
 from nofuss.search.page.guard import Json
 from nofuss.search.page.routes import (
+    Handler,
     Page,
-    Refused,
     by_key,
     described,
     feedback_on,
@@ -67,165 +67,137 @@ page must not keep the processor busy for minutes."""
 SHOWN = 5
 """Neighbours that are shown of an item whose label was corrected."""
 
+Content = dict[str, Any]
+Act = Callable[[State, Content], tuple[State, Content]]
+"""Of a state and what was sent: the state from now on, and the answer."""
+
 
 class OtherOnDiskError(Exception):
     """Another command has put something else in force than the page shows."""
 
 
-class Done(NamedTuple):
-    """What an act gives: the state from now on, and the answer."""
+def routes(page: Page) -> list[Route]:
+    """Return the requests that change something, and what they show."""
 
-    state: State
-    answer: dict[str, Any]
+    def acts(act: Act) -> Handler:
+        async def handler(request: Request) -> Response:
+            content = await page.content(request)
+            return Json(await _do(page, act, content))
 
+        return handler
 
-class Labels:
-    """The handlers of feedback and labels."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-
-    def routes(self) -> list[Route]:
-        """Return the requests that change something, and what they show."""
-        return [
-            Route("/api/feedback", self.say, methods=["POST"]),
-            Route("/api/feedback.csv", self.as_csv),
-            Route("/api/learn", self.learn, methods=["POST"]),
-            Route("/api/undo", self.undo, methods=["POST"]),
-            Route("/api/labels", self.doubts, methods=["GET"]),
-            Route("/api/labels", self.judge, methods=["POST"]),
-        ]
-
-    async def say(self, request: Request) -> Response:
-        """Keep marks of a query's results, and return all that there are."""
-        content = await self.page.content(request)
-
-        def act(state: State) -> Done:
-            query = _query(content.get("query"), state)
-            append(state.run.path, _marks(content.get("said"), query, state))
-            now = replace(state, feedback=read_feedback(state.run.path))
-            return Done(now, feedback_on(now, query) or {})
-
-        return Json(await self._do(act))
-
-    async def as_csv(self, request: Request) -> Response:
-        """Return all marks as a table; names are relative to the folder of all items."""
-        state = self.page.state
-        names = own(state).names
-        home = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
-        short = {name: os.path.relpath(name, home) if home else name for name in names}
+    async def table(request: Request) -> Response:
         headers = {"Content-Disposition": 'attachment; filename="feedback.csv"'}
-        table = state.feedback.as_csv(short)
-        return Response(table, media_type="text/csv; charset=utf-8", headers=headers)
+        return Response(_table(page.state), media_type="text/csv; charset=utf-8", headers=headers)
 
-    async def learn(self, request: Request) -> Response:
-        """Learn from all marks, and return what that did to the classes without one."""
-        await self.page.content(request)
+    async def doubts(request: Request) -> Response:
+        state = page.state
+        make = state.derived.get
+        return Json({"labels": await run_sync(lambda: make("doubts", lambda: _doubts(state)))})
 
-        def act(state: State) -> Done:
-            began = time.perf_counter()
-            with locked(state.run.path):
-                before = _current(state)
-                feedback = read_feedback(state.run.path)
-                pairs = Pairs.of(feedback, before)
-                if not len(pairs.same):
-                    raise Refused(
-                        400,
-                        "there is nothing to learn yet: mark one result, or two for a picture "
-                        "of your own",
-                    )
-                history = before.manifest.history
-                if before.manifest.feedback != len(feedback.lines):
-                    history = (*history, before.manifest.feedback)
-                after = learned(before, feedback, history=history)
-                scores = compared(corrected(before, feedback), after, pairs)
-                _commit(after, replace(state, feedback=feedback))
-            seconds = time.perf_counter() - began
-            about: dict[str, Any] = {"marks": feedback.count, "pairs": len(pairs.same)}
-            about |= {"scores": scores, "seconds": seconds}
-            return Done(replace(state, stored=after, feedback=feedback), about)
+    return [
+        Route("/api/feedback", acts(mark), methods=["POST"]),
+        Route("/api/feedback.csv", table),
+        Route("/api/learn", acts(learn), methods=["POST"]),
+        Route("/api/undo", acts(undo), methods=["POST"]),
+        Route("/api/labels", doubts, methods=["GET"]),
+        Route("/api/labels", acts(judge), methods=["POST"]),
+    ]
 
-        return Json(await self._do(act))
 
-    async def undo(self, request: Request) -> Response:
-        """Return to what the page had learned before."""
-        await self.page.content(request)
+async def _do(page: Page, act: Act, content: Content) -> Content:
+    """Replace the state by what an act makes of it; one act at a time."""
+    async with page.writing:
+        state = page.state
+        try:
+            page.state, answer = await run_sync(act, state, content)
+        except OtherOnDiskError:
+            page.state = await run_sync(reopened, state)
+            raise HTTPException(
+                409, "another command has changed this run; the page shows it now, try again"
+            ) from None
+        except OSError as error:
+            page.state = now = await run_sync(reopened, state)
+            ended = "nothing changed" if now.version == state.version else "but it is in force"
+            reason = error.strerror or error
+            words = f"files of the run can't be used ({reason}); {ended}"
+            raise HTTPException(507, words) from None
+    return answer
 
-        def act(state: State) -> Done:
-            with locked(state.run.path):
-                before = _current(state)
-                if not before.manifest.history:
-                    raise Refused(409, "there is nothing to undo")
-                *history, lines = before.manifest.history
-                after = learned(before, state.feedback.first(lines), history=tuple(history))
-                _commit(after, state)
-            return Done(replace(state, stored=after), {})
 
-        return Json(await self._do(act))
+# ---- acts
 
-    async def doubts(self, request: Request) -> Response:
-        """Return the doubtful labels, the clearest first; the first call may take seconds."""
-        state = self.page.state
-        return Json(
-            {"labels": await run_sync(lambda: state.derived.get("doubts", lambda: _doubts(state)))}
-        )
 
-    async def judge(self, request: Request) -> Response:
-        """Keep what somebody says of a label."""
-        content = await self.page.content(request)
+def mark(state: State, content: Content) -> tuple[State, Content]:
+    """Keep marks of a query's results, and return all that there are."""
+    query, given = _query(content.get("query"), state), content.get("said")
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_AT_ONCE:
+        raise HTTPException(400, f"expected a list of 1 to {MOST_AT_ONCE} marks")
+    append(state.run.path, [_mark(each, query, state) for each in given])
+    now = replace(state, feedback=read_feedback(state.run.path))
+    return now, feedback_on(now, query) or {}
 
-        def act(state: State) -> Done:
-            name, label = by_key(state, content.get("item")), content.get("label")
-            if label is not None and label not in state.classes:
-                raise Refused(400, "no such class; choose one of the list")
-            with locked(state.run.path):
-                before = _current(state)
-                [item] = before.get([name])
-                if item.label is None:
-                    raise Refused(400, "this item has no label that could be wrong")
-                trained = _trained(state)
-                if label is None and name in trained:
-                    label = trained[name].corrected  # what the run was trained with holds again
-                on_labels = state.feedback.on_labels
-                # Those that the run was trained with come first: the file has all that was said.
-                first = [] if on_labels else list(trained.values())
-                said = on_labels.get(name) or [each for each in first if each.item == name]
-                was = (label_in_data(item, said) if said else None) or item.label
-                append(state.run.path, [*first, Correction(name, was, label)])
-                now = replace(state, feedback=read_feedback(state.run.path))
-                after = before.with_map(before.matrix)
-                with suppress(OSError):  # the label is in force; the rule follows with the next act
-                    _commit(after, now)
-                    now = replace(now, stored=after)
-            return Done(now, {"judged": _judged(now).get(name)})
 
-        return Json(await self._do(act))
+def learn(state: State, content: Content) -> tuple[State, Content]:
+    """Learn from all marks, and return what that did to the classes without one."""
+    began = time.perf_counter()
+    with locked(state.run.path):
+        before, feedback = _current(state), read_feedback(state.run.path)
+        pairs = Pairs.of(feedback, before)
+        if not len(pairs.same):
+            words = "mark one result, or two for a picture of your own"
+            raise HTTPException(400, f"there is nothing to learn yet: {words}")
+        history = before.manifest.history
+        if before.manifest.feedback != len(feedback.lines):
+            history = (*history, before.manifest.feedback)
+        after = learned(before, feedback, history=history)
+        scores = compared(corrected(before, feedback), after, pairs)
+        now = _commit(after, replace(state, feedback=feedback))
+    counts = {"marks": len(feedback.marks), "pairs": len(pairs.same)}
+    return now, counts | {"scores": scores, "seconds": time.perf_counter() - began}
 
-    async def _do(self, act: Callable[[State], Done]) -> dict[str, Any]:
-        """Replace the state by what an act makes of it; one act at a time."""
-        page = self.page
-        async with page.writing:
-            state = page.state
-            try:
-                page.state, answer = await run_sync(act, state)
-            except OtherOnDiskError:
-                page.state = await run_sync(reopened, state)
-                raise Refused(
-                    409, "another command has changed this run; the page shows it now, try again"
-                ) from None
-            except OSError as error:
-                page.state = now = await run_sync(reopened, state)
-                ended = "nothing changed" if now.version == state.version else "but it is in force"
-                reason = error.strerror or error
-                raise Refused(507, f"files of the run can't be used ({reason}); {ended}") from None
-        return answer
+
+def undo(state: State, content: Content) -> tuple[State, Content]:
+    """Return to what the page had learned before."""
+    with locked(state.run.path):
+        before = _current(state)
+        if not before.manifest.history:
+            raise HTTPException(409, "there is nothing to undo")
+        *history, lines = before.manifest.history
+        after = learned(before, state.feedback.first(lines), history=tuple(history))
+        return _commit(after, state), {}
+
+
+def judge(state: State, content: Content) -> tuple[State, Content]:
+    """Keep what somebody says of a label; it counts at once."""
+    name, label = by_key(state, content.get("item")), content.get("label")
+    if label is not None and label not in state.classes:
+        raise HTTPException(400, "no such class; choose one of the list")
+    with locked(state.run.path):
+        before = _current(state)
+        [item] = before.get([name])
+        if item.label is None:
+            raise HTTPException(400, "this item has no label that could be wrong")
+        trained = _trained(state)
+        if label is None and name in trained:
+            label = trained[name].corrected  # what the run was trained with holds again
+        on_labels = state.feedback.on_labels
+        # Those that the run was trained with come first: the file has all that was said.
+        first = [] if on_labels else list(trained.values())
+        said = on_labels.get(name) or [each for each in first if each.item == name]
+        was = (label_in_data(item, said) if said else None) or item.label
+        append(state.run.path, [*first, Correction(name, was, label)])
+        now = replace(state, feedback=read_feedback(state.run.path))
+        with suppress(OSError):  # the label is in force; the rule follows with the next act
+            now = _commit(before.with_map(before.matrix), now)
+    return now, {"judged": _judged(now).get(name)}
 
 
 def own(state: State) -> FolderIndex:
     """Return the run's own index as it is stored; refused where the page searches in a database."""
     if isinstance(state.stored, FolderIndex):
         return state.stored
-    raise Refused(409, "this needs the run's own index; open the page without --index")
+    raise HTTPException(409, "this needs the run's own index; open the page without --index")
 
 
 def _current(state: State) -> FolderIndex:
@@ -238,35 +210,38 @@ def _current(state: State) -> FolderIndex:
     return index
 
 
-def _commit(index: FolderIndex, state: State) -> None:
+def _commit(index: FolderIndex, state: State) -> State:
     """Put an index in force, with a rule that knows the corrected labels."""
     index.commit(calibrated(corrected(index, state.feedback), state.encoder))
+    return replace(state, stored=index)
 
 
 def _query(asked: Any, state: State) -> str:
     """Return what marks call the query: the item's name, or that of a picture that was sent."""
     own(state)
     if not isinstance(asked, dict):
-        raise Refused(400, "expected a query: item or vector")
+        raise HTTPException(400, "expected a query: item or vector")
     if (address := asked.get("vector")) is None:
         return by_key(state, asked.get("item"))
     query_of(str(address), state.encoder)
     return name_of(str(address))
 
 
-def _marks(given: Any, query: str, state: State) -> list[Said]:
-    if not isinstance(given, list) or not 0 < len(given) <= MOST_AT_ONCE:
-        raise Refused(400, f"expected a list of 1 to {MOST_AT_ONCE} marks")
-    marks = list[Said]()
-    for mark in given:
-        same = mark.get("same", "") if isinstance(mark, dict) else ""
-        if not isinstance(same, bool | None):
-            raise Refused(400, "a mark is an item and same: true, false or null")
-        name = by_key(state, mark.get("item"))
-        if name == query:
-            raise Refused(400, "an item is the same as itself")
-        marks.append(Mark(query, name, same))
-    return marks
+def _mark(given: Any, query: str, state: State) -> Mark:
+    same = given.get("same", "") if isinstance(given, dict) else ""
+    if not isinstance(same, bool | None):
+        raise HTTPException(400, "a mark is an item and same: true, false or null")
+    name = by_key(state, given.get("item"))
+    if name == query:
+        raise HTTPException(400, "an item is the same as itself")
+    return Mark(query, name, same)
+
+
+def _table(state: State) -> bytes:
+    """Return all marks as CSV; names are relative to the folder of all items."""
+    names = own(state).names
+    home = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
+    return state.feedback.as_csv({n: os.path.relpath(n, home) if home else n for n in names})
 
 
 # ---- doubtful labels: the rule of the report and of `nofuss doctor`, for what the page shows
@@ -280,46 +255,39 @@ def _trained(state: State) -> dict[str, Correction]:
 
 def _judged(state: State) -> dict[str, str | None]:
     """Return what was said of labels since training."""
-    trained = _trained(state)
-    return {
-        name: said.corrected
-        for name, said in state.feedback.corrections.items()
-        if said != trained.get(name)
-    }
+    trained, said = _trained(state), state.feedback.corrections
+    return {n: each.corrected for n, each in said.items() if each != trained.get(n)}
 
 
 def _doubts(state: State) -> list[dict[str, Any]]:
     """Return doubtful labels, copies with different ones, and what was corrected."""
-    index, judged = own(state), _judged(state)
-    shown = corrected(index, state.feedback)
+    stored, judged = own(state), _judged(state)
+    shown = corrected(stored, state.feedback)
     codes = codes_of(shown.labels)
     rows = np.flatnonzero(codes >= 0)
     if len(rows) < 3:
         return []
     _, labels = np.unique(codes[rows], return_inverse=True)
+    names = [shown.names[row] for row in rows]
     queries = min(MOST_QUERIES, max(FEWEST_QUERIES, COMPARED // len(rows)))
-    nearest = neighbours(index.vectors[rows].numpy(), queries=queries)
-    position = {int(query): at for at, query in enumerate(nearest.queries)}
+    nearest = neighbours(shown.vectors[rows].numpy(), queries=queries)
+    near = dict(zip(nearest.queries.tolist(), nearest.items, strict=True))
     evidence: dict[int, tuple[str, NDArray[np.int64]]] = {
-        d.item: ("label", nearest.items[position[d.item], : d.places])
-        for d in doubtful_labels(nearest, labels)
+        doubt.item: ("label", near[doubt.item][: doubt.places])
+        for doubt in doubtful_labels(nearest, labels)
     }
     for copy in copies(nearest, within=WITHIN):
         if labels[copy.first] != labels[copy.second]:
             evidence.setdefault(copy.first, ("copy", np.array([copy.second])))
-    names = [shown.names[row] for row in rows]
-    for item, name in enumerate(names):
-        if name in judged and item in position:
-            evidence.setdefault(item, ("label", nearest.items[position[item], :SHOWN]))
-    doubts = []
-    for item, (kind, places) in evidence.items():
-        [doubt] = described(state, [names[item]])
-        near = described(state, [names[place] for place in places])
-        suggested, votes = Counter(other["label"] for other in near).most_common(1)[0]
-        [stored] = index.get([names[item]])
-        doubts.append(
-            doubt
-            | {"kind": kind, "suggested": suggested, "votes": votes, "neighbours": near}
-            | {"label": stored.label, "judged": judged.get(names[item])}
-        )
-    return doubts
+    for item in near:
+        if names[item] in judged:
+            evidence.setdefault(item, ("label", near[item][:SHOWN]))
+
+    def doubt_of(item: int, kind: str, places: NDArray[np.int64]) -> dict[str, Any]:
+        [doubt], others = (described(state, [names[at] for at in of]) for of in ([item], places))
+        suggested, votes = Counter(other["label"] for other in others).most_common(1)[0]
+        said = {"kind": kind, "suggested": suggested, "votes": votes, "neighbours": others}
+        label = stored.labels[rows[item]]  # as the data say
+        return doubt | said | {"label": label, "judged": judged.get(names[item])}
+
+    return [doubt_of(item, *why) for item, why in evidence.items()]

@@ -9,8 +9,8 @@
     GET  /api/map              items and proxies on a plane
     GET  /pictures/KEY         an item's picture, small, encoded again
 
-A handler reads the page's state once, in its first line. An upload is the raw body, limited in
-size, and decoded in a process with limits; nothing is stored. Whatever fails is one line of JSON.
+A handler reads the page's state once. An upload is the raw body, limited in size, and decoded in a
+process with limits; nothing is stored. Whatever fails is one line of JSON.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,13 +30,14 @@ import torch
 from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import printable
 from nofuss.data.columns import Type, shown
-from nofuss.data.decode import FORMATS, MAX_FILE, PictureError, data_uri, encoded
+from nofuss.data.decode import MAX_FILE, PictureError, data_uri, encoded
 from nofuss.data.decode_pool import PROCESSES, Decoded, DecodePool
 from nofuss.data.items import read_item
 from nofuss.errors import EngineError, NofussError
@@ -44,21 +45,19 @@ from nofuss.files import digest, parse_json
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
 from nofuss.search.feedback import PICTURE
-from nofuss.search.filter import LABEL, Condition, FilterError, parse_filter
+from nofuss.search.filter import LABEL, Compare, Condition, FilterError, Join, parse_filter
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import Item, key_of
-from nofuss.search.page.guard import Json
+from nofuss.search.page.guard import CLOSE, Json
 from nofuss.search.page.state import SIDE, State
-from nofuss.search.search import Answer, Hit
+from nofuss.search.search import Hit
 from nofuss.search.verdict import Query, queries_of
 
 log = logging.getLogger("nofuss")
-MAX_UPLOAD = 24 * 2**20
-"""Most bytes of an uploaded picture; more are not read."""
-MAX_CONTENT = 64 * 2**10
-"""Most bytes of a JSON object."""
+MAX_UPLOAD, MAX_CONTENT = 24 * 2**20, 64 * 2**10
+"""Most bytes of an uploaded picture and of a JSON object; more are not read."""
 MAX_UPLOADS = 8 * MAX_UPLOAD
-"""Most bytes of all uploads in memory; further ones are asked to be sent again."""
+"""Most bytes of all bodies in memory; further ones are asked to be sent again."""
 PATIENCE = 30.0
 """Seconds for a whole body."""
 SEARCHES, SEARCH_SECONDS = 4, 9.0
@@ -67,26 +66,17 @@ SOME = 12
 """Items to start from."""
 MOST = 500
 """Most neighbours of one search."""
-MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _ADDRESS = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]+)\.([0-9]{0,4})")
 _Result = TypeVar("_Result")
+Asked = Mapping[str, str]
+"""The options of an address."""
+Handler = Callable[[Request], Awaitable[Response]]
 
-
-class Refused(Exception):
-    """A request that is answered with an error status and one line."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
-class Options(NamedTuple):
-    """What a search asks for besides its query."""
-
-    k: int
-    only: list[int] | None
-    """Codes of classes."""
-    where: Condition | None
+_here = Path(__file__).parent
+FILES = [
+    Route("/look.css", lambda _: FileResponse(_here.parents[1] / "report" / "look.css")),
+    Mount("/", StaticFiles(directory=_here / "static", html=True)),
+]
 
 
 class Page:
@@ -95,7 +85,7 @@ class Page:
     def __init__(self, state: State) -> None:
         self.state = state
         self.writing = asyncio.Lock()  # held by who makes the next state
-        self.held = 0  # bytes of uploads in memory
+        self.held = 0  # bytes of bodies in memory
         self.pool = DecodePool()
         self.decoding = anyio.CapacityLimiter(PROCESSES)
         self.embedding = anyio.CapacityLimiter(1)  # one picture at a time takes all processors
@@ -103,93 +93,42 @@ class Page:
 
     def routes(self) -> list[Route]:
         """Return the requests that change nothing."""
-        static = files("nofuss.search.page").joinpath("static")
-        names = sorted(file.name for file in static.iterdir() if file.name != "index.html")
         return [
-            Route("/", _file(static.joinpath("index.html"))),
-            Route("/look.css", _file(files("nofuss.report").joinpath("look.css"))),
-            *(Route(f"/{name}", _file(static.joinpath(name))) for name in names),
-            Route("/api/about", self.about),
-            Route("/api/items/{key}", self.item),
-            Route("/api/some", self.some),
-            Route("/api/search", self.neighbours, methods=["GET"]),
+            Route("/api/about", self._reads(about)),
+            Route("/api/items/{key}", self._reads(item)),
+            Route("/api/some", self._reads(some)),
+            Route("/api/search", self._reads(neighbours), methods=["GET"]),
             Route("/api/search", self.upload, methods=["POST"]),
             Route("/api/map", self.map),
             Route("/pictures/{key}", self.picture),
         ]
 
-    def close(self) -> None:
-        """End the processes that decode."""
-        self.pool.close()
+    def _reads(self, answer: Callable[[State, Asked], dict[str, Any]]) -> Handler:
+        """Return a handler that answers what a function says of the state."""
 
-    async def about(self, request: Request) -> Response:
-        """Return what the page says at its top, and the classes of its filter."""
-        state = self.state
-        return Json(await self.ask(state, lambda: _about(state)))
+        async def handler(request: Request) -> Response:
+            state, asked = self.state, {**request.query_params, **request.path_params}
+            return Json(await self.ask(state, lambda: answer(state, asked)))
 
-    async def item(self, request: Request) -> Response:
-        """Return the name, label and columns of an item."""
-        state, key = self.state, request.path_params["key"]
-        return Json(await self.ask(state, lambda: described(state, [by_key(state, key)])[0]))
-
-    async def some(self, request: Request) -> Response:
-        """Return random items to start from, and the classes that the filter leaves."""
-        state, asked = self.state, request.query_params
-
-        def work() -> dict[str, Any]:
-            _, only, where = read_options(asked, state)
-            seed = secrets.randbits(32)
-            names = state.index.sample(1 if only or where else SOME, seed=seed)
-            if (only or where) and names:
-                [query] = state.vectors_of(names)  # near any item will do
-                names = [hit.name for hit in state.search(Query(query), SOME, only, where).hits]
-            return {"results": described(state, names), "classes": only}
-
-        return Json(await self.ask(state, work))
-
-    async def neighbours(self, request: Request) -> Response:
-        """Return the neighbours of an item of the index, or of a picture that was sent before."""
-        state, asked = self.state, request.query_params
-
-        def work() -> dict[str, Any]:
-            options = read_options(asked, state)
-            if (text := asked.get("vector")) is not None:
-                found = state.search(query_of(text, state.encoder), *options)
-                return _answer(state, found, options, name_of(text)) | {"query": {}}
-            name = by_key(state, asked.get("item"))
-            [query] = state.vectors_of([name])
-            found = state.search(Query(query), *options, without=name)
-            [item] = described(state, [name])
-            return _answer(state, found, options, name) | {"query": item}
-
-        return Json(await self.ask(state, work))
+        return handler
 
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
-        state, asked = self.state, request.query_params
+        state = self.state
         fit = state.encoder.preprocessing
         if fit is None:
-            raise Refused(
-                400, "this run embeds vectors, not pictures; search from one of its items"
-            )
-        options = await self.ask(state, lambda: read_options(asked, state))
-        body = bytearray()
-        try:
-            await self._read(request, body)
+            words = "this run embeds vectors, not pictures; search from one of its items"
+            raise HTTPException(400, words)
+        options = await self.ask(state, lambda: read_options(request.query_params, state))
+        async with self.body(request, MAX_UPLOAD) as body:
             began = time.perf_counter()
             seen = await self._decode(request, body, fit)
-        finally:
-            self.held -= len(body)
         address = await run_sync(_embed, state, seen, limiter=self.embedding)
         spent = 1000 * (time.perf_counter() - began)
-
-        def work() -> dict[str, Any]:
-            found = state.search(query_of(address, state.encoder), *options)  # as opened again
-            answer = _answer(state, found, options, name_of(address))
-            query = {"picture": data_uri(seen.content, seen.media), "vector": address}
-            return answer | {"query": query, "embedding_ms": spent}
-
-        return Json(await self.ask(state, work))
+        query = query_of(address, state.encoder)  # as opened again
+        found = await self.ask(state, lambda: _answer(state, query, options, name_of(address)))
+        sent = {"picture": data_uri(seen.content, seen.media), "vector": address}
+        return Json(found | {"query": sent, "embedding_ms": spent})
 
     async def map(self, request: Request) -> Response:
         """Return the map; the first call takes some seconds."""
@@ -208,7 +147,7 @@ class Page:
         except (PictureError, OSError):
             image = None
         if image is None:
-            raise Refused(404, "no picture of this item")
+            raise HTTPException(404, "no picture of this item")
         return Response(content, media_type=media, headers={"Content-Disposition": "inline"})
 
     # ---- who works for it
@@ -225,46 +164,40 @@ class Page:
     async def content(self, request: Request) -> dict[str, Any]:
         """Return the JSON object in the body."""
         if request.headers.get("content-type") != "application/json":
-            raise Refused(415, "expected application/json")
-        body = bytearray()
-        try:
-            await self._read(request, body, limit=MAX_CONTENT, what="the body")
-            content = parse_json(bytes(body))
-        except ValueError:
-            raise Refused(400, "the body is not JSON") from None
-        finally:
-            self.held -= len(body)
+            raise HTTPException(415, "expected application/json")
+        async with self.body(request, MAX_CONTENT) as body:
+            try:
+                content = parse_json(bytes(body))
+            except ValueError:
+                content = None
         if not isinstance(content, dict):
-            raise Refused(400, "the body is not a JSON object")
+            raise HTTPException(400, "the body is not a JSON object")
         return content
 
-    async def _read(
-        self,
-        request: Request,
-        body: bytearray,
-        *,
-        limit: int = MAX_UPLOAD,
-        what: str = "the picture",
-    ) -> None:
-        """Read the whole body into `body`, or refuse it as soon as it is too large or too slow."""
+    @asynccontextmanager
+    async def body(self, request: Request, limit: int) -> AsyncIterator[bytearray]:
+        """Yield the whole body; refuse it as soon as it is too large or too slow."""
         size = f"{limit // 2**20} MB" if limit >= 2**20 else f"{limit // 1024} KB"
-        too_large = Refused(413, f"{what} is over {size}; send a smaller one")
-        announced = request.headers.get("content-length", "0")
-        if not announced.isdigit() or len(announced) > 12 or int(announced) > limit:
+        too_large = HTTPException(413, f"what was sent is over {size}; send a smaller one")
+        announced, body = request.headers.get("content-length", "0"), bytearray()
+        if not announced.isdecimal() or int(announced) > limit:
             raise too_large
         try:
-            with anyio.fail_after(PATIENCE):
+            with anyio.move_on_after(PATIENCE) as reading:
                 async for chunk in request.stream():
                     body += chunk
                     self.held += len(chunk)
                     if len(body) > limit:
                         raise too_large
                     if self.held > MAX_UPLOADS:
-                        raise Refused(503, "too many pictures at once; send it again")
-        except TimeoutError:
-            raise Refused(408, f"{what} took too long to arrive; send it again") from None
-        if not body:
-            raise Refused(400, f"{what} is empty; send it again")
+                        raise HTTPException(503, "too many pictures at once; send it again")
+            if reading.cancelled_caught:
+                raise HTTPException(408, "the body took too long to arrive; send it again")
+            if not body:
+                raise HTTPException(400, "the body is empty; send it again")
+            yield body
+        finally:
+            self.held -= len(body)
 
     async def _decode(
         self, request: Request, source: Path | bytearray, fit: Preprocessing | None = None
@@ -275,18 +208,8 @@ class Page:
 
         async with self.decoding:
             if await request.is_disconnected():  # while it waited for others
-                raise Refused(400, "nobody waits for this picture any more")
+                raise HTTPException(400, "nobody waits for this picture any more")
             return await run_sync(work)
-
-
-def _file(file: Any) -> Callable[[Request], Any]:
-    """Return a handler for a file of the package."""
-    content, media = file.read_bytes(), MEDIA[Path(file.name).suffix]
-
-    async def handler(request: Request) -> Response:
-        return Response(content, media_type=f"{media}; charset=utf-8")
-
-    return handler
 
 
 def _embed(state: State, seen: Decoded) -> str:
@@ -299,33 +222,42 @@ def _embed(state: State, seen: Decoded) -> str:
 # ---- what is asked for
 
 
-def read_options(asked: Mapping[str, str], state: State) -> Options:
+class Options(NamedTuple):
+    """What a search asks for besides its query."""
+
+    k: int
+    only: list[int] | None
+    """Codes of classes."""
+    where: Condition | None
+    """What items must pass, with the classes."""
+
+
+def read_options(asked: Asked, state: State) -> Options:
     """Return what an address asks for, or refuse it."""
-    k, words = asked.get("k", "24"), asked.get("class", "")
+    k, words, text = asked.get("k", "24"), asked.get("class", ""), asked.get("where", "")
     if not (k.isascii() and k.isdigit() and len(k) < 4 and 1 <= int(k) <= MOST):
-        raise Refused(400, f"k must be a whole number from 1 to {MOST}")
-    only = state.matching(words) if words.strip() else None
-    if only == []:
-        raise Refused(400, f"there is no class like “{printable(words[:80])}”; try a part")
-    where = None
-    if (text := asked.get("where", "")).strip():
+        raise HTTPException(400, f"k must be a whole number from 1 to {MOST}")
+    parts, only = list[Condition](), None
+    if words.strip():
+        only = state.matching(words)
+        if not only:
+            words = printable(words[:80])
+            raise HTTPException(400, f"there is no class like “{words}”; try a part")
+        parts.append(Compare(LABEL, "in", tuple(state.classes[code] for code in only)))
+    if text.strip():
         try:
-            where = parse_filter(text, state.index.about.types)
+            parts.append(parse_filter(text, state.index.about.types))
         except FilterError as error:
-            raise Refused(400, f"the filter can't be read: {error}") from None
-    return Options(int(k), only, where)
+            raise HTTPException(400, f"the filter can't be read: {error}") from None
+    return Options(int(k), only, Join(True, tuple(parts)) if parts else None)
 
 
 def by_key(state: State, key: Any) -> str:
     """Return the name of the item with a key."""
     name = state.index.find(key) if isinstance(key, str) else None
     if name is None:
-        raise _no_item()
+        raise HTTPException(404, "this item is not in the index; search from another one")
     return name
-
-
-def _no_item() -> Refused:
-    return Refused(404, "this item is not in the index; search from another one")
 
 
 def address_of(query: Query, encoder: Encoder) -> str:
@@ -348,7 +280,7 @@ def query_of(address: str, encoder: Encoder) -> Query:
             if vector.isfinite().all() and vector.norm() > 0:
                 far = int(found[3]) / 1000 if found[3] else None
                 return Query(normalize(vector[None])[0], far)
-    raise Refused(400, "this address was made by another model; send the picture again")
+    raise HTTPException(400, "this address was made by another model; send the picture again")
 
 
 def name_of(address: str) -> str:
@@ -359,7 +291,8 @@ def name_of(address: str) -> str:
 # ---- what is answered
 
 
-def _about(state: State) -> dict[str, Any]:
+def about(state: State, asked: Asked) -> dict[str, Any]:
+    """Return what the page says at its top, and the classes of its filter."""
     index = state.index
     learned = index.manifest.feedback if isinstance(index, FolderIndex) else 0
     return {
@@ -367,19 +300,48 @@ def _about(state: State) -> dict[str, Any]:
         "run": printable(state.run.path.absolute().name),
         "title": state.title,
         "scores": state.scores,
-        "learned": state.feedback.first(learned).count,
+        "learned": len(state.feedback.first(learned).marks),
         "items": index.count(),
         "columns": {name: kind for name, kind in index.about.types.items() if name != LABEL},
         "own_index": isinstance(index, FolderIndex),
         "classes": state.classes,
         "pictures": state.encoder.preprocessing is not None,
-        "formats": FORMATS,
         "max_upload": MAX_UPLOAD,
         "most": MOST,
     }
 
 
-def _answer(state: State, found: Answer, options: Options, query: str) -> dict[str, Any]:
+def item(state: State, asked: Asked) -> dict[str, Any]:
+    """Return the name, label and columns of an item."""
+    return described(state, [by_key(state, asked["key"])])[0]
+
+
+def some(state: State, asked: Asked) -> dict[str, Any]:
+    """Return random items to start from, and the classes that the filter leaves."""
+    _, only, where = read_options(asked, state)
+    names = state.index.sample(1 if where else SOME, seed=secrets.randbits(32))
+    if where and names:
+        [vector] = state.vectors_of(names)  # near any item will do
+        names = [hit.name for hit in state.search(Query(vector), SOME, where).hits]
+    return {"results": described(state, names), "classes": only}
+
+
+def neighbours(state: State, asked: Asked) -> dict[str, Any]:
+    """Return the neighbours of an item of the index, or of a picture that was sent before."""
+    options = read_options(asked, state)
+    if (address := asked.get("vector")) is not None:
+        query = query_of(address, state.encoder)
+        return _answer(state, query, options, name_of(address)) | {"query": {}}
+    name = by_key(state, asked.get("item"))
+    [vector], [shown] = state.vectors_of([name]), described(state, [name])
+    return _answer(state, Query(vector), options, name, without=name) | {"query": shown}
+
+
+def _answer(
+    state: State, query: Query, options: Options, name: str, *, without: str | None = None
+) -> dict[str, Any]:
+    """Search; name: what feedback calls the query."""
+    found = state.search(query, options.k, options.where, without=without)
     types = state.index.about.types
     results = [
         _described(hit, types) | {"rank": rank, "distance": round(hit.distance, 4)}
@@ -388,12 +350,9 @@ def _answer(state: State, found: Answer, options: Options, query: str) -> dict[s
     place = None
     if state.is_drawn:
         vectors = state.vectors_of([hit.name for hit in found.hits])
-        places = state.plane.place(torch.cat([found.vector[None], vectors])).tolist()
-        place = places[0]
-        if len(vectors) == len(results):  # none has left the index a moment ago
-            for result, of_item in zip(results, places[1:], strict=True):
-                result["place"] = of_item
-    likely = found.likely if options.only is None else None
+        place, *places = state.plane.place(torch.cat([found.vector[None], vectors])).tolist()
+        if len(places) == len(results):  # none has left the index a moment ago
+            results = [each | {"place": at} for each, at in zip(results, places, strict=True)]
     return {
         "version": state.version,
         "results": results,
@@ -401,10 +360,10 @@ def _answer(state: State, found: Answer, options: Options, query: str) -> dict[s
         "match": found.match,
         "sentence": found.sentence,
         "open_set": found.numbers,
-        "likely": likely and asdict(likely),
+        "likely": asdict(found.likely) if found.likely and options.only is None else None,
         "classes": options.only,
         "place": place,
-        "feedback": feedback_on(state, query),
+        "feedback": feedback_on(state, name),
     }
 
 
@@ -412,11 +371,12 @@ def feedback_on(state: State, query: str) -> dict[str, Any] | None:
     """Return the marks of a query, how many there are in all, and how often one can undo."""
     if not isinstance(state.stored, FolderIndex):
         return None
-    marks = state.feedback.marks.get(query, {}).items()
+    stored, marks = state.stored, state.feedback.marks
+    of_query = {item: same for (of, item), same in marks.items() if of == query and item in stored}
     return {
-        "said": {key_of(name): same for name, same in marks if name in state.stored},
-        "count": state.feedback.count,
-        "history": len(state.stored.manifest.history),
+        "said": {key_of(item): same for item, same in of_query.items()},
+        "count": len(marks),
+        "history": len(stored.manifest.history),
     }
 
 
@@ -447,26 +407,28 @@ _PICTURES = {
 
 async def refuse(request: Request, error: Exception) -> Response:
     """Answer with a status and one line of JSON, whatever the error is."""
-    status, message = 500, "the server failed; its terminal says how"
-    if isinstance(error, Refused):
-        status, message = error.status, error.message
-    elif isinstance(error, HTTPException):  # an unknown address or method
-        return Json({"error": error.detail}, error.status_code, error.headers)
-    elif isinstance(error, PictureError):
-        status = 415 if error.reason == "not a picture" else 422
-        words = _PICTURES.get(error.reason, "the picture can't be read; send {formats}")
-        formats = "JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF"
-        message = words.format(detail=error.detail, formats=formats)
-    elif isinstance(error, EngineError):  # why, which may name machines, is for the terminal only
-        log.error(f"{request.url.path} failed: {error}")
-        status, message = 503, "the database does not answer; try again later"
-    elif isinstance(error, NofussError):
-        status, message = 409, str(error)
-    elif isinstance(error, OSError):
-        status, message = 507, f"files of the run can't be used ({error.strerror or error})"
+    headers: Mapping[str, str] | None = None
+    match error:
+        case HTTPException():
+            status, message, headers = error.status_code, error.detail, error.headers
+        case PictureError():
+            status = 415 if error.reason == "not a picture" else 422
+            words = _PICTURES.get(error.reason, "the picture can't be read; send {formats}")
+            formats = "JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF"
+            message = words.format(detail=error.detail, formats=formats)
+        case EngineError():  # why, which may name machines, is for the terminal only
+            log.error(f"{request.url.path} failed: {error}")
+            status, message = 503, "the database does not answer; try again later"
+        case NofussError():
+            status, message = 409, str(error)
+        case OSError():
+            reason = error.strerror or error
+            status, message = 507, f"files of the run can't be used ({reason})"
+        case _:
+            status, message = 500, "the server failed; its terminal says how"
     # Close: the unread rest of a body must not be taken for the next request.
-    return Json({"error": message}, status, {"Connection": "close"})
+    return Json({"error": message}, status, {**(headers or {}), **CLOSE})
 
 
-KINDS = (Refused, HTTPException, PictureError, NofussError, OSError, Exception)
+KINDS = (HTTPException, PictureError, NofussError, OSError, Exception)
 REFUSALS = dict.fromkeys(KINDS, refuse)

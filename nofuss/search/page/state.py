@@ -1,13 +1,13 @@
 """What the page shows at one moment: an index, the model, and what people said of both.
 
-A state never changes. A handler reads it once, in its first line; whoever learns or corrects makes
-a new one and replaces it by one assignment, so that no answer is made of two states.
+A state never changes. A handler reads it once; whoever learns or corrects makes a new one and
+replaces it by one assignment, so that no answer is made of two states.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from nofuss.model.encoder import Encoder
 from nofuss.run.directory import Run
 from nofuss.run.proxies import load_proxies
 from nofuss.search.feedback import Feedback
-from nofuss.search.filter import LABEL, Compare, Condition, Join
+from nofuss.search.filter import Condition
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, Index
 from nofuss.search.open import Searched, open_search
@@ -58,25 +58,20 @@ class Pictures:
         if place_of(Path(name)) or source not in self._sources or not _ROW.fullmatch(row):
             return Path(name)
         if source not in self._opened:
-            self._opened[source] = _open_array(source)
+            self._opened[source] = self._open(Path(source))
         collection = self._opened[source]
-        if collection is None or int(row) >= len(collection):
+        if collection is None or collection.array is None or int(row) >= len(collection):
             return None
         return shrunk_item(collection, int(row), side=SIDE)
 
-
-def _open_array(source: str) -> Collection | None:
-    """Open the array that an index is from; None for anything else, which may cost anything."""
-    path = Path(source)
-    if source == BUILT_IN:
-        return open_data(None)
-    if not is_named_data(path) and path.suffix.lower() not in ARRAYS:
-        return None
-    try:
-        collection = open_data(path)
-    except DataError:
-        return None
-    return None if collection.array is None else collection
+    def _open(self, source: Path) -> Collection | None:
+        is_built_in = str(source) == BUILT_IN
+        if not is_built_in and not is_named_data(source) and source.suffix.lower() not in ARRAYS:
+            return None
+        try:
+            return open_data(None if is_built_in else source)
+        except DataError:
+            return None
 
 
 class Derived:
@@ -98,7 +93,7 @@ class Derived:
         return name in self._made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """Everything that an answer is made of."""
 
@@ -112,16 +107,15 @@ class State:
     """As it is on disk, with what was learned in force."""
     feedback: Feedback
     stars: Stars
-    drawn: Derived = field(default_factory=Derived, compare=False)
+    drawn: Derived = field(default_factory=Derived)
     """What follows from the items alone: the plane, their pictures."""
-    derived: Derived = field(default_factory=Derived, compare=False, init=False)
+    derived: Derived = field(default_factory=Derived, init=False)
     """What follows from all of it; a new state begins with nothing."""
-    index: Index = field(compare=False, init=False)
-    """What is searched: the stored index with corrected labels."""
 
-    def __post_init__(self) -> None:
-        # Frozen, and this follows from the rest.
-        object.__setattr__(self, "index", Searched(self.encoder, self.stored, self.feedback).index)
+    @cached_property
+    def index(self) -> Index:
+        """What is searched: the stored index with corrected labels."""
+        return Searched(self.encoder, self.stored, self.feedback).index
 
     @property
     def version(self) -> str:
@@ -137,12 +131,16 @@ class State:
     @property
     def classes(self) -> list[str]:
         """Names of the classes in the data, sorted; corrections name no others."""
-        return self.drawn.get("classes", self._classes)
 
-    def _classes(self) -> list[str]:
-        index = self.stored
-        found = index.labels if isinstance(index, FolderIndex) else [i.label for i in index.items()]
-        return sorted({label for label in found if label is not None})
+        def read() -> list[str]:
+            index = self.stored
+            if isinstance(index, FolderIndex):
+                labels = index.labels
+            else:
+                labels = [item.label for item in index.items()]
+            return sorted({label for label in labels if label is not None})
+
+        return self.drawn.get("classes", read)
 
     def matching(self, words: str) -> list[int]:
         """Return the classes that are named so, else those whose name contains the words."""
@@ -158,32 +156,11 @@ class State:
         return torch.stack(found) if found else torch.empty(0, self.encoder.dim)
 
     def search(
-        self,
-        query: Query,
-        k: int,
-        only: Sequence[int] | None = None,
-        where: Condition | None = None,
-        *,
-        without: str | None = None,
+        self, query: Query, k: int, where: Condition | None = None, *, without: str | None = None
     ) -> Answer:
-        """Return the k best of a query, leaving out item `without`.
-
-        Of classes `only`, or of what passes a filter: the k nearest, without a verdict, which is
-        about everything.
-        """
-        parts: list[Condition] = [] if where is None else [where]
-        if only is not None:
-            parts.append(Compare(LABEL, "in", tuple(self.classes[i] for i in only)))
-        condition = Join(True, tuple(parts)) if parts else None
-        return search(
-            self.index,
-            self.encoder,
-            query,
-            k,
-            where=condition,
-            without=without,
-            rerank=self.rerank,
-        )
+        """Return the k best of a query, among all items or those that pass a filter."""
+        options: dict[str, Any] = {"where": where, "without": without, "rerank": self.rerank}
+        return search(self.index, self.encoder, query, k, **options)
 
     @property
     def scores(self) -> dict[str, float]:
@@ -192,9 +169,8 @@ class State:
             stored = read_json(self.run.path / "scores.json")
         except (OSError, ValueError):
             return {}
-        names = ("recall@1", "map@r")
-        found = {n: float(stored[n]) for n in names if isinstance(stored.get(n), int | float)}
-        return {name: score for name, score in found.items() if math.isfinite(score)}
+        found = {name: stored.get(name) for name in ("recall@1", "map@r")}
+        return {n: s for n, s in found.items() if isinstance(s, float) and 0 <= s <= 1}
 
     def picture(self, name: str) -> Path | Image.Image | None:
         """Return an item's picture, or the file that holds it; None where there is none."""
@@ -240,12 +216,11 @@ def open_state(run: Run, url: str | None = None, *, rerank: bool = True) -> Stat
 def reopened(state: State) -> State:
     """Return what is on disk now; the map stays drawn where the items are the same."""
     now = open_state(state.run, state.url, rerank=state.rerank)
-    return replace(now, drawn=state.drawn) if _contents(now) == _contents(state) else now
+    return replace(now, drawn=state.drawn) if _items(now) == _items(state) else now
 
 
-def _contents(state: State) -> tuple[object, ...]:
-    """Return what the items of an index are known by; those of a database are not."""
-    if not isinstance(state.stored, FolderIndex):
-        return (object(),)
+def _items(state: State) -> object:
+    """Return what the items of the run's own index are known by, which names its model too."""
+    assert isinstance(state.stored, FolderIndex), "a database does not change under an act"
     files = state.stored.manifest.files
     return state.encoder.digest, files.get("vectors"), files.get("items")
