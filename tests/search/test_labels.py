@@ -9,12 +9,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from starlette.routing import Mount
-from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 
 import nofuss
@@ -29,11 +27,10 @@ from nofuss.search.page.server import build_app
 from nofuss.search.page.state import open_state
 from nofuss.search.update import update_index
 from tests.search.serving import Answer, Server, serving
-from tests.search.test_server import OTHER_HOSTS, encode
+from tests.search.test_server import encode
 from tests.tiny_run import draw
 
 JSON = {"Content-Type": "application/json"}
-ORIGINS = ["http://evil.example", "null", "https://127.0.0.1:{port}"]
 
 
 @pytest.fixture(scope="module")
@@ -165,36 +162,6 @@ def test_a_label_is_corrected_at_once(server: Server, run: Path) -> None:
 
 
 # ---- who may ask
-
-
-@pytest.fixture(scope="module")
-def routes(run: Path) -> list[tuple[str, str]]:
-    """Every route of the application, as it lists them, with every method it takes."""
-    app: Any = build_app(open_state(Run.open(run)), host="127.0.0.1", port=1, token="x").app
-    found = [("GET", "/")]
-    for route in app.routes:
-        if isinstance(route, Mount):  # the files of the page
-            folder = Path(cast(StaticFiles, route.app).directory or "")
-            found += [("GET", f"/{file.name}") for file in folder.iterdir()]
-        else:
-            found += [(method, route.path.format(key=0)) for method in sorted(route.methods)]
-    assert {("GET", "/search.js"), ("HEAD", "/pictures/0"), ("POST", "/api/undo")} < {*found}
-    return found
-
-
-def test_every_route_is_behind_the_guard(server: Server, routes: list[tuple[str, str]]) -> None:
-    """Token, Host and Origin, before anything looks at path, method or body."""
-    strangers: list[dict[str, Any]] = [
-        {"signed_in": False},
-        {"signed_in": False, "headers": JSON | {"Cookie": f"nofuss-{server.port}=guess"}},
-        *({"headers": JSON | {"Origin": o.format(port=server.port)}} for o in ORIGINS),
-        *({"headers": JSON | {"Sec-Fetch-Site": s}} for s in ("cross-site", "same-site")),
-        *({"host": host.format(port=server.port)} for host in OTHER_HOSTS),
-    ]
-    for (method, path), options in itertools.product(routes, strangers):
-        answer = server.request(path, method=method, body=b"{}", **options)
-        assert answer.status in (400, 403), (method, path, options)
-        assert b"results" not in answer.body
 
 
 def test_strangers_leave_no_trace(server: Server, run: Path) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import re
 import socket
 import struct
@@ -9,16 +10,21 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
 
 from nofuss import Index
 from nofuss.errors import UsageError
+from nofuss.run.directory import Run
 from nofuss.search.page.guard import is_loopback
 from nofuss.search.page.routes import MAX_UPLOAD
-from nofuss.search.page.server import serve
+from nofuss.search.page.server import build_app, serve
+from nofuss.search.page.state import open_state
 from tests.search.serving import Server, serving
 from tests.tiny_run import HOSTILE, draw, train_vectors
 
@@ -119,21 +125,15 @@ def test_vectors_are_served_without_pictures(tmp_path: Path) -> None:
 # ---- who may ask
 
 
-def test_without_the_token_there_is_nothing(server: Server) -> None:
-    api = ("/api/about", "/api/map", "/api/some?where=x", "/api/search?item=0&where=x")
-    for path in ("/", "/search.js", *api, "/pictures/0", "/nowhere"):
-        answer = server.request(path, signed_in=False)
-        assert answer.status == 403
-        assert "its token is missing here" in answer.json["error"]
+def test_without_the_token_a_browser_gets_words(server: Server) -> None:
     browser = {"Accept": "text/html,*/*", "Sec-Fetch-Dest": "document"}
-    answer = server.request("/", signed_in=False, headers=browser)
-    assert answer.status == 403
-    assert answer.headers["Content-Type"].startswith("text/html")
-    assert server.token.encode() not in answer.body
-    wrong = {"Cookie": f"nofuss-{server.port}=guess"}
-    assert server.request("/api/about", signed_in=False, headers=wrong).status == 403
-    assert server.request("/?token=guess", signed_in=False).status == 403
-    assert server.upload(encode("PNG"), signed_in=False).status == 403
+    for path in ("/", "/?token=guess", "/nowhere"):
+        answer = server.request(path, signed_in=False, headers=browser)
+        assert answer.status == 403
+        assert answer.headers["Content-Type"].startswith("text/html")
+        assert server.token.encode() not in answer.body
+        plain = server.request(path, signed_in=False)
+        assert "its token is missing here" in plain.json["error"]
 
 
 def test_the_token_is_changed_for_a_cookie(server: Server) -> None:
@@ -176,34 +176,46 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("host", OTHER_HOSTS)
-def test_another_host_is_refused(server: Server, host: str) -> None:
-    answer = server.request("/api/about", host=host.format(port=server.port))
-    assert answer.status in (400, 403)
-    assert b"classes" not in answer.body
+ORIGINS = ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1"]
+
+
+def routes(run: Path) -> list[tuple[str, str]]:
+    """Every route of the application, as it lists them, with every method it takes."""
+    app: Any = build_app(open_state(Run.open(run)), host="127.0.0.1", port=1, token="x").app
+    found = [("GET", "/"), ("GET", "/nowhere")]
+    for route in app.routes:
+        if isinstance(route, Mount):  # the files of the page
+            folder = Path(cast(StaticFiles, route.app).directory or "")
+            found += [("GET", f"/{file.name}") for file in folder.iterdir()]
+        else:
+            found += [(method, route.path.format(key=0)) for method in sorted(route.methods)]
+    assert {("GET", "/search.js"), ("HEAD", "/pictures/0"), ("POST", "/api/undo")} < {*found}
+    return found
+
+
+def test_every_route_is_behind_the_guard(server: Server, picture_run: Path) -> None:
+    """Token, Host and Origin, before anything looks at path, method or body."""
+    json = {"Content-Type": "application/json"}
+    strangers: list[dict[str, Any]] = [
+        {"signed_in": False},
+        {"signed_in": False, "headers": json | {"Cookie": f"nofuss-{server.port}=guess"}},
+        *({"headers": json | {"Origin": o.format(port=server.port)}} for o in ORIGINS),
+        *({"headers": json | {"Sec-Fetch-Site": s}} for s in ("cross-site", "same-site")),
+        *({"host": host.format(port=server.port)} for host in OTHER_HOSTS),
+    ]
+    for (method, path), options in itertools.product(routes(picture_run), strangers):
+        answer = server.request(path, method=method, body=b"{}", **options)
+        assert answer.status in (400, 403), (method, path, options)
+        assert b"results" not in answer.body
 
 
 def test_localhost_is_ours(server: Server) -> None:
     assert server.request("/api/about", host=f"localhost:{server.port}").status == 200
 
 
-@pytest.mark.parametrize(
-    "origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1"]
-)
-def test_another_origin_is_refused(server: Server, origin: str) -> None:
-    headers = {"Origin": origin.format(port=server.port)}
-    assert server.request("/api/about", headers=headers).status == 403
-    assert server.upload(encode("PNG"), headers=headers).status == 403
-
-
-def test_our_own_origin_is_not(server: Server) -> None:
+def test_our_own_origin_is_ours(server: Server) -> None:
     headers = {"Origin": f"http://127.0.0.1:{server.port}", "Sec-Fetch-Site": "same-origin"}
     assert server.upload(encode("PNG"), headers=headers).status == 200
-
-
-def test_other_sites_are_refused_without_an_origin_too(server: Server) -> None:
-    for site in ("cross-site", "same-site"):
-        assert server.request("/pictures/0", headers={"Sec-Fetch-Site": site}).status == 403
 
 
 def test_an_open_interface_needs_the_token(picture_run: Path) -> None:
@@ -273,20 +285,12 @@ def test_a_body_without_end_is_cut_off(server: Server) -> None:
         "/pictures/../../../../etc/passwd",
         "/pictures/..%2f..%2f..%2fetc%2fpasswd",
         "/pictures/%2e%2e/%2e%2e/config.json",
-        "/pictures/0/../../config.json",
-        "/pictures//etc/passwd",
-        "/pictures/plain/0.png",
         "/pictures/-1",
-        "/pictures/0.5",
-        "/pictures/0x1",
-        "/pictures/1e3",
         "/pictures/%D9%A3",
-        "/pictures/%00",
         "/pictures/0%00.png",
         "/pictures/100000",
         "/pictures/" + "9" * 5000,
         "/pictures/",
-        "/server.py",
         "/../server.py",
         "/config.json",
         "/api/items/nobody",
@@ -317,17 +321,15 @@ def test_other_methods_are_refused(server: Server, method: str) -> None:
 # ---- what is answered
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/search.js", "/page.css", "/api/about", "/pictures/0", "/nowhere"]
-)
 @pytest.mark.parametrize("signed_in", [True, False])
-def test_every_answer_carries_the_headers(server: Server, path: str, signed_in: bool) -> None:
-    answer = server.request(path, signed_in=signed_in)
-    for name, start in HEADERS.items():
-        assert answer.headers[name].startswith(start), name
-    assert "unsafe" not in answer.headers["Content-Security-Policy"]
-    assert "Access-Control-Allow-Origin" not in answer.headers
-    assert "server" not in answer.headers
+def test_every_answer_carries_the_headers(server: Server, signed_in: bool) -> None:
+    for path in ("/", "/search.js", "/page.css", "/api/about", "/pictures/0", "/nowhere"):
+        answer = server.request(path, signed_in=signed_in)
+        for name, start in HEADERS.items():
+            assert answer.headers[name].startswith(start), (path, name)
+        assert "unsafe" not in answer.headers["Content-Security-Policy"]
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        assert "server" not in answer.headers
 
 
 def test_the_page_needs_nothing_inline(server: Server) -> None:

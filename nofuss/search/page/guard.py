@@ -53,16 +53,13 @@ NO_TOKEN = "open the address that `nofuss serve` printed: its token is missing h
 # Without styles: nothing but this text may be read without the token.
 REFUSAL = """<!doctype html>
 <html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>nofuss search: access denied</title>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>nofuss search: access denied</title>
 <h1>This page can't be opened like this</h1>
 <p>The server's reason: {reason}.</p>
-<p>In the terminal where <code>nofuss serve</code> runs, find the line
-  <code>open http://…/?token=…</code> and open that address, with its token, in this browser. A
-  server that was started again has a new token.</p>
-</html>
+<p>In the terminal where <code>nofuss serve</code> runs, find the line <code>open http://…/?token=…
+</code> and open that address, with its token, in this browser. A server that was started again has
+a new token.</p>
 """
 
 
@@ -117,13 +114,9 @@ class Guard:
 
         app: ASGIApp = self._answer
         if reason := self._refusal(asked, by_address):
-            accepted = asked.headers.get("accept", "")
-            is_page = asked.headers.get("sec-fetch-dest") == "document" or "text/html" in accepted
-            app = (
-                HTMLResponse(REFUSAL.format(reason=reason), 403, CLOSE)
-                if is_page
-                else Json({"error": reason}, 403, CLOSE)
-            )
+            app = Json({"error": reason}, 403, CLOSE)
+            if "text/html" in asked.headers.get("accept", ""):  # an address bar, not a script
+                app = HTMLResponse(REFUSAL.format(reason=reason), 403, CLOSE)
         await app(scope, receive, send_guarded)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

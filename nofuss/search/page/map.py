@@ -5,8 +5,7 @@ learns.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +24,7 @@ STARS = 100
 """Most proxies on the map."""
 
 
-@dataclass(frozen=True)
-class Plane:
+class Plane(NamedTuple):
     """Coordinates between 0 and 1 for any vector."""
 
     anchors: Tensor
@@ -46,43 +44,37 @@ class Plane:
         return np.asarray(mean, dtype=np.float32)
 
 
-def lay_out(vectors: Tensor, proxies: Tensor, *, seed: int = 0) -> Plane:
-    """Lay out an index's vectors (N, D) together with its model's proxies (P, D)."""
-    chosen = torch.from_numpy(
-        np.sort(np.random.default_rng(seed).permutation(len(vectors))[:ANCHORS])
-    )
-    anchors = torch.cat([vectors[chosen], proxies])
-    return Plane(anchors, project(anchors.numpy(), seed=seed))
+def lay_out(vectors: Tensor, proxies: Tensor) -> Plane:
+    """Lay out a sample's vectors (A, D) together with its model's proxies (P, D)."""
+    anchors = torch.cat([vectors, proxies])
+    return Plane(anchors, project(anchors.numpy()))
 
 
-@dataclass(frozen=True)
-class Stars:
+class Stars(NamedTuple):
     """The proxies that the map shows, and their names."""
 
     vectors: Tensor
     """(P, D)"""
     names: Sequence[str]
 
-    @classmethod
-    def of(cls, proxies: NDArray[np.float32], class_names: Sequence[str]) -> "Stars":
-        """Return proxies spread evenly over all, named after their class if each has one."""
-        if not len(proxies):
-            return cls(torch.from_numpy(proxies), ())
-        chosen = np.unique(np.linspace(0, len(proxies) - 1, STARS).round().astype(np.int64))
-        one_each = len(proxies) == len(class_names)
-        names = [class_names[i] if one_each else f"proxy {i}" for i in chosen]
-        return cls(torch.from_numpy(proxies[chosen]), names)
+
+def stars_of(proxies: NDArray[np.float32], class_names: Sequence[str]) -> Stars:
+    """Return proxies spread evenly over all, named after their class if each has one."""
+    chosen = range(0, len(proxies), max(1, -(-len(proxies) // STARS)))
+    one_each = len(proxies) == len(class_names)
+    names = [class_names[i] if one_each else f"proxy {i}" for i in chosen]
+    return Stars(torch.from_numpy(proxies[list(chosen)]), names)
 
 
 def map_of(
     plane: Plane, items: Sequence[Item], vectors: Tensor, stars: Stars, classes: Sequence[str]
 ) -> dict[str, Any]:
     """Return the page's map: keys, x, y and class of the items; x, y and name of the proxies."""
-    code = {name: i for i, name in enumerate(classes)}
+    code: dict[str | None, int] = {name: i for i, name in enumerate(classes)}
     return {
         "items": [key_of(item.name) for item in items],
         "places": _numbers(plane.place(vectors)),
-        "classes": [-1 if item.label is None else code.get(item.label, -1) for item in items],
+        "classes": [code.get(item.label, -1) for item in items],
         "stars": _numbers(plane.place(stars.vectors)),
         "star_names": list(stars.names),
     }

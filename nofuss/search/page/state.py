@@ -31,7 +31,7 @@ from nofuss.search.filter import Condition
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, Index
 from nofuss.search.open import Searched, open_search
-from nofuss.search.page.map import ANCHORS, SHOWN, Plane, Stars, lay_out, map_of
+from nofuss.search.page.map import ANCHORS, SHOWN, Plane, Stars, lay_out, map_of, stars_of
 from nofuss.search.search import Answer, search
 from nofuss.search.verdict import Query
 
@@ -209,7 +209,7 @@ def open_state(run: Run, url: str | None = None, *, rerank: bool = True) -> Stat
     found = open_search(run, url)
     encoder = found.encoder
     proxies = load_proxies(run.path, encoder.digest, encoder.dim).proxies
-    stars = Stars.of(proxies, encoder.class_names)
+    stars = stars_of(proxies, encoder.class_names)
     return State(run, url, rerank, encoder, found.stored, found.feedback, stars)
 
 
