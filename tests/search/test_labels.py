@@ -413,8 +413,8 @@ def test_a_failure_of_ours_is_json_too(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("nofuss.search.page.routes._about", fail)
-    answer = client.get("/api/about")
+    monkeypatch.setattr("nofuss.search.page.routes.described", fail)
+    answer = client.get("/api/some")
     assert answer.status_code == 500
     assert "its terminal says how" in answer.json()["error"]
     assert "ZeroDivisionError: of ours" in caplog.text

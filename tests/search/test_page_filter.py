@@ -1,7 +1,7 @@
 """The filter of the page in a real browser, over columns whose names and values are markup."""
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,11 +9,11 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 from nofuss.search.update import update_index
 from tests.browser import complaints
 from tests.search.serving import Server, serving
+from tests.search.test_page import wait
 from tests.tiny_run import train_pictures
 
 HOSTILE = "<b onclick=alert(1)>"
@@ -34,10 +34,6 @@ def write_table(data: Path) -> Path:
         for i, picture in enumerate(sorted(data.rglob("*.png"))):
             table.writerow([picture.relative_to(data), picture.parent.name, i, f"<i>{i % 2}</i>"])
     return data / "list.csv"
-
-
-def wait(browser: webdriver.Chrome, until: Callable[[], bool]) -> None:
-    WebDriverWait(browser, 60).until(lambda _: until())
 
 
 def shown(browser: webdriver.Chrome, kind: str) -> list[str]:
@@ -77,23 +73,6 @@ def test_filter_by_keyboard_and_correct_it(browser: webdriver.Chrome, server: Se
     wait(browser, lambda: text(browser, "status") == "Nothing passes the filter.")
     messages = [message for message in complaints(browser) if "400" not in message]
     assert messages == []
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_filter_fits_a_phone(browser: webdriver.Chrome, server: Server, dark: bool) -> None:
-    """It lies within 360 pixels, in light and dark."""
-    media = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-    size = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(server.url)
-    wait(browser, lambda: len(shown(browser, "label")) == 12)
-    script = "return document.getElementById('where-options').getBoundingClientRect().right"
-    assert browser.execute_script(script) <= 360
-    field = browser.find_element(By.ID, "where")
-    assert field.is_displayed()
-    assert field.size["width"] > 150
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def text(browser: webdriver.Chrome, name: str) -> str:

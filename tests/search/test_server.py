@@ -209,8 +209,11 @@ def test_every_route_is_behind_the_guard(server: Server, picture_run: Path) -> N
         assert b"results" not in answer.body
 
 
-def test_localhost_is_ours(server: Server) -> None:
-    assert server.request("/api/about", host=f"localhost:{server.port}").status == 200
+def test_localhost_is_ours_whatever_cookies_others_have_set(server: Server) -> None:
+    others = 'a_prefs={"theme":"dark"}; b=1,2 3; c; "; x=é; nofuss-1=x; =; '
+    headers = {"Cookie": others + server.cookie}
+    host = f"localhost:{server.port}"
+    assert server.request("/api/about", host=host, headers=headers, signed_in=False).status == 200
 
 
 def test_our_own_origin_is_ours(server: Server) -> None:
