@@ -16,7 +16,7 @@ the training classes before those are dropped. The losing forms are in
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -39,7 +39,7 @@ from nofuss.paper.sources import Source, bare_triplets, open_source
 from nofuss.paper.trials import trial_of
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
-from nofuss.training.callbacks import Kind
+from nofuss.training.callbacks import Control, Event
 from nofuss.training.finetune import prepare
 from nofuss.training.loop import NonFiniteLoss, Training, run_loop
 from nofuss.training.network import build_model
@@ -81,10 +81,10 @@ class Curve:
         self.every, self.measure = every, measure
         self.points: list[dict[str, float]] = []
 
-    def __call__(self, kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Record a point where one is due."""
-        if kind == "step" and self.every and step % self.every == 0:
-            self.points.append({"step": step, **self.measure()})
+        if event.kind == "step" and self.every and event.step % self.every == 0:
+            self.points.append({"step": event.step, **self.measure()})
 
 
 def data_of(
@@ -156,7 +156,7 @@ def train(
     start = measure()
     told = Curve(max(1, steps // POINTS) if curve else 0, measure)
     try:
-        run_loop(training, feed, tell=told)
+        run_loop(training, feed, Control(told))
     except NonFiniteLoss:
         return {"recall@1": 0.0, "in_use": 0.0, "start": start["recall@1"], "curve": []}
     curve_points = [{"step": 0, **start}, *told.points]

@@ -26,10 +26,9 @@ from nofuss.evaluate import evaluate, recall_at_k
 from nofuss.model.embedder import Embedder
 from nofuss.model.encoder import Encoder
 from nofuss.training.criterion import build_criterion
-from nofuss.training.feed import CollectionFeed
-from nofuss.training.loop import Training, train_step
+from nofuss.training.feed import Batches
+from nofuss.training.loop import Training, set_rates, train_step
 from nofuss.training.network import build_model
-from nofuss.training.optim import set_rates
 from nofuss.training.settings import resolve
 
 METHODS = {  # name → (batch, items a class)
@@ -60,7 +59,8 @@ def fit(
         backbone=embedder.backbone_parameters(),
         head=embedder.head.parameters(),
     )
-    feed = CollectionFeed(data, embedder.backbone.preprocessing, batch, per_class, seed=seed)
+    settings = replace(settings, batch_size=batch, per_class=per_class)
+    feed = Batches(data, embedder.backbone.preprocessing, settings)
     embedder.train()
     steps, epoch, start = 0, 0, time.process_time()
     while True:

@@ -20,7 +20,7 @@ from nofuss.model.activations import activations_of
 from nofuss.model.embedder import Embedder
 from nofuss.model.stages import Top, fixed_count, freeze_first
 from nofuss.training.criterion import build_criterion
-from nofuss.training.feed import ActivationFeed, CollectionFeed
+from nofuss.training.feed import Batches
 from nofuss.training.loop import Feed, Training, run_loop, train_step
 from nofuss.training.network import apply_settings, build_model
 from nofuss.training.settings import resolve
@@ -58,7 +58,7 @@ def rows(*, quick: bool) -> Iterator[Row]:
     data = collection.subset(split_collection(collection)[0])
     criterion = build_criterion(settings, data.num_classes, embedder.dim)
     training = training_of(settings, embedder, embedder, criterion)
-    feed = First(CollectionFeed(data, preprocessing, settings.batch_size), steps)
+    feed = First(Batches(data, preprocessing, settings), steps)
     held = list(feed(0, 0))
     embedder.train()
 
@@ -116,8 +116,7 @@ def kept_steps(
     criterion = build_criterion(settings, data.num_classes, embedder.dim)
     training = training_of(settings, embedder, Top(embedder, fixed), criterion)
     kept = activations_of(embedder, fixed, data, views=1, augmented=True)
-    batches = CollectionFeed(data, preprocessing, settings.batch_size)
-    feed = First(ActivationFeed(batches, kept), steps)
+    feed = First(Batches(data, preprocessing, settings, kept), steps)
     for _ in feed(0, 0):  # computed and written here
         pass
 

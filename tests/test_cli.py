@@ -659,7 +659,7 @@ def test_killed_damaged_stopped_and_resumed_it_ends_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> None:
+def test_nan_is_stopped(nofuss: Call, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     x[7] = 1e15  # as large as is taken; the square of what free norms make of it is not finite
     np.savez("x.npz", vectors=x, labels=np.repeat(np.arange(6), 10))
@@ -667,11 +667,7 @@ def test_nan_is_stopped_and_its_batch_named(nofuss: Call, tmp_path: Path) -> Non
         "train", "x.npz", "--out", "run", "--test-fraction", 0, "--free-norms",
         "--batch-size", 10, "--head-lr", 1e25,
     )  # fmt: skip
-    line = one_line(outcome, 1)
-    assert "non_finite_batch.txt" in line
-    names = Path("run/non_finite_batch.txt").read_text().splitlines()
-    assert len(names) == 10
-    assert all(name.startswith("row ") for name in names)
+    assert "nothing was updated; try lower rates" in one_line(outcome, 1)
 
 
 @pytest.mark.slow

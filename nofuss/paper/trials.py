@@ -31,8 +31,7 @@ from nofuss.progress import Progress, silent
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.ranking.neighbours import neighbours
 from nofuss.report.sections import Items, retrieval_grid
-from nofuss.training.callbacks import as_progress
-from nofuss.training.checkpoint import load_checkpoint
+from nofuss.training.callbacks import Control, Event
 from nofuss.training.finetune import prepare
 from nofuss.training.loop import NonFiniteLoss, Training, run_loop
 from nofuss.training.network import apply_settings, build_model
@@ -164,7 +163,6 @@ def run_trial(
         embedder,
         data.subset(train_rows),
         None if source.features is None else source.features[train_rows],
-        fixed_stages=fixed_stages,
         progress=progress,
     )
     embeds: dict[bytes, Embed] = {}  # activations of the fixed stages are computed once
@@ -178,19 +176,20 @@ def run_trial(
     spread_before = spread_of(embed(test_rows))
     measure = _measure(source, trial, training, embed)
     start = measure() if measure else {}
-    if checkpoints is not None and (
-        saved := load_checkpoint(checkpoints, sharded=training.sharded)
-    ):
-        training.restore(saved)
+    if checkpoints is not None:
+        training.resume(checkpoints)
+
+    def show(event: Event) -> None:
+        if event.kind == "progress":
+            progress(what, event.values["done"], event.values["total"])
+
     try:
         run_loop(
             training,
             feed,
-            tell=as_progress(progress, what, training.epochs * len(feed)),
+            Control(show, stop=stop, checkpoints=checkpoints),
             validate=measure,
             before_epoch=lambda epoch: embedder.freeze_backbone(epoch < settings.warmup),
-            checkpoints=checkpoints,
-            stop=stop,
         )
     except NonFiniteLoss as error:
         if trial.fold is None:

@@ -6,7 +6,6 @@
     metrics.jsonl      a line per epoch
     choice.json        what is kept, and why: the head that folds chose, their scores
     corrected.csv      the corrections that were applied before training, as they were given
-    backbone.json      a digest of the module that training started from, if it came from Python
     scan.csv           pictures that can't be read (left out) and copies (kept), if there are any
     scores.json        the last evaluation
     proxies.safetensors      the proxies, and what they stand for, see run/proxies.py
@@ -27,7 +26,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -42,12 +41,14 @@ from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError, UsageError
 from nofuss.files import (
+    JSON_LIMIT,
     LOCK,
     OWNER,
     TEMPORARY,
     locked,
     read_bytes,
     read_json,
+    read_lines,
     sync,
     write_file,
     write_json,
@@ -151,12 +152,13 @@ class Run:
         if first():
             write_json(self.path / name, content)
 
-    def write_metrics(self, history: list[dict[str, Any]]) -> None:
-        """Write metrics.jsonl, a line per epoch; of several processes only the first writes."""
-        if not first():
-            return
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in history)
-        write_file(self.path / "metrics.jsonl", lines)
+    def note_epoch(self, row: Mapping[str, Any]) -> None:
+        """Write the row of an epoch into metrics.jsonl, in place of those from it on."""
+        file = self.path / "metrics.jsonl"
+        kept = read_lines(file, limit=JSON_LIMIT) if file.exists() else []
+        rows = [old for old in kept if old and old["epoch"] < row["epoch"]]
+        lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in [*rows, dict(row)])
+        write_file(file, "".join(lines))
 
 
 def create_run(config: Settings, *, name: str, held: ExitStack | None = None) -> Run:

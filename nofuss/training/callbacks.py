@@ -24,11 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+import torch
+
 from nofuss.distributed.processes import first
 from nofuss.errors import UsageError, visible
-from nofuss.progress import Progress
+from nofuss.run.directory import Run
 
 log = logging.getLogger("nofuss")
+CPU = torch.device("cpu")
 Kind = Literal["start", "progress", "step", "epoch", "end"]
 
 
@@ -48,49 +51,52 @@ class Event:
 
 
 Callback = Callable[[Event], None]
-Tell = Callable[[Kind, int, int, Mapping[str, Any]], None]
-"""Called by the loop with the kind of an event, step, epoch and values."""
 
 
-class Callbacks:
-    """Calls several functions with the same events; of several processes the first alone does."""
+class Control:
+    """How training is watched and stopped from outside, and where it saves; by default not at all.
 
-    def __init__(self, *functions: Callback | None) -> None:
+    functions: are called with every event; of several processes the first alone calls them.
+    run: events name it, and it has checkpoints; else these have a folder of their own, or none.
+    device: where a head is trained.
+    """
+
+    def __init__(
+        self,
+        *functions: Callback | None,
+        run: Run | None = None,
+        checkpoints: Path | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        device: torch.device = CPU,
+    ) -> None:
         # Asked once: a process that works on its own for a moment counts as the first.
         self._functions = [function for function in functions if function and first()]
-        self.run: Path | None = None
+        self.run = None if run is None else run.path
+        self.checkpoints = checkpoints if run is None else run.checkpoints
+        self.stop, self.device = stop, device
         self.step = self.epoch = 0
 
-    def tell(self, kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Call all functions with an event, which is where training now stands."""
-        self.step, self.epoch = step, epoch
-        event = Event(kind, self.run, step, epoch, dict(values))
+    def tell(
+        self,
+        kind: Kind,
+        values: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Call all functions with an event, where training now stands."""
+        self.step = self.step if step is None else step
+        self.epoch = self.epoch if epoch is None else epoch
         for function in self._functions:
-            function(event)
-
-    def here(self, kind: Kind, values: Mapping[str, Any]) -> None:
-        """Tell an event where training stands already."""
-        self.tell(kind, self.step, self.epoch, values)
+            function(Event(kind, self.run, self.step, self.epoch, dict(values)))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Tell how far something is, in the form that all functions report it."""
-        self.here("progress", {"what": what, "done": done, "total": total})
+        """Tell how far something is; a `nofuss.progress.Progress`."""
+        self.tell("progress", {"what": what, "done": done, "total": total})
 
-    def close(self) -> None:
-        """Close those that have files open."""
-        for function in self._functions:
-            if isinstance(function, TensorBoard):
-                function.close()
-
-
-def nobody(kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-    """Tell nobody: training within another one, or of an estimator."""
-
-
-def as_progress(progress: Progress, what: str, steps: int) -> Tell:
-    """Return what reports a training that is only tried as progress, counted in steps."""
-    progress(what, 0, steps)
-    return lambda kind, step, epoch, values: progress(what, step, steps)
+    def quiet(self) -> "Control":
+        """Return the same for a training within another one: nobody watches, nothing is saved."""
+        return Control(stop=self.stop, device=self.device)
 
 
 def flat_numbers(scores: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -133,7 +139,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 
 class TensorBoard:
-    """Writes events as scalars for TensorBoard; DIR/NAME holds one run, to lie over others."""
+    """Write events as scalars for TensorBoard; DIR/NAME holds one run, to lie over others."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from nofuss.config import Preprocessing, Settings
 from nofuss.data.collection import Collection
@@ -27,37 +26,16 @@ def batch_of(settings: Settings, items: int, classes: int) -> int:
 
 
 @dataclass(frozen=True)
-class CollectionFeed:
+class Batches:
     """A collection as a `Feed`: shuffled, M items a class, or triplets without labels."""
 
     collection: Collection
     preprocessing: Preprocessing | None
-    batch_size: int
-    per_class: int = 0
-    seed: int = 0
-    num_workers: int = 0
+    settings: Settings
+    activations: Activations | None = None
+    """Cached ones to take for inputs; an epoch uses one view."""
     pin: bool = False
     """Put the inputs into pinned memory, from which a GPU copies asynchronously."""
-
-    @classmethod
-    def of(
-        cls,
-        collection: Collection,
-        preprocessing: Preprocessing | None,
-        settings: Settings,
-        *,
-        pin: bool = False,
-    ) -> "CollectionFeed":
-        """Return the batches that the settings ask for."""
-        return cls(
-            collection,
-            preprocessing,
-            batch_of(settings, len(collection), class_count(collection)),
-            per_class=settings.per_class,
-            seed=settings.seed,
-            num_workers=settings.num_workers,
-            pin=pin,
-        )
 
     def __post_init__(self) -> None:
         if not (fewest := min(map(len, self.indices(0)), default=0)):
@@ -74,57 +52,40 @@ class CollectionFeed:
         return len(self.indices(0))
 
     def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Yield the epoch's batches without the first `start`."""
-        chosen = self.indices(epoch)[start:]
-        own = batches(
-            self.collection,
-            self.preprocessing,
-            [indices[share(len(indices))] for indices in chosen],
-            train=True,
-            seed=self.seed,
-            epoch=epoch,
-            num_workers=self.num_workers,
-            pin=self.pin,
-        )
-        for batch, indices in zip(own, chosen, strict=True):
-            yield self.batch(batch.inputs, indices)
+        """Yield the epoch's batches without the first `start`.
 
-    def batch(self, inputs: Tensor, indices: Indices) -> Batch:
-        """Return this process's inputs of a batch with the labels of all of it.
-
-        It has none where triplets are learned as they are.
+        Each has this process's inputs, and the labels of all of it; none where triplets are learned
+        as they are.
         """
-        c = self.collection
-        labels = torch.from_numpy(c.known_labels()[indices]) if c.is_labelled else None
-        return Batch(inputs, labels, torch.from_numpy(indices))
+        c, kept = self.collection, self.activations
+        chosen = self.indices(epoch)[start:]
+        own = [indices[share(len(indices))] for indices in chosen]
+        if kept is not None:
+            found = (kept.take(epoch % kept.views, rows) for rows in own)
+            loaded = (inputs.pin_memory() if self.pin else inputs for inputs in found)
+        else:
+            made = batches(
+                c,
+                self.preprocessing,
+                own,
+                train=True,
+                seed=self.settings.seed,
+                epoch=epoch,
+                num_workers=self.settings.num_workers,
+                pin=self.pin,
+            )
+            loaded = (batch.inputs for batch in made)
+        labels = torch.from_numpy(c.known_labels()) if c.is_labelled else None
+        for inputs, indices in zip(loaded, map(torch.from_numpy, chosen), strict=True):
+            yield Batch(inputs, None if labels is None else labels[indices], indices)
 
     def indices(self, epoch: int) -> list[Indices]:
         """Return the rows of each batch of an epoch."""
-        c = self.collection
+        c, each, seed = self.collection, self.settings.per_class, self.settings.seed
+        size = batch_of(self.settings, len(c), class_count(c))
         if not c.is_labelled:
             assert c.comparisons is not None
-            triplets = c.comparisons.rows
-            return triplet_batches(triplets, self.batch_size, seed=self.seed, epoch=epoch)
-        if self.per_class:
-            return m_per_class(
-                c.labels, self.batch_size, self.per_class, seed=self.seed, epoch=epoch
-            )
-        return shuffled(len(c), self.batch_size, seed=self.seed, epoch=epoch, drop_last=True)
-
-
-@dataclass(frozen=True)
-class ActivationFeed:
-    """The batches of another feed with kept activations for inputs; an epoch uses one view."""
-
-    feed: CollectionFeed
-    activations: Activations
-
-    def __len__(self) -> int:
-        return len(self.feed)
-
-    def __call__(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Yield the epoch's batches without the first `start`."""
-        view = epoch % self.activations.views
-        for indices in self.feed.indices(epoch)[start:]:
-            inputs = self.activations.take(view, indices[share(len(indices))])
-            yield self.feed.batch(inputs.pin_memory() if self.feed.pin else inputs, indices)
+            return triplet_batches(c.comparisons.rows, size, seed=seed, epoch=epoch)
+        if each:
+            return m_per_class(c.labels, size, each, seed=seed, epoch=epoch)
+        return shuffled(len(c), size, seed=seed, epoch=epoch, drop_last=True)

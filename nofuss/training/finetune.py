@@ -12,6 +12,7 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from nofuss.config import Settings
 from nofuss.data.collection import Collection, compact_labels
 from nofuss.data.open import TrainingData
 from nofuss.data.split import Split
+from nofuss.data.triplets import HeldOut, held_out
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
@@ -34,17 +36,47 @@ from nofuss.model.stages import Top, fixed_count
 from nofuss.model.whitening import pca, signed_root, takes_roots
 from nofuss.progress import Progress, silent
 from nofuss.run.choice import Choice
+from nofuss.training.callbacks import Control
 from nofuss.training.criterion import build_criterion, place_proxies
-from nofuss.training.feed import ActivationFeed, CollectionFeed, class_count
+from nofuss.training.feed import Batches, class_count
 from nofuss.training.folds import query_scores
 from nofuss.training.head import HeadFit, fit_head
-from nofuss.training.loop import Control, Feed, Training, run_watched
+from nofuss.training.loop import Training, resume_or_begin
 from nofuss.training.settings import head_dim
 
 log = logging.getLogger("nofuss")
 TRAINED_SHRINKAGE = 0.7
 """Least shrinkage after training: the stages have narrowed the training classes, so what is left of
 their scatter says less of how new classes vary than it did at the start."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned from and scored on, and how: the same for every step from here on."""
+
+    data: TrainingData
+    split: Split
+    settings: Settings
+
+    @property
+    def whole(self) -> Collection:
+        """All items."""
+        return self.data.collection
+
+    @cached_property
+    def items(self) -> Collection:
+        """The items that are trained on."""
+        return self.whole.subset(self.split.train)
+
+    @property
+    def labels(self) -> Tensor:
+        """Their labels (N,), 0…C−1 without gaps."""
+        return labels_of(self.items)
+
+    @cached_property
+    def compared(self) -> HeldOut | None:
+        """The triplets or pairs that are scored."""
+        return held_out(self.data.comparisons, self.split.test, len(self.whole))
 
 
 @dataclass(frozen=True)
@@ -59,44 +91,41 @@ class Fit:
     """Whether the network from before training is kept, since held-out classes lost by it."""
 
 
-def train_network(
-    embedder: Embedder,
-    x: Tensor | None,
-    data: TrainingData,
-    split: Split,
-    settings: Settings,
-    control: Control,
-) -> Fit:
-    """Train the embedder in place on rows `split.train`; x (N, F): features it starts from."""
-    whole, progress = data.collection, control.callbacks.progress
-    items, held_out = whole.subset(split.train), whole.subset(split.val)
-    features = None if x is None else x[split.train]
+def fit_fixed(task: Task, embedder: Embedder, x: Tensor | None, control: Control) -> Fit:
+    """Fit the head to fixed features x (N, F) of the training classes."""
+    assert x is not None
+    fit = fit_head(x[task.split.train], task.labels, task.settings, control=control)
+    embedder.set_head(fit.head, root=fit.choice.recipe.root)
+    return Fit(embedder, fit.criterion, fit)
+
+
+def train_network(task: Task, embedder: Embedder, x: Tensor | None, control: Control) -> Fit:
+    """Train the embedder in place; x (N, F): features it starts from, None for random weights."""
+    settings, progress = task.settings, control.progress
+    features = None if x is None else x[task.split.train]
     head = None
-    if settings.start == "whitened" and whole.is_labelled:
+    if settings.start == "whitened" and task.whole.is_labelled:
         assert features is not None
-        head = fit_head(features, labels_of(items), settings, control=_watching(control))
+        head = fit_head(features, task.labels, settings, control=control)
         set_head(embedder, head, features)
-        for line in head.choice.describe():
-            log.debug(line)
-    fixed_stages = fixed_count(embedder.backbone, settings.unfreeze)
-    training, feed = prepare(
-        settings, embedder, items, features, fixed_stages=fixed_stages, progress=progress
-    )
+    training, feed = prepare(settings, embedder, task.items, features, progress=progress)
     fit = Fit(embedder, training.criterion, head)
-    is_watched = scorable(held_out.known_labels())
+    val = task.whole.subset(task.split.val)
+    is_watched = scorable(val.known_labels())
     # Groups may be fragments of classes, which pushes their items apart: few links can do harm.
-    can_harm = settings.start != "random" or not whole.has_classes
+    can_harm = settings.start != "random" or not task.whole.has_classes
     is_compared = is_watched and can_harm and bool(settings.epochs)
     before = copy.deepcopy((embedder, training.criterion)) if is_compared else None
-    embed_held_out = embedding_of(held_out, embedder, fixed_stages, progress=progress)
+    fixed_stages = fixed_count(embedder.backbone, settings.unfreeze)
+    embed = embedding_of(val, embedder, fixed_stages, progress=progress)
 
     def look(trained: Embedder) -> QueryScores:
-        return query_scores(embed_held_out(trained), torch.from_numpy(held_out.labels))
+        return query_scores(embed(trained), torch.from_numpy(val.labels))
 
     def validate() -> dict[str, float]:
         return {"held_out_recall@1": float(look(embedder).recall.mean())}
 
-    run_watched(
+    resume_or_begin(
         training,
         feed,
         control,
@@ -104,7 +133,7 @@ def train_network(
         before_epoch=lambda epoch: embedder.freeze_backbone(epoch < settings.warmup),
     )
     if head is not None and settings.epochs:
-        _solve_again(fit, head.choice, items, settings, fixed_stages, progress)
+        _solve_again(fit, head.choice, task, progress)
     if before is not None:
         return _better(fit, before, look)
     if not is_watched and settings.epochs and settings.preset == "finetune":
@@ -118,15 +147,14 @@ def prepare(
     data: Collection,
     features: Tensor | None,
     *,
-    fixed_stages: int = 0,
     progress: Progress = silent,
-) -> tuple[Training, Feed]:
+) -> tuple[Training, Batches]:
     """Connect embedder, criterion, optimizer and batches of all items of `data`.
 
     features: (N, F) that the head and the proxies start from; None where they start at random. A
-    head of the start "pca" is set here. fixed_stages: of the backbone, with cached activations.
+    head of the start "pca" is set here. Stages that are not trained have their activations cached.
     """
-    preprocessing, directions = embedder.backbone.preprocessing, None
+    preprocessing, directions, activations = embedder.backbone.preprocessing, None, None
     model: nn.Module = embedder
     if settings.start != "random":
         assert features is not None
@@ -136,39 +164,35 @@ def prepare(
             start = pca(x, head_dim(settings, x.shape[1]), center=not takes_roots(x))
             embedder.set_head(start, root=embedder.root)
         directions = normalize(through_head(embedder, x))
-    if settings.is_fixed:
-        assert features is not None
-        vectors = embedder.to_head(features).numpy()
-        data, preprocessing = replace(data, array=vectors, paths=()), None
-        model = embedder.head
-    elif fixed_stages:
-        model = Top(embedder, fixed_stages)
     criterion = build_criterion(settings, class_count(data), embedder.dim)
     if directions is not None:
         labels = torch.from_numpy(data.known_labels()) if data.is_labelled else None
         place_proxies(criterion, directions, labels, seed=settings.seed)
+    if settings.is_fixed:
+        assert features is not None
+        vectors = embedder.to_head(features).numpy()
+        data, preprocessing, model = replace(data, array=vectors, paths=()), None, embedder.head
+    elif fixed_stages := fixed_count(embedder.backbone, settings.unfreeze):
+        model = Top(embedder, fixed_stages)
+        activations = activations_of(
+            embedder,
+            fixed_stages,
+            data,
+            views=settings.views,
+            augmented=True,
+            seed=settings.seed,
+            progress=progress,
+        )
     device = device_of(embedder)
-    feed = CollectionFeed.of(data, preprocessing, settings, pin=device.type == "cuda")
-    criterion.to(device)
     training = Training.of(
         settings,
         model,
-        criterion,
+        criterion.to(device),
         backbone=() if settings.is_fixed else embedder.backbone_parameters(),
         head=embedder.head.parameters(),
     )
-    if not fixed_stages:
-        return training, feed
-    activations = activations_of(
-        embedder,
-        fixed_stages,
-        data,
-        views=settings.views,
-        augmented=True,
-        seed=settings.seed,
-        progress=progress,
-    )
-    return training, ActivationFeed(feed, activations)
+    pin = device.type == "cuda"
+    return training, Batches(data, preprocessing, settings, activations, pin=pin)
 
 
 def set_head(embedder: Embedder, fit: HeadFit, features: Tensor) -> None:
@@ -189,31 +213,18 @@ def after_training(choice: Choice) -> Choice:
     return replace(choice, recipe=replace(choice.recipe, shrinkage=shrinkage))
 
 
-def _watching(control: Control) -> Control:
-    """Return a control without checkpoints: those are of the network."""
-    return replace(control, checkpoints=None, resume=False)
-
-
-def _solve_again(
-    fit: Fit,
-    choice: Choice,
-    items: Collection,
-    settings: Settings,
-    fixed_stages: int,
-    progress: Progress,
-) -> None:
+def _solve_again(fit: Fit, choice: Choice, task: Task, progress: Progress) -> None:
     """Replace head and proxies by the closed form of what the trained network gives."""
-    embedder, labels = fit.embedder, labels_of(items)
-    features = _features(embedder, items, settings, fixed_stages, progress)
+    embedder, criterion = fit.embedder, fit.criterion
+    features = _features(embedder, task.items, task.settings, progress)
     trained = through_head(embedder, embedder.to_head(features))
-    solved = fit_head(features, labels, settings, decided=after_training(choice))
+    solved = fit_head(features, task.labels, task.settings, decided=after_training(choice))
     set_head(embedder, solved, features)
-    criterion = fit.criterion
     if not isinstance(criterion, ProxyLoss):
         return
     # Each proxy moves to the mean direction of the items that it stood for.
     criterion.cpu()
-    own, directions = criterion.assign(trained, labels), solved.embed(features)
+    own, directions = criterion.assign(trained, task.labels), solved.embed(features)
     # One that stands for no item is nowhere in particular: in the middle of all.
     middle = directions.mean(0).expand(criterion.assignment.num_proxies, -1)
     sums = torch.zeros_like(middle).index_add_(0, own, directions)
@@ -223,30 +234,21 @@ def _solve_again(
 
 
 def _features(
-    embedder: Embedder, items: Collection, settings: Settings, fixed_stages: int, progress: Progress
+    embedder: Embedder, items: Collection, settings: Settings, progress: Progress
 ) -> Tensor:
     """Return the features (N, F) of the centre crops, as the network gives them now."""
-    rows = np.arange(len(items))
+    rows, fixed_stages = np.arange(len(items)), fixed_count(embedder.backbone, settings.unfreeze)
     if not fixed_stages:
+        backbone, workers = for_inference(embedder).backbone, settings.num_workers
         return features_of(
-            for_inference(embedder).backbone,
-            items,
-            straight=rows,
-            num_workers=settings.num_workers,
-            progress=progress,
+            backbone, items, straight=rows, num_workers=workers, progress=progress
         ).values
-    own = processes.share(len(items))
+    own = items.subset(rows[processes.share(len(items))])
     cached = activations_of(
-        embedder,
-        fixed_stages,
-        items.subset(rows[own]),
-        views=1,
-        augmented=False,
-        progress=progress,
+        embedder, fixed_stages, own, views=1, augmented=False, progress=progress
     )
-    features = torch.zeros(len(items), embedder.backbone.features, dtype=torch.float32)
-    features[own] = top_features(embedder, fixed_stages, cached, progress=progress)
-    return processes.merge_rows(features, own)
+    features = top_features(embedder, fixed_stages, cached, progress=progress)
+    return processes.gather_rows(features, len(items))
 
 
 def _better(

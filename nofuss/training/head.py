@@ -12,6 +12,7 @@ dimensions or 1,024 then need no other settings.
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,12 +37,14 @@ from nofuss.model.whitening import (
 from nofuss.progress import working
 from nofuss.ranking.open_set import class_sums, near, quantiles
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED, UNTRAINED, Choice
+from nofuss.training.callbacks import Control
 from nofuss.training.criterion import build_criterion, place_proxies
-from nofuss.training.feed import CollectionFeed, batch_of
+from nofuss.training.feed import Batches, batch_of
 from nofuss.training.folds import Recipes, class_folds, query_scores, sample_rows
-from nofuss.training.loop import Control, NonFiniteLoss, Training, run_watched
+from nofuss.training.loop import Training, resume_or_begin
 from nofuss.training.settings import head_dim
 
+log = logging.getLogger("nofuss")
 SCORED_ITEMS = 3000
 """Items of a fold that methods are compared on."""
 PINNED = {"untrained": NOTHING, "closed-form": CLOSED, "trained": TRAINED}
@@ -112,7 +115,7 @@ def fit_head(
     """
     control = control or Control()
     dim = None if settings.dim is None else head_dim(settings, x.shape[1])
-    pinned, progress = PINNED.get(settings.head), control.callbacks.progress
+    pinned = PINNED.get(settings.head)
     sample, count = sample_rows(labels, torch.arange(len(x)), EXACT), max(DIRECTIONS, dim or 0)
     projection = project(x, sample, count, root=None if decided is None else decided.recipe.root)
     folds = class_folds(labels) if decided is None else []
@@ -126,14 +129,16 @@ def fit_head(
 
     # Rounding may differ between machines: of several processes the first decides.
     choice = decided or Choice.from_dict(json.loads(processes.from_first(decide)))
-    with working(progress, "fitting the head to all items"):
+    for line in choice.describe() if decided is None else ():
+        log.debug(line)
+    with working(control.progress, "fitting the head to all items"):
         if choice.kept == NOTHING:
             head = untrained_head(x, choice.dim)
         else:
             sums = recipes.sums().double()
             head = projection.then(closed_form(sums, choice.recipe, choice.dim), sums.mean)
         inputs = head(signed_root(x) if choice.recipe.root else x)
-        length = max(float(inputs.norm(dim=1).mean()), torch.finfo(torch.float32).tiny)
+        length = _length(inputs)
         head, inputs = head.times(1 / length), inputs / length
     if choice.kept == TRAINED:
         turn, criterion = train_turn(inputs, labels, settings, control)
@@ -187,7 +192,7 @@ def run_folds(
     Every fold gets the recipe that scored best on the *others*, and a head of the classes outside
     it; where a trained head is asked for, also a training from there. dim: as asked.
     """
-    outcomes, labels, progress = [], recipes.labels, control.callbacks.progress
+    outcomes, labels, progress = [], recipes.labels, control.progress
     for k, fold in enumerate(recipes.folds):
         rows, others, of_all = fold.held_out, fold.others, f"fold {k + 1} of {len(recipes.folds)}"
         with working(progress, f"fitting the head on {of_all}"):
@@ -197,14 +202,9 @@ def run_folds(
             embedded = {NOTHING: untrained, CLOSED: (recipes.z - sums.mean) @ matrix}
         if settings.head == "trained":
             inputs = embedded[CLOSED][others]
-            length = max(float(inputs.norm(dim=1).mean()), torch.finfo(torch.float32).tiny)
-            compact = torch.unique(labels[others], return_inverse=True)[1]
-            quiet = Control(stop=control.stop, device=control.device)
+            length, compact = _length(inputs), torch.unique(labels[others], return_inverse=True)[1]
             with working(progress, f"training the head on {of_all}"):
-                try:
-                    turn, _ = train_turn(inputs / length, compact, settings, quiet)
-                except NonFiniteLoss as error:  # its rows are those outside the fold
-                    raise NonFiniteLoss(str(error), others[error.indices]) from None
+                turn, _ = train_turn(inputs / length, compact, settings, control.quiet())
             embedded[TRAINED] = turn(embedded[CLOSED] / length)
         some = sample_rows(labels, rows, SCORED_ITEMS)
         outcome = FoldOutcome(rows, {}, {}, {})
@@ -216,6 +216,11 @@ def run_folds(
             outcome.strangers[name] = near(z[some], means, labels[some], stranger=True)
         outcomes.append(outcome)
     return outcomes
+
+
+def _length(inputs: Tensor) -> float:
+    """Return the mean length of rows, above 0."""
+    return max(float(inputs.norm(dim=1).mean()), torch.finfo(torch.float32).tiny)
 
 
 def better(outcomes: Sequence[FoldOutcome]) -> str:
@@ -281,6 +286,6 @@ def train_turn(
         class_names=names,
     )
     training = Training.of(settings, turn, criterion, backbone=(), head=turn.parameters())
-    run_watched(training, CollectionFeed.of(data, None, settings), control)
+    resume_or_begin(training, Batches(data, None, settings), control)
     weight, bias = (p.detach().cpu() for p in (turn.weight, turn.bias))
     return Affine(weight, bias), criterion

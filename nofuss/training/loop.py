@@ -4,6 +4,9 @@ Order and augmentation are pure functions of (seed, epoch, step), randomness ins
 seeded by them at every step, and rates are computed from them. A run that was interrupted
 anywhere and resumed therefore ends with the same bits as one that was not.
 
+Backbone, head and proxies have separate rates: proxies start far from their final places, each
+receives few gradients, and they need a rate that would destroy a pretrained backbone.
+
 Under torchrun each process runs the network on its rows of the batch (DistributedDataParallel), and
 all compute one loss of the gathered embeddings. Batch norm then has the statistics of a process's
 rows: see docs/scale.md.
@@ -13,8 +16,9 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
-from nofuss.config import Settings
+from nofuss.config import OptimizerName, Schedule, Settings
 from nofuss.data.loader import Batch, on_device
 from nofuss.distributed.device import device_of, seeded
 from nofuss.distributed.processes import all_sum, any_true, copy_from_first, rank, world
@@ -36,9 +40,8 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.progress import working
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
-from nofuss.training.callbacks import Callbacks, Kind, Tell, nobody
+from nofuss.training.callbacks import Control
 from nofuss.training.checkpoint import (
-    Checkpoint,
     Sharded,
     load_checkpoint,
     module_tensors,
@@ -47,11 +50,29 @@ from nofuss.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from nofuss.training.optim import build_optimizer, set_rates
 
 log = logging.getLogger("nofuss")
 COLLAPSED = 0.01
 """Spread below which all embeddings point the same way."""
+RAMP = 1 / 3
+"""Epochs in which the rates of the schedule "ramp" rise: Adam's first steps are its least certain,
+and would be as large as all others."""
+
+
+def _cosine(epoch: float, epochs: int) -> float:
+    return (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
+
+
+SCHEDULES: dict[Schedule, Callable[[float, int], float]] = {
+    "cosine": _cosine,
+    "ramp": lambda epoch, epochs: min(1.0, 0.03 + epoch / RAMP) * _cosine(epoch, epochs),
+    "constant": lambda epoch, epochs: 1.0,
+}
+OPTIMIZERS: dict[OptimizerName, Callable[[list[dict[str, Any]]], Optimizer]] = {
+    "adam": partial(Adam, fused=True),
+    "adamw": partial(AdamW, fused=True),
+    "rmsprop": partial(RMSprop, alpha=0.9, foreach=True),
+}
 
 
 class Feed(Protocol):
@@ -63,21 +84,6 @@ class Feed(Protocol):
         """Yield the epoch's batches without the first `start`."""
 
 
-@dataclass(frozen=True)
-class Control:
-    """How a training is watched, stopped and resumed from outside; by default not at all."""
-
-    callbacks: Callbacks = field(default_factory=Callbacks)
-    stop: Callable[[], bool] = lambda: False
-    checkpoints: Path | None = None
-    """The folder of checkpoints; None writes none."""
-    resume: bool = False
-    """Continue from the newest of them."""
-    metrics: Callable[[list[dict[str, Any]]], object] = lambda history: None
-    """Called with the rows of all epochs after each of them."""
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-
 @dataclass
 class Training:
     """Model, criterion, optimizer and the position of training."""
@@ -85,7 +91,7 @@ class Training:
     model: nn.Module
     criterion: nn.Module
     optimizer: Optimizer
-    schedule: str
+    schedule: Schedule
     epochs: int
     seed: int
     epoch: int = 0
@@ -103,18 +109,19 @@ class Training:
         backbone: Iterable[nn.Parameter],
         head: Iterable[nn.Parameter],
     ) -> "Training":
-        """Return a training at its first step; its parameters are those of the model by part."""
+        """Return a training at its first step, with a rate for each part; proxies do not decay."""
         assert settings.epochs is not None
-        optimizer = build_optimizer(
-            settings.optimizer,
-            backbone=backbone,
-            head=head,
-            proxies=criterion.parameters(),
-            lr=settings.lr,
-            head_lr=settings.head_lr or 0.0,
-            proxy_lr=settings.proxy_lr or 0.0,
-            weight_decay=settings.weight_decay,
+        parts = (
+            ("backbone", backbone, settings.lr, settings.weight_decay),
+            ("head", head, settings.head_lr or 0.0, settings.weight_decay),
+            ("proxies", criterion.parameters(), settings.proxy_lr or 0.0, 0.0),
         )
+        groups: list[dict[str, Any]] = [
+            {"params": held, "lr": lr, "base_lr": lr, "name": name, "weight_decay": decay}
+            for name, parameters, lr, decay in parts
+            if (held := list(parameters))
+        ]
+        optimizer = OPTIMIZERS[settings.optimizer](groups)
         schedule, epochs, seed = settings.schedule, settings.epochs, settings.seed
         return cls(model, criterion, optimizer, schedule, epochs, seed)
 
@@ -128,53 +135,80 @@ class Training:
         return Sharded(self.criterion.shard, ("criterion.proxies", f"optimizer.{number}."))
 
     def save(self, folder: Path, steps: int) -> None:
-        """Write a checkpoint named after the steps done so far."""
+        """Write a checkpoint named after the steps done so far; an epoch has `steps`."""
         tensors = (
             module_tensors("model", self.model)
             | module_tensors("criterion", self.criterion)
             | optimizer_tensors(self.optimizer)
         )
-        state = {k: getattr(self, k) for k in ("epoch", "step", "loss_sum", "history")}
         # "at" is the step within the epoch; "step" names the checkpoint.
-        save_checkpoint(
-            folder,
-            self.epoch * steps + self.step,
-            tensors,
-            {"at": state.pop("step"), **state},
-            sharded=self.sharded,
-        )
+        state: dict[str, Any] = {"epoch": self.epoch, "at": self.step, "loss_sum": self.loss_sum}
+        state["history"] = self.history
+        done = self.epoch * steps + self.step
+        save_checkpoint(folder, done, tensors, state, sharded=self.sharded)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from the checkpoint's position."""
+    def resume(self, folder: Path) -> bool:
+        """Continue from the newest intact checkpoint; return whether there is one."""
+        checkpoint = load_checkpoint(folder, sharded=self.sharded)
+        if checkpoint is None:
+            return False
         restore_module("model", self.model, checkpoint.tensors)
         restore_module("criterion", self.criterion, checkpoint.tensors)
         restore_optimizer(self.optimizer, checkpoint.tensors)
         state = checkpoint.state
         self.epoch, self.step = state["epoch"], state["at"]
         self.loss_sum, self.history = state["loss_sum"], state["history"]
+        return True
+
+
+def set_rates(optimizer: Optimizer, schedule: Schedule, epoch: float, epochs: int) -> None:
+    """Set the rates, a pure function of the epoch: a resumed run needs no scheduler state."""
+    factor = SCHEDULES[schedule](epoch, epochs)
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
+
+
+def resume_or_begin(
+    t: Training,
+    feed: Feed,
+    control: Control,
+    *,
+    validate: Callable[[], dict[str, float]] | None = None,
+    before_epoch: Callable[[int], None] = lambda epoch: None,
+) -> None:
+    """Continue from the last checkpoint, or rehearse on one batch; then run the loop."""
+    if control.checkpoints is not None:
+        if t.resume(control.checkpoints):
+            log.info(f"resuming at epoch {t.epoch + 1}, step {t.step + 1}")
+        elif t.epochs:
+            before_epoch(0)
+            with working(control.progress, "checking that the loss falls on one batch"):
+                rehearse(t, next(iter(feed(0, 0))))
+    run_loop(t, feed, control, validate=validate, before_epoch=before_epoch)
 
 
 def run_loop(
     t: Training,
     feed: Feed,
+    control: Control | None = None,
     *,
-    tell: Tell = nobody,
     validate: Callable[[], dict[str, float]] | None = None,
-    before_epoch: Callable[[int], None] | None = None,
-    checkpoints: Path | None = None,
+    before_epoch: Callable[[int], None] = lambda epoch: None,
     checkpoint_seconds: float = 60.0,
-    stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run `t` to its last epoch; `validate` returns scores for the epoch's row.
 
-    tell: called after each step with loss and rates, after each epoch with its row.
-    checkpoint_seconds: time between checkpoints; one is also written after every epoch.
+    control: is told each step with loss and rates, and each epoch with its row. checkpoint_seconds:
+    time between checkpoints; one is also written after every epoch.
     """
-    steps, device = len(feed), device_of(t.model)
+    control = control or Control()
+    steps, device, folder = len(feed), device_of(t.model), control.checkpoints
+    what = f"training, {t.epochs} epoch{'' if t.epochs == 1 else 's'}"
+    control.step, control.epoch = t.epoch * steps + t.step, t.epoch
+    control.progress(what, control.step, t.epochs * steps)
     with seeded(device) as seed:
         while t.epoch < t.epochs:
-            if before_epoch:
-                before_epoch(t.epoch)
+            before_epoch(t.epoch)
             t.model.train()
             t.criterion.train()
             if isinstance(t.criterion, StructuredClustering):
@@ -189,81 +223,32 @@ def run_loop(
                 t.step += 1
                 t.loss_sum += loss
                 rates = {f"lr/{group['name']}": group["lr"] for group in t.optimizer.param_groups}
-                tell("step", t.epoch * steps + t.step, t.epoch, {"loss": loss} | rates)
-                asked, due = any_true(stop(), time.monotonic() - saved > checkpoint_seconds)
+                done = t.epoch * steps + t.step
+                control.tell("step", {"loss": loss} | rates, step=done, epoch=t.epoch)
+                asked, due = any_true(control.stop(), time.monotonic() - saved > checkpoint_seconds)
                 if t.step == steps:
                     break  # the epoch's row is written first: it needs the last embeddings
-                if checkpoints and (asked or due):
-                    t.save(checkpoints, steps)
+                control.progress(what, done, t.epochs * steps)
+                if folder and (asked or due):
+                    t.save(folder, steps)
                     saved = time.monotonic()
                 if asked:
                     raise KeyboardInterrupt
             copy_from_first(t.model.buffers())  # each has batch norm's statistics of its rows
             seconds = time.monotonic() - began
             row = {"epoch": t.epoch + 1, "loss": t.loss_sum / steps, "seconds": seconds}
-            row |= _health(t.criterion, embeddings)
-            if row.get("spread", 1) < COLLAPSED and not _has_collapsed(t.history):
-                log.warning(
-                    "the embeddings have collapsed: all point the same way (spread "
-                    f"{row['spread']:.1e}); lower the rates or raise the scale"
-                )
+            row |= _health(t, embeddings)
             if validate:
                 t.model.eval()
                 row |= validate()
             t.history.append(row)
             t.epoch, t.step, t.loss_sum = t.epoch + 1, 0, 0.0
-            tell("epoch", t.epoch * steps, t.epoch, row)
-            if checkpoints:
-                t.save(checkpoints, steps)
-            if any_true(asked or stop())[0]:
+            control.tell("epoch", row, step=t.epoch * steps, epoch=t.epoch)
+            control.progress(what, t.epoch * steps, t.epochs * steps)
+            if folder:
+                t.save(folder, steps)
+            if any_true(asked or control.stop())[0]:
                 raise KeyboardInterrupt
-
-
-def run_watched(
-    t: Training,
-    feed: Feed,
-    control: Control,
-    *,
-    validate: Callable[[], dict[str, float]] | None = None,
-    before_epoch: Callable[[int], None] | None = None,
-) -> None:
-    """Restore the last checkpoint or rehearse on one batch, then run the loop and report it."""
-    callbacks, steps = control.callbacks, len(feed)
-    if control.resume and control.checkpoints is not None:
-        checkpoint = load_checkpoint(control.checkpoints, sharded=t.sharded)
-        if checkpoint is None:
-            log.warning("no intact checkpoint to resume from; training starts from the beginning")
-        else:
-            t.restore(checkpoint)
-            callbacks.step, callbacks.epoch = t.epoch * steps + t.step, t.epoch
-            control.metrics(t.history)
-            log.info(f"resuming at epoch {t.epoch + 1}, step {t.step + 1}")
-    elif t.epochs and control.checkpoints is not None:
-        if before_epoch:
-            before_epoch(0)
-        with working(callbacks.progress, "checking that the loss falls on one batch"):
-            first = next(iter(feed(0, 0)))
-            check_before_training(t.model, t.criterion, t.optimizer, first)
-    total = t.epochs * steps
-    what = f"training, {t.epochs} epoch{'' if t.epochs == 1 else 's'}"
-
-    def tell(kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        if kind == "epoch":
-            control.metrics(t.history)
-        callbacks.tell(kind, step, epoch, values)
-        if kind == "epoch" or step < total:  # the last step ends with its epoch
-            callbacks.progress(what, step, total)
-
-    callbacks.progress(what, callbacks.step, total)
-    run_loop(
-        t,
-        feed,
-        tell=tell,
-        validate=validate,
-        before_epoch=before_epoch,
-        checkpoints=control.checkpoints,
-        stop=control.stop,
-    )
 
 
 def _step_seed(seed: int, step: int) -> int:
@@ -271,18 +256,20 @@ def _step_seed(seed: int, step: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9) % 2**63
 
 
-def _has_collapsed(history: list[dict[str, Any]]) -> bool:
-    """Return whether the last epoch ended so already."""
-    return bool(history) and history[-1].get("spread", 1) < COLLAPSED
-
-
-def _health(criterion: nn.Module, embeddings: Tensor | None) -> dict[str, float]:
+def _health(t: Training, embeddings: Tensor | None) -> dict[str, float]:
     """Measure signs of collapse at the end of an epoch: spread of embeddings, proxies in use."""
     health = {}
     if embeddings is not None and len(embeddings) > 1:
         # 1 − |mean direction|²: 0 when all embeddings point the same way.
-        health["spread"] = 1 - float(normalize(embeddings.float()).mean(0).square().sum())
-    assignment = getattr(criterion, "assignment", None)
+        spread = 1 - float(normalize(embeddings.float()).mean(0).square().sum())
+        health["spread"] = spread
+        before = t.history[-1].get("spread", 1) if t.history else 1
+        if spread < COLLAPSED <= before:
+            log.warning(
+                f"the embeddings have collapsed: all point the same way (spread {spread:.1e}); "
+                "lower the rates or raise the scale"
+            )
+    assignment = getattr(t.criterion, "assignment", None)
     if isinstance(assignment, Dynamic | Balanced):
         health["proxies_in_use"] = assignment.share_in_use()
     return health
@@ -294,9 +281,8 @@ def _health(criterion: nn.Module, embeddings: Tensor | None) -> dict[str, float]
 class NonFiniteLoss(TrainingError):
     """The loss or its gradient is NaN or infinite; nothing was updated."""
 
-    def __init__(self, message: str, indices: Tensor) -> None:
-        super().__init__(message)
-        self.indices = indices
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; nothing was updated; try lower rates, or a lower scale")
 
 
 def parallel(model: nn.Module) -> nn.Module:
@@ -324,103 +310,41 @@ def batch_loss(criterion: nn.Module, embeddings: Tensor, labels: Tensor | None) 
 
 
 def train_step(
-    model: nn.Module,
-    criterion: nn.Module,
-    optimizer: Optimizer,
-    batch: Batch,
+    model: nn.Module, criterion: nn.Module, optimizer: Optimizer, batch: Batch
 ) -> tuple[float, Tensor]:
-    """Update once; the loss before it and the embeddings. Raises before a NaN can spread."""
+    """Update once; return the loss before it and the embeddings. Raise before a NaN can spread."""
     optimizer.zero_grad()
     embeddings = gather(model(batch.inputs.to(device_of(model))), len(batch.indices))
     loss = batch_loss(criterion, embeddings, batch.labels)
     value = loss.item()
     if not math.isfinite(value):
-        raise NonFiniteLoss(f"the loss is {value}", batch.indices)
+        raise NonFiniteLoss(f"the loss is {value}")
     loss.backward()  # type: ignore[no-untyped-call]
     average_gradients(criterion)
     gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
     if any_true(not torch.isfinite(get_total_norm(gradients)))[0]:
-        raise NonFiniteLoss(
-            f"the loss is {value:.4g} but its gradient is not finite", batch.indices
-        )
+        raise NonFiniteLoss(f"the loss is {value:.4g} but its gradient is not finite")
     optimizer.step()
     return value, embeddings.detach()
 
 
-# Before the first step: mistakes that would otherwise fail silently, hours later
+def rehearse(t: Training, batch: Batch, *, repeats: int = 5) -> tuple[float, float]:
+    """Train copies on one batch, and log if the loss does not fall; return its first and last.
 
-
-def check_before_training(
-    model: nn.Module,
-    criterion: nn.Module,
-    optimizer: Optimizer,
-    batch: Batch,
-    *,
-    repeats: int = 5,
-) -> None:
-    """Raise on what can't work and log what looks wrong; change nothing."""
-    check_optimizer(criterion, optimizer)
-    if isinstance(criterion, ProxyLoss):
-        check_labels_fit(criterion, batch)
-        check_scale(criterion)
-    first, last = loss_on_one_batch(model, criterion, optimizer, batch, repeats=repeats)
-    if not last < first:
-        log.warning(
-            f"the loss does not fall on one batch seen {repeats} times ({first:.4g} → {last:.4g}); "
-            "try lower rates, or check the labels"
-        )
-
-
-def check_optimizer(criterion: nn.Module, optimizer: Optimizer) -> None:
-    """Raise if a parameter of the criterion (its proxies) is not in the optimizer."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    forgotten = [name for name, p in criterion.named_parameters() if id(p) not in held]
-    if forgotten:
-        raise TrainingError(
-            f"{', '.join(forgotten)} of {type(criterion).__name__} would never be trained, without "
-            "the optimizer; add criterion.parameters() as a group with its own rate"
-        )
-
-
-def check_labels_fit(criterion: ProxyLoss, batch: Batch) -> None:
-    """Raise if labels reach beyond the classes that the proxies stand for."""
-    if batch.labels is not None and int(batch.labels.max()) >= criterion.num_classes:
-        raise TrainingError(
-            f"labels reach {int(batch.labels.max())} but the criterion has "
-            f"{criterion.num_classes} classes; renumber them with compact_labels()"
-        )
-
-
-def check_scale(criterion: ProxyLoss) -> None:
-    """Warn of a scale below 4, too soft for a log-sum-exp loss, or above 64, too hard."""
-    scale = criterion.scale
-    if criterion.needs_scale and scale is not None and not 4 <= float(scale) <= 64:
-        log.warning(f"scale is {float(scale):g}; losses like this one train well between 8 and 32")
-
-
-def loss_on_one_batch(
-    model: nn.Module,
-    criterion: nn.Module,
-    optimizer: Optimizer,
-    batch: Batch,
-    *,
-    repeats: int,
-) -> tuple[float, float]:
-    """Return the loss on one batch before and after `repeats` steps on it, made on copies."""
-    copies: tuple[nn.Module, nn.Module] = copy.deepcopy((model, criterion))
-    twins = dict(
-        zip(
-            (p for m in (model, criterion) for p in m.parameters()),
-            (p for m in copies for p in m.parameters()),
-            strict=True,
-        )
-    )
-    groups = [
-        {**group, "params": [twins[p] for p in group["params"]]} for group in optimizer.param_groups
-    ]
-    rehearsal = type(optimizer)(groups)  # type: ignore[call-arg]
-    with seeded(device_of(model)) as seed:
+    Mistakes that would otherwise fail silently, hours later, show here. Nothing is changed.
+    """
+    copies: tuple[nn.Module, nn.Module] = copy.deepcopy((t.model, t.criterion))
+    own = (p for module in (t.model, t.criterion) for p in module.parameters())
+    twins = dict(zip(own, (p for module in copies for p in module.parameters()), strict=True))
+    groups = [{**g, "params": [twins[p] for p in g["params"]]} for g in t.optimizer.param_groups]
+    optimizer = type(t.optimizer)(groups)  # type: ignore[call-arg]
+    with seeded(device_of(t.model)) as seed:
         seed(0)
         model = parallel(copies[0])
-        losses = [train_step(model, copies[1], rehearsal, batch)[0] for _ in range(repeats)]
+        losses = [train_step(model, copies[1], optimizer, batch)[0] for _ in range(repeats)]
+    if not losses[-1] < losses[0]:
+        log.warning(
+            f"the loss does not fall on one batch seen {repeats} times ({losses[0]:.4g} → "
+            f"{losses[-1]:.4g}); try lower rates, or check the labels"
+        )
     return losses[0], losses[-1]

@@ -8,13 +8,13 @@ import torch
 
 from nofuss.config import Options, Preset, Settings
 from nofuss.data.collection import Collection
-from nofuss.distributed.device import choose_device
+from nofuss.distributed.device import choose_device, device_of
 from nofuss.errors import UsageError
 from nofuss.model.backbones import OWN, PRETRAINED, Backbone, check_precision
 from nofuss.model.embedder import Embedder, build_embedder
 from nofuss.model.lora import add_adapters
 from nofuss.model.stages import ALL, freeze_first
-from nofuss.training.settings import DIM, PRESETS, SMALL_SIDE, usual_size
+from nofuss.training.settings import DIM, PRESETS, usual_size
 
 log = logging.getLogger("nofuss")
 ZOOM, LIGHT = 0.25, 0.25
@@ -46,10 +46,15 @@ def build_model(
             "BN-Inception file with --weights, as the paper starts from one"
         )
     size = asked.size or usual_size(asked, preset, name)
+    channels = None if name != "convnet" else 3  # as the network has it
+    if collection.vectors is not None:
+        channels = int(collection.vectors.shape[1])
+    elif name == "convnet" and collection.images is not None and collection.images.ndim == 3:
+        channels = 1  # gray arrays
     embedder = build_embedder(
         backbone or name,
         dim=asked.dim or PRESETS[preset].get("dim", DIM),
-        channels=_channels(name, collection),
+        channels=channels,
         weights=weights,
         root=preset in ("frozen", "finetune"),  # pooled activations: positive and heavy-tailed
         size=size,
@@ -98,28 +103,12 @@ def apply_settings(settings: Settings, embedder: Embedder) -> None:
 
 @torch.no_grad()
 def _check_size(backbone: Backbone, size: int, flag: str) -> None:
-    """Raise UsageError if the network can't take pictures of that size.
-
-    Large ones are not computed; small ones are, since torch 2.6 only then notices that a kernel is
-    larger than its input.
-    """
-    device = "meta" if size >= SMALL_SIDE else "cpu"
-    planned = copy.deepcopy(backbone.network).to(device).eval()
+    """Raise UsageError if the network can't take pictures of that size."""
+    network = copy.deepcopy(backbone.network).eval()
     try:
-        planned(torch.zeros(1, backbone.channels, size, size, device=device))
-    except NotImplementedError:  # an operation that only real numbers have
-        return
+        network(torch.zeros(1, backbone.channels, size, size, device=device_of(network)))
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
             f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another {flag}"
         ) from None
-
-
-def _channels(name: str, collection: Collection) -> int | None:
-    """Return the width of vectors; 1 for gray arrays into the small convnet, 3 otherwise."""
-    if collection.vectors is not None:
-        return int(collection.vectors.shape[1])
-    if name == "convnet":
-        return 1 if collection.images is not None and collection.images.ndim == 3 else 3
-    return None

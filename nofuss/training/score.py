@@ -11,11 +11,9 @@ from torch import Tensor
 
 from nofuss.config import Settings
 from nofuss.data.collection import GALLERY, QUERY, Collection
-from nofuss.data.open import TrainingData
-from nofuss.data.split import Rows, Split
 from nofuss.data.triplets import HeldOut
 from nofuss.errors import DataError
-from nofuss.evaluate.protocol import KS, Scores, evaluate, gain_over, scorable, score_folds
+from nofuss.evaluate.protocol import KS, evaluate, gain_over, scorable, score_folds
 from nofuss.evaluate.retrieval import Options as RetrievalOptions
 from nofuss.evaluate.triplet_accuracy import (
     Accuracy,
@@ -27,21 +25,10 @@ from nofuss.model.whitening import pca
 from nofuss.progress import Progress, silent
 from nofuss.ranking.rerank import Rerank, choose_reranking, of_folds, reranked_scores
 from nofuss.run.choice import BEFORE, CLOSED, TRAINED
-from nofuss.training.finetune import Fit
+from nofuss.training.finetune import Fit, Task
+from nofuss.training.head import HeadFit
 
 log = logging.getLogger("nofuss")
-
-
-class Embedded(NamedTuple):
-    """Embeddings that scores are of, and the items that they are scored on."""
-
-    test: Tensor
-    """Unit vectors of the test items."""
-    val: Tensor | None
-    """Unit vectors of the held-out training classes, where a network was trained."""
-    compared: Tensor | None
-    """Of the held-out triplets or pairs, of any length."""
-    comparisons: HeldOut | None
 
 
 class SearchRules(NamedTuple):
@@ -53,101 +40,84 @@ class SearchRules(NamedTuple):
     """None also where nothing is gained by it."""
 
 
-# How to search
-
-
 def search_rules(
-    fit: Fit,
-    val: Tensor | None,
-    data: TrainingData,
-    split: Split,
-    settings: Settings,
-    *,
-    progress: Progress = silent,
+    task: Task, fit: Fit, vectors: Tensor, *, progress: Progress = silent
 ) -> SearchRules:
     """Choose whether search re-ranks, and find what a good match is, on held-out classes.
 
-    val: unit vectors of the held-out training classes, where a network was trained; on fixed
-    features the folds have embedded all of them.
+    vectors: unit embeddings (N, D) of all items. Of fixed features the folds held classes out.
     """
-    whole = data.collection
+    whole, val, settings, head = task.whole, task.split.val, task.settings, fit.head
     if whole.by_links:  # two groups may be of one class, so no distance tells them apart
         return SearchRules()
-    is_of_folds = fit.head is not None and (settings.is_fixed or not settings.epochs)
     embeddings, labels, strangers = [], [], None
-    if val is not None:  # an index of the run has these classes, and tells from them
-        embeddings, labels = [val], [torch.from_numpy(whole.labels[split.val])]
-    elif is_of_folds and fit.head is not None:
-        embeddings, labels = fit.head.held_out(), _labels_of_folds(fit, data, split)
-        strangers = fit.head.strangers()
+    if len(val) and not settings.is_fixed:  # an index of the run has these classes, and tells
+        embeddings, labels = [vectors[val]], [torch.from_numpy(whole.labels[val])]
+    elif head is not None and (settings.is_fixed or not settings.epochs):
+        embeddings, labels = head.held_out(), _labels_of_folds(task, head)
+        strangers = head.strangers()
     rerank = None
-    if embeddings and settings.rerank == "auto":
+    if settings.rerank == "auto":
         rerank = choose_reranking(embeddings, labels, progress=progress)
     if rerank is not None:
         log.debug(rerank.describe())
     return SearchRules(strangers, rerank if rerank is not None and rerank.on else None)
 
 
-def _labels_of_folds(fit: Fit, data: TrainingData, split: Split) -> list[Tensor]:
-    assert fit.head is not None
-    labels = torch.from_numpy(data.collection.labels[split.train])
-    return [labels[outcome.rows] for outcome in fit.head.outcomes]
-
-
-# Scores
-
-
 def score(
+    task: Task,
     fit: Fit,
-    embedded: Embedded,
+    vectors: Tensor,
     x: Tensor | None,
-    data: TrainingData,
-    split: Split,
-    settings: Settings,
     rules: SearchRules,
     *,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Score on what is unseen beside what needs no training; return what scores.json holds.
 
-    x: features (N, F) of the untrained backbone. {} where nothing can be scored.
+    vectors: unit embeddings (N, D) of all items. x: features (N, F) of the untrained backbone. {}
+    where nothing can be scored.
     """
-    whole, rows = data.collection, split.test
+    whole, split, seed = task.whole, task.split, task.settings.seed
     if split.by_folds and fit.head is not None and fit.head.outcomes:
-        return _score_folds(fit, x, data, split, settings, rules, progress)
-    if not whole.has_classes or not len(rows):
-        if embedded.compared is None or embedded.comparisons is None:
+        return _score_folds(task, fit.head, x, rules, progress)
+    order = None
+    if (compared := task.compared) is not None:
+        rows, dim = compared.rows, fit.embedder.dim
+        beside = untrained(whole, x, fit=split.train, rows=rows, dim=dim)
+        order = score_orders(compared, {"kept": vectors[rows]} | beside)
+    if not whole.has_classes or not len(split.test):
+        if order is None:
             log.info(
                 "nothing is held out, so there are no scores; for other data: nofuss evaluate RUN "
                 "DATA"
             )
-            return {}
-        return _score_order(fit, embedded.comparisons, embedded.compared, x, data, split)
-    if not scorable(whole.labels[rows]):
+        return order or {}
+    test = whole.subset(split.test)
+    if not scorable(test.labels):
         log.info("the test classes are too few to score: two are needed, one with two items")
         return {}
     seen = np.sort(np.r_[split.train, split.val])
-    baselines = untrained(whole, x, fit=seen, rows=rows, dim=fit.embedder.dim)
-    test = whole.subset(rows)
-    columns = score_all(
-        {"kept": embedded.test} | baselines, test, seed=settings.seed, progress=progress
-    )
-    ours = columns.pop("kept")
+    columns = {"kept": vectors[split.test]}
+    columns |= untrained(whole, x, fit=seen, rows=split.test, dim=fit.embedder.dim)
+    found = {}
+    for name, each in columns.items():
+        queries, labels, options = among_themselves(each, test)
+        found[name] = evaluate(queries, labels, ks=KS, seed=seed, progress=progress, **options)
+    ours = found.pop("kept")
     scores = ours.as_dict()
-    for name, other in [*columns.items()][:1]:
+    for name, other in [*found.items()][:1]:
         scores["gain"] = gain_over(name, [ours.per_query], [other.per_query])
     if rules.rerank is not None:
-        queries, own, options = among_themselves(embedded.test, test)
+        queries, labels, options = among_themselves(columns["kept"], test)
         gallery = options.get("gallery"), options.get("gallery_labels")
-        scores["reranked"] = reranked_scores(queries, own, *gallery, progress=progress).as_dict()
-    beside = {name: other.as_dict() for name, other in columns.items()}
-    if embedded.comparisons is not None and embedded.compared is not None:
-        # The labels' scores come first, then that of the triplets.
-        order = _score_order(fit, embedded.comparisons, embedded.compared, x, data, split)
+        scores["reranked"] = reranked_scores(queries, labels, *gallery, progress=progress).as_dict()
+    baselines = {name: other.as_dict() for name, other in found.items()}
+    if order is not None:  # the labels' scores come first, then that of the triplets
         scores |= extra_of(order)
         for name, other in order["baselines"].items():
-            beside[name] |= extra_of(other)
-    return scores | {"baselines": beside}
+            baselines[name] |= extra_of(other)
+    return scores | {"baselines": baselines}
 
 
 def method_of(fit: Fit, settings: Settings) -> str:
@@ -160,43 +130,26 @@ def method_of(fit: Fit, settings: Settings) -> str:
     return settings.loss if kept == TRAINED else kept
 
 
+def _labels_of_folds(task: Task, head: HeadFit) -> list[Tensor]:
+    labels = torch.from_numpy(task.items.labels)
+    return [labels[outcome.rows] for outcome in head.outcomes]
+
+
 def _score_folds(
-    fit: Fit,
-    x: Tensor | None,
-    data: TrainingData,
-    split: Split,
-    settings: Settings,
-    rules: SearchRules,
-    progress: Progress,
+    task: Task, head: HeadFit, x: Tensor | None, rules: SearchRules, progress: Progress
 ) -> dict[str, Any]:
     """Return the scores of classes held out in turn, where all were trained on."""
-    assert fit.head is not None
     assert x is not None
-    outcomes, labels = fit.head.outcomes, _labels_of_folds(fit, data, split)
-    features = x[split.train]
-    columns = {f"untrained features, {x.shape[1]}-d": [features[o.rows] for o in outcomes]}
-    if fit.head.choice.kept == TRAINED:
-        columns["closed form"] = [outcome.embeddings[CLOSED] for outcome in outcomes]
-    found = fit.head.held_out()
-    scores = score_folds(found, columns, labels, seed=settings.seed, progress=progress)
+    labels, features = _labels_of_folds(task, head), x[task.split.train]
+    columns = {f"untrained features, {x.shape[1]}-d": [features[o.rows] for o in head.outcomes]}
+    if head.choice.kept == TRAINED:
+        columns["closed form"] = [outcome.embeddings[CLOSED] for outcome in head.outcomes]
+    found = head.held_out()
+    scores = score_folds(found, columns, labels, seed=task.settings.seed, progress=progress)
     if rules.rerank is not None:
         folds = [reranked_scores(z, y) for z, y in zip(found, labels, strict=True)]
         scores["reranked"] = of_folds(folds).as_dict()
     return scores
-
-
-def _score_order(
-    fit: Fit,
-    compared: HeldOut,
-    found: Tensor,
-    x: Tensor | None,
-    data: TrainingData,
-    split: Split,
-) -> dict[str, Any]:
-    """Return how the model, and what needs no training, order held-out triplets or pairs."""
-    rows, dim = compared.rows, fit.embedder.dim
-    baselines = untrained(data.collection, x, fit=split.train, rows=rows, dim=dim)
-    return score_orders(compared, {"kept": found} | baselines)
 
 
 def untrained(
@@ -207,16 +160,15 @@ def untrained(
     The PCA is fitted on the rows `fit`, as the head's start is. Without features (a backbone
     that starts at random) the pixels are the baseline.
     """
-    if features is not None:
-        raw, name = features, f"untrained features, {features.shape[1]}-d"
-    elif collection.images is not None:
+    if features is None:
+        if collection.images is None:
+            return {}
         pixels = collection.images.reshape(len(collection), -1)
-        raw, name = torch.from_numpy(pixels).float() / 255, "raw pixels"
-    else:
-        return {}
-    baselines = {name: raw[rows]}
-    if features is not None and dim < features.shape[1] and dim < len(fit):
-        baselines[f"their PCA, {dim}-d"] = pca(features[fit], dim)(raw[rows])
+        return {"raw pixels": (torch.from_numpy(pixels).float() / 255)[rows]}
+    width = features.shape[1]
+    baselines = {f"untrained features, {width}-d": features[rows]}
+    if dim < width and dim < len(fit):
+        baselines[f"their PCA, {dim}-d"] = pca(features[fit], dim)(features[rows])
     return baselines
 
 
@@ -233,7 +185,7 @@ class Queries(NamedTuple):
 
 def among_themselves(vectors: Tensor, collection: Collection) -> Queries:
     """Search every item among all others, or items marked query among those marked gallery."""
-    query_and_gallery(collection)
+    check_sides(collection)
     return among_sides(vectors, collection.known_labels(), collection.split)
 
 
@@ -248,35 +200,17 @@ def among_sides(
     return Queries(vectors[queries], labels[queries], options)
 
 
-def query_and_gallery(collection: Collection) -> tuple[Rows, Rows] | None:
-    """Return the rows marked query and gallery; None if there are none, DataError if not both."""
-    if collection.split is None or GALLERY not in collection.split:
-        return None
-    query_rows, gallery_rows = (
-        np.flatnonzero(collection.split == side) for side in (QUERY, GALLERY)
-    )
-    if not len(query_rows):
+def check_sides(collection: Collection) -> None:
+    """Refuse items marked gallery without items marked query, or with none of their classes."""
+    split = collection.split
+    if split is None or GALLERY not in split:
+        return
+    if QUERY not in split:
         raise DataError(
             f"{collection.name} has rows of split gallery but none of split query; add some"
         )
     names = names_of(collection)
-    check_shared(names[query_rows], names[gallery_rows])
-    return query_rows, gallery_rows
-
-
-def score_all(
-    embeddings: dict[str, Tensor],
-    collection: Collection,
-    *,
-    seed: int,
-    progress: Progress = silent,
-) -> dict[str, Scores]:
-    """Return the scores of each set of embeddings of a collection, searched `among_themselves`."""
-    found = {}
-    for name, vectors in embeddings.items():
-        queries, labels, options = among_themselves(vectors, collection)
-        found[name] = evaluate(queries, labels, ks=KS, seed=seed, progress=progress, **options)
-    return found
+    check_shared(names[split == QUERY], names[split == GALLERY])
 
 
 def names_of(collection: Collection) -> NDArray[np.str_]:

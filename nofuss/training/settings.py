@@ -179,18 +179,17 @@ def head_dim(settings: Settings, width: int) -> int:
     return min(settings.dim or DIM, width)
 
 
-def agree(saved: Settings, options: Options, width: int | None = None) -> Settings:
+def agree(saved: Settings, options: Options) -> Settings:
     """Return the settings of the run to resume, elsewhere or faster if asked.
 
-    RunError where the options ask for something that would be learned otherwise. width: of the
-    features, once it is known; until then a run may have as many dimensions as they have.
+    RunError where the options ask for something that would be learned otherwise.
     """
     check_limits(options)
     asked = {name: value for name, value in options.asked().items() if name != "resume"}
     changes = ", ".join(
         f"{name} {getattr(saved, name)} → {value}"
         for name, value in asked.items()
-        if name not in FREE and not _is_same(name, saved, value, width)
+        if name not in FREE and getattr(saved, name) != value
     )
     if changes:
         raise RunError(
@@ -202,17 +201,6 @@ def agree(saved: Settings, options: Options, width: int | None = None) -> Settin
         log.info(f"to continue the curves, add --tensorboard {saved.tensorboard}")
         saved = replace(saved, tensorboard=None)
     return replace(saved, **{name: value for name, value in asked.items() if name in FREE})
-
-
-def _is_same(name: str, saved: Settings, asked: Any, width: int | None) -> bool:
-    """Return whether an option asks for what a run has.
-
-    All stages may be asked for by number, and more dimensions than the features have.
-    """
-    has = getattr(saved, name)
-    if name == "dim" and has is not None and saved.start != "random":
-        return bool(has == min(asked, has if width is None else width))
-    return bool(has == asked or (name == "unfreeze" and has == ALL))
 
 
 def _by_data(options: Options, data: TrainingData, preset: Preset) -> Layer:

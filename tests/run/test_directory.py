@@ -233,8 +233,8 @@ def test_one_command_writes_a_run_at_a_time(tmp_path: Path) -> None:
 def test_metrics_are_a_line_an_epoch(tmp_path: Path) -> None:
     run = Run.open(create(tmp_path / "run"))
     rows = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
-    run.write_metrics(rows[:1])
-    run.write_metrics(rows)
+    for row in (rows[0], {"epoch": 2, "loss": 0.5}, {"epoch": 3, "loss": 0.5}, rows[1]):
+        run.note_epoch(row)  # the second epoch again: training was resumed before it
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == rows
 

@@ -17,13 +17,14 @@ from nofuss.errors import DataError
 from nofuss.losses import ProxyAnchor, ProxyNCA, SemiHardTriplet
 from nofuss.proxies.assignment import Dynamic
 from nofuss.proxies.balanced import Balanced
+from nofuss.training.callbacks import Control
 from nofuss.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
     module_tensors,
     optimizer_tensors,
 )
-from nofuss.training.loop import Training, loss_on_one_batch, run_loop
+from nofuss.training.loop import Training, rehearse, run_loop
 from tests.training.small_training import Items, Pictures, Recorder, make_training
 
 
@@ -88,20 +89,20 @@ def check_training() -> None:
     ):
         with processes.alone():
             expected = make(kind, sharded=False)
-            run_loop(expected, FEED, tell=Recorder())
+            run_loop(expected, FEED)
         t = make(kind, sharded=sharded)
-        run_loop(t, FEED, tell=Recorder())
+        run_loop(t, FEED)
         assert [row["loss"] for row in t.history] == pytest.approx(
             [row["loss"] for row in expected.history], rel=1e-9
         )
         compare(t, weights(expected), rel=1e-6)
     t = make("static", sharded=True)
     batch = next(iter(FEED(0, 0)))
-    found = loss_on_one_batch(t.model, t.criterion, t.optimizer, batch, repeats=3)
+    found = rehearse(t, batch, repeats=3)
     with processes.alone():
         t = make("static", sharded=False)
         batch = next(iter(FEED(0, 0)))
-        expected_losses = loss_on_one_batch(t.model, t.criterion, t.optimizer, batch, repeats=3)
+        expected_losses = rehearse(t, batch, repeats=3)
     assert found == pytest.approx(expected_losses, rel=1e-9)
 
 
@@ -123,7 +124,7 @@ def write_checkpoint(folder: Path) -> None:
     """Two epochs of three, then the whole state of it as one process would have it."""
     t, told = make("static", sharded=True), Recorder()
     with pytest.raises(KeyboardInterrupt):
-        run_loop(t, FEED, tell=told, checkpoints=folder, stop=lambda: len(told.losses) >= 8)
+        run_loop(t, FEED, Control(told, checkpoints=folder, stop=lambda: len(told.losses) >= 8))
 
 
 def read_checkpoint(folder: Path, expected: Path) -> None:
@@ -135,17 +136,15 @@ def read_checkpoint(folder: Path, expected: Path) -> None:
     assert isinstance(whole, Checkpoint)
     assert isinstance(end, Checkpoint)
     assert len(whole.tensors["criterion.proxies"]) == 7
-    own = load_checkpoint(folder, sharded=t.sharded)
-    assert own is not None
-    t.restore(own)
+    assert t.resume(folder)
     compare(t, whole.tensors, rel=0)
-    run_loop(t, FEED, tell=Recorder())
+    run_loop(t, FEED)
     compare(t, end.tensors, rel=1e-6)
 
 
 def write_the_end(folder: Path) -> None:
     """Three epochs at a stretch in one process."""
-    run_loop(make("static", sharded=False), FEED, tell=Recorder(), checkpoints=folder)
+    run_loop(make("static", sharded=False), FEED, Control(checkpoints=folder))
 
 
 def check_batch_norm() -> None:
@@ -153,7 +152,7 @@ def check_batch_norm() -> None:
     t = make_training()
     t.model.double()
     t.criterion.double()
-    run_loop(t, FEED, tell=Recorder())
+    run_loop(t, FEED)
     for name, tensor in module_tensors("model", t.model).items():
         expected = tensor.clone()
         processes.copy_from_first([expected])

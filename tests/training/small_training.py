@@ -1,15 +1,16 @@
 """A small training that every test here builds anew: bit for bit the same each time."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from nofuss.losses import ProxyNCA
-from nofuss.training.callbacks import Kind
+from nofuss.training.callbacks import Event
 from nofuss.training.loop import Training
-from nofuss.training.optim import build_optimizer
+from tests.asked import settings_of
 
 
 class Items(NamedTuple):
@@ -42,11 +43,11 @@ class Recorder:
         self.losses: list[float] = []
         self.rows: list[Mapping[str, Any]] = []
 
-    def __call__(self, kind: Kind, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        if kind == "step":
-            self.losses.append(values["loss"])
-        else:
-            self.rows.append(values)
+    def __call__(self, event: Event) -> None:
+        if event.kind == "step":
+            self.losses.append(event.values["loss"])
+        elif event.kind == "epoch":
+            self.rows.append(event.values)
 
 
 class DropConnect(nn.Module):
@@ -84,20 +85,16 @@ def make_training(
     network = small_network()
     criterion = ProxyNCA(5, 4, scale=16, seed=3) if criterion is None else criterion
     *body, head = network.children()
-    return Training(
-        model=network,
-        criterion=criterion,
-        optimizer=build_optimizer(
-            optimizer,
-            backbone=[p for layer in body for p in layer.parameters()],
-            head=head.parameters(),
-            proxies=criterion.parameters(),
-            lr=1e-3,
-            head_lr=1e-2,
-            proxy_lr=1e-1,
-            weight_decay=0.01 if optimizer == "adamw" else 0.0,
-        ),
-        schedule=schedule,
+    settings = replace(
+        settings_of(),
+        optimizer=optimizer,  # type: ignore[arg-type]
+        schedule=schedule,  # type: ignore[arg-type]
         epochs=epochs,
         seed=11,
+        lr=1e-3,
+        head_lr=1e-2,
+        proxy_lr=1e-1,
+        weight_decay=0.01 if optimizer == "adamw" else 0.0,
     )
+    backbone = [p for layer in body for p in layer.parameters()]
+    return Training.of(settings, network, criterion, backbone=backbone, head=head.parameters())

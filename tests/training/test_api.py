@@ -146,26 +146,6 @@ def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_
 
 
 @pytest.mark.slow
-def test_a_half_trained_module_can_not_resume(tmp_path: Path) -> None:
-    """What training is compared with would be half trained, too."""
-    net, fresh = Net(), Net()
-    fresh.load_state_dict(net.state_dict())
-    settings = {"preprocessing": SMALL, "preset": "finetune", "val_fraction": 0.0, "warmup": 0}
-    settings |= {"out": tmp_path / "r"}
-
-    def stop(event: Event) -> None:
-        if event.kind == "epoch":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        nofuss.train(pictures(), backbone=net, epochs=3, callback=stop, **settings)
-    with pytest.raises(RunError, match=r"differs from the one .* give the module as it was before"):
-        nofuss.train(pictures(), backbone=net, resume=True, **settings)
-    nofuss.train(pictures(), backbone=fresh, resume=True, **settings)
-    assert (tmp_path / "r" / "scores.json").is_file()
-
-
-@pytest.mark.slow
 def test_settings_have_the_types_of_the_run_s_description(tmp_path: Path) -> None:
     x, y = vectors()
     run = nofuss.train(

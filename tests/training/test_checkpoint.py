@@ -13,6 +13,7 @@ from torch import Tensor
 from nofuss.errors import RunError
 from nofuss.files import TEMPORARY
 from nofuss.training import checkpoint
+from nofuss.training.callbacks import Control
 from nofuss.training.checkpoint import (
     load_checkpoint,
     module_tensors,
@@ -68,24 +69,21 @@ def test_every_tensor_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
 def test_optimizer_goes_on_as_if_never_saved(
-    name: str, tmp_path: Path, training: Callable[..., Any], feed: Any, told: Any
+    name: str, tmp_path: Path, training: Callable[..., Any], feed: Any
 ) -> None:
     """State equal after loading, in the parameters' memory layout, and equal after more steps."""
     kept = training(name, schedule="constant")
-    kept.until = 1
-    run_loop(kept, feed, tell=told, checkpoints=tmp_path)
+    run_loop(kept, feed, Control(checkpoints=tmp_path))
     back = training(name, schedule="constant")
-    found = load_checkpoint(tmp_path)
-    assert found is not None
-    back.restore(found)
+    assert back.resume(tmp_path)
     assert same(optimizer_tensors(back.optimizer), optimizer_tensors(kept.optimizer))
     weight = next(back.model.parameters())
     state = back.optimizer.state[weight]
     assert weight.stride() != weight.contiguous().stride()
     assert all(v.stride() == weight.stride() for v in state.values() if v.shape == weight.shape)
     for t in (kept, back):
-        t.until = 3
-        run_loop(t, feed, tell=told)
+        t.epochs = 5
+        run_loop(t, feed)
     assert same(module_tensors("m", back.model), module_tensors("m", kept.model))
     assert same(optimizer_tensors(back.optimizer), optimizer_tensors(kept.optimizer))
 
@@ -252,12 +250,11 @@ def test_optimizer_state_of_another_model_is_refused(training: Callable[..., Any
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
 def test_optimizer_state_of_another_shape_is_refused(
-    name: str, training: Callable[..., Any], feed: Any, told: Any
+    name: str, training: Callable[..., Any], feed: Any
 ) -> None:
     """A fused optimizer walks past the end of a moment that is shorter than its parameter."""
     t = training(name, schedule="constant")
-    t.until = 1
-    run_loop(t, feed, tell=told)
+    run_loop(t, feed)
     whole = optimizer_tensors(t.optimizer)
     moment = max((k for k in whole if whole[k].ndim), key=lambda k: whole[k].numel())
     for other in (whole[moment][:1], whole[moment].reshape(-1)):

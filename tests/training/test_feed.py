@@ -1,6 +1,7 @@
 """Batches are a pure function of (seed, epoch, step)."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.loader import Batch
 from nofuss.data.triplets import Comparisons
-from nofuss.training.feed import CollectionFeed, batch_of, class_count
+from nofuss.training.feed import Batches, batch_of, class_count
 from tests.asked import settings_of
 
 LOOK = Preprocessing(size=8, resize=8, mode="L", mean=(127.5,), std=(127.5,), affine=0.1)
@@ -32,21 +33,25 @@ def pictures(n: int = 23, classes: int = 4) -> Collection:
     return replace(vectors(n, classes), array=x)
 
 
+def batches_of(
+    collection: Collection, look: Preprocessing | None = None, **options: Any
+) -> Batches:
+    settings = replace(settings_of(), **{"batch_size": 5, "seed": 3} | options)
+    return Batches(collection, look, settings)
+
+
+TRIPLETS = replace(
+    vectors(),
+    labels=np.full(23, -1),
+    class_names=(),
+    comparisons=Comparisons("triplets", np.array([[i, i + 1, i + 2] for i in range(12)])),
+)
 FEEDS = {
-    "vectors": CollectionFeed(vectors(), None, 5),
-    "pictures": CollectionFeed(pictures(), LOOK, 5, seed=3),
-    "workers": CollectionFeed(pictures(), LOOK, 5, seed=3, num_workers=2),
-    "per class": CollectionFeed(vectors(), None, 8, per_class=2, seed=3),
-    "triplets": CollectionFeed(
-        replace(
-            vectors(),
-            labels=np.full(23, -1),
-            class_names=(),
-            comparisons=Comparisons("triplets", np.array([[i, i + 1, i + 2] for i in range(12)])),
-        ),
-        None,
-        5,
-    ),
+    "vectors": batches_of(vectors()),
+    "pictures": batches_of(pictures(), LOOK),
+    "workers": batches_of(pictures(), LOOK, num_workers=2),
+    "per class": batches_of(vectors(), batch_size=8, per_class=2),
+    "triplets": batches_of(TRIPLETS),
 }
 
 
@@ -79,7 +84,7 @@ def test_start_leaves_out_exactly_the_first(name: str) -> None:
 @pytest.mark.parametrize("name", FEEDS)
 def test_epochs_and_seeds_differ(name: str) -> None:
     feed = FEEDS[name]
-    other = replace(feed, seed=feed.seed + 1)
+    other = replace(feed, settings=replace(feed.settings, seed=4))
     assert not same(next(iter(feed(0, 0))), next(iter(feed(1, 0))))
     assert not same(next(iter(feed(0, 0))), next(iter(other(0, 0))))
 
@@ -90,7 +95,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
 
 def test_a_view_does_not_depend_on_its_neighbours() -> None:
     """Augmentation is of (seed, epoch, item): another batch size shows the same views."""
-    small, large = FEEDS["pictures"], replace(FEEDS["pictures"], batch_size=20)
+    small, large = FEEDS["pictures"], batches_of(pictures(), LOOK, batch_size=20)
     views = {}
     for feed in (small, large):
         for batch in feed(4, 0):
@@ -129,13 +134,7 @@ def test_batches_of_whole_classes() -> None:
     assert batch_of(settings_of(batch_size=64, per_class=4), 100, 5) == 20
 
 
-def test_settings_ask_for_batches() -> None:
-    settings = settings_of(batch_size=8, per_class=2, seed=3)
-    feed = CollectionFeed.of(vectors(), None, settings)
-    assert all(map(same, feed(1, 0), FEEDS["per class"](1, 0)))
-
-
 def test_proxies_of_items_without_labels_are_a_fifth_of_them() -> None:
     assert class_count(vectors()) == 4
-    assert class_count(FEEDS["triplets"].collection) == 4
-    assert class_count(FEEDS["triplets"].collection.subset(np.arange(5))) == 2
+    assert class_count(TRIPLETS) == 4
+    assert class_count(TRIPLETS.subset(np.arange(5))) == 2

@@ -23,7 +23,7 @@ from nofuss.model.stages import Trunk
 from nofuss.model.whitening import Recipe
 from nofuss.run.choice import CLOSED, Choice
 from nofuss.run.proxies import load_proxies
-from nofuss.training.feed import ActivationFeed, CollectionFeed
+from nofuss.training.feed import Batches
 from nofuss.training.finetune import TRAINED_SHRINKAGE, after_training, labels_of, prepare
 from nofuss.training.head import fit_head
 from nofuss.training.loop import run_loop
@@ -133,9 +133,8 @@ def test_batches_are_those_of_the_pictures(train_size: int | None) -> None:
     embedder = build_embedder("convnet", channels=3, dim=4, weights=None).eval()
     embedder.backbone.preprocessing = preprocessing
     kept = activations_of(embedder, 2, data, views=2, augmented=True, seed=5)
-    plain = CollectionFeed(data, preprocessing, 16, seed=5)
-    feed = ActivationFeed(plain, kept)
-    assert len(feed) == len(plain)
+    feed = Batches(data, preprocessing, settings_of(batch_size=16, seed=5), kept)
+    assert len(feed) == 3
     trunk = Trunk(embedder.backbone, 2)
     for epoch in (0, 1, 2):
         for batch in feed(epoch, 1):

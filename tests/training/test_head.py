@@ -14,6 +14,7 @@ from nofuss.evaluate.protocol import QueryScores
 from nofuss.geometry import normalize
 from nofuss.model.whitening import Affine, Recipe, pca, signed_root
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED, UNTRAINED, Choice
+from nofuss.training.callbacks import Control
 from nofuss.training.criterion import build_criterion, place_proxies
 from nofuss.training.folds import class_folds
 from nofuss.training.head import (
@@ -29,7 +30,6 @@ from nofuss.training.head import (
     head_schedule,
     train_turn,
 )
-from nofuss.training.loop import Control, NonFiniteLoss
 from tests.asked import settings_of
 
 
@@ -390,18 +390,7 @@ def test_folds_train_only_where_it_is_asked_for() -> None:
 
 def watching(seen: list[str]) -> Control:
     """Return a control that writes down what slow work is told."""
-    control = Control()
-    control.callbacks.progress = lambda what, done, of: seen.append(what)  # type: ignore[method-assign]
-    return control
-
-
-def test_a_loss_that_is_not_finite_names_rows_of_all_items() -> None:
-    x, labels = vectors()
-    with pytest.raises(NonFiniteLoss) as error:
-        fit_head(x, labels, settings(head_lr=1e30, proxy_lr=1e30, epochs=3))
-    fold = class_folds(labels)[0]
-    assert set(error.value.indices.tolist()) <= set(fold.others.tolist())
-    assert max(error.value.indices.tolist()) > len(fold.others)
+    return Control(lambda event: seen.append(event.values.get("what", event.kind)))
 
 
 def test_what_was_decided_goes_for_the_roots_too() -> None:

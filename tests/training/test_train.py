@@ -133,15 +133,23 @@ def test_a_resumed_run_is_of_the_same_items(
     assert weights(run) == weights(whole)
 
 
-def test_a_finished_run_says_that_its_data_have_changed(photos: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_left_as_it_is(photos: Path, tmp_path: Path) -> None:
     run = nofuss.train(photos, out=tmp_path / "run", **SMALL)
-    (photos / "b/0.png").unlink()  # it was left out
     before = contents(run)
-    assert nofuss.train(out=run, resume=True) == run
-    (photos / "b/1.png").unlink()
-    for data in (None, photos):
-        with pytest.raises(RunError, match=r"data differ from what .*nothing was changed: give"):
-            nofuss.train(data, out=run, resume=True)
-    assert contents(run) == before
     photos.rename(tmp_path / "moved")
-    assert nofuss.train(out=run, resume=True) == run, "they are needed for nothing"
+    assert nofuss.train(out=run, resume=True) == run, "the data are needed for nothing"
+    assert contents(run) == before
+
+
+def test_a_run_is_not_resumed_with_other_data(photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        nofuss.train(photos, out=run, callback=stop_at("epoch"), **SMALL)
+    (photos / "b/0.png").unlink()  # it was left out
+    with pytest.raises(KeyboardInterrupt):
+        nofuss.train(out=run, resume=True, callback=stop_at("epoch"))
+    (photos / "b/1.png").unlink()
+    noted_before = noted(run, "config.json"), noted(run, "data.json")
+    with pytest.raises(RunError, match=r"data differ from what .*nothing was changed: give"):
+        nofuss.train(out=run, resume=True)
+    assert noted_before == (noted(run, "config.json"), noted(run, "data.json"))
