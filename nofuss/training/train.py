@@ -86,6 +86,10 @@ def run_training(
         progress = Control(callback, board).progress
         saved = _saved_run(options, held)
         if saved is not None and (saved.path / "report.html").is_file():  # the last of it
+            if options.data is not None:  # have they moved?
+                opened = _open(saved.config, saved, collection, progress)
+                found = readable(opened, scan_pictures(opened, progress=progress))
+                continue_run(saved.config, fingerprint=found.fingerprint)
             log.info(f"{saved.path} is finished; nothing is left to do")
             return saved.path
         asked = options if saved is None else saved.config

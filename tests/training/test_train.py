@@ -136,9 +136,14 @@ def test_a_resumed_run_is_of_the_same_items(
 def test_a_finished_run_is_left_as_it_is(photos: Path, tmp_path: Path) -> None:
     run = nofuss.train(photos, out=tmp_path / "run", **SMALL)
     before = contents(run)
-    photos.rename(tmp_path / "moved")
+    moved = photos.rename(tmp_path / "moved")
     assert nofuss.train(out=run, resume=True) == run, "the data are needed for nothing"
     assert contents(run) == before
+    assert nofuss.train(moved, out=run, resume=True) == run
+    assert noted(run, "config.json")["data"] == str(moved)
+    (moved / "b/1.png").unlink()
+    with pytest.raises(RunError, match=r"data differ from what .*nothing was changed: give"):
+        nofuss.train(moved, out=run, resume=True)
 
 
 def test_a_run_is_not_resumed_with_other_data(photos: Path, tmp_path: Path) -> None:
