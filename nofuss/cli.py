@@ -127,6 +127,7 @@ def run(name: str, call: Call, *, verbose: bool = False) -> None:
     log = logging.getLogger("nofuss")
     warnings.showwarning = lambda message, *_, **__: log.warning(str(message))
     warnings.filterwarnings("ignore", module="PIL")  # its notes on odd headers
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home it can't write to
     is_json = bool(call.keywords.get("json"))
     with console.speaking(as_json=is_json, aloud=_rank() == "0", verbose=verbose):
         from nofuss.distributed import processes

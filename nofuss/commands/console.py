@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 
-LONGEST = 4000
-"""Characters of one message."""
 LONG = 2.0
 """Seconds from which on work is mentioned in a pipe; with --verbose everywhere, afterwards."""
 MANY = 20
@@ -44,7 +42,7 @@ EVERY = 10.0
 
 def say(message: str) -> None:
     """Print one line; without markup, so that names are shown as they are."""
-    _print(out, _line(message))
+    _print(out, message)
 
 
 def print_json(content: Any) -> None:
@@ -74,19 +72,18 @@ def table(title: str, header: list[str], rows: list[list[str]]) -> None:
 
 def fail(message: str) -> None:
     """Print one line to standard error."""
-    _print(err, f"nofuss: {_line(message)}", style="red" if sys.stderr.isatty() else "")
+    _print(err, f"nofuss: {message}", style="red" if sys.stderr.isatty() else "")
 
 
 def show_traceback(error: BaseException) -> None:
     """Print a traceback for --debug, with control characters escaped."""
-    for text in traceback.format_exception(error):
-        for line in text.split("\n"):
-            err.print(visible(line), markup=False)
+    for line in "".join(traceback.format_exception(error)).split("\n"):
+        _print(err, line)
 
 
 def _print(screen: Console, line: str, style: str = "") -> None:
     _started()
-    screen.print(line, markup=False, style=style)
+    screen.print(visible(line), markup=False, style=style)
 
 
 def _started() -> None:
@@ -94,12 +91,6 @@ def _started() -> None:
     if _display is not None:
         _display.spoke = time.monotonic()
         _display.forget(STARTING)
-
-
-def _line(message: str) -> str:
-    """Return a message as one line that ends: a stranger's setting may have megabytes."""
-    line = visible(message)
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
 
 
 # ---- what the library logs, and how far it is
@@ -113,28 +104,23 @@ def speaking(*, as_json: bool = False, aloud: bool = True, verbose: bool = False
     what explains the results, and how long each work took.
     """
     global _display
-    logger, drawing = logging.getLogger("nofuss"), logging.getLogger("matplotlib")
-    before = _display, logger.level, drawing.level, out.quiet
+    logger, screen, before = logging.getLogger("nofuss"), err if as_json else out, _display
+    handler, level = _Handler(screen), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.CRITICAL if not aloud else logging.DEBUG if verbose else logging.INFO)
     out.quiet = not aloud
     for console in (out, err):
         console.file = console.file  # whoever hides the output of a library must not hide ours
-    screen = err if as_json else out
-    handler = _Handler(screen)
-    logger.addHandler(handler)
-    level_shown = logging.DEBUG if verbose else logging.INFO
-    logger.setLevel(level_shown if aloud else logging.CRITICAL)
-    drawing.setLevel(logging.ERROR)  # it warns where it can't write its cache
     try:
-        with _Display(screen, disable=not aloud, verbose=verbose) as _display:
-            _display.update(STARTING, 0, 1, "")  # loading torch takes seconds
+        with _Display(screen, verbose=verbose) if aloud else nullcontext() as _display:
+            progress(STARTING, 0, 1)  # loading torch takes seconds
             yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
         for console in (out, err):
             console.file = None  # type: ignore[assignment]  # whatever sys.stdout is then
-        _display, level, drawing_level, out.quiet = before
-        logger.setLevel(level)
-        drawing.setLevel(drawing_level)
+        _display, out.quiet = before, False
 
 
 def progress(what: str, done: int, total: int, note: str = "") -> None:
@@ -182,7 +168,7 @@ class _Handler(logging.Handler):
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = _line(record.getMessage())
+        line = record.getMessage()
         if record.levelno >= logging.ERROR:
             fail(line)
         elif record.levelno == logging.WARNING:
@@ -193,11 +179,10 @@ class _Handler(logging.Handler):
 
 @dataclass
 class _Work:
-    """Something that is being done."""
+    """Something that is being done: `done` of `total`, of which `first` were done before."""
 
     bar: TaskID
     first: int
-    """How much was done before."""
     done: int
     total: int
     began: float
@@ -206,35 +191,28 @@ class _Work:
     """When a line about it was printed last."""
 
 
-class _Left(TimeRemainingColumn):
-    """The time that is left of what can be counted."""
-
-    def render(self, task: Any) -> Text:
-        return super().render(task) if task.total is not None else Text("")
-
-
 class _Display:
     """What is being done: bars on a terminal, which vanish when it is done, and lines in a pipe."""
 
-    def __init__(self, screen: Console, *, disable: bool, verbose: bool = False) -> None:
+    def __init__(self, screen: Console, *, verbose: bool) -> None:
         self.spoke = time.monotonic()  # when the last line was printed
-        self._screen, self._disable, self._verbose = screen, disable, verbose
+        self._screen, self._verbose = screen, verbose
         self._works: dict[str, _Work] = {}
         self._closed = threading.Event()
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            _Left(),
+            TimeRemainingColumn(),
             console=screen,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
-            disable=disable or not screen.is_terminal,
+            disable=not screen.is_terminal,
         )
 
     def __enter__(self) -> "_Display":
-        if not self._disable and not self._screen.is_terminal:
+        if not self._screen.is_terminal:
             threading.Thread(target=self._speak_now_and_then, daemon=True).start()
         return self
 
@@ -258,7 +236,11 @@ class _Display:
             words = f"{done:,}/{total:,}" + (f"  {rate:,.0f}/s  {note}" if total >= MANY else "")
             self._bars.update(work.bar, completed=done, note=words)
         if done >= total:
-            self._end(what, work, now - work.began)
+            self.forget(what)
+            seconds, count = now - work.began, total - work.first
+            if (seconds >= LONG and self._verbose) or work.said:
+                many = f"{count:,} in {seconds:.1f} s ({count / max(1e-9, seconds):,.0f}/s)"
+                self._say(f"{what}: {many if total >= MANY else f'{seconds:.1f} s'}")
 
     def forget(self, what: str) -> None:
         """End work without a line about it."""
@@ -267,41 +249,26 @@ class _Display:
             if not self._works:
                 self._bars.stop()
 
-    def _end(self, what: str, work: _Work, seconds: float) -> None:
-        self.forget(what)
-        if (seconds >= LONG and self._verbose) or work.said:
-            count = work.total - work.first
-            many = f"{count:,} in {seconds:.1f} s ({count / seconds:,.0f}/s)"
-            self._say(f"{what}: {many if work.total >= MANY else f'{seconds:.1f} s'}")
-
     def _speak_now_and_then(self) -> None:
+        """Print a line about the work that began last, if nothing else was said for long."""
         while not self._closed.wait(0.25):
-            now, works = time.monotonic(), list(self._works.items())
-            if not works:
-                continue
-            what, work = works[-1]
-            if now - max(self.spoke, work.began) < LONG * 0.75:
-                continue
-            if work.said and now - work.said < EVERY:
-                continue
-            work.said = now
-            count = f"{what}: {work.done:,} of {work.total:,}  {work.note}".rstrip()
-            self._say(count if work.done else f"{what} …")
+            now = time.monotonic()
+            for what, work in list(self._works.items())[-1:]:
+                is_news = now - max(self.spoke, work.began) >= LONG * 0.75
+                if is_news and (not work.said or now - work.said >= EVERY):
+                    work.said = now
+                    count = f"{what}: {work.done:,} of {work.total:,}  {work.note}".rstrip()
+                    self._say(count if work.done else f"{what} …")
 
     def _say(self, line: str) -> None:
         self.spoke = time.monotonic()
-        if not self._disable:
-            self._screen.print(_line(line), markup=False)
+        self._screen.print(visible(line), markup=False)
 
 
 _display: _Display | None = None
 
 
 # ---- scores
-
-
-EXTENDED = ("mrr", "map", "precision@", "class_mean_")
-"""Prefixes of the names of optional scores."""
 
 
 def score_lines(scores: Mapping[str, Any], method: str, *, what: str) -> None:
@@ -311,21 +278,12 @@ def score_lines(scores: Mapping[str, Any], method: str, *, what: str) -> None:
 
     say("")
     say(headline(scores, what))
-    names = {"recall@1": "Recall@1", "map@r": "MAP@R", "ordered": "in the right order"}
-    columns = {method: scores}
-    if reranked := scores.get("reranked"):
-        columns["re-ranked"] = reranked
-    if baselines := [*scores.get("baselines", {}).values()]:
-        columns["untrained"] = baselines[0]
-    table(
-        "",
-        ["%", *columns],
-        [
-            [label, *(f"{100 * of[name]:.1f}" if name in of else "–" for of in columns.values())]
-            for name, label in names.items()
-            if name in scores
-        ],
-    )
+    columns = _columns(scores, method, "re-ranked")
+    if baselines := [*scores.get("baselines", {})]:
+        columns = {name: of for name, of in columns.items() if name not in baselines}
+        columns["untrained"] = scores["baselines"][baselines[0]]
+    names = [name for name in ("recall@1", "map@r", "ordered") if name in scores]
+    _percents("", names, columns, digits=1)
     if gain := scores.get("gain"):
         say(f"Learning changes {describe_gain(gain)}.")
 
@@ -335,26 +293,13 @@ def score_table(title: str, scores: Mapping[str, Any], method: str) -> None:
     # here, since it loads torch
     from nofuss.evaluate.protocol import compared, describe_gain, within_folds
 
-    columns = {method: scores}
-    if reranked := scores.get("reranked"):
-        columns[f"{method}, re-ranked"] = reranked
-    columns |= scores.get("baselines", {})
-    names = [n for n in scores if n.startswith("recall@") and not n.endswith("_interval")]
-    rows = {f"Recall@{n.removeprefix('recall@')}": n for n in names}
-    others = {"MAP@R": "map@r", "R-precision": "r_precision", "NMI": "nmi", "AMI": "ami"}
-    others["in the right order"] = "ordered"
-    rows |= {label: name for label, name in others.items() if name in scores}
-    rows |= {_title(name): name for name in scores if _is_extended(name)}
-    cells = [
-        [label, *(f"{100 * of[name]:.2f}" if name in of else "–" for of in columns.values())]
-        for label, name in rows.items()
-    ]
-    table(title, ["%", *columns], cells)
-    if names:
+    names = [name for name, value in scores.items() if isinstance(value, float)]
+    _percents(title, names, _columns(scores, method, f"{method}, re-ranked"), digits=2)
+    if "queries" in scores:
         low, high = scores[f"{names[0]}_interval"]
         say(
-            f"{scores['queries']:,} queries of {scores['classes']:,} classes; Recall@"
-            f"{names[0].removeprefix('recall@')} of the first column is between {100 * low:.2f} "
+            f"{scores['queries']:,} queries of {scores['classes']:,} classes; "
+            f"{names[0].capitalize()} of the first column is between {100 * low:.2f} "
             f"and {100 * high:.2f} (95%, over classes)"
         )
     if "ordered" in scores:
@@ -365,19 +310,23 @@ def score_table(title: str, scores: Mapping[str, Any], method: str) -> None:
         )
     if gain := scores.get("gain"):
         say(f"over the {gain['over']}: {describe_gain(gain)}")
-    if reranked:
+    if reranked := scores.get("reranked"):
         say(f"by re-ranking: {describe_gain(reranked['gain'])}")
     if "folds" in scores:
         say(within_folds(scores))
 
 
-def _is_extended(name: str) -> bool:
-    return name.startswith(EXTENDED) and name != "map@r" and not name.endswith("_interval")
+def _columns(scores: Mapping[str, Any], method: str, reranked: str) -> dict[str, Any]:
+    again = {reranked: scores["reranked"]} if "reranked" in scores else {}
+    return {method: scores} | again | scores.get("baselines", {})
 
 
-def _title(name: str) -> str:
-    """Return the title of an optional score in a table."""
-    of_classes = name.startswith("class_mean_")
-    name = name.removeprefix("class_mean_").replace("r_precision", "R-precision")
-    name = name.replace("map", "MAP").replace("mrr", "MRR").replace("@r", "@R")
-    return f"{name[0].upper()}{name[1:]}" + (", mean over classes" if of_classes else "")
+def _percents(title: str, names: list[str], columns: Mapping[str, Any], *, digits: int) -> None:
+    """Print a table of scores: a row for each name, a column for each method."""
+    from nofuss.report.sections import score_title
+
+    def cell(of: Mapping[str, Any], name: str) -> str:
+        return f"{100 * of[name]:.{digits}f}" if name in of else "–"
+
+    rows = [[score_title(name), *(cell(of, name) for of in columns.values())] for name in names]
+    table(title, ["%", *columns], rows)

@@ -33,8 +33,8 @@ SIDE = 112
 """Longest side of a thumbnail; more than the page shows, for dense screens."""
 ON_MAP = 500
 """Items of each side on the map: t-SNE takes seconds then."""
-_SCORES = {"map@r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI", "ami": "AMI"}
-_SCORES |= {"ordered": "in the right order"}
+_TITLES = {"map@r": "MAP@R", "map": "MAP", "mrr": "MRR", "r_precision": "R-precision"}
+_TITLES |= {"nmi": "NMI", "ami": "AMI", "ordered": "in the right order"}
 _CAPTIONS = {
     "recall@1": "Recall@1 in %, with 95% intervals over classes",
     "ordered": "Comparisons in the right order in %, with 95% intervals over linked groups",
@@ -69,11 +69,9 @@ def scores(stored: dict[str, Any]) -> Section | None:
 
 def _score_rows(methods: Mapping[str, Mapping[str, Any]]) -> list[Section]:
     """Return a row for each score with a cell for each method; the highest is marked as best."""
-    first = next(iter(methods.values()))
-    recalls = [k for k in first if k.startswith("recall@") and not k.endswith("_interval")]
-    rows = []
-    for key in [*recalls, *(k for k in _SCORES if k in first)]:
-        best = max(of[key] for of in methods.values() if of.get(key) is not None)
+    first, rows = next(iter(methods.values())), []
+    for key in [name for name, value in first.items() if isinstance(value, float)]:
+        best = max(of[key] for of in methods.values() if key in of)
         cells = [
             {
                 "value": of.get(key),
@@ -82,8 +80,15 @@ def _score_rows(methods: Mapping[str, Mapping[str, Any]]) -> list[Section]:
             }
             for of in methods.values()
         ]
-        rows.append({"name": _SCORES.get(key, key.replace("recall", "Recall")), "cells": cells})
+        rows.append({"name": score_title(key), "cells": cells})
     return rows
+
+
+def score_title(name: str) -> str:
+    """Return the title of a score in a table: "Recall@1", "MAP, mean over classes"."""
+    plain = name.removeprefix("class_mean_")
+    title = _TITLES.get(plain, plain.capitalize())
+    return title if plain == name else f"{title}, mean over classes"
 
 
 def choice(stored: dict[str, Any]) -> Section | None:
