@@ -36,6 +36,12 @@ IN_SEVERAL_PROCESSES = {"train", "evaluate", "embed", "demo", "index", "reproduc
 WIDEST = 100
 """Columns of a help page: longer lines are hard to read."""
 
+_NO_MEMORY = re.compile(  # as torch and its libraries say it
+    "can(no|')t allocate memory|out of memory|bad_alloc|failed to map segment"
+    "|could not create a primitive|can't start new thread",
+    re.IGNORECASE,
+)
+
 Call = partial[Any]
 
 
@@ -119,8 +125,8 @@ def run(name: str, call: Call, *, verbose: bool = False) -> None:
     """Do what the command asks; under torchrun all processes do it together, and one speaks."""
     if sys.platform == "win32":
         raise UsageError(
-            "the commands open folders and limit processes in ways that Windows does not have; "
-            "run them in WSL 2 (the losses and scores work on Windows too, from Python)"
+            "the commands need what Windows does not have; run them in WSL 2 (the losses and "
+            "scores work on Windows too, from Python)"
         )
     from nofuss.commands import console
 
@@ -173,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(error: Exception) -> str:
     """Return one line about an error that no other code handled."""
-    if _is_out_of_memory(error):
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         return "not enough memory; try smaller --batch-size, --size, --dim or data"
     if isinstance(error, UnicodeEncodeError):
         name, encoding = ascii(error.object), sys.getfilesystemencoding()
@@ -187,20 +193,8 @@ def _explain(error: Exception) -> str:
     return f"{reason} (unexpected; run again with --debug for the details)"
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Recognise Python's own error, and those of torch and its libraries by their text."""
-    words = (
-        *("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc"),
-        *("failed to map segment", "could not create a primitive", "can't start new thread"),
-    )
-    return isinstance(error, MemoryError) or any(each in str(error).lower() for each in words)
-
-
 def _fail(message: str, code: int, error: Exception | None = None) -> int:
-    """Print one line, without the passwords of URLs in it; return the exit code.
-
-    error: whose traceback is printed before it.
-    """
+    """Print a traceback, and one line without passwords of URLs; return the exit code."""
     from nofuss.commands.console import fail, show_traceback
 
     if error is not None:

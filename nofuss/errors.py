@@ -15,7 +15,6 @@ A message is one line: got, expected, and what to do. It may contain names of fi
 tensors as they are: `visible` escapes them where they are shown.
 """
 
-import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -76,18 +75,7 @@ def in_python(message: str) -> str:
 
 def command(*words: object) -> str:
     """Return a command line to paste into a shell; every word is quoted where needed."""
-    return " ".join(map(_quoted, words))
-
-
-def _quoted(word: object) -> str:
-    text = str(word)
-    if text.isprintable():
-        return shlex.quote(text)
-    plain = (
-        chr(b) if 32 <= b < 127 and chr(b) not in "'\\" else f"\\x{b:02x}"
-        for b in os.fsencode(text)
-    )
-    return f"$'{''.join(plain)}'"  # as bash, zsh and ksh read it
+    return shlex.join(map(str, words))
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:

@@ -155,11 +155,7 @@ def test_no_global_seeding() -> None:
 
 def test_public_names_are_sorted_and_resolve() -> None:
     names = nofuss.__all__
-    capitals = [n for n in names if n.isupper()]
-    classes = [n for n in names if n[0].isupper() and not n.isupper()]
-    functions = [n for n in names if n[0].islower()]
-    assert names == sorted(capitals) + sorted(classes) + sorted(functions)
-    assert len(set(names)) == len(names)
+    assert names == sorted(set(names))
     assert set(names) <= set(dir(nofuss))
     kept_as = {"Index": "FolderIndex"}  # `Index` is what every kind of index can do
     for name in names:

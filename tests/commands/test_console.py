@@ -4,10 +4,7 @@ import contextlib
 import io
 import json
 import logging
-import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +20,7 @@ from rich.console import Console
 
 from nofuss.cli import main
 from nofuss.commands import console
-from nofuss.errors import command, visible
+from nofuss.errors import visible
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r[bold red]x[/]\u202e\x9b31m"
 """A title for the window, an empty screen, markup, text that runs the other way, C1's colours."""
@@ -157,26 +154,6 @@ def test_visible_text_stays_and_is_one_line(text: str) -> None:
     assert visible(shown) == shown
     if text.isprintable():
         assert shown == text
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(
-    "word",
-    ["plain", "a b", "$(touch sprung)", "`x`", "it's", HOSTILE, "a\nb", "é\udcff", "-x", "\\"],
-)
-def test_a_command_to_paste_means_what_it_says(word: str, tmp_path: Path) -> None:
-    line = command("printf", "%s", word)
-    assert line.isprintable()
-    ran = subprocess.run(["bash", "-c", line], capture_output=True, cwd=tmp_path, check=True)
-    assert ran.stdout == os.fsencode(word)
-    assert not list(tmp_path.iterdir())
-
-
-def test_plain_commands_stay_plain() -> None:
-    assert command("nofuss", "serve", Path("runs/a b")) == shlex.join(
-        ["nofuss", "serve", "runs/a b"]
-    )
 
 
 # ---- whole commands
