@@ -12,13 +12,12 @@ from cyclopts import Parameter
 
 from nofuss.commands import DeviceName, console
 from nofuss.config import Settings, to_json
-from nofuss.errors import DataError, RunError, UsageError
+from nofuss.errors import RunError, UsageError
 from nofuss.progress import Progress, silent
 
 if TYPE_CHECKING:  # functions import what they need, so that --help does not load torch
     from torch import Tensor
 
-    from nofuss.data.collection import Collection
     from nofuss.evaluate.protocol import PerQuery
     from nofuss.run.directory import Run
 
@@ -124,7 +123,7 @@ def compare_runs(
     if data is None:
         queries, what, by_class = _on_own_classes(opened)
     else:
-        queries, what = _on_data(runs, data, device, progress), str(data)
+        queries, what = _on_data(opened, data, device, progress), str(data)
         by_class = False
     methods = [
         Method(
@@ -152,12 +151,13 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
     from nofuss.search import Index
     from nofuss.training.score import among_sides
 
-    indexes = [Index.load(run.index) for run in runs]
-    tested = [[item for item in index.items() if item.split in TESTED] for index in indexes]
-    contents = [[(item.label, item.split, item.origin) for item in items] for items in tested]
-    what = [[(label, side, of and of.digest) for label, side, of in each] for each in contents]
-    for run, of in zip(runs, what, strict=True):
-        if of != what[0]:
+    items = [
+        [item for item in Index.load(run.index).items(vectors=True) if item.split in TESTED]
+        for run in runs
+    ]
+    what = [[(i.label, i.split, i.origin and i.origin.digest) for i in own] for own in items]
+    for run, same in zip(runs, what, strict=True):
+        if same != what[0]:
             raise RunError(
                 f"{run.path} was tested on other items than {runs[0].path}; train with the same "
                 "data and --test-fraction, or add --data DATA"
@@ -171,13 +171,11 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
             "add --data DATA with labels, or see `nofuss evaluate` of each"
         )
     labels = np.unique(classes, return_inverse=True)[1]
-    sides = np.array([side for _, side, _ in what[0]])
-    queries = []
-    for index, items in zip(indexes, tested, strict=True):
-        found = index.get([item.name for item in items], vectors=True)
-        vectors = torch.stack([vector for item in found if (vector := item.vector) is not None])
-        own, own_labels, options = among_sides(vectors, labels, sides)
-        queries.append(per_query(own, own_labels, **options))
+    sides, queries = np.array([side for _, side, _ in what[0]]), []
+    for own in items:
+        vectors = torch.stack([item.vector for item in own if item.vector is not None])
+        asked, asked_labels, options = among_sides(vectors, labels, sides)
+        queries.append(per_query(asked, asked_labels, **options))
     return queries, "their test classes", False
 
 
@@ -202,42 +200,28 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
     return [from_class_sums(found) for found, _ in sums]
 
 
-def _on_data(paths: Sequence[Path], data: Path, device: str, progress: Progress) -> list[PerQuery]:
+def _on_data(runs: Sequence[Run], data: Path, device: str, progress: Progress) -> list[PerQuery]:
+    """Score the runs on all of other data."""
+    from nofuss.commands.evaluate import check_scorable, warn_of_known
     from nofuss.data.open import open_usable
     from nofuss.data.readers.folder import labelling_of
-    from nofuss.evaluate.protocol import scorable
-    from nofuss.run.directory import Run
+    from nofuss.evaluate.protocol import per_query
+    from nofuss.model.encoder import load
+    from nofuss.training.score import among_themselves
 
-    labellings = [labelling_of(Run.open(path).config) for path in paths]
+    labellings = [labelling_of(run.config) for run in runs]
     if data.is_dir() and any(labelling != labellings[0] for labelling in labellings):
         raise RunError("the runs take classes from other parts of a path; compare those that agree")
     collection = open_usable(data, labelling=labellings[0], progress=progress)
-    if not (collection.has_classes and scorable(collection.labels)):
-        raise DataError(
-            f"{collection.name} can't be scored: two classes are needed, one with two items"
-        )
-    return [_queries_of(path, collection, device, progress) for path in paths]
-
-
-def _queries_of(path: Path, collection: Collection, device: str, progress: Progress) -> PerQuery:
-    from nofuss.commands.evaluate import warn_of_known
-    from nofuss.model.encoder import load
-
-    encoder = load(path, device=device)
-    warn_of_known(encoder, collection)
-    vectors = encoder.embed_collection(
-        collection,
-        progress=lambda what, done, total: progress(f"{what} with {path.name}", done, total),
-    )
-    return _per_query(vectors, collection)
-
-
-def _per_query(vectors: Tensor, collection: Collection) -> PerQuery:
-    from nofuss.evaluate.protocol import per_query
-    from nofuss.training.score import among_themselves
-
-    queries, labels, options = among_themselves(vectors, collection)
-    return per_query(queries, labels, **options)
+    check_scorable(collection)
+    found = []
+    for run in runs:
+        encoder = load(run.path, device=device)
+        warn_of_known(encoder, collection)
+        vectors = encoder.embed_collection(collection, progress=progress)
+        queries, labels, options = among_themselves(vectors, collection)
+        found.append(per_query(queries, labels, **options))
+    return found
 
 
 def _same_but_for_the_seed(runs: Sequence[Run]) -> dict[str, list[int]]:
@@ -259,15 +243,11 @@ def _same_but_for_the_seed(runs: Sequence[Run]) -> dict[str, list[int]]:
     for settings in settings_of:
         shown = [key for key in differing if settings[key] is not None][:3]
         words_of.append(", ".join(f"{key} {settings[key]}" for key in shown))
-    return {
-        words if len(rows) > 1 and words and words_of.count(words) == 1 else _path(runs, rows): rows
+    names = [
+        words if len(rows) > 1 and words and words_of.count(words) == 1 else str(runs[rows[0]].path)
         for rows, words in zip(rows_of, words_of, strict=True)
-    }
-
-
-def _path(runs: Sequence[Run], rows: Sequence[int]) -> str:
-    """Return the path of the first of some runs, as a name."""
-    return str(runs[rows[0]].path)
+    ]
+    return dict(zip(names, rows_of, strict=True))
 
 
 def _settings(config: Settings) -> dict[str, Any]:
@@ -280,14 +260,13 @@ def _compare(methods: Sequence[Method], *, largest: float | None) -> list[dict[s
     """Score every method, and its difference from the first."""
     import torch
 
-    first, found = methods[0], []
+    found: list[dict[str, Any]] = []
     for method in methods:
         row: dict[str, Any] = {"name": method.name, "runs": method.runs}
         for score in SCORES:
-            ours = method.scores(score)
-            row[score] = {"mean": float(torch.stack(ours).mean())}
-            if method is not first:
-                row[score]["difference"] = _difference(method, first, score, largest)
+            row[score] = {"mean": float(torch.stack(method.scores(score)).mean())}
+            if found:
+                row[score]["difference"] = _difference(method, methods[0], score, largest)
         found.append(row)
     return found
 

@@ -318,7 +318,7 @@ def score_table(title: str, scores: Mapping[str, Any], method: str) -> None:
 
 def _columns(scores: Mapping[str, Any], method: str, reranked: str) -> dict[str, Any]:
     again = {reranked: scores["reranked"]} if "reranked" in scores else {}
-    return {method: scores} | again | scores.get("baselines", {})
+    return {method: scores, **again, **scores.get("baselines", {})}
 
 
 def _percents(title: str, names: list[str], columns: Mapping[str, Any], *, digits: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -120,11 +121,16 @@ def score_test_classes(
 
     Of several processes the first returns the scores.
     """
+    import numpy as np
+
     from nofuss.data.open import open_training_data
     from nofuss.data.split import split_of
     from nofuss.data.triplets import held_out
     from nofuss.distributed import processes
+    from nofuss.evaluate.triplet_accuracy import extra_of
     from nofuss.model.encoder import load
+    from nofuss.report import write_report
+    from nofuss.report.card import write_card
     from nofuss.run.directory import check_same_data
     from nofuss.training.score import among_themselves, score_order
 
@@ -168,7 +174,7 @@ def score_test_classes(
         test = replace(whole.subset(compared.rows), comparisons=compared.comparisons)
     log.info(test.describe())
     if compared is None or has_classes:
-        _check_scorable(test)
+        check_scorable(test)
     vectors = encoder.embed_collection(test, progress=progress)
     others = vectors
     if compared is not None and has_classes:
@@ -178,18 +184,17 @@ def score_test_classes(
     content: dict[str, Any] = {}
     if has_classes:
         how = how._replace(ks=sorted({*how.ks, 1, 2, 4, 8}))  # scores.json always has the usual
-        content = _score(run, encoder, among_themselves(vectors, test), how, progress)[0]
+        content = _score(encoder, among_themselves(vectors, test), how, progress)[0]
     if compared is not None:
         order = score_order(compared, others).as_dict()
-        content |= _beside_labels(order) if has_classes else order
+        content |= extra_of(order) if has_classes else order
         if not has_classes:
-            import numpy as np
-
             vectors = vectors[np.isin(compared.rows, split.test)]
-    before = _stored_scores(run)
-    run.write("scores.json", content | still_true(before, content))
+    run.write("scores.json", content | still_true(_stored_scores(run), content))
+    write_card(run)
     shown = _shown(run, encoder, whole, vectors, split.test)
-    return _write_again(run, test.name, content, whole, shown, progress)
+    report = write_report(run.path, whole, shown, progress=progress)
+    return Scored(f"{run.path} on {test.name}", _method(run), content, report)
 
 
 def _shown(
@@ -208,53 +213,26 @@ def _shown(
     return RunEmbeddings(vectors.numpy(), test, sample.numpy(), kept)
 
 
-def _write_again(
-    run: Run,
-    name: str,
-    scores: dict[str, Any],
-    collection: Collection,
-    shown: RunEmbeddings,
-    progress: Progress,
-) -> Scored:
-    """Write the card and the report into the run."""
-    from nofuss.report import write_report
-    from nofuss.report.card import write_card
-
-    write_card(run)
-    report = write_report(run.path, collection, shown, progress=progress)
-    return Scored(f"{run.path} on {name}", _method(run), scores, report)
-
-
 def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:
-    """Return what earlier scores of the run say beyond its own: baselines, method and gain.
+    """Return what earlier scores of the run say beyond its own: method, baselines and gain.
 
-    Baselines are of the same queries, whatever the model. The gain over one of them is left out
-    where it is no longer the difference of the scores, as after the model was replaced.
+    Baselines are of the same queries, whatever the model; the gain is that of the same scores.
     """
-    same = all(before.get(name) == scores.get(name) for name in ("protocol", "queries"))
-    also = ("baselines",) if same else ()
-    kept: dict[str, Any] = {name: before[name] for name in ("method", *also) if name in before}
-    if "baselines" not in kept:
-        return kept
-    try:
-        gain = before["gain"]
-        baseline = before["baselines"][gain["over"]]
-        names = [name for name in ("recall@1", "map@r", "ordered") if name in gain]
-        gaps = [scores[n] - baseline[n] - gain[n][0] for n in names]
-    except (KeyError, TypeError, IndexError):  # no gain, or a file that training did not write
-        return kept
-    return kept | ({"gain": gain} if max(map(abs, gaps), default=SHOWN) < SHOWN else {})
+    kept = ["method"]
+    if all(before.get(name) == scores.get(name) for name in ("protocol", "queries")):
+        kept.append("baselines")
+        own = [name for name in ("recall@1", "map@r", "ordered") if name in scores]
+        if all(abs(before.get(name, inf) - scores[name]) < SHOWN for name in own):
+            kept.append("gain")
+    return {name: before[name] for name in kept if name in before}
 
 
 def _stored(run: Run, *, otherwise: str) -> Scored:
-    """Return the scores that a run has; RunError where it has none."""
-    from nofuss.report import foreign
-
-    with foreign(run.path):
-        scores = _stored_scores(run)
-        if "recall@1" not in scores and "ordered" not in scores:
-            raise DataError(otherwise)
-        return Scored(str(run.path), str(scores.get("method", "this run")), scores)
+    """Return the scores that a run has; DataError where it has none."""
+    scores = _stored_scores(run)
+    if "recall@1" not in scores and "ordered" not in scores:
+        raise DataError(otherwise)
+    return Scored(str(run.path), str(scores.get("method", "this run")), scores)
 
 
 def _stored_scores(run: Run) -> dict[str, Any]:
@@ -305,7 +283,7 @@ def score_data(
         everything = np.arange(len(collection))
         compared = held_out(collection.comparisons, everything, len(collection))
     if compared is None and searched is None:
-        _check_scorable(collection)
+        check_scorable(collection)
     if collection.has_classes:
         warn_of_known(encoder, collection)
     place = None if searched is None else _matched(collection, searched, same=data == gallery)
@@ -331,8 +309,7 @@ def score_data(
     if not processes.leave():
         return None
     (ours, queries), *others = (
-        _score(run, encoder if not name else None, task, how, progress)
-        for name, task in tasks.items()
+        _score(encoder if not name else None, task, how, progress) for name, task in tasks.items()
     )
     names = [*tasks][1:]
     ours["baselines"] = {name: scores for name, (scores, _) in zip(names, others, strict=True)}
@@ -416,7 +393,8 @@ def warn_of_known(encoder: Encoder, data: Collection) -> None:
 # Both
 
 
-def _check_scorable(collection: Collection) -> None:
+def check_scorable(collection: Collection) -> None:
+    """Refuse data without two classes, one of them with two items."""
     from nofuss.evaluate.protocol import scorable
 
     if not (collection.has_classes and scorable(collection.labels)):
@@ -426,7 +404,7 @@ def _check_scorable(collection: Collection) -> None:
 
 
 def _score(
-    run: Run, encoder: Encoder | None, queries: Queries, how: Asked, progress: Progress
+    encoder: Encoder | None, queries: Queries, how: Asked, progress: Progress
 ) -> tuple[dict[str, Any], Any]:
     """Return the scores of some queries, and those of each; re-ranked too if the run does so.
 
@@ -434,25 +412,13 @@ def _score(
     """
     from nofuss.evaluate.protocol import evaluate
     from nofuss.ranking.rerank import Rerank, reranked_scores
-    from nofuss.report import foreign
 
     x, labels, options = queries
     scores = evaluate(
         x, labels, ks=how.ks, seed=how.seed, extended=how.extended, progress=progress, **options
     )
     content, stored = scores.as_dict(), encoder and encoder.extra.get("rerank")
-    if how.rerank == "auto" and stored:
-        with foreign(run.path):
-            is_on = Rerank.from_dict(stored).on
-        if is_on:
-            given = options.get("gallery"), options.get("gallery_labels"), options.get("query_rows")
-            reranked = reranked_scores(x, labels, *given, progress=progress)
-            content["reranked"] = reranked.as_dict()
+    if how.rerank == "auto" and stored and Rerank.from_dict(stored).on:
+        given = options.get("gallery"), options.get("gallery_labels"), options.get("query_rows")
+        content["reranked"] = reranked_scores(x, labels, *given, progress=progress).as_dict()
     return content, scores.per_query
-
-
-def _beside_labels(order: dict[str, Any]) -> dict[str, Any]:
-    """Return what the scores of triplets or pairs add to those of labels."""
-    from nofuss.evaluate.triplet_accuracy import extra_of
-
-    return extra_of(order)
