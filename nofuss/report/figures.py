@@ -10,7 +10,6 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,6 @@ _STYLE = {
     "ytick.major.size": 0,
 }
 _WHOLE: Any = {"integer": True, "min_n_ticks": 1, "steps": [1, 2, 5, 10]}
-_DRAWING = Lock()  # the settings of matplotlib are those of the process
 
 
 def score_chart(rows: Sequence[tuple[str, float, Sequence[float] | None]], label: str) -> Markup:
@@ -246,7 +244,7 @@ def _svg(label: str, width: float, height: float, draw: Callable[[Any], None]) -
     from matplotlib.figure import Figure
 
     buffer = io.StringIO()
-    with _DRAWING, warnings.catch_warnings(), matplotlib.style.context(["default", _STYLE]):
+    with warnings.catch_warnings(), matplotlib.style.context(["default", _STYLE]):
         warnings.simplefilter("ignore")  # of characters that its font lacks: browsers have others
         figure = Figure((width, height), layout="constrained")
         draw(figure.subplots())

@@ -26,15 +26,7 @@ from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
 from nofuss.run.proxies import RunEmbeddings
 
-_MISFITS = (
-    AttributeError,
-    IndexError,
-    KeyError,
-    TypeError,
-    ValueError,
-    OverflowError,
-    UndefinedError,
-)
+_MISFITS = (AttributeError, LookupError, TypeError, ValueError, OverflowError, UndefinedError)
 
 
 def write_report(
@@ -60,7 +52,7 @@ def write_report(
                     "scores": sections.scores(stored["scores"]),
                     "choice": sections.choice(stored["choice"].get("choice", {})),
                     "search": sections.search(model.get("extra", {})),
-                    "training": sections.training(_read_lines(run / "metrics.jsonl")),
+                    "training": sections.training(_metrics(run)),
                     **around,
                     "map": drawn,
                     "bounds": sections.bounds(collection, shown),
@@ -92,6 +84,15 @@ def _neighbourhood(
         "confused": sections.confused(items, nearest),
         "suspects": sections.suspects(items, doubts, duplicates),
     }
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    """Return the epochs in metrics.jsonl; none where it is missing."""
+    try:
+        lines = files.read_lines(run / "metrics.jsonl", limit=files.JSON_LIMIT)
+    except FileNotFoundError:
+        return []
+    return [row for row in lines if isinstance(row, dict)]
 
 
 @contextmanager
@@ -189,15 +190,3 @@ def read_optional_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         warnings.warn(f"{file} is damaged and left out: {error}", stacklevel=2)
         return {}
-
-
-def _read_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects in a file, one a line; none where it is missing or damaged."""
-    try:
-        lines = files.read_bytes(file, limit=files.JSON_LIMIT).decode().splitlines()
-        return [files.parse_json(line.encode()) for line in lines]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        warnings.warn(f"{file} is damaged and left out: {error}", stacklevel=2)
-        return []

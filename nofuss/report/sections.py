@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.data.collection import Collection, Labels
+from nofuss.data.collection import Collection
 from nofuss.data.decode import data_uri, encoded, shrunk_item
 from nofuss.evaluate.findings import DoubtfulLabel, Neighbours, confusions, project
 from nofuss.files import csv_text
@@ -96,17 +96,13 @@ def choice(stored: dict[str, Any]) -> Section | None:
     if not stored.get("scores"):
         return None
     chosen = Choice.from_dict(stored)
-    return {
-        "reason": chosen.reason(),
-        "classes": chosen.classes,
-        "folds": chosen.folds,
-    }
+    return {"reason": chosen.reason(), "classes": chosen.classes, "folds": chosen.folds}
 
 
 def search(extra: Mapping[str, Any]) -> Section | None:
     """Tell whether search re-ranks what it finds."""
     stored = extra.get("rerank")
-    return {"lines": [Rerank.from_dict(stored).describe()]} if stored else None
+    return {"rule": Rerank.from_dict(stored).describe()} if stored else None
 
 
 def training(metrics: list[dict[str, Any]]) -> Section | None:
@@ -289,7 +285,9 @@ def _everything(collection: Collection) -> Items:
 
 def embedding_map(collection: Collection, shown: RunEmbeddings, *, seed: int) -> Section | None:
     """Draw both sides on one plane, twice: training items with proxies, and test items."""
-    labels, kept = _classes(collection), shown.kept
+    kept, labels = shown.kept, collection.labels
+    if not collection.has_classes:  # labels are groups, which have no names
+        labels = np.full_like(labels, -1)
     seen, new = [
         sample_by_class(labels[rows], items=ON_MAP, per_class=25, seed=seed)
         for rows in (kept.sample, shown.test_rows[:0] if shown.seen else shown.test_rows)
@@ -315,15 +313,10 @@ def embedding_map(collection: Collection, shown: RunEmbeddings, *, seed: int) ->
             star_labels=np.array(first, dtype=np.int64),
         )
     ]
-    if len(new) and not shown.seen:
+    if len(new):
         title = "Test classes, never seen"
         panels.append(figures.map_panel(places[:items], ~is_training, classes, names, title=title))
     return {"panels": panels, "shown": items, "proxies": len(used)}
-
-
-def _classes(collection: Collection) -> Labels:
-    """Return the class of each item; −1 for all where labels are groups, which have no names."""
-    return collection.labels if collection.has_classes else np.full_like(collection.labels, -1)
 
 
 def bounds(collection: Collection, shown: RunEmbeddings) -> Section | None:
