@@ -346,16 +346,6 @@ def test_a_run_is_scored_from_anywhere_with_any_k(
 
 
 @pytest.mark.slow
-def test_settings_that_are_kept_as_they_were_used(nofuss: Call, home: Path) -> None:
-    words = ("train", home / "vectors.npz", "--epochs", 1, "--dim", 4, "--loss", "soft-triple")
-    assert nofuss(*words, "--out", "soft").code == 0
-    assert json.loads(Path("soft/config.json").read_text())["proxies_per_class"] == 10
-    assert nofuss(*words, "--out", "one", "--proxies-per-class", 1).code == 0
-    kept = load_file("one/proxies.safetensors")["proxies"]
-    assert len(kept) == 12  # classes
-
-
-@pytest.mark.slow
 def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -> None:
     """With the scores that stand beside every trained run."""
     words = ("train", home / "vectors.npz", "--test-fraction", 0.5, "--out")
@@ -374,16 +364,6 @@ def test_untrained_features_are_a_run_like_any_other(nofuss: Call, home: Path) -
     assert json.loads(Path("folds/scores.json").read_text())["folds"] == 4
     refused = nofuss(*words, "no", "--head", "untrained", "--epochs", 3)
     assert "--epochs needs a head that is trained" in one_line(refused, 2)
-
-
-@pytest.mark.slow
-def test_no_epochs_keep_the_closed_form(nofuss: Call, home: Path) -> None:
-    done = nofuss("train", home / "vectors.npz", "--epochs", 0, "--out", "run", "--verbose")
-    assert done.code == 0, done.err
-    assert "kept: closed form, 20 dimensions (80 bytes per item), shrinkage" in done.out
-    assert not Path("run/checkpoints").exists()
-    choice = json.loads(Path("run/choice.json").read_text())["choice"]
-    assert choice["kept"] == "closed form"
 
 
 def contents(run: Path) -> dict[Path, tuple[int, bytes]]:
@@ -428,18 +408,6 @@ def test_a_run_that_ended_before_its_report_resumes_to_the_same_bits(
         assert {name: (run / name).read_bytes() for name in names} == whole
         assert model_files(run / "model")[1].read_bytes() == weights
         assert (run / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_held_out_classes_of_one_item_tell_nothing(nofuss: Call) -> None:
-    """All but the two largest classes: whatever is held out can't be scored."""
-    labels = np.r_[np.arange(40), [0] * 5, [1] * 5]
-    vectors = np.random.default_rng(0).normal(size=(len(labels), 6)).astype(np.float32)
-    np.savez("singles.npz", vectors=vectors, labels=labels)
-    done = nofuss("train", "singles.npz", "--out", "run", "--epochs", 2, "--dim", 4, "--seed", 3)
-    assert done.code == 0, done.err
-    assert Path("run/report.html").is_file()
-    assert not [p for p in Path("run").glob("*.json*") if "NaN" in p.read_text()]
 
 
 @pytest.mark.slow
