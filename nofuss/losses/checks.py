@@ -2,6 +2,7 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -13,13 +14,8 @@ HALVES = (torch.float16, torch.bfloat16)
 
 def full_precision(x: Tensor, *others: Tensor) -> Tensor:
     """Return x in the widest precision of all inputs, float32 at least."""
-    dtype = x.dtype
-    for other in others:
-        if other.dtype != dtype:
-            dtype = torch.promote_types(dtype, other.dtype)
-    if dtype in HALVES:
-        dtype = torch.float32
-    return x if x.dtype == dtype else x.to(dtype)
+    dtype = reduce(torch.promote_types, (other.dtype for other in others), x.dtype)
+    return x.to(torch.float32 if dtype in HALVES else dtype)
 
 
 def check_number(name: str, value: float, *, positive: bool = False) -> None:
@@ -31,10 +27,7 @@ def check_number(name: str, value: float, *, positive: bool = False) -> None:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Return a context without autocast on the device of x; free where autocast is off."""
     device = x.device.type
-    try:
-        on = torch.is_autocast_enabled(device)
-    except RuntimeError:  # a device that has no autocast
-        on = False
+    on = torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
@@ -63,8 +56,14 @@ def check_labels(labels: Array, x: Tensor, num_classes: int | None = None) -> Te
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
             raise ValueError(f"labels are {labels.dtype}; expected int64 class numbers")
         labels = labels.to(x.device, torch.int64)
-    if num_classes is not None:
-        _check_range(labels, num_classes)
+    ends = None if num_classes is None else _ends(labels)
+    if ends is not None and ends[0] < 0:
+        raise ValueError(f"labels go down to {ends[0]}; renumber them with compact_labels()")
+    if ends is not None and num_classes is not None and ends[1] >= num_classes:
+        raise ValueError(
+            f"labels reach {ends[1]} but there are {num_classes} classes (0 to "
+            f"{num_classes - 1}); renumber them with compact_labels()"
+        )
     return labels
 
 
@@ -77,35 +76,21 @@ def check_weights(weights: Array, x: Tensor) -> Tensor:
         )
     if weights.dtype != torch.float64:  # the sum of halves may be rounded, or overflow
         weights = weights.float()
-    if torch.compiler.is_compiling():
-        return weights
-    try:
-        are_valid = bool(weights.min() >= 0 and 0 < weights.sum() < math.inf)
-    except RuntimeError:  # under torch.vmap there are no values to check
-        return weights
-    if not are_valid:
+    ends = _ends(weights)
+    if ends is not None and not (ends[0] >= 0 and 0 < ends[1] < math.inf):
         raise ValueError("weights are negative, not finite or all zero; expected numbers from 0 up")
     return weights
 
 
-def _check_range(labels: Tensor, num_classes: int) -> None:
+def _ends(values: Tensor) -> tuple[float, float] | None:
+    """Return the least and the largest value, None where there are no values to check."""
     if torch.compiler.is_compiling():
-        return
+        return None
     try:
-        if len(labels) <= 64 and labels.device.type == "cpu":
-            values = labels.tolist()  # faster than a call of torch for so few
-            low, high = min(values), max(values)
-        else:
-            low, high = (int(end) for end in labels.aminmax())
-    except RuntimeError:  # under torch.vmap there are no values to check
-        return
-    if low < 0:
-        raise ValueError(f"labels go down to {low}; renumber them with compact_labels()")
-    if high >= num_classes:
-        raise ValueError(
-            f"labels reach {high} but there are {num_classes} classes (0 to "
-            f"{num_classes - 1}); renumber them with compact_labels()"
-        )
+        low, high = (end.item() for end in values.detach().aminmax())
+    except RuntimeError:  # under torch.vmap
+        return None
+    return low, high
 
 
 def zero_with_graph(x: Tensor) -> Tensor:

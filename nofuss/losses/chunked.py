@@ -2,14 +2,15 @@
 
 The plain form of a loss holds several (B, P) matrices, which autograd keeps. A chunked form visits
 the proxies in chunks that stay in cache and computes the gradients together with the loss, in
-O(chunk) memory beside the gradients themselves. `chunked_loss` binds such a form (a function of
+O(chunk) memory beside the gradients themselves. `Chunked` binds such a form (a function of
 chunked_forms.py) to the plain one: values and first derivatives come from the chunks; second
 derivatives, `torch.func`'s vmap and forward mode come from the plain form.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,15 @@ def pays(batch: int, num_proxies: int, dim: int) -> bool:
     take twice the plain form's time at 100 proxies (1 ms) and a third at 10,000.
     """
     return num_proxies >= 500 and (batch + dim) * num_proxies >= 2**17
+
+
+def can_sum(scale: float, num_proxies: int, dtype: torch.dtype = torch.float64) -> bool:
+    """Return whether Σ exp(x·p̂) can neither overflow nor vanish, so that no maximum is needed.
+
+    |x·p̂| ≤ scale: while scale + log P is within the exponents of the type (85 in float32: a scale
+    up to 71 over a million proxies) every exponential is a normal number of full precision.
+    """
+    return scale + math.log(num_proxies) < math.log(torch.finfo(dtype).max) - 3
 
 
 class Workspace:
@@ -76,42 +86,67 @@ class Computed(NamedTuple):
     dp: Tensor | None
 
 
-class Computation(Protocol):
-    """A chunked form: x (B, D) are directions times the scale, `positive` (B,) their proxies' rows.
+class Batch(NamedTuple):
+    """What a chunked form computes: L = Σ_b share_b · loss of x_b, and the gradients it `needs`."""
 
-    L = Σ_b shares_b · loss of x_b, the mean without `shares`. With a shard, `proxies` are this
-    process's rows, dx is its part of the gradient, and L is the same in all processes.
-    """
+    x: Tensor
+    """(B, D) directions times the scale."""
+    positive: Tensor
+    """(B,) rows of their proxies."""
+    proxies: Tensor
+    """(P, D), or with a shard this process's rows; dx is then its part of the gradient."""
+    shares: Tensor | None
+    """(B,), None for the mean."""
+    shard: Shard | None
+    needs: tuple[bool, bool]
+    work: Workspace
 
-    def __call__(
-        self,
-        x: Tensor,
-        positive: Tensor,
-        proxies: Tensor,
-        shares: Tensor | None,
-        shard: Shard | None,
-        needs: tuple[bool, bool],
-        work: Workspace,
-    ) -> Computed:
-        """Return L and its gradients by x and by the proxies, as far as `needs` asks for them."""
-        ...
+    @property
+    def weight(self) -> Tensor:
+        """What each anchor counts, (B,): its share, or 1/B."""
+        if self.shares is None:
+            return self.x.new_full((len(self.x),), 1 / len(self.x))
+        return self.shares.to(self.x.dtype)
+
+    @property
+    def total(self) -> int:
+        """The number of proxies of all processes."""
+        return self.shard.total if self.shard else len(self.proxies)
+
+    def over_shards(self, part: Tensor) -> Tensor:
+        """Return the sum of all processes' parts."""
+        return all_sum(part) if self.shard else part
 
 
+Form = Callable[[Batch], Computed]
 Plain = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """The same loss of embeddings (not yet directions), positive, proxies and shares, by autograd."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Bound:
-    """What is no tensor among the arguments of `ChunkedLoss`."""
+class Chunked:
+    """A loss by a chunked form, with the derivatives of the plain one."""
 
-    compute: Computation
+    form: Form
     plain: Plain
     scale: float
     shard: Shard | None
+    """Which rows the proxies are, where each process holds some."""
     work: Workspace
 
     def __call__(
+        self, x: Tensor, positive: Tensor, proxies: Tensor, shares: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of embeddings x (B, D) with positives (B,) among the proxies (P, D).
+
+        shares: (B,) what each anchor counts, instead of 1/B; without a gradient of its own.
+        """
+        loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+            self, x, positive, proxies, shares, torch.is_grad_enabled()
+        )[0]
+        return loss
+
+    def compute(
         self,
         x: Tensor,
         positive: Tensor,
@@ -122,37 +157,23 @@ class _Bound:
         """Compute from embeddings; only the part of dx across x passes through its norm."""
         length = lengths(x)
         unit = x / length
-        loss, dx, dp = self.compute(
-            unit * self.scale, positive, proxies, shares, self.shard, needs, self.work
+        loss, dx, dp = self.form(
+            Batch(unit * self.scale, positive, proxies, shares, self.shard, needs, self.work)
         )
         if dx is not None:
             along = (dx * unit).sum(1, keepdim=True)
             dx = dx.addcmul(unit, along, value=-1).mul_(self.scale).div_(length)
         return Computed(loss, dx, dp)
 
-
-def chunked_loss(
-    compute: Computation,
-    plain: Plain,
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    *,
-    scale: float,
-    shares: Tensor | None = None,
-    shard: Shard | None = None,
-    work: Workspace,
-) -> Tensor:
-    """Return the loss of embeddings x (B, D) with positives (B,) among the proxies (P, D).
-
-    shares: (B,) what each anchor counts, instead of 1/B; without a gradient of its own.
-    shard: which rows `proxies` are, where each process holds some.
-    """
-    bound = _Bound(compute, plain, scale, shard, work)
-    loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        bound, x, positive, proxies, shares, torch.is_grad_enabled()
-    )[0]
-    return loss
+    @property
+    def differentiable(self) -> Plain:
+        """The plain form, whose operations autograd and torch.func know."""
+        if self.shard is not None:
+            raise RuntimeError(
+                "a sharded loss can't be differentiated twice or by torch.func; compute it in one "
+                "process"
+            )
+        return self.plain
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -160,21 +181,21 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        bound: _Bound,
+        loss: Chunked,
         x: Tensor,
         positive: Tensor,
         proxies: Tensor,
         shares: Tensor | None,
         with_gradients: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> Computed:
         """Return the loss and its gradients, which only `setup_context` sees."""
         needs = with_gradients and x.requires_grad, with_gradients and proxies.requires_grad
-        return bound(x, positive, proxies, shares, needs)
+        return loss.compute(x, positive, proxies, shares, needs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Keep the gradients, and what a second derivative needs."""
-        ctx.bound, *tensors, _ = inputs
+        ctx.loss, *tensors, _ = inputs
         _, *gradients = output
         ctx.mark_non_differentiable(*(each for each in gradients if each is not None))
         ctx.save_for_backward(*tensors)
@@ -185,75 +206,52 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients, and drop them: autograd copies one that is still referenced."""
         x, positive, proxies, shares = ctx.saved_tensors
-        bound: _Bound = ctx.bound
+        loss: Chunked = ctx.loss
         if torch.is_grad_enabled():  # create_graph=True, or torch.func
-            _refuse_sharded(bound)
-            plain = torch.func.vjp(lambda x, p: bound.plain(x, positive, p, shares), x, proxies)
-            pull_back: Any = plain[1]
+            plain = loss.differentiable
+            of_both = torch.func.vjp(lambda x, p: plain(x, positive, p, shares), x, proxies)
+            pull_back: Any = of_both[1]
             dx, dp = pull_back(grad)
             return None, dx, None, dp, None, None
         needs = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
         (dx, dp), ctx.gradients = ctx.gradients, (None, None)
         if (needs[0] and dx is None) or (needs[1] and dp is None):  # a second backward
-            dx, dp = bound(x, positive, proxies, shares, needs)[1:]
-        if bound.shard is not None and dx is not None:
+            dx, dp = loss.compute(x, positive, proxies, shares, needs)[1:]
+        if loss.shard is not None and dx is not None:
             dx = all_sum(dx)  # each process has the part of its proxies
         try:
-            is_one = grad.item() == 1  # a plain backward() saves a pass over the proxies
+            factor = grad.item()
         except RuntimeError:  # is_grads_batched=True: several gradients in one
-            return None, _times(dx, grad), None, _times(dp, grad), None, None
-        if not is_one:
-            dx, dp = (each if each is None else each.mul_(grad) for each in (dx, dp))
+            dx, dp = (each if each is None else each * grad for each in (dx, dp))
+        else:
+            if factor != 1:  # a plain backward() saves a pass over the proxies
+                dx, dp = (each if each is None else each.mul_(factor) for each in (dx, dp))
         return None, dx, None, dp, None, None
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        bound: _Bound,
-        x: Tensor,
-        positive: Tensor,
-        proxies: Tensor,
-        shares: Tensor | None,
-        with_gradients: bool,
+        info: Any, in_dims: tuple[int | None, ...], loss: Chunked, *inputs: Any
     ) -> tuple[tuple[Tensor, None, None], tuple[int, None, None]]:
         """Return the plain form's losses, whose operations torch.vmap knows."""
-        _refuse_sharded(bound)
-        losses = torch.vmap(bound.plain, in_dims[1:5])(x, positive, proxies, shares)
+        losses = torch.vmap(loss.differentiable, in_dims[1:5])(*inputs[:4])
         return (losses, None, None), (0, None, None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
         """Return the plain form's derivative along the tangents: its gradients times them."""
-        _refuse_sharded(ctx.bound)
+        plain: Plain = ctx.loss.differentiable
         x, positive, proxies, shares = ctx.saved_for_forward
         inputs = [x, proxies] if shares is None else [x, proxies, shares]
 
-        def plain(x: Tensor, p: Tensor, shares: Tensor | None = None) -> Tensor:
-            loss: Tensor = ctx.bound.plain(x, positive, p, shares)
-            return loss
+        def loss(x: Tensor, p: Tensor, shares: Tensor | None = None) -> Tensor:
+            return plain(x, positive, p, shares)
 
         # torch.func.jvp would be a forward mode within a forward mode, which torch does not have.
-        gradients = torch.func.grad(plain, argnums=tuple(range(len(inputs))))(*inputs)
-        along = (tangents[1], tangents[3], tangents[4])
-        parts = [
-            (gradient * tangent).sum()
-            for gradient, tangent in zip(gradients, along, strict=False)
-            if tangent is not None
-        ]
+        gradients = torch.func.grad(loss, argnums=tuple(range(len(inputs))))(*inputs)
+        along = tangents[1], tangents[3], tangents[4]
+        pairs = zip(gradients, along, strict=False)
+        parts = [(gradient * tangent).sum() for gradient, tangent in pairs if tangent is not None]
         return torch.stack(parts).sum(), None, None
-
-
-def _refuse_sharded(bound: _Bound) -> None:
-    if bound.shard is not None:
-        raise RuntimeError(
-            "a sharded loss can't be differentiated twice or by torch.func; compute it in one "
-            "process"
-        )
-
-
-def _times(gradient: Tensor | None, factor: Tensor) -> Tensor | None:
-    return gradient if gradient is None else gradient * factor
 
 
 class Walk:
@@ -273,10 +271,9 @@ class Walk:
     rows, and `positive` counts among all rows.
     """
 
-    def __init__(
-        self, x: Tensor, positive: Tensor, proxies: Tensor, shard: Shard | None, work: Workspace
-    ) -> None:
-        self.proxies, self.work = proxies, work
+    def __init__(self, batch: Batch) -> None:
+        x, positive, proxies, shard = batch.x, batch.positive, batch.proxies, batch.shard
+        self.proxies, self.work = proxies, batch.work
         self.row, self.here = positive, None
         if shard is not None:
             held = shard.holds(positive)

@@ -1,8 +1,8 @@
-"""Proxy-NCA, Proxy-Triplet and Proxy-Anchor with their gradients: what `chunked_loss` computes.
+"""Proxy-NCA, Proxy-Triplet and Proxy-Anchor with their gradients: what `Chunked` computes.
 
-In all of them x (B, D) are directions times the scale, so that a logit is x·p̂; the other arguments
-are those of `Computation`. Sums within a chunk are pairwise or in blocks, and in double over the
-chunks: added one after the other in float32, a million equal terms are 1% off.
+In all of them x (B, D) are directions times the scale, so that a logit is x·p̂. Sums within a chunk
+are pairwise or in blocks, and in double over the chunks: added one after the other in float32, a
+million equal terms are 1% off.
 """
 
 import math
@@ -10,10 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.distributed.processes import all_sum
-from nofuss.distributed.shard import Shard
 from nofuss.geometry import lengths
-from nofuss.losses.chunked import KEEP_BYTES, Computed, Walk, Workspace
+from nofuss.losses.chunked import KEEP_BYTES, Batch, Computed, Walk, can_sum
 
 
 def at_once_is_faster(batch: int, num_proxies: int) -> bool:
@@ -26,39 +24,19 @@ def at_once_is_faster(batch: int, num_proxies: int) -> bool:
     return num_proxies < 6000 and batch * num_proxies <= 2**22
 
 
-def exponents_fit(scale: float, num_proxies: int, dtype: torch.dtype) -> bool:
-    """Return whether Σ exp(x·p̂) can neither overflow nor vanish, so that no maximum is needed.
-
-    |x·p̂| ≤ scale: while scale + log P is within the exponents of the type (85 in float32: a scale
-    up to 71 over a million proxies) every exponential is a normal number of full precision.
-    """
-    return scale + math.log(num_proxies) < math.log(torch.finfo(dtype).max) - 3
-
-
-def nca(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    shares: Tensor | None,
-    shard: Shard | None,
-    needs: tuple[bool, bool],
-    work: Workspace,
-    *,
-    scale: float,
-    include_positive: bool = False,
-) -> Computed:
+def nca(batch: Batch, *, scale: float, include_positive: bool = False) -> Computed:
     """Compute log Σ_{p≠p(y)} exp(x·p̂) − x·p̂(y) in two walks with three products.
 
     The first walk sums the exponentials and the gradient by x, the second gives the gradient by
     the proxies: a cell weighs exp/Z, and Z is known only after all chunks. Exponentials are kept
     for the second walk where `KEEP_BYTES` hold half of them or more, else computed again.
     """
-    dtype, total = x.dtype, shard.total if shard else len(proxies)
-    if not exponents_fit(scale, total, dtype):  # such a scale is rare: twice the time, no maximum
-        x, proxies = x.double(), proxies.double()
-    walk = Walk(x, positive, proxies, shard, work)
+    dtype = batch.x.dtype
+    if not can_sum(scale, batch.total, dtype):  # such a scale is rare: twice the time
+        batch = batch._replace(x=batch.x.double(), proxies=batch.proxies.double())
+    x, proxies, needs, walk = batch.x, batch.proxies, batch.needs, Walk(batch)
     kept = _rows_kept(x, proxies) if needs[1] else 0
-    buffer = work.take("exponentials", kept, len(x), like=x)
+    buffer = batch.work.take("exponentials", kept, len(x), like=x)
     scratch = x.new_empty(walk.rows if kept < len(proxies) else 0, len(x))
 
     def exponentials(chunk: slice, own: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -80,9 +58,8 @@ def nca(
             walk.add_products_(dx, s, m)
     p_y = walk.positives()
     own_logit = (x * p_y).sum(1).double()
-    if shard is not None:
-        z, own_logit = all_sum(torch.stack([z, own_logit]))
-    weight = _weights(shares, x)
+    z, own_logit = batch.over_shards(torch.stack([z, own_logit]))
+    weight = batch.weight
     loss = (z.log() - own_logit) @ weight.double()
     if needs[0]:  # ∂/∂x = Σ softmax·p̂ − p̂(y); Σ exp·p̂ is there already
         dx.div_(z[:, None]).sub_(p_y).mul_(weight[:, None])
@@ -101,7 +78,7 @@ def nca(
             walk.pull_back_(chunk, s, weighted, dp)
         walk.pull_back_positives_(x * weight[:, None], p_y, dp)
         dp = dp.to(dtype)
-    work.give("exponentials", buffer)
+    batch.work.give("exponentials", buffer)
     return Computed(loss.to(dtype), dx.to(dtype) if needs[0] else None, dp)
 
 
@@ -111,22 +88,13 @@ def _rows_kept(x: Tensor, proxies: Tensor) -> int:
     return min(fit, len(proxies)) if 2 * fit >= len(proxies) else 0
 
 
-def nca_at_once(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    shares: Tensor | None,
-    shard: Shard | None,
-    needs: tuple[bool, bool],
-    work: Workspace,
-    *,
-    include_positive: bool = False,
-) -> Computed:
+def nca_at_once(batch: Batch, *, include_positive: bool = False) -> Computed:
     """`nca` over few proxies, from one (B, P) softmax.
 
     At a hundred proxies a step is all overhead, a dozen microseconds an operation and twice that
     for its gradient. A gradient written by hand needs a third of autograd's operations.
     """
+    x, positive, proxies, shares, shard, needs, _ = batch
     assert shard is None
     norms = lengths(proxies)
     p = proxies / norms
@@ -157,25 +125,15 @@ def nca_at_once(
     return Computed(loss, dx, dp)
 
 
-def triplet(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    shares: Tensor | None,
-    shard: Shard | None,
-    needs: tuple[bool, bool],
-    work: Workspace,
-    *,
-    margin: float,
-) -> Computed:
+def triplet(batch: Batch, *, margin: float) -> Computed:
     """Eq. 3 over proxies: the mean over p(z) of [x·p̂(z) − x·p̂(y) + M]₊, in one walk.
 
     A cell weighs its anchor's share where its hinge is open, so its weight is known at once.
     """
-    walk = Walk(x, positive, proxies, shard, work)
+    x, proxies, needs, walk = batch.x, batch.proxies, batch.needs, Walk(batch)
     p_y = walk.positives()  # (B, D)
-    lead = margin - _over_shards((x * p_y).sum(1), shard)  # M − x·p̂(y)
-    weight = _weights(shares, x) / ((shard.total if shard else len(proxies)) - 1)
+    lead = margin - batch.over_shards((x * p_y).sum(1))  # M − x·p̂(y)
+    weight = batch.weight / (batch.total - 1)
     e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
     total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     opened, weighted = x.new_zeros(len(x)), x * weight[:, None]
@@ -195,37 +153,26 @@ def triplet(
             walk.add_products_(dx, s, m)
         if dp is not None:
             walk.pull_back_(chunk, s, weighted, dp)
-    loss = (_over_shards(total, shard) @ weight.double()).to(x.dtype)
+    loss = (batch.over_shards(total) @ weight.double()).to(x.dtype)
     if any(needs):
         # The positive is in every hinge: it is pulled once for each that is open.
-        opened = _over_shards(opened, shard)
+        opened = batch.over_shards(opened)
         dx.sub_(p_y * opened[:, None]).mul_(weight[:, None])
     if dp is not None:
         walk.pull_back_positives_(x * (opened * weight)[:, None], p_y, dp)
     return Computed(loss, dx.to(x.dtype) if needs[0] else None, dp)
 
 
-def anchor(
-    x: Tensor,
-    positive: Tensor,
-    proxies: Tensor,
-    shares: Tensor | None,
-    shard: Shard | None,
-    needs: tuple[bool, bool],
-    work: Workspace,
-    *,
-    margin: float,
-) -> Computed:
+def anchor(batch: Batch, *, margin: float) -> Computed:
     """mean_{p∈P⁺} log(1+Σ_{b∈X⁺} e^{M−x·p̂}) + mean_{p∈P} log(1+Σ_{b∈X⁻} e^{x·p̂+M}), in one walk.
 
     Kim et al. 2020, Eq. 4; x and M carry the scale. The walk is over the negatives, a row each
     proxy; all positives are only B numbers.
     """
-    assert shares is None  # the sums over the batch are inside logarithms
-    walk = Walk(x, positive, proxies, shard, work)
-    num_proxies = shard.total if shard else len(proxies)
+    assert batch.shares is None  # the sums over the batch are inside logarithms
+    x, proxies, needs, walk = batch.x, batch.proxies, batch.needs, Walk(batch)
     p_y = walk.positives()  # (B, D)
-    pull, pull_weight = _pull(margin - _over_shards((x * p_y).sum(1), shard), positive)
+    pull, pull_weight = _pull(margin - batch.over_shards((x * p_y).sum(1)), batch.positive)
     push = torch.zeros((), dtype=torch.float64, device=x.device)
     e, dx = x.new_empty(walk.rows, len(x)), torch.zeros_like(x).double()
     dp = torch.empty_like(proxies) if needs[1] else None
@@ -240,12 +187,12 @@ def anchor(
         push += (whole.log() + top).sum()
         if any(needs):
             # Unlike in Proxy-NCA the normaliser belongs to the proxy: a weight of its row.
-            weight = 1 / (whole * num_proxies)
+            weight = 1 / (whole * batch.total)
             m = walk.weigh_(chunk, s, weight)
             walk.add_products_(dx, s, m)
             if dp is not None:
                 walk.pull_back_(chunk, s, x, dp, weight)
-    loss = (pull + _over_shards(push, shard) / num_proxies).to(x.dtype)
+    loss = (pull + batch.over_shards(push) / batch.total).to(x.dtype)
     if needs[0]:
         dx.sub_(p_y * pull_weight[:, None])
     if dp is not None:
@@ -261,13 +208,3 @@ def _pull(t: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     e = (t - top[of_used]).exp()
     whole = (-top).exp().index_add_(0, of_used, e)
     return (whole.log() + top).sum() / len(used), e / (whole[of_used] * len(used))
-
-
-def _weights(shares: Tensor | None, x: Tensor) -> Tensor:
-    """Return what each anchor counts, (B,): its share, or 1/B."""
-    return x.new_full((len(x),), 1 / len(x)) if shares is None else shares.to(x.dtype)
-
-
-def _over_shards(part: Tensor, shard: Shard | None) -> Tensor:
-    """Return the sum of all processes' parts."""
-    return part if shard is None else all_sum(part)

@@ -1,6 +1,5 @@
 """The shell of every loss over instances: checks, precision, one calling convention."""
 
-from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ class Pairs(NamedTuple):
     """(B, R) True where it is a negative."""
 
 
-class InstanceLoss(nn.Module, ABC):
+class InstanceLoss(nn.Module):
     """`criterion(embeddings (B, D), labels (B,)) → scalar`, with pairs from the batch.
 
     A batch without a positive pair, or of one class only, gives zero with a graph.
@@ -79,8 +78,9 @@ class InstanceLoss(nn.Module, ABC):
                 loss = self._loss_of_pairs(x, ref, Pairs(same, ~same))
             return loss * one_or_nan(x, ref)
 
-    @abstractmethod
-    def _loss(self, x: Tensor, labels: Tensor) -> Tensor: ...
+    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        return self._loss_of_pairs(x, x, pair_masks(labels))
 
     def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
         """Return the loss of anchors x (B, D) and references (R, D), if `takes_pairs`."""

@@ -51,8 +51,5 @@ class NCA(InstanceLoss):
             check_number("scale", scale, positive=True)
         self.scale = scale
 
-    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return nca(x, labels, scale=self.scale)
-
     def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
         return nca_of_pairs(x, ref, pairs, scale=self.scale)

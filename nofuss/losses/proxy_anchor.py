@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nofuss.losses import chunked_forms
 from nofuss.losses.checks import check_number
-from nofuss.losses.chunked import Computation
+from nofuss.losses.chunked import Form
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
@@ -81,6 +81,6 @@ class ProxyAnchor(ProxyLoss):
         assert self.scale is not None
         return anchor_of_cosines(x @ p.T, triplets, scale=self.scale, margin=self.margin)
 
-    def _computation(self, batch: int) -> Computation:
+    def _form(self, batch: int) -> Form:
         assert self.scale is not None
         return partial(chunked_forms.anchor, margin=self.scale * self.margin)

@@ -26,7 +26,7 @@ from nofuss.losses.checks import (
     without_autocast,
     zero_with_graph,
 )
-from nofuss.losses.chunked import Computation, Workspace, chunked_loss, pays
+from nofuss.losses.chunked import Chunked, Form, Workspace, can_sum, pays
 from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets
 from nofuss.proxies.by_name import NAMES, build_assignment, count_proxies, kind_of
 
@@ -123,19 +123,14 @@ class ProxyLoss(nn.Module, ABC):
         sharded: bool = False,
     ) -> None:
         super().__init__()
+        each = proxies_per_class
         self.check_options(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            assignment=assignment,
-            scale=scale,
+            num_classes, dim, proxies_per_class=each, assignment=assignment, scale=scale
         )
         name = type(self).__name__
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(assignment, str):
-            assignment = build_assignment(
-                assignment, num_classes, proxies_per_class, generator=generator
-            )
+            assignment = build_assignment(assignment, num_classes, each, generator=generator)
         if reduction not in REDUCTIONS:
             choices = ", ".join(map(repr, REDUCTIONS))
             raise ValueError(f"unknown reduction {reduction!r}; choose from {choices}")
@@ -146,20 +141,20 @@ class ProxyLoss(nn.Module, ABC):
         self.scale = scale
         self.assignment = assignment
         self.reduction = reduction
-        chunks = self._can_chunk(assignment.num_proxies)
-        chunks = chunks and assignment.by_label and scale is not None and reduction != "none"
-        if fused and not chunks:
-            raise ValueError(
-                f"{name} with {assignment.name} assignment, scale={scale} and "
-                f"reduction={reduction!r} has no fused form; leave fused out"
-            )
+        chunks = self.fusible and assignment.by_label and reduction != "none"
+        chunks = chunks and scale is not None and can_sum(scale, assignment.num_proxies)
         self.fused = fused if chunks else False
-        if sharded and not (self.fused is not False and self.shards(assignment.name, scale)):
-            raise ValueError(
-                f"{name} with {assignment.name} assignment, scale={scale}, "
-                f"reduction={reduction!r} and fused={fused} can't be sharded; leave sharded out: "
-                "every process then holds all proxies"
-            )
+        shards = self.fused is not False and self.shards(assignment.name, scale)
+        for option, is_missing in (
+            ("fused", fused and not chunks),
+            ("sharded", sharded and not shards),
+        ):
+            if is_missing:
+                raise ValueError(
+                    f"{name} with {assignment.name} assignment, scale={scale}, "
+                    f"reduction={reduction!r} and fused={fused} has no {option} form; leave "
+                    f"{option} out"
+                )
         self.shard: Shard | None = own_shard(assignment.num_proxies) if sharded else None
         if proxies is None:
             first = first_proxies(assignment.num_proxies, dim, self.shard, generator)
@@ -205,7 +200,7 @@ class ProxyLoss(nn.Module, ABC):
                 y, z = (self._place(full_precision(each, x)) for each in (y, z))
                 x, p = self._place(x), self._place(proxies)
                 triplets = self.assignment.from_triplets(y, z, p)
-                return self._plain(x, p, triplets, weights, one_or_nan(x, y, z))
+                return self._plain(x, p, triplets, weights) * one_or_nan(x, y, z)
             if positives is not None or negatives is not None:
                 raise ValueError("got labels and triplets; pass one of the two")
             labels = check_labels(labels, x, self.num_classes)
@@ -215,8 +210,8 @@ class ProxyLoss(nn.Module, ABC):
                 return self._chunked(x, self.assignment.of(x, labels, proxies), proxies, weights)
             x, p = self._place(x), self._place(proxies)
             triplets = self.assignment.from_labels(x, labels, p)
-            sound = one_or_nan(x) if isinstance(self.assignment, Dynamic) else None
-            return self._plain(x, p, triplets, weights, sound)
+            loss = self._plain(x, p, triplets, weights)
+            return loss * one_or_nan(x) if isinstance(self.assignment, Dynamic) else loss
 
     def logits(self, embeddings: Array) -> Tensor:
         """Return scale · cos(x, p), or −|x − p|² with free norms, of every proxy: (B, P)."""
@@ -241,13 +236,9 @@ class ProxyLoss(nn.Module, ABC):
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         """Return losses (T,), or () if not separable, of placed anchors (T, D) and proxies."""
 
-    def _computation(self, batch: int) -> Computation:
+    def _form(self, batch: int) -> Form:
         """Return the chunked form for a batch of this size, if `fusible`."""
         raise NotImplementedError
-
-    def _can_chunk(self, num_proxies: int) -> bool:
-        """Return whether the chunked form can have the scale of this loss."""
-        return self.fusible
 
     def _chunks(self, x: Tensor, proxies: Tensor, weights: Tensor | None) -> bool:
         """Return whether this batch takes the chunked form; it has no gradient by the weights."""
@@ -272,17 +263,9 @@ class ProxyLoss(nn.Module, ABC):
         elif weights is not None:
             shares = (weights / weights.sum()).to(x.dtype)
         assert self.scale is not None
-        return chunked_loss(
-            self._computation(len(x)),
-            self._plain_of_shares,
-            x,
-            positive,
-            proxies,
-            scale=self.scale,
-            shares=shares,
-            shard=self.shard,
-            work=self._work,
-        )
+        form = self._form(len(x))
+        loss = Chunked(form, self._plain_of_shares, self.scale, self.shard, self._work)
+        return loss(x, positive, proxies, shares)
 
     def _plain_of_shares(
         self, x: Tensor, positive: Tensor, proxies: Tensor, shares: Tensor | None
@@ -294,23 +277,17 @@ class ProxyLoss(nn.Module, ABC):
         return losses.mean() if shares is None else losses @ shares
 
     def _plain(
-        self,
-        x: Tensor,
-        p: Tensor,
-        triplets: ProxyTriplets,
-        weights: Tensor | None,
-        sound: Tensor | None,
+        self, x: Tensor, p: Tensor, triplets: ProxyTriplets, weights: Tensor | None
     ) -> Tensor:
-        """Return the plain form of placed x and p, times `sound`, which is 1 or NaN."""
+        """Return the plain form of placed x and p."""
         if len(triplets.positive) == 0:
             loss = zero_with_graph(x) + zero_with_graph(p)
-            loss = loss.expand(len(x)) if self.reduction == "none" else loss
-        else:
-            anchors = x if triplets.anchor is None else x[triplets.anchor]
-            loss = self._losses(anchors, p, triplets)
-            if self.separable:
-                loss = reduce_losses(loss, triplets.anchor, weights, len(x), self.reduction)
-        return loss if sound is None else loss * sound
+            return loss.expand(len(x)) if self.reduction == "none" else loss
+        anchors = x if triplets.anchor is None else x[triplets.anchor]
+        losses = self._losses(anchors, p, triplets)
+        if not self.separable:
+            return losses
+        return reduce_losses(losses, triplets.anchor, weights, len(x), self.reduction)
 
     def _place(self, x: Tensor) -> Tensor:
         """Return the direction of x, or x itself with free norms."""
@@ -353,18 +330,11 @@ class ProxyLoss(nn.Module, ABC):
                 f"got num_classes={num_classes}, dim={dim}; expected two classes or more, since "
                 "negatives are of other classes, and dim from 1 up"
             )
-        if not 0 < proxies_per_class < math.inf:
-            raise ValueError(f"proxies_per_class is {proxies_per_class}; expected above 0")
-        if cls.needs_whole and not float(proxies_per_class).is_integer():
-            raise ValueError(
-                f"proxies_per_class is {proxies_per_class}; {cls.__name__} needs a whole number "
-                "from 1 up, as every class has the same number of centers"
-            )
-        if scale is None and not cls.free_norms:
-            raise ValueError(
-                f"scale is None; expected a number, as {cls.__name__} is made of cosines"
-            )
-        if scale is not None and not 0 < scale < math.inf:
+        is_whole = float(proxies_per_class).is_integer()
+        if not 0 < proxies_per_class < math.inf or (cls.needs_whole and not is_whole):
+            number = "a whole number above 0" if cls.needs_whole else "above 0"
+            raise ValueError(f"proxies_per_class is {proxies_per_class}; expected {number}")
+        if not cls.free_norms if scale is None else not 0 < scale < math.inf:
             allowed = ", or None for free norms" if cls.free_norms else ""
             raise ValueError(f"scale is {scale}; expected above 0{allowed}")
         if isinstance(assignment, str):
@@ -401,24 +371,17 @@ def reduce_losses(
     it has none; "sum" is the sum of that. The mean is over triplets, equally weighted without
     `weights`: an anchor with more positives counts more.
     """
-    weights = None if weights is None else weights.to(losses.dtype)
-    if anchor is None:
-        weighted = losses if weights is None else losses * weights
-        if reduction == "none":
-            return weighted
-        if reduction == "sum":
-            return weighted.sum()
-        return losses.mean() if weights is None else weighted.sum() / weights.sum()
+    if reduction == "mean" and weights is None:
+        return losses.mean()
+    each = losses.new_ones(batch) if weights is None else weights.to(losses.dtype)
     if reduction == "mean":
-        if weights is None:
-            return losses.mean()
-        each = weights[anchor]
+        each = each if anchor is None else each[anchor]
         return (losses * each).sum() / _nonzero(each.sum())
-    zeros = losses.new_zeros(batch)
-    count = _nonzero(zeros.index_add(0, anchor, torch.ones_like(losses)))
-    of_anchors = zeros.index_add(0, anchor, losses) / count
-    of_anchors = of_anchors if weights is None else of_anchors * weights
-    return of_anchors if reduction == "none" else of_anchors.sum()
+    if anchor is not None:
+        zeros = losses.new_zeros(batch)
+        count = zeros.index_add(0, anchor, torch.ones_like(losses))
+        losses = zeros.index_add(0, anchor, losses) / _nonzero(count)
+    return losses * each if reduction == "none" else (losses * each).sum()
 
 
 def _nonzero(count: Tensor) -> Tensor:

@@ -9,12 +9,11 @@ import math
 from functools import partial
 from typing import ClassVar, Unpack
 
-import torch
 from torch import Tensor
 
 from nofuss.losses.checks import check_number
-from nofuss.losses.chunked import Computation
-from nofuss.losses.chunked_forms import at_once_is_faster, exponents_fit, nca, nca_at_once
+from nofuss.losses.chunked import Form
+from nofuss.losses.chunked_forms import at_once_is_faster, nca, nca_at_once
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
@@ -101,11 +100,8 @@ class ProxyNCA(ProxyLoss):
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(self._logits(x, p), triplets)
 
-    def _can_chunk(self, num_proxies: int) -> bool:
-        return nca_can_chunk(self.scale, num_proxies)
-
-    def _computation(self, batch: int) -> Computation:
-        return nca_computation(self, batch, include_positive=False)
+    def _form(self, batch: int) -> Form:
+        return nca_form(self, batch, include_positive=False)
 
 
 class ProxyNCAPlusPlus(ProxyLoss):
@@ -156,19 +152,11 @@ class ProxyNCAPlusPlus(ProxyLoss):
             label_smoothing=self.label_smoothing,
         )
 
-    def _can_chunk(self, num_proxies: int) -> bool:
-        return nca_can_chunk(self.scale, num_proxies)
-
-    def _computation(self, batch: int) -> Computation:
-        return nca_computation(self, batch, include_positive=True)
+    def _form(self, batch: int) -> Form:
+        return nca_form(self, batch, include_positive=True)
 
 
-def nca_can_chunk(scale: float | None, num_proxies: int) -> bool:
-    """Return whether the exponentials of all proxies can be summed, in double at least."""
-    return scale is None or exponents_fit(scale, num_proxies, torch.float64)
-
-
-def nca_computation(loss: ProxyLoss, batch: int, *, include_positive: bool) -> Computation:
+def nca_form(loss: ProxyLoss, batch: int, *, include_positive: bool) -> Form:
     """Return the form that is faster for a batch of this size."""
     if loss.shard is None and at_once_is_faster(batch, len(loss.proxies)):
         return partial(nca_at_once, include_positive=include_positive)

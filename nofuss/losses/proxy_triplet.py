@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nofuss.losses import chunked_forms
 from nofuss.losses.checks import check_number
-from nofuss.losses.chunked import Computation
+from nofuss.losses.chunked import Form
 from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.proxies.assignment import ProxyTriplets
 
@@ -68,5 +68,5 @@ class ProxyTriplet(ProxyLoss):
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return triplet_of_logits(self._logits(x, p), triplets, margin=self.margin)
 
-    def _computation(self, batch: int) -> Computation:
+    def _form(self, batch: int) -> Form:
         return partial(chunked_forms.triplet, margin=self.margin)

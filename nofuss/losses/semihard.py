@@ -46,8 +46,5 @@ class SemiHardTriplet(InstanceLoss):
         check_number("margin", margin)
         self.margin = margin
 
-    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return semi_hard_triplet(x, labels, margin=self.margin)
-
     def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
         return semi_hard_of_pairs(x, ref, pairs, margin=self.margin)

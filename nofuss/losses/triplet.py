@@ -51,9 +51,6 @@ class Triplet(InstanceLoss):
         self.margin = margin
         self.unit_norm = unit_norm
 
-    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        return triplet(x, labels, margin=self.margin, unit_norm=self.unit_norm)
-
     def _loss_of_pairs(self, x: Tensor, ref: Tensor, pairs: Pairs) -> Tensor:
         return triplet_of_pairs(x, ref, pairs, margin=self.margin, unit_norm=self.unit_norm)
 

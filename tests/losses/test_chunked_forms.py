@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.losses import chunked, chunked_forms
-from nofuss.losses.chunked import Computation, Workspace, chunked_loss
+from nofuss.losses.chunked import Chunked, Form, Workspace
 from nofuss.losses.proxy_anchor import anchor_of_cosines
 from nofuss.losses.proxy_loss import proxy_logits
 from nofuss.losses.proxy_nca import nca_of_logits
@@ -32,7 +32,7 @@ NCA = ("nca", "softmax", "at once", "softmax at once")
 FORMS = (*NCA, "triplet", "anchor")
 
 
-def computation(name: str, scale: float) -> Computation:
+def chunked_form(name: str, scale: float) -> Form:
     forms: dict[str, Any] = {
         "nca": partial(chunked_forms.nca, scale=scale),
         "softmax": partial(chunked_forms.nca, scale=scale, include_positive=True),
@@ -41,7 +41,7 @@ def computation(name: str, scale: float) -> Computation:
         "triplet": partial(chunked_forms.triplet, margin=MARGIN),
         "anchor": partial(chunked_forms.anchor, margin=scale * MARGIN),
     }
-    form: Computation = forms[name]
+    form: Form = forms[name]
     return form
 
 
@@ -70,16 +70,8 @@ def in_chunks(
     shares: Tensor | None = None,
 ) -> Tensor:
     """The chunked form, however few the proxies are."""
-    return chunked_loss(
-        computation(name, scale),
-        plain_form(name, scale),
-        x,
-        positive,
-        p,
-        scale=scale,
-        shares=shares,
-        work=work or Workspace(),
-    )
+    form, plain = chunked_form(name, scale), plain_form(name, scale)
+    return Chunked(form, plain, scale, None, work or Workspace())(x, positive, p, shares)
 
 
 def batch(

@@ -18,5 +18,5 @@ def test_worked_by_hand() -> None:
 def test_refuses_dynamic_assignment_and_free_norms() -> None:
     with pytest.raises(ValueError, match="does not take dynamic assignment"):
         ProxyAnchor(4, 5, assignment="dynamic")
-    with pytest.raises(ValueError, match="expected a number"):
+    with pytest.raises(ValueError, match="scale is None; expected above 0"):
         ProxyAnchor(4, 5, scale=None)  # type: ignore[arg-type]
