@@ -181,14 +181,14 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
 
 def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
     """Read what the folds of each run found, class by class; the folds must be the same."""
-    from nofuss.evaluate.protocol import are_class_sums, from_class_sums
+    from nofuss.evaluate.protocol import from_class_sums
     from nofuss.report import read_optional_json
 
     sums = []
     for run in runs:
         stored = read_optional_json(run.path / "choice.json")
         found, scores = stored.get("by_class"), stored.get("scores")
-        if not are_class_sums(found) or not isinstance(scores, dict):
+        if not isinstance(found, dict) or not isinstance(scores, dict):
             raise RunError(f"{run.path} kept no scores of its folds; train it again, or add --data")
         folds = scores.get("folds")
         sums.append((found, folds))

@@ -9,7 +9,7 @@ of classes are scored each by a model that has not seen them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple, TypeGuard, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -37,8 +37,6 @@ from nofuss.progress import Progress, silent, working
 
 KS = (1, 2, 4, 8)
 """The K of Recall@K that a run keeps, as the paper has them."""
-CLASS_SUMS = ("queries", "recall@1", "map@r")
-MOST_QUERIES = 10**7
 QUERIES = {
     False: "every item queries all others, itself left out by index; classes with one item stay in "
     "the gallery and are no queries",
@@ -338,21 +336,6 @@ def class_sums(queries: QueryScores) -> dict[str, list[float]]:
     return {"queries": counts.tolist()} | {
         name: torch.bincount(group, values.double()).tolist() for name, values in sums.items()
     }
-
-
-def are_class_sums(sums: object) -> TypeGuard[Mapping[str, Sequence[float]]]:
-    """Return whether JSON from outside is what `from_class_sums` takes, and not too much of it."""
-    if not isinstance(sums, dict) or not all(isinstance(sums.get(n), list) for n in CLASS_SUMS):
-        return False
-    counts, *scores = (sums[name] for name in CLASS_SUMS)
-    if not all(type(n) is int and n > 0 for n in counts) or sum(counts) > MOST_QUERIES:
-        return False
-    return all(
-        len(column) == len(counts)
-        and all(type(s) in (int, float) for s in column)
-        and all(0 <= s <= n + 1e-6 for s, n in zip(column, counts, strict=True))
-        for column in scores
-    )
 
 
 def from_class_sums(sums: Mapping[str, Sequence[float]]) -> PerQuery:

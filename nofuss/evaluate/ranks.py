@@ -222,23 +222,11 @@ def nearest_positives(task: Retrieval, block: int = BLOCK) -> Tensor:
             best = torch.maximum(best, s.amax(1))
             # Pairs that may be nearer than the best so far, since both similarities are rounded.
             low, high = task.band(task.distance(best.clamp_min(FARTHEST)), rows)
-            i, j = _reaching(s, (best - 1.1 * (high - low)).clamp_min_(FARTHEST))
+            bar = (best - 1.1 * (high - low)).clamp_min_(FARTHEST)
+            i, j = (s >= bar[:, None]).nonzero(as_tuple=True)
             squared = task.pairs(own, cols, i, j)
             nearest[rows] = nearest[rows].scatter_reduce_(0, i, squared, "amin")
     return nearest
-
-
-def _reaching(s: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows and columns of the similarities (b, c) that reach their row's threshold.
-
-    Mostly one in a row: the sum of its column numbers is then the column, found by a product.
-    """
-    reached = torch.ge(s, low[:, None], out=torch.empty_like(s))
-    columns = torch.arange(s.shape[1], device=s.device, dtype=s.dtype)
-    count, place = (reached @ torch.stack([torch.ones_like(columns), columns], 1)).T
-    single, several = (count == 1).nonzero()[:, 0], (count > 1).nonzero()[:, 0]
-    i, j = reached[several].nonzero(as_tuple=True)
-    return torch.cat([single, several[i]]), torch.cat([place[single].long(), j])
 
 
 def distances_to_positives(task: Retrieval) -> Tensor:

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from nofuss.geometry import Array, as_tensor, exact_squared_distances
 
-LONGEST = 1e140  # squares and their sums stay within float64
-CHUNK = 2**22  # numbers that are held in float64 at once
 CONE = 0.7  # unit vectors with a longer mean than this are compared by −d²/2 around it
 FARTHEST = -4.0  # below the similarity of any pair that is not hidden
 DENSE = 1 / 16  # share of a block's pairs from which on all its distances are computed
@@ -52,28 +50,17 @@ def vectors_of(embeddings: Array, *, name: str = "embeddings") -> Tensor:
 
 
 def lengths_of(x: Tensor) -> Tensor:
-    """Return |x| of each row in float64, (N,); refuse float64 beyond `LONGEST`.
-
-    A float32 square overflows from 1.8e19 and vanishes below 1e-23; in float64 it does neither.
-    """
-    norm = torch.cat([part.double().norm(dim=1) for part in _chunks(x)])
-    # A row that is not zero but whose squares vanish would pass for a vector of length zero.
-    lost = ~norm.isfinite() | (norm > LONGEST) | ((norm < 1 / LONGEST) & x.any(1))
-    if lost.any():
-        largest = float(x[lost].abs().max())
-        raise ValueError(
-            f"{int(lost.sum())} of {len(x)} embeddings have entries like {largest:.0e}; "
-            f"rescale them to within 1e±{math.log10(LONGEST):.0f}"
-        )
+    """Return |x| of each row in float64, (N,); a float32 square can't overflow or vanish there."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    if not norm.isfinite().all():
+        raise ValueError("embeddings have lengths beyond float64; rescale them")
     return norm
 
 
 def directions(x: Tensor) -> Tensor:
     """Return x / |x| of each row in the precision of x, whatever its size; zero stays zero."""
     norm = lengths_of(x)
-    norm = torch.where(norm > 0, norm, 1.0)[:, None]
-    parts = zip(_chunks(x), torch.split(norm, len(_chunks(x)[0])), strict=True)
-    return torch.cat([(part.double() / n).to(x.dtype) for part, n in parts])
+    return torch.div(x, torch.where(norm > 0, norm, 1.0)[:, None], out=torch.empty_like(x))
 
 
 def classes_of(labels: Array, items: int) -> Tensor:
@@ -91,10 +78,6 @@ def shared_classes(
         query, gallery = query.astype(object), gallery.astype(object)
     numbers = _numbered(np.concatenate([query, gallery]))
     return numbers[:items], numbers[items:]
-
-
-def _chunks(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(x, max(1, CHUNK // x.shape[1]))
 
 
 def _column(labels: Array, items: int, name: str) -> np.ndarray:

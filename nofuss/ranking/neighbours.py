@@ -30,7 +30,6 @@ SIZE = 200
 """Items of a vicinity; a larger one ranks better and costs its square."""
 _GATHERED = 2**22  # numbers of the vectors, or of the cosines, that a block of queries gathers
 _PRODUCT = 2**24  # entries of a block of the product with all items
-_ALL_COSINES = 2**26  # entries of the product of all items that is kept, 256 MB
 
 
 @torch.no_grad()
@@ -137,33 +136,6 @@ class Vicinity:
     def exists(self) -> Tensor:
         """(Q, M): which places hold an item."""
         return self.rows >= 0
-
-
-class Gallery:
-    """Unit vectors (N, D) of which the vicinities of some number of queries are asked.
-
-    Where vicinities overlap so much that all cosines between items take less work than those of
-    each vicinity, they are computed once and picked from.
-    """
-
-    def __init__(self, vectors: Tensor, queries: int) -> None:
-        self.vectors = vectors
-        entries = len(vectors) ** 2
-        pays = entries <= min(_ALL_COSINES, queries * SIZE**2)
-        self._cosines = vectors @ vectors.T if pays else None
-
-    def vicinity(self, near: Tensor, rows: Tensor) -> Vicinity:
-        """Return vicinities, given the nearest rows (Q, M) and their cosines to the query."""
-        exists, rows_or_0 = rows >= 0, rows.clamp_min(0)
-        if self._cosines is None:
-            x = self.vectors[rows_or_0] * exists[..., None]
-            gram = x @ x.transpose(1, 2)
-        else:
-            pairs = rows_or_0[:, :, None] * len(self.vectors) + rows_or_0[:, None]
-            gram = self._cosines.view(-1).index_select(0, pairs.reshape(-1)).view(pairs.shape)
-            if not exists.all():
-                gram *= exists[:, :, None] & exists[:, None]
-        return Vicinity(rows, near.masked_fill(~exists, 0), gram)
 
 
 @torch.no_grad()

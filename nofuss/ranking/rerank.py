@@ -26,7 +26,7 @@ from nofuss.evaluate.protocol import KS, scorable
 from nofuss.evaluate.retrieval import classes_of, shared_classes
 from nofuss.geometry import Array, as_tensor, normalize
 from nofuss.progress import Progress, silent
-from nofuss.ranking.neighbours import SIZE, Gallery, Vicinity, query_blocks
+from nofuss.ranking.neighbours import SIZE, Vicinity, query_blocks, vicinity_of
 
 NEIGHBOURS = 8
 """Items that are averaged at most; with more, or by a power of their cosine, little changes."""
@@ -178,14 +178,13 @@ def reranked_scores(
     if most is not None and len(chosen) > most:
         chosen = chosen[torch.linspace(0, len(chosen) - 1, most).round().long()]
     longest = min(len(task.items), max(SIZE, *KS, int(relatives.max())))
-    among = Gallery(task.items, len(chosen))
     found: list[Reranked] = []
     done = 0
     for block in query_blocks(len(chosen), len(task.items), task.x.shape[1]):
         progress("scoring re-ranked results", done, len(chosen))
         rows = chosen[block]
         done += len(rows)
-        both = _hits(task, among, rows, longest, neighbours)
+        both = _hits(task, rows, longest, neighbours)
         found.append(Reranked(*(_of_hits(h, relatives[rows], task.codes[rows]) for h in both)))
     progress("scoring re-ranked results", len(chosen), len(chosen))
     return _joined(found)
@@ -209,13 +208,10 @@ def _lay_out(
 
 
 @torch.no_grad()
-def _hits(
-    task: _Task, among: Gallery, rows: Tensor, longest: int, neighbours: int
-) -> tuple[Tensor, Tensor]:
+def _hits(task: _Task, rows: Tensor, longest: int, neighbours: int) -> tuple[Tensor, Tensor]:
     """Return which of the first `longest` results are relatives in both orders, (B, longest)."""
     q, codes, itself = task.x[rows], task.codes[rows, None], task.itself[rows]
-    cosines = q @ task.items.T
-    s = cosines - TIE * (task.item_codes == codes)
+    s = q @ task.items.T - TIE * (task.item_codes == codes)
     inside = (itself >= 0).nonzero()[:, 0]
     s[inside, itself[inside]] = -torch.inf
     best, order = s.topk(longest)
@@ -224,7 +220,7 @@ def _hits(
     if neighbours < 1:
         return hits, hits
     nearest, near = order[:, :SIZE], hits[:, :SIZE]
-    around = among.vicinity(cosines.gather(1, nearest.clamp_min(0)), nearest)
+    around = vicinity_of(q, task.items[nearest.clamp_min(0)], nearest)
     places = reordered(around, neighbours, ties=TIE * near)
     # Those beyond the vicinity keep their places.
     return hits, torch.cat([near.gather(1, places), hits[:, SIZE:]], 1)
@@ -296,13 +292,11 @@ class Rerank:
     def from_dict(cls, stored: Any) -> Self:
         """Read what `as_dict` gave; TypeError or ValueError for anything else."""
         made = cls(**stored)
-        gains = made.gains
-        if not isinstance(gains, dict) or list(gains) != ["recall@8", "map@r"]:
-            raise ValueError("rerank has no gains in Recall@8 and MAP@R")
-        for gain in gains.values():
-            is_list = isinstance(gain, list) and len(gain) == 3
-            if not is_list or not all(type(v) in (int, float) and abs(v) <= 1 for v in gain):
-                raise ValueError("rerank has invalid gains")
+        gains = [made.gains["recall@8"], made.gains["map@r"]]
+        if not all(isinstance(v, float | int) for gain in gains for v in gain) or any(
+            len(gain) != 3 for gain in gains
+        ):
+            raise ValueError("rerank has invalid gains")
         return made
 
 

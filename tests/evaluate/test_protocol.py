@@ -18,7 +18,6 @@ from nofuss.evaluate import (
 )
 from nofuss.evaluate.protocol import (
     QueryScores,
-    are_class_sums,
     class_sums,
     from_class_sums,
     score_folds,
@@ -129,21 +128,3 @@ def test_folds_are_averaged_by_their_queries(scene) -> None:
     assert found["folds"] == 3
     assert sum(found["by_class"]["queries"]) == sum(queries)
     assert within_folds(found).startswith("each query was searched among the 60 items of 6 classes")
-
-
-@pytest.mark.parametrize(
-    "sums",
-    [
-        {},
-        5,
-        {"queries": [10**9], "recall@1": [1], "map@r": [1]},
-        {"queries": [-1], "recall@1": [1], "map@r": [1]},
-        {"queries": ["x"], "recall@1": [1], "map@r": [1]},
-        {"queries": [3, 3], "recall@1": [1], "map@r": [1, 1]},
-        {"queries": [3], "recall@1": [4], "map@r": [1]},
-        {"queries": [[1]], "recall@1": [1], "map@r": [1]},
-    ],
-)
-def test_scores_of_folds_that_are_none(sums: object) -> None:
-    assert not are_class_sums(sums)
-    assert are_class_sums({"queries": [3, 4], "recall@1": [1.5, 0], "map@r": [3, 4]})

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nofuss.evaluate import map_at_r, recall_at_k
 from nofuss.geometry import normalize
-from nofuss.ranking.neighbours import Gallery, vicinity_of
+from nofuss.ranking.neighbours import vicinity_of
 from nofuss.ranking.rerank import (
     NEIGHBOURS,
     STAY,
@@ -112,18 +112,6 @@ def test_all_at_one_point_scores_nothing() -> None:
         assert float(found.hits.sum()) == 0
 
 
-def test_a_gallery_picks_from_all_cosines_what_it_would_compute() -> None:
-    query, items = unit(3, seed=1), unit(40)
-    near, rows = (query @ items.T).topk(12)
-    rows[1, 10:] = -1
-    expected = vicinity_of(query, items[rows.clamp_min(0)], rows)
-    for queries in (0, 40**2):  # cosines of each vicinity, or of all items at once
-        found = Gallery(items, queries).vicinity(near, rows)
-        assert torch.equal(found.exists, expected.exists)
-        assert torch.allclose(found.near, expected.near, atol=1e-6)
-        assert torch.allclose(found.gram, expected.gram, atol=1e-6)
-
-
 def test_on_where_items_of_a_class_lie_together() -> None:
     folds = [clumps(8, 12, noise=1.3, seed=seed) for seed in range(4)]
     found = choose_reranking([x for x, _ in folds], [y for _, y in folds])
@@ -187,18 +175,10 @@ def test_scores_state_means_intervals_and_gain() -> None:
 
 
 @pytest.mark.parametrize(
-    "gains",
-    [
-        {},
-        [1],
-        {"recall@8": [0, 0, 0]},
-        {"recall@8": [0, 0, 0], "map@r": [0, 0, float("inf")]},
-        {"recall@8": [0, 0, 0], "map@r": [0, 0]},
-        {"recall@8": [0, 0, True], "map@r": [0, 0, 0]},
-    ],
+    "gains", [{"recall@8": [0, 0, 0]}, {"recall@8": [0, 0, 0], "map@r": [0, 0]}]
 )
-def test_foreign_values_are_refused(gains: object) -> None:
-    with pytest.raises(ValueError, match="rerank has"):
+def test_other_gains_are_refused(gains: object) -> None:
+    with pytest.raises((KeyError, ValueError)):
         Rerank.from_dict({"gains": gains})
     with pytest.raises(TypeError):
         Rerank.from_dict({"neighbours": 8})
