@@ -13,12 +13,16 @@ from nofuss.errors import DataError, UsageError
 if TYPE_CHECKING:
     from nofuss.data.columns import Type
     from nofuss.model.encoder import Encoder
-    from nofuss.search.filter import Condition
     from nofuss.search.index import Index
     from nofuss.search.search import Answer
     from nofuss.search.verdict import Query
 
 MARKS = {"good": "✓", "unsure": "?", "nothing": "✗"}
+LIMITS = ("far_limit", "near_limit", "items", "classes")
+NO_VERDICT = (
+    "search can't say whether anything similar is there: the index has fewer than five pictures, "
+    "or none with features"
+)
 METRIC = "Euclidean distance on the unit sphere: 0 equal, 2 opposite"
 
 
@@ -51,28 +55,39 @@ def main(
         raise UsageError(f"-k is {k}; expected 1 or more")
     # here, so that --help does not load torch
     from nofuss.run.directory import Run
+    from nofuss.search.filter import FilterError, parse_filter
     from nofuss.search.open import open_search
-    from nofuss.search.search import search_all
-    from nofuss.search.verdict import why_no_verdict
+    from nofuss.search.search import averaged_by, search_all
 
     opened = open_search(Run.open(run), index)
     encoder, searched = opened.encoder, opened.index
     with closing(searched):
         names, queries = _embed(searched, encoder, pictures)
-        types = searched.about.types
-        condition = None if where is None else _read_filter(where, types)
+        about = searched.about
+        try:
+            condition = None if where is None else parse_filter(where, about.types)
+        except FilterError as error:
+            raise UsageError(f"--where: {error}") from None
         is_reranked = rerank == "auto"
         answers = search_all(searched, encoder, queries, k, where=condition, rerank=is_reranked)
-        if json:
-            about = {"run": str(run), "metric": METRIC}
-            about |= _how(searched, encoder, rerank=is_reranked, filtered=where is not None)
-            found = [_as_json(name, each) for name, each in zip(names, answers, strict=True)]
-            console.print_json(about | {"queries": found})
-            return
+    if not json:
         for name, answer in zip(names, answers, strict=True):
-            _show(name, answer, types, filtered=where is not None)
-        if where is None and (reason := why_no_verdict(searched)):
-            console.say(reason)
+            _show(name, answer, about.types, filtered=where is not None)
+        if where is None and about.open_set is None:
+            console.say(NO_VERDICT)
+        return
+    is_whole = where is None  # with a filter, by distance alone
+    averaged = averaged_by(about, encoder) if is_reranked and is_whole else 0
+    rule = about.open_set if is_whole else None
+    console.print_json(
+        {
+            "run": str(run),
+            "metric": METRIC,
+            "rerank": {"neighbours": averaged} if averaged else None,
+            "open_set": rule and {name: getattr(rule, name) for name in LIMITS},
+            "queries": [_as_json(name, each) for name, each in zip(names, answers, strict=True)],
+        }
+    )
 
 
 def _embed(
@@ -97,42 +112,19 @@ def _embed(
     return names, queries
 
 
-def _read_filter(text: str, types: "Mapping[str, Type]") -> "Condition":
-    from nofuss.search.filter import FilterError, parse_filter
-
-    try:
-        return parse_filter(text, types)
-    except FilterError as error:
-        raise UsageError(f"--where: {error}") from None
-
-
-def _how(index: "Index", encoder: "Encoder", *, rerank: bool, filtered: bool) -> dict[str, Any]:
-    """Return how the index is searched, ready for JSON; with a filter, by distance alone."""
-    from nofuss.search.search import averaged_by
-
-    about = index.about
-    averaged = averaged_by(about, encoder) if rerank and not filtered else 0
-    open_set = None if filtered else about.open_set
-    names = ("far_limit", "near_limit", "items", "classes")
-    return {
-        "rerank": {"neighbours": averaged} if averaged else None,
-        "open_set": open_set and {name: getattr(open_set, name) for name in names},
-    }
-
-
 def _as_json(query: str, answer: "Answer") -> dict[str, Any]:
-    neighbours = [
-        {
-            "path": hit.name,
-            "label": hit.label,
-            "distance": hit.distance,
-            "columns": dict(hit.columns),
-        }
-        for hit in answer.hits
-    ]
-    verdict = {"found": answer.found, "match": answer.match, "sentence": answer.sentence}
-    numbers = dict(answer.numbers) or None
-    return {"query": query, **verdict, "open_set": numbers, "neighbours": neighbours}
+    return {
+        "query": query,
+        "found": answer.found,
+        "match": answer.match,
+        "sentence": answer.sentence,
+        "open_set": dict(answer.numbers) or None,
+        "neighbours": [
+            {"path": hit.name, "label": hit.label, "distance": hit.distance}
+            | {"columns": dict(hit.columns)}
+            for hit in answer.hits
+        ],
+    }
 
 
 def _show(query: str, answer: "Answer", types: "Mapping[str, Type]", *, filtered: bool) -> None:

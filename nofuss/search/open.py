@@ -37,34 +37,28 @@ class Searched:
 
 def open_search(run: Run, url: str | None = None) -> Searched:
     """Open a run's model with its own index, or with the one in the database at a URL."""
-    while True:
-        encoder = load(run.path, feedback=False)
-        try:
-            index = _own(run, encoder) if url is None else _engine(encoder, url)
-            return Searched(encoder, index, Feedback() if url else read_feedback(run.path))
-        except RunError:  # has another command just replaced the model?
-            if model_digest(run.model) == encoder.digest:
-                raise
-
-
-def _own(run: Run, encoder: Encoder) -> FolderIndex:
-    index = FolderIndex.open(run.index, encoder.digest)
-    cure = f"{command('nofuss', 'index', run.path)} DIR"
-    if index.about.dim != encoder.dim:
-        raise RunError(
-            f"{index.place} holds vectors of {index.about.dim} dimensions, but the model gives "
-            f"{encoder.dim}; delete the folder and make it again: {cure}"
-        )
-    if not len(index):
-        raise DataError(f"the index in {index.place} is empty; add pictures: {cure}")
-    return index
-
-
-def _engine(encoder: Encoder, url: str) -> Index:
-    index = open_engine(url, flag="--index", wanted=About(encoder.digest, encoder.dim))
+    encoder = load(run.path, feedback=False)
+    try:
+        index = _open(run, encoder, url)
+    except RunError:
+        if model_digest(run.model) == encoder.digest:
+            raise
+        return open_search(run, url)  # another command has just replaced the model
     if not index.count():
         index.close()
-        raise DataError(
-            f"the index in {index.place} is empty; add pictures: nofuss index RUN DIR --to URL"
+        cure = f"{command('nofuss', 'index', run.path)} DIR{' --to URL' if url else ''}"
+        raise DataError(f"the index in {index.place} is empty; add pictures: {cure}")
+    return Searched(encoder, index, Feedback() if url else read_feedback(run.path))
+
+
+def _open(run: Run, encoder: Encoder, url: str | None) -> Index:
+    wanted = About(encoder.digest, encoder.dim)
+    if url is not None:
+        return open_engine(url, flag="--index", wanted=wanted)
+    index = FolderIndex.open(run.index, wanted.model)
+    if index.about.dim != wanted.dim:
+        raise RunError(
+            f"{index.place} holds vectors of {index.about.dim} dimensions, but the model gives "
+            f"{wanted.dim}; delete the folder and make it again: nofuss index RUN DIR"
         )
     return index

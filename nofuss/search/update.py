@@ -10,9 +10,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,7 @@ from nofuss.config import is_named_data
 from nofuss.data.collection import Collection, printable
 from nofuss.data.columns import cells_of
 from nofuss.data.corrections import corrected
-from nofuss.data.decode import MAX_FILE
-from nofuss.data.items import content_keys, read_item
+from nofuss.data.items import content_keys
 from nofuss.data.open import open_any
 from nofuss.data.readers.benchmarks import layout_of
 from nofuss.data.readers.folder import (
@@ -55,6 +55,7 @@ CHUNK = 256
 SAVE_SECONDS, SAVE_FRACTION = 60.0, 0.1
 """A folder is saved at most once a minute, and saving may take this fraction of the time."""
 _HASHED = 4096  # files whose content is compared at a time
+_READ = 10_000  # items that are compared with all queries at a time
 _NAMED = 20  # unreadable pictures that are listed in the terminal
 QUERIES, K, MOST_READ = 100, 10, 2_000_000
 """How many items the recall of a database is measured on, and the most that are read for it."""
@@ -71,11 +72,6 @@ class Changes:
     """Items that have another label or other columns, and were not embedded again."""
     unchanged: int = 0
     unreadable: list[str] = field(default_factory=list)
-
-    @property
-    def wrote(self) -> bool:
-        """Whether other vectors are in the index now."""
-        return bool(self.added or self.changed or self.removed)
 
     def describe(self) -> str:
         """Return words like "12 new, 1 changed, 3 removed, 11,772 unchanged"."""
@@ -116,12 +112,15 @@ def update_index(
             with working(progress, f"completing the index in {index.place}"):
                 shown = Searched(encoder, index, read_feedback(path)).index
                 index.commit(calibrated(shown, encoder))
-            if to is None and processes.first():
-                clear(run.index, encoder.digest)
             log.info(f"{changes.describe()}: {index.count():,} items in {index.place}")
-            if to is not None and changes.wrote and (recall := describe_recall(index)):
-                log.info(recall)
-            elif to is None and index.about.open_set is not None:
+            if to is not None:
+                has_new = changes.added or changes.changed or changes.removed
+                if has_new and index.count() > 1:
+                    log.info(describe_recall(index))
+                return changes
+            if processes.first():
+                clear(run.index, encoder.digest)
+            if index.about.open_set is not None:
                 log.info(index.about.open_set.describe())
         return changes
 
@@ -149,21 +148,16 @@ def index_trained(
 
     An index that this model has already, as a training that is resumed may, keeps its other items.
     """
-    source, wanted = source_of(run.config.data), About(encoder.digest, encoder.dim)
-    index = _own_index(run, wanted)
+    source, index = source_of(run.config.data), _own_index(run, About(encoder.digest, encoder.dim))
     types = {name: column.type for name, column in collection.columns.items()}
     with working(progress, "writing the index"):
         index.about = index.about._replace(sources={**index.about.sources, source: types})
-        items = items_of(collection, run.config.data)
-        contents = _digests(collection, progress)
-        rows = {item.name: row for row, item in enumerate(items)}  # listed twice: the last
+        items = _described(collection, run.config.data, progress)
         embedded = [
-            items[row]._replace(
-                origin=Origin(source, contents[row]), vector=found.vectors[row], split=splits[row]
-            )
-            for row in rows.values()
+            item._replace(vector=found.vectors[row], split=splits[row])
+            for row, item in items.items()
         ]
-        index.put(with_features(embedded, found.features[[*rows.values()]], len(rows)))
+        index.put(with_features(embedded, found.features[[*items]], len(items)))
         index.commit(calibrated(index, encoder))
 
 
@@ -228,108 +222,70 @@ def _open(run: Run, data: Path | None, encoder: Encoder) -> Collection:
     return collection
 
 
-def _digests(collection: Collection, progress: Progress) -> list[str]:
-    """Return the digest of each item's content, "" where it can't be read."""
-    count, found = len(collection), list[str]()
-    if not collection.paths:
+def _described(collection: Collection, data: Path | None, progress: Progress) -> dict[int, Item]:
+    """Return row → item with a digest of its content, "" where it can't be read.
+
+    Of a name that is listed twice it is the last.
+    """
+    count, digests = len(collection), list[str]()
+    if collection.paths:
+        for start in range(0, count, _HASHED):
+            progress("comparing files with the index", start, count)
+            some = collection.paths[start : start + _HASHED]
+            digests += [key.hex() for key in content_keys(some)]
+        progress("comparing files with the index", count, count)
+    else:
         keys = collection.keys()  # None: a Dataset of Python, whose items are read one by one
-        return [""] * count if keys is None else [key.hex() for key in keys]
-    for start in range(0, count, _HASHED):
-        progress("comparing files with the index", start, count)
-        found += [key.hex() for key in content_keys(collection.paths[start : start + _HASHED])]
-    progress("comparing files with the index", count, count)
-    return found
+        digests = [""] * count if keys is None else [key.hex() for key in keys]
+    source, items = source_of(data), items_of(collection, data)
+    rows = {item.name: row for row, item in enumerate(items)}
+    return {row: items[row]._replace(origin=Origin(source, digests[row])) for row in rows.values()}
 
 
 # How the index differs from it, and what is done about that
 
 
-@dataclass
-class _Plan:
-    items: dict[int, Item] = field(default_factory=dict)
-    stale: list[int] = field(default_factory=list)
-    """To embed: new, or with another content."""
-    replaced: set[int] = field(default_factory=set)
-    """Those of them that are not new."""
-    revised: list[int] = field(default_factory=list)
-    """Of the same content, and with another label, column or source."""
-    gone: list[str] = field(default_factory=list)
-    changes: Changes = field(default_factory=Changes)
-    total: int = 0
-    """Items in the index, when all are embedded."""
-
-
-def _plan(index: Index, collection: Collection, data: Path | None, progress: Progress) -> _Plan:
-    """Compare the items at a path with what the index holds of it, and of their names."""
-    source, plan = source_of(data), _Plan()
-    digests = _digests(collection, progress)
-    items = items_of(collection, data)
-    places = {item.name: i for i, item in enumerate(items)}
-    known = {item.name: item for item in index.items(source)}
-    plan.gone = [name for name in known if name not in places]
-    known |= {item.name: item for item in index.get([n for n in places if n not in known])}
-    for name, i in places.items():  # of a name that is listed twice: the last
-        old = known.get(name)
-        if not digests[i]:
-            plan.changes.unreadable.append(f"{printable(name)}: {_why(collection.paths[i])}")
-            plan.gone += [name] if old is not None else []
-            continue
-        item = plan.items[i] = items[i]._replace(origin=Origin(source, digests[i]))
-        if old is None or old.origin is None or old.origin.digest != digests[i]:
-            plan.stale.append(i)
-            plan.replaced |= {i} if old is not None else set()
-            continue
-        plan.items[i] = item = item._replace(split=old.split)
-        is_same = (item.label, dict(item.columns)) == (old.label, dict(old.columns))
-        if item.label is None and old.origin.source != source:
-            is_same = True  # indexed before with its class folder: keep that source and label
-        elif not is_same or item.origin != old.origin:
-            plan.revised.append(i)
-        plan.changes.revised += not is_same
-        plan.changes.unchanged += is_same
-    return plan
-
-
-def _why(path: Path) -> str:
-    """Return why a file can't be read."""
-    try:
-        read_item(path, limit=MAX_FILE)
-    except OSError as error:
-        return error.strerror or type(error).__name__
-    return "it could not be read a moment ago; index again"
-
-
 def _update(
     index: Index, encoder: Encoder, collection: Collection, data: Path | None, progress: Progress
 ) -> Changes:
-    source, about = source_of(data), index.about
+    source = source_of(data)
     types = {name: column.type for name, column in collection.columns.items()}
-    for other, others in about.sources.items():
+    for other, others in index.about.sources.items():
         for name, kind in types.items():
             if other != source and others.get(name, kind) != kind:
                 raise DataError(
                     f"column {name} is {kind} in {printable(source)}, but {others[name]} in "
                     f"{printable(other)}; rename it in one of them"
                 )
-    plan = _plan(index, collection, data, progress)
-    processes.check_same("pictures", lambda: json.dumps([list(plan.items), plan.stale]))
-    backbone = encoder.embedder.backbone
-    accelerate(backbone, len(plan.stale) * backbone.views, progress=progress)
+    items = _described(collection, data, progress)
+    names = {item.name for item in items.values()}
+    known = {item.name: item for item in index.items(source)}
+    gone = [name for name in known if name not in names]
+    known |= {item.name: item for item in index.get([n for n in names if n not in known])}
+    changes, revised, stale = Changes(removed=len(gone)), list[Item](), dict[int, Item]()
+    for row, item in items.items():
+        before = known.get(item.name)
+        if (
+            before is None
+            or before.origin is None
+            or before.origin.digest != (item.origin and item.origin.digest)
+        ):
+            stale[row] = item
+            continue
+        is_same = (item.label, dict(item.columns)) == (before.label, dict(before.columns))
+        if item.label is None and before.origin.source != source:
+            is_same = True  # indexed before with its class folder: keep that source and label
+        elif not is_same or item.origin != before.origin:
+            revised.append(item._replace(split=before.split))
+        changes.revised += not is_same
+        changes.unchanged += is_same
+    processes.check_same("pictures", lambda: json.dumps([len(items), [*stale]]))
+    about = index.about
     if about.sources.get(source) != types:  # before its items: a filter may name their columns
         index.commit(about._replace(sources={**about.sources, source: types}), source=source)
-    index.put([plan.items[i] for i in plan.revised])
-    index.delete(plan.gone)
-    changes, due = plan.changes, time.monotonic() + SAVE_SECONDS
-    changes.removed = len(plan.gone)
-    plan.total = index.count() + len(plan.stale) - len(plan.replaced)
-    progress("embedding", 0, len(plan.stale))
-    for start in range(0, len(plan.stale), CHUNK):
-        _embed(index, encoder, collection, plan, plan.stale[start : start + CHUNK])
-        progress("embedding", min(start + CHUNK, len(plan.stale)), len(plan.stale))
-        if isinstance(index, FolderIndex) and (began := time.monotonic()) > due:
-            index.commit(index.about)
-            spent = time.monotonic() - began
-            due = time.monotonic() + max(SAVE_SECONDS, spent / SAVE_FRACTION)
+    index.put(revised)
+    index.delete(gone)
+    _embed(index, encoder, collection, stale, known, changes, progress)
     for complaint in changes.unreadable[:_NAMED]:
         log.warning(f"left out: {complaint}")
     if len(changes.unreadable) > _NAMED:
@@ -338,20 +294,40 @@ def _update(
 
 
 def _embed(
-    index: Index, encoder: Encoder, collection: Collection, plan: _Plan, chosen: Sequence[int]
+    index: Index,
+    encoder: Encoder,
+    collection: Collection,
+    items: Mapping[int, Item],
+    known: Container[str],
+    changes: Changes,
+    progress: Progress,
 ) -> None:
-    """Embed some items and write them; those that can't be read leave the index."""
-    changes, subset = plan.changes, collection.subset(chosen)
-    found = encoder.encode_collection(subset, skip_unreadable=True)
-    rows = [chosen[at] for at in found.readable]
-    vectors = found.vectors[found.readable]
-    items = [plan.items[i]._replace(vector=v) for i, v in zip(rows, vectors, strict=True)]
-    index.put(with_features(items, found.features[found.readable], plan.total))
-    index.delete([plan.items[i].name for i in plan.replaced.intersection(chosen).difference(rows)])
-    changed = len(plan.replaced.intersection(rows))
-    changes.changed += changed
-    changes.added += len(rows) - changed
-    changes.unreadable += [str(error) for _, error in sorted(found.unreadable.items())]
+    """Embed the items in some rows and write them; known ones that can't be read leave the index.
+
+    known: the names of those that are not new.
+    """
+    backbone, rows = encoder.embedder.backbone, list(items)
+    accelerate(backbone, len(rows) * backbone.views, progress=progress)
+    total = index.count() + sum(item.name not in known for item in items.values())
+    due = time.monotonic() + SAVE_SECONDS
+    progress("embedding", 0, len(rows))
+    for start in range(0, len(rows), CHUNK):
+        chosen = rows[start : start + CHUNK]
+        found = encoder.encode_collection(collection.subset(chosen), skip_unreadable=True)
+        embedded = [
+            items[chosen[at]]._replace(vector=found.vectors[at]) for at in found.readable.tolist()
+        ]
+        index.put(with_features(embedded, found.features[found.readable], total))
+        index.delete([n for at in found.unreadable if (n := items[chosen[at]].name) in known])
+        num_known = sum(item.name in known for item in embedded)
+        changes.changed += num_known
+        changes.added += len(embedded) - num_known
+        changes.unreadable += [str(error) for _, error in sorted(found.unreadable.items())]
+        progress("embedding", start + len(chosen), len(rows))
+        if isinstance(index, FolderIndex) and (began := time.monotonic()) > due:
+            index.commit(index.about)
+            saved = time.monotonic()
+            due = saved + max(SAVE_SECONDS, (saved - began) / SAVE_FRACTION)
 
 
 def _remove(index: Index, data: Path | None) -> Changes:
@@ -371,11 +347,9 @@ def _remove(index: Index, data: Path | None) -> Changes:
 # How much a database's approximate index finds of what is there
 
 
-def describe_recall(index: Index) -> str | None:
-    """Return a line on recall@10 against all distances; None where there is nothing to compare."""
+def describe_recall(index: Index) -> str:
+    """Return a line on recall@10 against all distances."""
     count = index.count()
-    if count < 2:
-        return None
     if count > MOST_READ:
         return f"recall was not checked: {count:,} items are too many to read back"
     found = recall(index)
@@ -390,20 +364,18 @@ def recall(index: Index, *, queries: int = QUERIES, k: int = K) -> float:
 
     An item that is as near as the k-th counts, too: copies may be found in any order.
     """
-    q = _vectors(index.get(index.sample(queries, seed=1), vectors=True))
-    best, some = torch.full((len(q), 0), torch.inf), list[Item]()
-    for item in index.items(vectors=True):
-        some.append(item)
-        if len(some) == 10_000:
-            best = torch.cat([best, nearest(q, _vectors(some), k)[0]], 1).sort(1).values[:, :k]
-            some = []
-    if some:
+    items = index.get(index.sample(queries, seed=1), vectors=True)
+    if not items:
+        return 1.0
+    q, every = _vectors(items), index.items(vectors=True)
+    best = torch.empty(len(q), 0)
+    while some := list(islice(every, _READ)):
         best = torch.cat([best, nearest(q, _vectors(some), k)[0]], 1).sort(1).values[:, :k]
     hits = index.search(q, best.shape[1])
     # Squared, because rounding is of squares: near 0 it is large in a distance.
     limit = best[:, -1].square() + 1e-6
     near = [sum(d * d <= far for d in hit.distances) for hit, far in zip(hits, limit, strict=True)]
-    return float(sum(near)) / max(1, best.numel())
+    return float(sum(near)) / best.numel()
 
 
 def _vectors(items: Sequence[Item]) -> torch.Tensor:

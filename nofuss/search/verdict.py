@@ -62,8 +62,7 @@ class Verdict:
     look as similar."""
 
 
-@dataclass(frozen=True)
-class Means:
+class Means(NamedTuple):
     """The class means of an index, but for their lengths."""
 
     learned: Tensor
@@ -79,10 +78,9 @@ _KNOWN: WeakKeyDictionary[Index, tuple[OpenSet, Means]] = WeakKeyDictionary()
 
 def queries_of(index: Index, encoded: Encoded) -> list[Query]:
     """Return what to search for, given pictures as an encoder sees them."""
-    rule = index.about.open_set
-    if rule is None:
-        return [Query(vector) for vector in encoded.vectors]
-    values = far(encoded.features, _means_of(index, rule).features).tolist()
+    rule, values = index.about.open_set, list[float | None]([None] * len(encoded.vectors))
+    if rule is not None:
+        values = far(encoded.features, _means_of(index, rule).features).tolist()
     return [Query(vector, value) for vector, value in zip(encoded.vectors, values, strict=True)]
 
 
@@ -91,16 +89,13 @@ def judged(index: Index, queries: Sequence[Query], *, without: str | None = None
     rule = index.about.open_set
     if rule is None or not queries:
         return [Verdict()] * len(queries)
-    means = _means_of(index, rule)
+    means, own = _means_of(index, rule), None
     x = mapped(torch.stack([query.vector for query in queries]), index.matrix)
-    own = None
     if without is not None:
         places = [means.places.get(_class_of(*item[:2]), -1) for item in index.get([without])]
         own = torch.tensor((places or [-1]) * len(queries))
-    values = near(x, means.learned, own).tolist()
     found = []
-    for query, value in zip(queries, values, strict=True):
-        match, sentence = rule.judge(query.far, value)
+    for query, value in zip(queries, near(x, means.learned, own).tolist(), strict=True):
         numbers = {
             "far": query.far,
             "far_limit": rule.far_limit,
@@ -108,7 +103,7 @@ def judged(index: Index, queries: Sequence[Query], *, without: str | None = None
             "near_limit": rule.near_limit,
             "strangers": rule.fraction(value),
         }
-        found.append(Verdict(match, sentence, numbers))
+        found.append(Verdict(*rule.judge(query.far, value), numbers))
     return found
 
 
@@ -124,12 +119,8 @@ def with_features(items: Sequence[Item], features: Tensor, count: int) -> list[I
 def calibrated(index: Index, encoder: Encoder) -> About:
     """Return what holds for the index: its limits, and how many relatives a typical item has."""
     sample = index.get(index.sample(SAMPLED), vectors=True)
-    has_features = [item for item in sample if item.features is not None]
-    means = _compute_means(index, sample)
-    rule = None
-    if has_features:
-        strangers = _strangers(sample, means, index, encoder)
-        rule = OpenSet.of(_features(has_features), _codes(has_features), strangers)
+    strangers = _strangers(sample, _compute_means(index, sample), index, encoder)
+    rule = OpenSet.of(*_features(sample), strangers)
     return index.about._replace(open_set=rule, relatives=_relatives(index, sample))
 
 
@@ -165,16 +156,6 @@ def _relatives(index: Index, sample: Sequence[Item]) -> int | None:
     return round((float(np.median(np.repeat(sizes, sizes))) - 1) * of_all)
 
 
-def why_no_verdict(index: Index) -> str:
-    """Return why search can't say whether anything similar is there; empty if it can."""
-    if index.about.open_set is not None:
-        return ""
-    return (
-        "search can't say whether anything similar is there: the index has fewer than five "
-        "pictures, or none with features"
-    )
-
-
 # Class means
 
 
@@ -188,31 +169,28 @@ def _means_of(index: Index, rule: OpenSet) -> Means:
 
 
 def _compute_means(index: Index, sample: Sequence[Item]) -> Means:
-    names, labels = [item.name for item in sample], [item.label for item in sample]
-    has_features = [item for item in sample if item.features is not None]
-    features = torch.empty(0, 0)
-    if has_features:
-        features = class_sums(_features(has_features), _codes(has_features))
+    described = [(item.name, item.label) for item in sample]
     if isinstance(index, FolderIndex):  # all items, but of those without a label only the sample
-        known, vectors = set(names), index.vectors
-        names, labels = index.names, index.labels
-        rows = [i for i, name in enumerate(names) if labels[i] is not None or name in known]
-        if len(rows) < len(names):
-            names, labels = [names[row] for row in rows], [labels[row] for row in rows]
-            vectors = vectors[rows]
+        drawn, all_items = (
+            {item.name for item in sample},
+            [*zip(index.names, index.labels, strict=True)],
+        )
+        rows = [
+            i for i, (name, label) in enumerate(all_items) if label is not None or name in drawn
+        ]
+        described = [all_items[row] for row in rows]
+        vectors = index.vectors if len(rows) == len(index) else index.vectors[rows]
     else:
         vectors = _vectors(sample, index)
-    places: dict[object, int] = {}
-    classes = [_class_of(name, label) for name, label in zip(names, labels, strict=True)]
-    codes = torch.tensor([places.setdefault(each, len(places)) for each in classes])
-    return Means(class_sums(vectors, codes.long()), features, places)
+    codes, places = _codes(described)
+    return Means(class_sums(vectors, codes), class_sums(*_features(sample)), places)
 
 
-def _codes(items: Sequence[Item]) -> Tensor:
-    """Return the class of each item as a number."""
+def _codes(items: Iterable[tuple[str, str | None]]) -> tuple[Tensor, dict[object, int]]:
+    """Return the class of each item as a number, given name and label, and what has which."""
     places: dict[object, int] = {}
-    classes = [_class_of(item.name, item.label) for item in items]
-    return torch.tensor([places.setdefault(each, len(places)) for each in classes])
+    codes = [places.setdefault(_class_of(name, label), len(places)) for name, label in items]
+    return torch.tensor(codes, dtype=torch.int64), places
 
 
 def _class_of(name: str, label: str | None) -> object:
@@ -220,8 +198,12 @@ def _class_of(name: str, label: str | None) -> object:
     return name if label is None else (label,)
 
 
-def _features(items: Iterable[Item]) -> Tensor:
-    return torch.stack([f for item in items if (f := item.features) is not None]).float()
+def _features(sample: Sequence[Item]) -> tuple[Tensor, Tensor]:
+    """Return the features (S, F) of those items that have some, and their classes (S,)."""
+    some = [(item[:2], item.features) for item in sample if item.features is not None]
+    codes, _ = _codes(described for described, _ in some)
+    features = torch.stack([x for _, x in some]) if some else torch.empty(0, 0)
+    return features.float(), codes
 
 
 def _vectors(items: Iterable[Item], index: Index) -> Tensor:

@@ -351,9 +351,7 @@ def test_a_table_of_somebody_else_is_left_alone(server: str) -> None:
 
 
 NAME = "has a name that is not its own"
-OBJECT = "columns that are not a JSON object"
-VECTOR = "a vector that is not of 4 dimensions and unit length"
-FEATURES = "text that is not its features"
+KIND = "has a field of another kind"
 AS_WRITTEN: dict[str, Any] = {"price": 7.5}
 ROW: dict[str, Any] = {
     "name": "a",
@@ -367,97 +365,72 @@ ROW: dict[str, Any] = {
 # What a row holds instead, and either the complaint or the columns that are left.
 HOSTILE_ROWS: dict[str, tuple[dict[str, Any], object]] = {
     "another's name": ({"name": "b"}, NAME),
-    "no name": ({"name": ""}, NAME),
     "a name of other bytes": ({"name": "%FF%ZZ%"}, NAME),
     "a long name": ({"name": "a" * 60_000}, NAME),
     "a label of control characters": ({"label": "\x1b[31m\r\n"}, AS_WRITTEN),
-    "a long source": ({"source": "%" * 60_000}, AS_WRITTEN),
-    "a list as columns": ({"columns": []}, OBJECT),
-    "a number as columns": ({"columns": 7}, OBJECT),
-    "a text as columns": ({"columns": "{"}, OBJECT),
+    "a list as columns": ({"columns": []}, KIND),
+    "a text as columns": ({"columns": "{"}, KIND),
     "no columns": ({"columns": {}}, {}),
     "a text as a number": ({"columns": {"price": "dear"}}, {}),
-    "a list as a number": ({"columns": {"price": [1]}}, {}),
-    "a bool as a number": ({"columns": {"price": True}}, {}),
     "null as a number": ({"columns": {"price": None}}, {}),
     "a number that a float holds": ({"columns": {"price": 1e300}}, {"price": 1e300}),
     "an unknown column": ({"columns": {"other": {"a": 1}, "label": "x", "": ""}}, {}),
-    "a long vector": ({"embedding": [3, 4, 0, 0]}, VECTOR),
-    "a short vector": ({"embedding": [0.1, 0, 0, 0]}, VECTOR),
-    "a huge vector": ({"embedding": [1e30, 0, 0, 0]}, VECTOR),
-    "features of no bytes": ({"features": "<b>"}, FEATURES),
-    "features of a byte": ({"features": "AA=="}, FEATURES),
-    "long features": ({"features": "AEAAAA=="}, FEATURES),
+    "a long vector": ({"embedding": [3, 4, 0, 0]}, KIND),
+    "a huge vector": ({"embedding": [1e30, 0, 0, 0]}, KIND),
+    "features of no bytes": ({"features": "<b>"}, KIND),
+    "features of a byte": ({"features": "AA=="}, KIND),
+    "long features": ({"features": "AEAAAA=="}, KIND),
 }
 ABOUT = "what it says of itself can't be used"
 # What the row of the index says instead of what was written, or all of it.
 HOSTILE_ABOUT: dict[str, tuple[Any, str]] = {
     "a list": ([], "is of format None"),
-    "a number": (7, "is of format None"),
     "another format": ({"format": 9}, "is of format 9"),
-    "a format of letters": ({"format": "2"}, "is of format '2'"),
     "a long format": ({"format": "x" * 9999}, "is of format 'xxxxxxxxxx"),
-    "no model": ({"model": None}, ABOUT),
     "a list as model": ({"model": ["made"]}, ABOUT),
     "another model": ({"model": "\x1b[31m"}, "was made by another model"),
-    "dimensions of letters": ({"dim": "4"}, ABOUT),
     "a bool as dimensions": ({"dim": True}, ABOUT),
-    "no dimensions": ({"dim": None}, ABOUT),
-    "negative dimensions": ({"dim": -4}, ABOUT),
     "endless dimensions": ({"dim": 10**18}, ABOUT),
-    "half dimensions": ({"dim": 4.0}, ABOUT),
     "a part of a relative": ({"relatives": 1.5}, ABOUT),
     "an unknown rule": ({"open_set": {"rule": "x"}}, "open_set that nofuss did not write"),
-    "a list as a rule": ({"open_set": [1]}, "open_set that nofuss did not write"),
 }
 HOSTILE_SOURCES: dict[str, Any] = {
-    "a list": [],
     "null": None,
     "an unknown type": {"price": "money"},
-    "a list as a type": {"price": ["number"]},
     "label as a column": {"label": "text"},
     "brackets": {"price": [[[[[[[[[[]]]]]]]]]]},
 }
 # Of PostgreSQL only, whose tables can be altered.
 HOSTILE_SQL: dict[str, tuple[str, str]] = {
-    "bytes as label": ("ALTER TABLE {t} ALTER label TYPE bytea USING 'x'", "label that is not"),
+    "bytes as label": ("ALTER TABLE {t} ALTER label TYPE bytea USING 'x'", KIND),
     "a date that Python lacks": (
         "ALTER TABLE {t} ALTER label TYPE timestamp USING 'infinity'", "timestamp too large"
     ),
-    "a list as source": ("ALTER TABLE {t} ALTER source TYPE text[] USING '{{x}}'", "source and di"),
-    "no source": ("ALTER TABLE {t} ALTER source DROP NOT NULL; UPDATE {t} SET source = NULL",
-                  "source and digest that are not text"),
+    "no source": ("ALTER TABLE {t} ALTER source DROP NOT NULL; UPDATE {t} SET source = NULL", KIND),
     "text as id": ("ALTER TABLE {t} ALTER id TYPE text", "operator does not exist"),
     "a fraction as id": ("ALTER TABLE {t} ALTER id TYPE numeric; UPDATE {t} SET id = id - 0.5",
                          NAME),
-    "a negative id": ("UPDATE {t} SET id = -1", NAME),
     "no vector": (
-        "ALTER TABLE {t} ALTER embedding DROP NOT NULL; UPDATE {t} SET embedding = NULL", VECTOR
+        "ALTER TABLE {t} ALTER embedding DROP NOT NULL; UPDATE {t} SET embedding = NULL", KIND
     ),
-    "other dimensions": ("ALTER TABLE {t} ALTER embedding TYPE vector USING '[1,0]'", VECTOR),
-    "a list as vector": ("ALTER TABLE {t} ALTER embedding TYPE real[]", "operator does not exist"),
-    "text as vector": ("ALTER TABLE {t} ALTER embedding TYPE text", "cannot cast|malformed array"),
+    "other dimensions": ("ALTER TABLE {t} ALTER embedding TYPE vector USING '[1,0]'", KIND),
     "no vectors": ("ALTER TABLE {t} DROP embedding", "nofuss .* did not make it"),
-    "text as columns": ("ALTER TABLE {t} ALTER columns TYPE text USING '{{'", OBJECT),
-    "null as columns": ("UPDATE {t} SET columns = 'null'", OBJECT),
+    "text as columns": ("ALTER TABLE {t} ALTER columns TYPE text USING '{{'", KIND),
     "nested columns": (
-        "UPDATE {t} SET columns = (repeat('[', 5000) || repeat(']', 5000))::jsonb", OBJECT
+        "UPDATE {t} SET columns = (repeat('[', 5000) || repeat(']', 5000))::jsonb", KIND
     ),
     "a number of 9,000 digits": (
         "UPDATE {t} SET columns = ('{{\"price\": ' || repeat('9', 9000) || '}}')::jsonb", ""
     ),
     "nothing said": ("DELETE FROM {about}", "no row has the key 'index'"),
     "nowhere to say it": ("DROP TABLE {about}", "nofuss .* did not make it"),
-    "nothing but a key": ("UPDATE {about} SET value = 'null'", "is of format None"),
     "no key": (
         "ALTER TABLE {about} DROP CONSTRAINT {about}_pkey; "
         "ALTER TABLE {about} ALTER key DROP NOT NULL; UPDATE {about} SET key = NULL", ABOUT
     ),
-    "text as value": ("ALTER TABLE {about} ALTER value TYPE text USING '{{'", ABOUT),
     "nested text as value": (
         "ALTER TABLE {about} ALTER value TYPE text USING repeat('[', 100000)", ABOUT
     ),
-    "a view": ("ALTER TABLE {t} RENAME TO {t}_kept; CREATE VIEW {t} AS SELECT * FROM {t}_kept", ""),
     "a view without end": (
         "DROP TABLE {t}; CREATE VIEW {t} AS SELECT g AS id, 'a' AS name, 'x' AS label, 's' AS "
         "source, 'd' AS digest, '{{}}'::jsonb AS columns, '[1,0,0,0]'::vector AS embedding, "

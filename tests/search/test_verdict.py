@@ -146,8 +146,6 @@ def test_an_index_without_features_has_no_verdict() -> None:
     index = committed(Index.build(x, names=range(60), labels=labels))
     assert index.about.open_set is None
     assert words(index, x[:2], x[:2]) == ["unknown"] * 2
-    assert "can't say" in verdict.why_no_verdict(index)
-    assert verdict.why_no_verdict(committed(indexed(*items(10, 6)))) == ""
 
 
 def test_a_large_index_is_calibrated_on_a_sample(

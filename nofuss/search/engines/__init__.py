@@ -26,16 +26,7 @@ from nofuss.files import parse_json
 from nofuss.model.manifest import WrongFormatError
 from nofuss.search.engines.url import Url, read_url
 from nofuss.search.filter import LABEL
-from nofuss.search.index import (
-    About,
-    Hits,
-    Index,
-    Item,
-    Origin,
-    are_unit,
-    is_value,
-    key_of,
-)
+from nofuss.search.index import About, Hits, Index, Item, Origin, are_unit, is_value, key_of
 
 ANSWER_SECONDS = 8.0
 """How long a database may take to answer; the page answers within ten."""
@@ -44,10 +35,11 @@ ABOUT_SECONDS = 10.0
 PAGE, PAGE_WITH_VECTORS = 10_000, 2_000
 """Most items in one query; Milvus allows 16,384."""
 FIELDS = ("id", "name", "label", "source", "digest", "columns")
-"""What a database holds of an item, besides its `embedding` and `features`."""
-VECTORS = ("embedding", "features")
-WIDEST = 24_000
-"""Features that fit the longest text of Milvus; an item with more keeps none."""
+"""What a database holds of an item, besides its vectors."""
+ALL_FIELDS = (*FIELDS, "embedding", "features")
+EF_SEARCH = 100
+"""Candidates of a search in a graph at least; recall against all distances is then near one."""
+_WIDEST = 24_000  # features that fit the longest text of Milvus; an item with more keeps none
 _KEY = re.compile("[0-7][0-9a-f]{15}")
 _Any = TypeVar("_Any")
 Row = Mapping[str, Any]
@@ -63,12 +55,20 @@ class Engine(Index):
         self._wanted, self._about, self._about_until = About("", 0), About("", 0), 0.0
 
     @abstractmethod
-    def read_about(self) -> About | None:
-        """Return what holds for the index; None if it does not exist."""
+    def read_about(self) -> list[tuple[Any, Any]] | None:
+        """Return all keys and values of the second table; None if the index does not exist."""
+
+    @abstractmethod
+    def write_about(self, said: Mapping[str, object], *, gone: str = "") -> None:
+        """Write values into the second table, and delete one key."""
 
     @abstractmethod
     def create(self, about: About) -> None:
         """Make an empty index, unless another process just has."""
+
+    @abstractmethod
+    def complete(self) -> None:
+        """Make what was written durable, and build what searching fast needs."""
 
     @abstractmethod
     def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> Iterable[Row]:
@@ -81,7 +81,7 @@ class Engine(Index):
     def check(self, wanted: About, *, create: bool = False) -> None:
         """Refuse an index of another model, dimension or format; make one if there is none."""
         try:
-            found = self.read_about()
+            found = self._read_about()
         except WrongFormatError as error:
             reason = str(error)
         else:
@@ -111,28 +111,126 @@ class Engine(Index):
                 raise EngineError(str(error)) from None
         return self._about
 
+    def commit(self, about: About, *, source: str | None = None) -> None:
+        """Write what holds for the index, and for one source; build what searching fast needs."""
+        said: dict[str, object] = {"index": about.as_dict()}
+        key = "" if source is None else f"source {to_utf8(source)}"
+        if source is not None and source in about.sources:
+            said[key], key = dict(about.sources[source]), ""
+        self.write_about(said, gone=key)
+        self._about_until = 0.0
+        self.complete()
+
     def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
         """Return items by their names; those that are not there are left out."""
-        about, found = self.about, dict[str, Item]()
-        fields = (*FIELDS, *VECTORS) if vectors else FIELDS
+        found = dict[str, Item]()
         for some in pages(names, PAGE_WITH_VECTORS if vectors else PAGE):
-            rows = self.rows([number_of(name) for name in some], fields)
-            found |= {item.name: item for item in checked_items(rows, about, self.place)}
+            rows = self.rows([number_of(name) for name in some], ALL_FIELDS if vectors else FIELDS)
+            found |= {item.name: item for item in self.read_items(rows)}
         return [found[name] for name in names if name in found]
 
     def find(self, key: str) -> str | None:
         """Return the name of the item with this key; None if there is none."""
-        if _KEY.fullmatch(key):
-            for row in self.rows([int(key, 16)], ("id", "name")):
-                return checked_name(row["id"], row["name"], self.place)
-        return None
+        rows = self.rows([int(key, 16)], ("id", "name")) if _KEY.fullmatch(key) else ()
+        return next((self._name(row["id"], row["name"]) for row in rows), None)
 
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
         """Return the names of at most `count` items; any range of digests is a sample."""
         start = int(np.random.default_rng(seed).integers(2**63))
         rows = self.between(start, 2**63 - 1, count)
         rows += self.between(0, start - 1, count - len(rows))
-        return [checked_name(row["id"], row["name"], self.place) for row in rows]
+        return [self._name(row["id"], row["name"]) for row in rows]
+
+    # What a database holds
+
+    def row_of(self, item: Item) -> dict[str, Any]:
+        """Return FIELDS of an item."""
+        source, digest = item.origin or ("", "")
+        return {
+            "id": number_of(item.name),
+            "name": to_utf8(item.name),
+            "label": item.label or "",
+            "source": to_utf8(source),
+            "digest": digest,
+            "columns": dict(item.columns),
+        }
+
+    def _read_about(self) -> About | None:
+        """Return what the second table says: keys "index" and "source PATH", values in JSON."""
+        rows = self.read_about()
+        if rows is None:
+            return None
+        try:
+            said = {key: parse_json(v.encode()) if isinstance(v, str) else v for key, v in rows}
+            if "index" not in said:
+                raise ValueError("no row has the key 'index'")
+            sources = {
+                from_utf8(key.removeprefix("source ")): said[key]
+                for key in sorted(said)
+                if key.startswith("source ")
+            }
+            return About.from_dict(said["index"], sources)
+        except WrongFormatError:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            raise self._foreign(f"what it says of itself can't be used ({error})") from None
+
+    def _name(self, number: Any, name: Any) -> str:
+        """Return an item's name, which its number must be a digest of."""
+        try:
+            if number_of(read := from_utf8(name)) == number:
+                return read
+        except (TypeError, UnicodeError):
+            pass
+        raise self._foreign(f"item {number!r:.24} has a name that is not its own, {name!r:.60}")
+
+    def read_hits(self, found: Iterable[tuple[Any, Any, Any]]) -> Hits:
+        """Return what has these numbers, names and squared distances, nearest first."""
+        hits = list[tuple[float, str]]()
+        for number, name, squared in found:
+            if not isinstance(squared, float) or not -1e-3 < squared < 4.01:  # rounding of 0 to 2
+                raise self._foreign(f"it answers with a distance of {squared!r:.24}")
+            hits.append((max(0.0, squared) ** 0.5, self._name(number, name)))
+        hits.sort()
+        return Hits([name for _, name in hits], [distance for distance, _ in hits])
+
+    def read_items(self, rows: Iterable[Row]) -> Iterator[Item]:
+        """Yield the items in rows of FIELDS or ALL_FIELDS."""
+        about = self.about
+        types = {name: kind for name, kind in about.types.items() if name != LABEL}
+        return (self._item(row, about.dim, types) for row in rows)
+
+    def _item(self, row: Row, dim: int, types: Mapping[str, Type]) -> Item:
+        """Return the item in a row.
+
+        Columns without a type here, and values of another type, are left out: a filter can't find
+        them, and the next update writes them again.
+        """
+        name, vector, features = self._name(row["id"], row["name"]), None, None
+        try:
+            # A client may have read the JSON; PostgreSQL writes 1e300 as an integer of 301 digits.
+            columns = row["columns"]
+            if isinstance(columns, str | bytes):
+                columns = json.loads(columns, parse_int=float)
+            texts = (row["source"], row["digest"], row["label"] or "")
+            is_sound = isinstance(columns, dict) and all(type(text) is str for text in texts)
+            if "embedding" in row:
+                vector = torch.from_numpy(np.array(row["embedding"], np.float32))
+                is_sound &= vector.shape == (dim,) and are_unit(vector[None])
+                features = from_text(row["features"])
+        except (TypeError, ValueError, RecursionError):
+            is_sound = False
+        if not is_sound:
+            raise self._foreign(f"item {name!r:.80} has a field of another kind")
+        source, digest, label = texts
+        known = {name: value for name, value in columns.items() if is_value(value, types.get(name))}
+        origin = Origin(from_utf8(source), digest)
+        return Item(name, label or None, known, origin, vector, features=features)
+
+    def _foreign(self, wrong: str) -> EngineError:
+        return EngineError(
+            f"{self.place}: {wrong}, which nofuss did not write; index into another name"
+        )
 
 
 def open_engine(url: str, *, flag: str, wanted: About, create: bool = False) -> Index:
@@ -186,7 +284,7 @@ def from_utf8(text: str) -> str:
 
 def as_text(features: Tensor | None) -> str:
     """Return features as text: base64 of their halves, "" for none."""
-    if features is None or len(features) > WIDEST:
+    if features is None or len(features) > _WIDEST:
         return ""
     return base64.b64encode(features.half().numpy().tobytes()).decode()
 
@@ -199,98 +297,3 @@ def from_text(text: str) -> Tensor | None:
     if not are_unit(features.float()[None]):
         raise ValueError("not of unit length")
     return features
-
-
-# What a database holds
-
-
-def checked_about(rows: Iterable[tuple[Any, Any]], place: str) -> About:
-    """Return what the second table says: keys "index" and "source PATH", values in JSON."""
-    try:
-        said = {key: parse_json(v.encode()) if isinstance(v, str) else v for key, v in rows}
-        if "index" not in said:
-            raise ValueError("no row has the key 'index'")
-        sources = {
-            from_utf8(key.removeprefix("source ")): types
-            for key, types in said.items()
-            if key.startswith("source ")
-        }
-        return About.from_dict(said["index"], dict(sorted(sources.items())))
-    except WrongFormatError:
-        raise
-    except (AttributeError, TypeError, ValueError) as error:
-        raise _foreign(place, f"what it says of itself can't be used ({error})") from None
-
-
-def checked_name(number: Any, name: Any, place: str) -> str:
-    """Return an item's name, which its number must be a digest of."""
-    try:
-        if number_of(read := from_utf8(name)) == number:
-            return read
-    except (TypeError, UnicodeError):
-        pass
-    raise _foreign(place, f"item {number!r:.24} has a name that is not its own, {name!r:.60}")
-
-
-def checked_hits(found: Iterable[tuple[Any, Any, Any]], place: str) -> Hits:
-    """Return number, name and squared distance of what was found, in the order of distance."""
-    hits = list[tuple[float, str]]()
-    for number, name, squared in found:
-        if not isinstance(squared, float) or not -1e-3 < squared < 4.01:  # 0 to 2, but for rounding
-            raise _foreign(place, f"it answers with a distance of {squared!r:.24}")
-        hits.append((max(0.0, squared) ** 0.5, checked_name(number, name, place)))
-    hits.sort()
-    return Hits([name for _, name in hits], [distance for distance, _ in hits])
-
-
-def checked_items(rows: Iterable[Row], about: About, place: str) -> Iterator[Item]:
-    """Yield the items in rows; columns that `about` does not know of are left out."""
-    types = {name: kind for name, kind in about.types.items() if name != LABEL}
-    return (checked_item(row, about.dim, types, place) for row in rows)
-
-
-def checked_item(row: Row, dim: int, types: Mapping[str, Type], place: str) -> Item:
-    """Return the item in a row of FIELDS and, if asked for, VECTORS.
-
-    Columns without a type here, and values of another type, are left out: a filter can't find them,
-    and the next update writes them again.
-    """
-    name = checked_name(row["id"], row["name"], place)
-    label, source, digest = row["label"], row["source"], row["digest"]
-    columns, vector, features, wrong = _object(row["columns"]), None, None, ""
-    if label is not None and type(label) is not str:
-        wrong = "label that is not text"
-    elif type(source) is not str or type(digest) is not str:
-        wrong = "source and digest that are not text"
-    elif columns is None:
-        wrong = "columns that are not a JSON object"
-    elif "embedding" in row:
-        try:
-            vector = torch.from_numpy(np.array(row["embedding"], np.float32))
-        except (TypeError, ValueError):
-            vector = torch.empty(0)
-        if vector.shape != (dim,) or not are_unit(vector[None]):
-            wrong = f"vector that is not of {dim} dimensions and unit length"
-        try:
-            features = from_text(row["features"])
-        except (TypeError, ValueError):
-            wrong = "text that is not its features"
-    if wrong or columns is None:
-        raise _foreign(place, f"item {name!r:.80} has a {wrong}")
-    known = {name: value for name, value in columns.items() if is_value(value, types.get(name))}
-    origin = Origin(from_utf8(source), digest)
-    return Item(name, label or None, known, origin, vector, features=features)
-
-
-def _object(value: Any) -> dict[str, Any] | None:
-    """Return a JSON object that a client may have read already; None for anything else."""
-    try:
-        # PostgreSQL writes 1e300 as an integer of 301 digits.
-        read = json.loads(value, parse_int=float) if isinstance(value, str | bytes) else value
-    except (ValueError, RecursionError):
-        return None
-    return read if isinstance(read, dict) else None
-
-
-def _foreign(place: str, wrong: str) -> EngineError:
-    return EngineError(f"{place}: {wrong}, which nofuss did not write; index into another name")

@@ -18,17 +18,15 @@ from torch import Tensor
 
 from nofuss.errors import EngineError, UsageError
 from nofuss.search.engines import (
+    ALL_FIELDS,
     ANSWER_SECONDS,
+    EF_SEARCH,
     FIELDS,
     PAGE,
     PAGE_WITH_VECTORS,
-    VECTORS,
     Engine,
     Row,
     as_text,
-    checked_about,
-    checked_hits,
-    checked_items,
     number_of,
     pages,
     to_utf8,
@@ -39,8 +37,6 @@ from nofuss.search.index import About, Hits, Item
 
 M, EF_CONSTRUCTION = 16, 200
 """Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
-EF_SEARCH = 100
-"""Candidates of a search at least; recall against all distances is then near one."""
 _TEXT = {"max_length": 65_535}  # bytes, the most that Milvus allows
 LOADS, LOAD_SECONDS = 20, 0.5
 """How often a collection without an index yet is asked for, and how long that waits."""
@@ -53,13 +49,13 @@ class Milvus(Engine):
         pymilvus = _import_pymilvus()
         super().__init__(url)
         self._is_file = url.location.endswith(".db")
-        self._name, self._notes = url.name, f"{url.name}_about"
+        self._items, self._notes = url.name, f"{url.name}_about"
         self._kinds = pymilvus.DataType
         errors = (pymilvus.exceptions.MilvusException, import_module("grpc").RpcError)
         self._errors = (*errors, OSError, ValueError, RuntimeError)
         with self._speaking():
             self._client = self._connect(pymilvus)
-            for name in (self._name, self._notes):
+            for name in (self._items, self._notes):
                 if self._client.has_collection(name):
                     self._load(name)
 
@@ -91,13 +87,13 @@ class Milvus(Engine):
 
     # What holds for the whole index
 
-    def read_about(self) -> About | None:
-        """Return what holds for the index; None if it does not exist, or was not completed."""
-        needed = {self._name: {*FIELDS, *VECTORS}, self._notes: {"id", "key", "value"}}
+    def read_about(self) -> list[tuple[Any, Any]] | None:
+        """Return all keys and values of the second collection; None if there is no first."""
+        needed = {self._items: {*ALL_FIELDS}, self._notes: {"id", "key", "value"}}
         with self._speaking():
             has, timeout = self._client.has_collection, ANSWER_SECONDS
             exists = {name: has(name, timeout=timeout) for name in needed}
-            if not exists[self._name]:
+            if not exists[self._items]:
                 return None
             for name, fields in needed.items():
                 describe = self._client.describe_collection
@@ -108,7 +104,7 @@ class Milvus(Engine):
                         "did not make it; choose another name"
                     )
             rows = self._query(self._notes, "id >= 0", ["key", "value"])
-        return checked_about(((row["key"], row["value"]) for row in rows), self.place)
+        return [(row["key"], row["value"]) for row in rows]
 
     def create(self, about: About) -> None:
         """Make an empty index: what it is for first, so that nothing unknown is left by a kill."""
@@ -119,11 +115,11 @@ class Milvus(Engine):
         with self._speaking():
             if not self._client.has_collection(self._notes):
                 self._create(self._notes, notes, 2, exact=True)  # a vector there must be
-            self._put_about({"index": about.as_dict()})
-            if not self._client.has_collection(self._name):
+            self.write_about({"index": about.as_dict()})
+            if not self._client.has_collection(self._items):
                 # Exact for Milvus Lite, whose graph and filters don't mix.
-                self._create(self._name, fields, about.dim, exact=self._is_file)
-            for name in (self._notes, self._name):
+                self._create(self._items, fields, about.dim, exact=self._is_file)
+            for name in (self._notes, self._items):
                 self._load(name)
 
     def _load(self, name: str) -> None:
@@ -154,78 +150,62 @@ class Milvus(Engine):
         )
         self._client.create_collection(name, schema=schema, index_params=index)
 
-    def commit(self, about: About, *, source: str | None = None) -> None:
-        """Write what holds for the index, and for one source; wait until the graph is built."""
-        key, notes = f"source {to_utf8(source or '')}", dict[str, object](index=about.as_dict())
-        if source is not None and source in about.sources:
-            notes[key] = dict(about.sources[source])
+    def write_about(self, said: Mapping[str, object], *, gone: str = "") -> None:
+        """Write values into the second collection, and delete one key."""
+        rows = [
+            {"id": number_of(key), "key": key, "value": value, "embedding": [0.0, 0.0]}
+            for key, value in said.items()
+        ]
         with self._speaking():
-            self._put_about(notes)
-            if source is not None and source not in about.sources:
-                self._client.delete(self._notes, ids=[number_of(key)])
-            self._client.flush(self._name)
+            self._client.upsert(self._notes, rows)
+            if gone:
+                self._client.delete(self._notes, ids=[number_of(gone)])
+
+    def complete(self) -> None:
+        """Wait until the graph is built, and everything written can be found."""
+        with self._speaking():
+            self._client.flush(self._items)
             while True:
-                state = self._client.describe_index(self._name, "embedding")
+                state = self._client.describe_index(self._items, "embedding")
                 if not state or not int(state.get("pending_index_rows", 0)):
                     break
                 time.sleep(0.5)
-        self._about_until = 0.0
-        self.count()  # waits until everything written can be found
-
-    def _put_about(self, notes: Mapping[str, object]) -> None:
-        rows = [
-            {"id": number_of(key), "key": key, "value": value, "embedding": [0.0, 0.0]}
-            for key, value in notes.items()
-        ]
-        self._client.upsert(self._notes, rows)
+        self.count()
 
     # Writing
 
     def put(self, items: Sequence[Item]) -> None:
         """Write items; without a vector, the former one stays."""
-        revised = [item for item in items if item.vector is None]
-        for some in pages(revised, PAGE_WITH_VECTORS):
-            known = self.get([item.name for item in some], vectors=True)
-            known_items = {item.name: item for item in known}
-            # Another writer may have deleted some.
-            there = ((item, known_items.get(item.name)) for item in some)
-            self.put(
-                [
-                    item._replace(vector=before.vector, features=before.features)
-                    for item, before in there
-                    if before is not None
-                ]
-            )
+        whole = [item for item in items if item.vector is not None]
+        for some in pages([item for item in items if item.vector is None], PAGE_WITH_VECTORS):
+            known = {i.name: i for i in self.get([item.name for item in some], vectors=True)}
+            whole += [
+                item._replace(vector=before.vector, features=before.features)
+                for item in some
+                if (before := known.get(item.name)) is not None  # another writer may delete some
+            ]
         rows = [
-            {
-                "id": number_of(item.name),
-                "name": to_utf8(item.name),
-                "label": item.label or "",
-                "source": to_utf8(item.origin.source if item.origin else ""),
-                "digest": item.origin.digest if item.origin else "",
-                "columns": dict(item.columns),
-                "embedding": item.vector.numpy(),
-                "features": as_text(item.features),
-            }
-            for item in items
+            self.row_of(item)
+            | {"embedding": item.vector.numpy(), "features": as_text(item.features)}
+            for item in whole
             if item.vector is not None
         ]
         with self._speaking():
             if rows:
-                self._client.upsert(self._name, rows)
+                self._client.upsert(self._items, rows)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
         with self._speaking():
             for some in pages(names):
-                self._client.delete(self._name, ids=[number_of(name) for name in some])
+                self._client.delete(self._items, ids=[number_of(name) for name in some])
 
     # Reading
 
     def count(self) -> int:
         """Return how many items there are."""
         with self._speaking():
-            [row] = self._query(self._name, "", ["count(*)"])
+            [row] = self._query(self._items, "", ["count(*)"])
             return int(row["count(*)"])
 
     def search(self, vectors: Tensor, k: int = 10, *, where: Condition | None = None) -> list[Hits]:
@@ -233,7 +213,7 @@ class Milvus(Engine):
         effort = {} if self._is_file else {"ef": max(EF_SEARCH, 2 * k)}
         with self._speaking():
             answers = self._client.search(
-                self._name,
+                self._items,
                 data=list(vectors.numpy()),
                 limit=k,
                 filter="" if where is None else as_milvus(where),
@@ -243,16 +223,14 @@ class Milvus(Engine):
                 timeout=ANSWER_SECONDS,
             )
         return [
-            checked_hits(
-                ((h["id"], h["entity"].get("name"), h["distance"]) for h in hits), self.place
-            )
+            self.read_hits((h["id"], h["entity"].get("name"), h["distance"]) for h in hits)
             for hits in answers
         ]
 
     def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> list[Row]:
         """Return the fields of the items with these numbers."""
         with self._speaking():
-            return self._query(self._name, f"id in {list(numbers)}", fields)
+            return self._query(self._items, f"id in {list(numbers)}", fields)
 
     def between(self, first: int, last: int, count: int) -> list[Row]:
         """Return id and name of at most `count` items whose numbers lie between two."""
@@ -260,7 +238,7 @@ class Milvus(Engine):
         while len(found) < count:
             most, condition = min(count - len(found), PAGE), f"id >= {first} and id <= {last}"
             with self._speaking():
-                rows = self._query(self._name, condition, ("id", "name"), limit=most)
+                rows = self._query(self._items, condition, ("id", "name"), limit=most)
             if not rows:
                 break
             found += sorted(rows, key=lambda row: row["id"])
@@ -269,18 +247,17 @@ class Milvus(Engine):
 
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source, in the order of their numbers."""
-        about = self.about
         with self._speaking():
             iterator = self._client.query_iterator(
-                self._name,
+                self._items,
                 filter="" if source is None else f"source == {quoted(to_utf8(source))}",
-                output_fields=[*FIELDS, *VECTORS] if vectors else list(FIELDS),
+                output_fields=list(ALL_FIELDS if vectors else FIELDS),
                 batch_size=PAGE_WITH_VECTORS if vectors else PAGE,
                 consistency_level="Strong",
                 timeout=ANSWER_SECONDS,
             )
             while rows := iterator.next():
-                yield from checked_items(rows, about, self.place)
+                yield from self.read_items(rows)
             iterator.close()
 
     def _query(self, name: str, condition: str, fields: Sequence[str], **options: Any) -> list[Row]:

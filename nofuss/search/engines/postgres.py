@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -21,17 +21,15 @@ from torch import Tensor
 
 from nofuss.errors import EngineError, UsageError
 from nofuss.search.engines import (
+    ALL_FIELDS,
     ANSWER_SECONDS,
+    EF_SEARCH,
     FIELDS,
     PAGE,
     PAGE_WITH_VECTORS,
-    VECTORS,
     Engine,
     Row,
     as_text,
-    checked_about,
-    checked_hits,
-    checked_items,
     number_of,
     pages,
     to_utf8,
@@ -42,9 +40,8 @@ from nofuss.search.index import About, Hits, Item
 
 M, EF_CONSTRUCTION = 16, 100
 """Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
-EF_SEARCH = 100
-"""Candidates of a search at least; recall against all distances is then near one."""
 MOST_DIMENSIONS = 2000  # of an HNSW index of pgvector; more are searched one by one
+_SLOW = 0.9  # of the deadline: what fails later was too slow
 _READ = {"columns": "columns::text", "embedding": "embedding::real[]"}
 
 
@@ -74,56 +71,53 @@ class Postgres(Engine):
             if not self._lock.acquire(timeout=-1 if patient else ANSWER_SECONDS):
                 raise self._no_answer()
             try:
-                connection = self._connected(None if patient else until)
+                left = ANSWER_SECONDS if patient else until - time.monotonic()
+                connection = self._connected(left)
                 with (
-                    nullcontext() if patient else self._cut(connection, until),
+                    nullcontext() if patient else self._cut(connection, left),
                     connection.transaction(),
                     connection.cursor(binary=binary) as cursor,
                 ):
                     # A server that is only slow stops by itself, a little earlier.
-                    most = 0 if patient else int(900 * ANSWER_SECONDS)
+                    most = 0 if patient else int(1000 * _SLOW * ANSWER_SECONDS)
                     cursor.execute(f"SET LOCAL statement_timeout = {most}")
                     yield cursor
             finally:
                 self._lock.release()
 
-    def _connected(self, until: float | None) -> Any:
+    def _connected(self, seconds: float) -> Any:
         if self._connection is None or self._connection.closed:
-            left = ANSWER_SECONDS if until is None else until - time.monotonic()
-            if left < 2:  # the shortest that libpq waits
+            if seconds < 2:  # the shortest that libpq waits
                 raise self._no_answer()
             self._connection = self._psycopg.connect(
                 self._url.location,
-                connect_timeout=int(left),
+                connect_timeout=int(seconds),
                 application_name="nofuss",
                 prepare_threshold=None,  # a prepared plan does not know how rare a filter is
             )
         return self._connection
 
     @contextmanager
-    def _cut(self, connection: Any, until: float) -> Iterator[None]:
-        """Cut the connection at a time: psycopg waits for an answer without end."""
-        late = threading.Event()
+    def _cut(self, connection: Any, seconds: float) -> Iterator[None]:
+        """Cut the connection after some seconds: psycopg waits for an answer without end."""
+        late = time.monotonic() + _SLOW * seconds
         with socket.socket(fileno=os.dup(connection.fileno())) as line:
 
             def cut() -> None:
-                late.set()
                 with suppress(OSError):
                     line.shutdown(socket.SHUT_RDWR)
 
-            timer = threading.Timer(until - time.monotonic(), cut)
+            timer = threading.Timer(seconds, cut)
             timer.start()
             try:
                 yield
-            except self._psycopg.Error as error:
-                if late.is_set() or isinstance(error, self._psycopg.errors.QueryCanceled):
+            except self._psycopg.Error:
+                if time.monotonic() > late:
                     raise self._no_answer() from None
                 raise
             finally:
                 timer.cancel()
                 timer.join()
-                if late.is_set():
-                    connection.close()
 
     def _no_answer(self) -> EngineError:
         return EngineError(
@@ -149,20 +143,20 @@ class Postgres(Engine):
 
     # What holds for the whole index
 
-    def read_about(self) -> About | None:
-        """Return what holds for the index; None if it does not exist."""
+    def read_about(self) -> list[tuple[Any, Any]] | None:
+        """Return all keys and values of the second table; None if there is neither."""
         names = [f'"{self._url.name}"', f'"{self._url.name}_about"']
         [found] = self._run("SELECT to_regclass(%s)::oid, to_regclass(%s)::oid", names)
         if found == (None, None):
             return None
         columns = "SELECT count(*) FROM pg_attribute WHERE attrelid = %s AND attname = ANY(%s)"
-        needed = [(found[0], [*FIELDS, *VECTORS]), (found[1], ["key", "value"])]
+        needed = [(found[0], [*ALL_FIELDS]), (found[1], ["key", "value"])]
         if any(self._run(columns, each) != [(len(each[1]),)] for each in needed):
             raise EngineError(
                 f"{self.place}: the table exists, but nofuss (or this version of it) did not make "
                 "it; choose another ?table="
             )
-        return checked_about(self._run("SELECT key::text, value::text FROM {about}"), self.place)
+        return self._run("SELECT key::text, value::text FROM {about}")
 
     def create(self, about: About) -> None:
         """Make an empty index, unless another process just has."""
@@ -188,27 +182,22 @@ class Postgres(Engine):
                 "TABLE IF NOT EXISTS {about} (key text PRIMARY KEY, value jsonb NOT NULL)",
             ):
                 cursor.execute(self._query(f"CREATE {create}"))
-            self._put_about(cursor, "index", about.as_dict(), keep=True)
+            insert = "INSERT INTO {about} VALUES ('index', %s) ON CONFLICT DO NOTHING"
+            cursor.execute(self._query(insert), [json.dumps(about.as_dict())])
 
-    def commit(self, about: About, *, source: str | None = None) -> None:
-        """Write what holds for the index, and for one source; build what searching fast needs."""
+    def write_about(self, said: Mapping[str, object], *, gone: str = "") -> None:
+        """Write values into the second table, and delete one key."""
         with self._cursor(patient=True) as cursor:
-            self._put_about(cursor, "index", about.as_dict())
-            if source is not None and source in about.sources:
-                self._put_about(cursor, f"source {to_utf8(source)}", about.sources[source])
-            elif source is not None:
-                delete = self._query("DELETE FROM {about} WHERE key = %s")
-                cursor.execute(delete, [f"source {to_utf8(source)}"])
-        self._about_until = 0.0
-        if self.count():
-            self._build_indexes()
+            for key, value in said.items():
+                insert = "INSERT INTO {about} VALUES (%s, %s) ON CONFLICT (key) DO UPDATE "
+                insert += "SET value = EXCLUDED.value"
+                cursor.execute(self._query(insert), [key, json.dumps(value)])
+            cursor.execute(self._query("DELETE FROM {about} WHERE key = %s"), [gone])
 
-    def _put_about(self, cursor: Any, key: str, value: object, *, keep: bool = False) -> None:
-        conflict = "NOTHING" if keep else "UPDATE SET value = EXCLUDED.value"
-        insert = "INSERT INTO {about} VALUES (%s, %s) ON CONFLICT (key) DO " + conflict
-        cursor.execute(self._query(insert), [key, json.dumps(value)])
-
-    def _build_indexes(self) -> None:
+    def complete(self) -> None:
+        """Build the graph, and what the planner must know of columns."""
+        if not self.count():
+            return
         if self.about.dim <= MOST_DIMENSIONS:
             with self._cursor(patient=True) as cursor:
                 # The graph is built several times faster in memory than on disk.
@@ -243,42 +232,38 @@ class Postgres(Engine):
 
     def put(self, items: Sequence[Item]) -> None:
         """Write items in one transaction; without a vector, the former one stays."""
+        jsonb = self._psycopg.types.json.Jsonb
+        rows = [self.row_of(item) for item in items]
+        for row in rows:
+            row |= {"label": row["label"] or None, "columns": jsonb(row["columns"])}
+        pairs = list(zip(rows, items, strict=True))
         with self._cursor(patient=True) as cursor:
-            if revised := [self._row(item) for item in items if item.vector is None]:
+            if revised := [row for row, item in pairs if item.vector is None]:
                 cursor.executemany(
                     self._query(
-                        "UPDATE {t} SET label = %s, source = %s, digest = %s, columns = %s "
-                        "WHERE id = %s"
+                        "UPDATE {t} SET label = %(label)s, source = %(source)s, "
+                        "digest = %(digest)s, columns = %(columns)s WHERE id = %(id)s"
                     ),
-                    [(*row[2:], row[0]) for row in revised],
+                    revised,
                 )
-            if not (new := [item for item in items if item.vector is not None]):
+            if len(revised) == len(items):
                 return
             cursor.execute(self._query("CREATE TEMP TABLE new (LIKE {t}) ON COMMIT DROP"))
             with cursor.copy("COPY new FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(["int8", "text", "text", "text", "text", "jsonb", "bytea", "text"])
-                for item in new:
-                    assert item.vector is not None
-                    vector = item.vector.numpy().astype(">f4")
-                    head = struct.pack(">HH", len(vector), 0)  # as pgvector reads vectors
-                    copy.write_row(
-                        (*self._row(item), head + vector.tobytes(), as_text(item.features))
-                    )
-            fields = (*FIELDS[1:], *VECTORS)
+                for row, item in pairs:
+                    if item.vector is not None:
+                        vector = item.vector.numpy().astype(">f4")
+                        head = struct.pack(">HH", len(vector), 0)  # as pgvector reads vectors
+                        content = head + vector.tobytes()
+                        copy.write_row((*row.values(), content, as_text(item.features)))
             # In the order of the ids: two processes that write the same ones do not lock up.
             cursor.execute(
                 self._query(
                     "INSERT INTO {t} SELECT * FROM new ORDER BY id ON CONFLICT (id) DO UPDATE SET "
-                    + ", ".join(f"{field} = EXCLUDED.{field}" for field in fields)
+                    + ", ".join(f"{field} = EXCLUDED.{field}" for field in ALL_FIELDS[1:])
                 )
             )
-
-    def _row(self, item: Item) -> tuple[Any, ...]:
-        """Return the fields but the vector, in the order of the table."""
-        source, digest = item.origin or ("", "")
-        columns = self._psycopg.types.json.Jsonb(dict(item.columns))
-        name = to_utf8(item.name)
-        return number_of(item.name), name, item.label, to_utf8(source), digest, columns
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
@@ -311,7 +296,7 @@ class Postgres(Engine):
             )
             for vector in vectors.tolist():
                 cursor.execute(query, [json.dumps(vector), *values])
-                found.append(checked_hits(cursor.fetchall(), self.place))
+                found.append(self.read_hits(cursor.fetchall()))
         return found
 
     def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> list[Row]:
@@ -325,12 +310,12 @@ class Postgres(Engine):
 
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source, in the order of their numbers."""
-        about, last, size = self.about, -1, PAGE_WITH_VECTORS if vectors else PAGE
-        fields = (*FIELDS, *VECTORS) if vectors else FIELDS
+        last, size = -1, PAGE_WITH_VECTORS if vectors else PAGE
+        fields = ALL_FIELDS if vectors else FIELDS
         condition, values = ("true", []) if source is None else ("source = %s", [to_utf8(source)])
         condition += f" AND id > %s ORDER BY id LIMIT {size}"
         while rows := self._rows(fields, condition, [*values, last]):
-            yield from checked_items(rows, about, self.place)
+            yield from self.read_items(rows)
             last = rows[-1]["id"]
 
     def _rows(self, fields: Sequence[str], condition: str, values: Sequence[Any]) -> list[Row]:

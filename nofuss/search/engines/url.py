@@ -67,42 +67,35 @@ def read_url(url: str, *, flag: str) -> Url:
     if not colon or scheme not in ("milvus", "postgresql", "postgres"):
         raise UsageError(f"{flag} takes a URL: {FORMS}")
     if scheme == "milvus" and not rest.startswith("//"):
-        return _milvus_file(rest, flag)
+        if not rest.endswith(".db") or rest == ".db":
+            raise UsageError(f"{flag} {url} names no file that ends in .db; expected {FORMS}")
+        return Url("milvus", url, DEFAULT, os.path.expanduser(rest))
     parts = _split(url, flag)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options, host = dict(parse_qsl(parts.query, keep_blank_values=True)), _host(parts)
+    database = unquote(parts.path.strip("/"))
+    name = (database or DEFAULT) if scheme == "milvus" else options.pop("table", DEFAULT)
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{flag}: {name!r:.60} can't be a name; use letters, digits and _")
     if scheme == "milvus":
-        return _milvus_server(parts, options, flag)
-    name = _checked(options.pop("table", DEFAULT), "table", flag)
-    where = f"{_host(parts)}/{unquote(parts.path.strip('/'))}?table={name}"
+        tls = options.pop("tls", "false").lower()
+        if not parts.hostname or options or tls not in ("true", "false"):
+            raise UsageError(f"{flag}: a milvus URL has a host and no options but ?tls=true")
+        token = os.environ.get("MILVUS_TOKEN", "")
+        if parts.username is not None:
+            token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        location = f"http{'s' if tls == 'true' else ''}://{host}"
+        secrets = _spellings([parts.password or "", token, token.partition(":")[2]])
+        return Url("milvus", f"milvus://{host}/{name}", name, location, token, secrets)
     plain = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote))
-    secrets = [parts.password or "", os.environ.get("PGPASSWORD", "")]
-    secrets += [options.get(option, "") for option in _SECRET_OPTIONS]
-    return Url(
-        "postgresql", f"postgresql://{where}", name, urlunsplit(plain), "", _spellings(secrets)
+    secrets = _spellings(
+        [
+            parts.password or "",
+            os.environ.get("PGPASSWORD", ""),
+            *(options.get(option, "") for option in _SECRET_OPTIONS),
+        ]
     )
-
-
-def _milvus_file(path: str, flag: str) -> Url:
-    if not path.endswith(".db") or path == ".db":
-        raise UsageError(f"{flag} milvus:{path} names no file that ends in .db; expected {FORMS}")
-    return Url("milvus", f"milvus:{path}", DEFAULT, os.path.expanduser(path))
-
-
-def _milvus_server(parts: SplitResult, options: dict[str, str], flag: str) -> Url:
-    if not parts.hostname:
-        raise UsageError(f"{flag} names no host; expected {FORMS}")
-    tls = options.pop("tls", "false").lower()
-    if options or tls not in ("true", "false"):
-        raise UsageError(f"{flag}: a milvus URL takes no options but ?tls=true")
-    name = _checked(unquote(parts.path.strip("/")) or DEFAULT, "collection", flag)
-    token = os.environ.get("MILVUS_TOKEN", "")
-    if parts.username is not None:
-        token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    location = f"http{'s' if tls == 'true' else ''}://{_host(parts)}"
-    secrets = [parts.password or "", token, token.partition(":")[2]]
-    return Url(
-        "milvus", f"milvus://{_host(parts)}/{name}", name, location, token, _spellings(secrets)
-    )
+    shown = f"postgresql://{host}/{database}?table={name}"
+    return Url("postgresql", shown, name, urlunsplit(plain), "", secrets)
 
 
 def _split(url: str, flag: str) -> SplitResult:
@@ -123,14 +116,6 @@ def _host(parts: SplitResult) -> str:
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return host if parts.port is None else f"{host}:{parts.port}"
-
-
-def _checked(name: str, what: str, flag: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"{flag}: {name!r:.60} can't be the name of a {what}; use letters, digits and _"
-        )
-    return name
 
 
 def _spellings(secrets: list[str]) -> tuple[str, ...]:
