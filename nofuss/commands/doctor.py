@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nofuss.commands import console
 from nofuss.config import Options
-from nofuss.errors import DataError, command
+from nofuss.errors import command
 from nofuss.progress import Progress, silent, working
 
 if TYPE_CHECKING:  # imported where they are needed, so that --help does not load torch
@@ -114,6 +114,7 @@ def diagnose(
     collection: "Collection", *, run: Path | None = None, progress: Progress = silent
 ) -> Diagnosis:
     """Count items, scan files, find duplicates, and (with a run) compare labels with neighbours."""
+    from nofuss.data.readers.arrays import is_finite
     from nofuss.data.scan import CONFLICT, DUPLICATE, find_duplicates, scan_pictures
 
     diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
@@ -134,7 +135,14 @@ def diagnose(
         if p.reason not in (DUPLICATE, CONFLICT)
     ]
     if collection.vectors is not None:
-        usable = _check_rows(collection, diagnosis)
+        finite = is_finite(collection.vectors)
+        diagnosis.unusable = [
+            {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
+            for i in np.flatnonzero(~finite)
+        ]
+        usable = np.flatnonzero(finite)
+        if diagnosis.unusable:
+            diagnosis.suggestion = "drop or fix the rows that can't be used, then "
     exact, near = find_duplicates(collection, progress=progress)
     diagnosis.duplicates = [_group(collection, rows) for rows in exact]
     diagnosis.near_duplicates = [_group(collection, rows) for rows in near]
@@ -148,26 +156,6 @@ def diagnose(
         with working(progress, "finding the neighbours of all items"):
             diagnosis.doubtful_labels = doubts_of(vectors, subset)
     return diagnosis
-
-
-def _check_rows(collection: "Collection", diagnosis: Diagnosis) -> NDArray[np.int64]:
-    """Return the rows of finite vectors; note what training refuses, and suggest to fix it."""
-    from nofuss.data.readers.arrays import check_vectors, is_finite
-
-    assert collection.array is not None
-    finite = is_finite(collection.array)
-    diagnosis.unusable = [
-        {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
-        for i in np.flatnonzero(~finite)
-    ]
-    try:
-        check_vectors(collection.array[finite], name=collection.name)
-    except DataError as error:
-        diagnosis.notes.append(str(error))
-        diagnosis.suggestion += "scale the values, then "
-    if diagnosis.unusable:
-        diagnosis.suggestion += "drop or fix the rows that can't be used, then "
-    return np.flatnonzero(finite)
 
 
 def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:

@@ -166,7 +166,11 @@ class Collection:
         Triplets and pairs are kept if all of their items are. Where no item has a label, the names
         stay: they only count classes then.
         """
-        index = np.asarray(indices, dtype=np.int64).reshape(-1)
+        index, dataset = np.asarray(indices, dtype=np.int64).reshape(-1), self.dataset
+        if dataset is not None:
+            from torch.utils.data import Subset
+
+            dataset = Subset(dataset, index.tolist())
         labels, names = self.labels[index], self.class_names
         if self.is_labelled:
             has_label = labels != NO_LABEL
@@ -176,13 +180,11 @@ class Collection:
             self,
             paths=[self.paths[int(i)] for i in index] if self.paths else (),
             array=None if self.array is None else self.array[index],
-            dataset=None if self.dataset is None else Subset(self.dataset, index),
+            dataset=dataset,
             labels=labels,
             class_names=names,
             split=None if self.split is None else self.split[index],
-            comparisons=None
-            if self.comparisons is None
-            else self.comparisons.subset(index, len(self)),
+            comparisons=self.comparisons and self.comparisons.subset(index, len(self)),
             columns={name: column.subset(index) for name, column in self.columns.items()},
         )
 
@@ -222,19 +224,6 @@ class Collection:
             yield np.ascontiguousarray(self.comparisons.rows).tobytes()
 
 
-class Subset:
-    """Some items of a dataset, in the given order."""
-
-    def __init__(self, dataset: Any, indices: NDArray[np.int64]) -> None:
-        self.dataset, self.indices = dataset, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[int(self.indices[index])]
-
-
 def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "") -> Collection:
     """Return a collection over a torch `Dataset` of (input, label) pairs.
 
@@ -250,32 +239,22 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
         raise DataError(f"{type(dataset).__name__} is empty")
     if labels is None:
         labels = getattr(dataset, "targets", None)
-    if labels is None:
-        labels = [_label(dataset[i][1]) for i in range(len(dataset))]
+    if labels is None:  # numbers, tensors of one number, or words
+        found = (dataset[i][1] for i in range(len(dataset)))
+        labels = [label if isinstance(label, str) else int(label) for label in found]
     compact, values = compact_labels(np.asarray(labels))
     if len(compact) != len(dataset):
         raise DataError(f"{len(compact):,} labels for a dataset of {len(dataset):,} items")
     names = getattr(dataset, "classes", None)
-    if names is not None and not _are_rows(values, len(names)):
-        names = None
+    if names is None or values.dtype.kind not in "iu" or values[0] < 0 or values[-1] >= len(names):
+        names = {value: value for value in values.tolist()}
     return Collection(
         name=name or type(dataset).__name__,
         layout=f"torch dataset {type(dataset).__name__}",
         dataset=dataset,
         labels=compact,
-        class_names=tuple(str(v if names is None else names[int(v)]) for v in values),
+        class_names=tuple(str(names[value]) for value in values.tolist()),
     )
-
-
-def _are_rows(values: NDArray[Any], count: int) -> bool:
-    """Return whether values are whole numbers from 0 up, below `count`."""
-    whole = np.issubdtype(values.dtype, np.integer)
-    return bool(whole and values.min() >= 0 and values.max() < count)
-
-
-def _label(value: Any) -> Any:
-    """Return the number in a tensor or another number type; a string stays a string."""
-    return value if isinstance(value, str) else int(value)
 
 
 def relative(path: Path, root: Path | None) -> Path:

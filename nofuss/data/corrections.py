@@ -10,6 +10,7 @@ somebody has looked and found it right.
 import logging
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from nofuss.data.collection import Collection, first_five, printable, relative
 from nofuss.data.readers.table import read_rows
 from nofuss.errors import DataError
-from nofuss.files import csv_cell, read_bytes, read_lines
+from nofuss.files import csv_cell, read_lines
 
 log = logging.getLogger("nofuss")
 LARGEST = 64 * 2**20
@@ -52,15 +53,14 @@ def read_corrections(file: Path) -> list[Correction]:
 
     DataError for a file that is neither.
     """
-    try:
-        is_feedback = read_bytes(file, limit=LARGEST).startswith(b"{")
-    except OSError:
-        is_feedback = False  # the reader of tables says what is wrong
-    if not is_feedback:
-        rows = read_rows(file, required=COLUMNS, optional=())
-        return [Correction(*(csv_cell(row.cells[column]) for column in COLUMNS)) for row in rows]
-    lines = map(Correction.from_json, read_lines(file, limit=LARGEST))
-    return list(in_force(said for said in lines if said is not None).values())
+    lines = []
+    with suppress(OSError):  # the reader of tables says what is wrong
+        lines = read_lines(file, limit=LARGEST)
+    if any(isinstance(line, dict) for line in lines):
+        said = map(Correction.from_json, lines)
+        return list(in_force(each for each in said if each is not None).values())
+    rows = read_rows(file, *COLUMNS)
+    return [Correction(*(csv_cell(row.cells[column]) for column in COLUMNS)) for row in rows]
 
 
 def in_force(corrections: Iterable[Correction]) -> dict[str, Correction]:
@@ -76,9 +76,7 @@ def corrected(collection: Collection, file: Path) -> Collection:
     codes = {name: code for code, name in enumerate(collection.class_names)}
     labels, rows = collection.labels.copy(), _rows(collection)
     split = None if collection.split is None else collection.split.copy()
-    side_of_class = (
-        {} if split is None else dict(zip(collection.labels.tolist(), split, strict=True))
-    )
+    side_of = {} if split is None else dict(zip(labels.tolist(), split.tolist(), strict=True))
     unknown, changed, applied, typos = 0, 0, 0, list[str]()
     for item, was, now in read_corrections(file):
         row = rows(item)
@@ -93,10 +91,10 @@ def corrected(collection: Collection, file: Path) -> Collection:
         elif collection.class_names[collection.labels[row]] not in (was, now):
             changed += 1
         elif labels[row] != codes[now]:
-            labels[row] = codes[now]
             applied += 1
             if split is not None:  # a class must not end up in both train and test
-                split[row] = side_of_class[codes[now]]
+                split[row] = side_of[codes[now]]
+            labels[row] = codes[now]
     if typos:
         raise DataError(
             f"{printable(file.name)} names classes that are not in {collection.name}: "
@@ -115,14 +113,11 @@ def corrected(collection: Collection, file: Path) -> Collection:
 
 def _rows(collection: Collection) -> Callable[[str], int | None]:
     """Return a function from the name of an item to its row, None where there is no such item."""
-    if not collection.paths:
-
-        def row_of(item: str) -> int | None:
-            found = re.fullmatch(r"(?:row |.*#)([0-9]{1,12})", item, re.DOTALL)
-            row = int(found[1]) if found else len(collection)
-            return row if row < len(collection) else None
-
-        return row_of
     named = {str(relative(path, collection.root)): row for row, path in enumerate(collection.paths)}
     named |= {str(path.absolute()): row for row, path in enumerate(collection.paths)}
-    return named.get
+
+    def row_of_array(item: str) -> int | None:
+        found = re.fullmatch(r"(?:row |.*#)([0-9]{1,12})", item, re.DOTALL)
+        return int(found[1]) if found and int(found[1]) < len(collection) else None
+
+    return named.get if named else row_of_array

@@ -125,40 +125,26 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """Resize the short side of a picture, or (squashed) both, to `preprocessing.resize`."""
-    side, (width, height) = preprocessing.resize, image.size
+def resized_size(width: int, height: int, preprocessing: Preprocessing) -> tuple[int, int]:
+    """Return width and height when the short side, or (squashed) both, are as asked."""
+    side, short = preprocessing.resize, min(width, height)
     if preprocessing.squash:
-        size = (side, side)
-    else:
-        left, top, width, height = middle_box(width, height)
-        if (width, height) != image.size:
-            image = image.crop((left, top, left + width, top + height))
-        short = min(width, height)
-        size = max(side, round(width * side / short)), max(side, round(height * side / short))
-    if size == image.size:
-        return image
-    return image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+        return side, side
+    return max(side, round(width * side / short)), max(side, round(height * side / short))
 
 
-def middle_box(width: int, height: int) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of what is resized: all, or the middle of a narrow array.
-
-    Only programs hand over such arrays (files are refused); crops need no more than the middle.
-    """
-    longest = MAX_ASPECT * min(width, height)
-    left, top = max(0, width - longest) // 2, max(0, height - longest) // 2
-    return left, top, min(width, longest), min(height, longest)
-
-
-def decode_for(source: Path | bytes, preprocessing: Preprocessing) -> Image.Image:
-    """Decode a picture that is then resized."""
-    return decode(source, mode=preprocessing.mode, at_least=preprocessing.resize)
+def resized(image: Image.Image, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+    """Return a picture as the array (H, W) or (H, W, 3) that crops are taken from."""
+    size = resized_size(*image.size, preprocessing)
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    return np.asarray(image)
 
 
 def decode_resized(source: Path | bytes, preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """Decode a picture to the uint8 array (H, W) or (H, W, 3) that crops are taken from."""
-    return np.asarray(resized(decode_for(source, preprocessing), preprocessing))
+    """Decode a picture to the array that crops are taken from."""
+    image = decode(source, mode=preprocessing.mode, at_least=preprocessing.resize)
+    return resized(image, preprocessing)
 
 
 def shrunk(image: Image.Image, side: int) -> Image.Image:

@@ -8,7 +8,6 @@ bytes and JSON are exchanged, never pickles: whoever sent the picture may be who
 """
 
 import json
-import logging
 import os
 import re
 import resource
@@ -33,7 +32,6 @@ from PIL import Image
 from nofuss.config import Preprocessing
 from nofuss.data.decode import PictureError, decode, encoded, in_mode, resized, shrunk
 
-log = logging.getLogger("nofuss")
 Bytes = bytes | bytearray
 PROCESSES = 2
 SECONDS, MEMORY = 5.0, 290_000_000
@@ -60,7 +58,7 @@ class DecodePool:
         self._is_closed = False
         for worker in self._workers:
             self._idle.put(worker)
-        weakref.finalize(self, _end_all, self._workers)  # one that nobody closed
+        weakref.finalize(self, _end_all, self._workers)
 
     def start(self) -> None:
         """Start the processes before the first picture comes."""
@@ -78,14 +76,11 @@ class DecodePool:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """End the processes, also those at work; no picture can be decoded afterwards."""
+        """Kill the processes, also those at work; no picture can be decoded afterwards."""
         self._is_closed = True
         for worker in self._workers:
-            worker.kill()
-        ended = [self._idle.get() for _ in self._workers]  # when the threads that used them notice
-        for worker in ended:
-            worker.end()
-            self._idle.put(worker)  # for a thread that still waits for one
+            if worker.process is not None:
+                worker.process.kill()
 
 
 def _end_all(workers: list["_Worker"]) -> None:
@@ -96,9 +91,8 @@ def _end_all(workers: list["_Worker"]) -> None:
 class _Worker:
     """A process, started again after it was killed, and the pipe to it."""
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self._is_ready = False
+    process: "subprocess.Popen[bytes] | None" = None
+    _is_ready = False
 
     def start(self) -> None:
         """Start the process, without waiting until it is ready."""
@@ -116,16 +110,15 @@ class _Worker:
                 env=os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 start_new_session=True,  # Ctrl-C goes to the page only
             )
-        self._is_ready = False
 
     def decode(self, content: Bytes, side: int, fit: Preprocessing | None) -> Decoded:
         """Send one picture to the process; kill it where no proper answer comes in time."""
-        began = time.monotonic()
+        if self.process is not None and self.process.poll() is not None:
+            self.end()  # it was killed while it was idle, which is not this picture's fault
+        if self.process is None:
+            self.start()
+        began = float("inf")
         try:
-            if self.process is not None and self.process.poll() is not None:
-                self.end()  # it was killed while it was idle, which is not this picture's fault
-            if self.process is None:
-                self.start()
             if not self._is_ready:
                 with self._killed_after(START_SECONDS):
                     self._pipe.recv_bytes(LARGEST)
@@ -136,9 +129,7 @@ class _Worker:
         except PictureError:
             raise
         except Exception:  # the picture may control the process, which then sends anything
-            if not self._is_ready:
-                log.warning("a process for decoding pictures could not be started")
-            is_late = self._is_ready and time.monotonic() - began >= SECONDS
+            is_late = time.monotonic() - began >= SECONDS
             self.end()
             if is_late:
                 raise PictureError("picture", "too slow", f"over {SECONDS:.0f} seconds") from None
@@ -167,15 +158,10 @@ class _Worker:
         is_png = head["media"] == "image/png"
         return Decoded(array, thumbnail, "image/png" if is_png else "image/jpeg")
 
-    def kill(self) -> None:
-        """Kill the process; a thread that waits for its answer gets an error."""
-        if (process := self.process) is not None:
-            process.kill()
-
     def end(self) -> None:
         """Kill the process and forget it."""
-        self.kill()
         if self.process is not None:
+            self.process.kill()
             self.process.wait()
             self._pipe.close()
         self.process, self._is_ready = None, False
@@ -215,7 +201,7 @@ def _answer(content: bytes, side: int, fit: dict[str, Any] | None) -> list[bytes
             # At the scale of `decode_resized`: a JPEG of another scale has another embedding.
             wanted = Preprocessing(**fit)
             image = decode(content, at_least=wanted.resize)
-            array = np.asarray(resized(in_mode(image, wanted.mode), wanted))
+            array = resized(in_mode(image, wanted.mode), wanted)
             shape, pixels = array.shape, array.tobytes()
             if wanted.resize < side:  # perhaps a JPEG too small for the thumbnail
                 image = decode(content, at_least=side)

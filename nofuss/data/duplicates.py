@@ -64,22 +64,13 @@ def near_duplicates(looks: Sequence[bytes]) -> list[list[int]]:
 
 def group_alike(bits: NDArray[np.bool_], thumbnails: NDArray[np.float32]) -> list[list[int]]:
     """Return groups of near duplicates, given hashes (N, 64) and thumbnails of unit length."""
-    # Disjoint sets: each item points to another of its group, and the root to itself.
-    parent = list(range(len(bits)))
+    from scipy.cluster.hierarchy import DisjointSet
 
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]  # halves the path for the next search
-            i = parent[i]
-        return i
-
+    groups = DisjointSet(range(len(bits)))
     for i, j in _pairs(bits):
-        if root(i) != root(j) and float(thumbnails[i] @ thumbnails[j]) >= LIKENESS:
-            parent[root(j)] = root(i)
-    groups: defaultdict[int, list[int]] = defaultdict(list)
-    for i in range(len(bits)):
-        groups[root(i)].append(i)
-    return [group for group in groups.values() if len(group) > 1]
+        if not groups.connected(i, j) and float(thumbnails[i] @ thumbnails[j]) >= LIKENESS:
+            groups.merge(i, j)
+    return sorted(sorted(group) for group in groups.subsets() if len(group) > 1)
 
 
 def _pairs(bits: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -61,6 +61,7 @@ def read_item(path: Path, *, limit: int = READ_LIMIT) -> bytes:
             raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise OSError(errno.EIO, reason, str(path)) from error
+    content = content.get("bytes") if isinstance(content, dict) else content
     if not isinstance(content, bytes):
         raise OSError(errno.ENODATA, "no picture in this row", str(path))
     if len(content) > limit:
@@ -81,12 +82,9 @@ def _version(file: Path) -> Version:
 
 # Tar
 
-_places: dict[tuple[Path, Version], NDArray[np.int64]] = {}
-
 
 def tar_members(file: Path) -> list[tarfile.TarInfo]:
-    """Return the members of a tar file in order, and note their places; ValueError for damage."""
-    version = _version(file)
+    """Return the members of a tar file in order; ValueError for a damaged one."""
     with (
         file.open("rb") as opened,
         tarfile.open(fileobj=opened, mode="r:") as shard,
@@ -99,15 +97,20 @@ def tar_members(file: Path) -> list[tarfile.TarInfo]:
         opened.seek(shard.offset)
         if opened.read(512).strip(b"\0"):  # tarfile takes a damaged header for the end
             raise ValueError(f"no header of a member at byte {shard.offset:,}")
-    places = [(m.offset_data, m.size if m.isreg() and not m.issparse() else -1) for m in members]
-    _places[file, version] = np.array(places, np.int64).reshape(-1, 2)
     return members
 
 
+@cache
+def _places(file: Path, version: Version) -> NDArray[np.int64]:
+    """Return start and size (N, 2) of the members of a tar file; size −1 for what is no file."""
+    places = [
+        (m.offset_data, m.size if m.isreg() and not m.issparse() else -1) for m in tar_members(file)
+    ]
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
 def _member(file: Path, row: int, version: Version) -> bytes:
-    if (file, version) not in _places:
-        tar_members(file)
-    start, size = _places[file, version][row].tolist()
+    start, size = _places(file, version)[row].tolist()
     if not 0 <= size <= READ_LIMIT:
         raise ValueError(f"no file of at most {READ_LIMIT:,} bytes")
     with file.open("rb") as opened:
@@ -137,21 +140,20 @@ def _holds_bytes(kind: Any) -> bool:
 
 def table_schema(file: Path) -> Any:
     """Return the Arrow schema of a Parquet or Arrow file."""
-    if file.suffix.lower() == ".arrow":
-        return _arrow_table(file, _version(file)).schema
     from pyarrow import parquet
 
-    return parquet.read_schema(file)
+    is_arrow = file.suffix.lower() == ".arrow"
+    return _arrow_table(file, _version(file)).schema if is_arrow else parquet.read_schema(file)
 
 
 def read_columns(file: Path, columns: list[str]) -> tuple[int, dict[str, list[Any]]]:
     """Return the number of rows of a table, and the values of some of its columns."""
+    from pyarrow import parquet
+
     if file.suffix.lower() == ".arrow":
         table = _arrow_table(file, _version(file))
         count = table.num_rows
     else:
-        from pyarrow import parquet
-
         with parquet.ParquetFile(file) as opened:
             table, count = opened.read(columns=columns), opened.metadata.num_rows
     flat = table.flatten()  # image.path is a column
@@ -169,30 +171,26 @@ def _arrow_table(file: Path, version: Version) -> Any:
 
 def _arrow_cell(file: Path, row: int, version: Version) -> Any:
     table = _arrow_table(file, version)
-    return _content(table.column(picture_column(table.schema)), row)
+    return table.column(picture_column(table.schema))[row].as_py()
 
 
 def _parquet_cell(file: Path, row: int, version: Version) -> Any:
-    ends = _group_ends(file, version)
-    number = int(np.searchsorted(ends, row, side="right"))
-    if number == len(ends):
-        raise IndexError(f"has no row {row}")
-    return _content(_group(file, version, number), row - int(ends[number - 1] if number else 0))
-
-
-def _content(column: Any, row: int) -> Any:
-    cell = column[row].as_py()
-    return cell.get("bytes") if isinstance(cell, dict) else cell
+    starts = _group_starts(file, version)
+    if row >= starts[-1]:
+        raise IndexError(f"index {row} is beyond the rows")
+    number = int(np.searchsorted(starts, row, side="right")) - 1
+    return _group(file, version, number)[row - int(starts[number])].as_py()
 
 
 @cache
-def _group_ends(file: Path, version: Version) -> NDArray[np.int64]:
-    """Return the row behind the last of each group."""
+def _group_starts(file: Path, version: Version) -> NDArray[np.int64]:
+    """Return the first row of each group of rows, and the number of all rows."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(file) as opened:
         groups = range(opened.num_row_groups)
-        return np.cumsum([opened.metadata.row_group(i).num_rows for i in groups], dtype=np.int64)
+        sizes = [opened.metadata.row_group(i).num_rows for i in groups]
+    return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 _groups: dict[tuple[Path, Version, int], Any] = {}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
-from nofuss.data.decode import PictureError, decode_for, decode_resized, in_mode, resized
+from nofuss.data.decode import PictureError, decode, in_mode, resized
 from nofuss.data.duplicates import look_at
 from nofuss.data.transforms import draws, fitted, test_views, train_views
 
@@ -98,36 +98,6 @@ def ahead(
         pool.shutdown(cancel_futures=True)
 
 
-def on_device(loaded: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches with their inputs on a device, each copied while the one before is in use.
-
-    On a GPU the copies have a stream of their own, and do not wait for the work of the others.
-    """
-    if device.type == "cpu":
-        yield from loaded
-        return
-    lane = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    waiting: tuple[Batch, torch.cuda.Event | None] | None = None
-    for batch in loaded:
-        with torch.cuda.stream(lane):
-            inputs = batch.inputs.to(device, non_blocking=True)
-        following = batch._replace(inputs=inputs), lane.record_event() if lane else None
-        if waiting is not None:
-            yield _arrived(*waiting)
-        waiting = following
-    if waiting is not None:
-        yield _arrived(*waiting)
-
-
-def _arrived(batch: Batch, copied: torch.cuda.Event | None) -> Batch:
-    """Return a batch that the present stream may use: it waits for the copy, the host does not."""
-    if copied is not None:
-        present = torch.cuda.current_stream(batch.inputs.device)
-        present.wait_event(copied)
-        batch.inputs.record_stream(present)  # else its memory could be reused too early
-    return batch
-
-
 Fetched = Tensor | Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
 
 
@@ -147,16 +117,18 @@ def _fetcher(
         return lambda chosen: _from_dataset(collection.dataset, chosen, preprocessing)
 
     def decoded(row: int) -> NDArray[np.uint8]:
-        if looks is None:
-            return decode_resized(collection.paths[row], preprocessing)
+        path, mode, side = collection.paths[row], preprocessing.mode, preprocessing.resize
         try:
-            image = decode_for(collection.paths[row], preprocessing)
-            looks[row] = look_at(image)
-            return np.asarray(resized(image, preprocessing))
+            image = decode(path, mode=mode, at_least=side)
         except PictureError as error:
+            if looks is None:
+                raise
             looks[row] = error
-            side = preprocessing.resize
-            return np.zeros((side, side, 3)[: 2 if preprocessing.mode == "L" else 3], np.uint8)
+            image = Image.new(mode, (side, side))
+        else:
+            if looks is not None:
+                looks[row] = look_at(image)
+        return resized(image, preprocessing)
 
     return lambda chosen: [decoded(int(row)) for row in chosen]
 
@@ -166,8 +138,7 @@ def _from_dataset(dataset: Any, chosen: Indices, preprocessing: Preprocessing) -
     items = [_as_array(dataset[int(i)][0]) for i in chosen]
     if isinstance(items[0], Image.Image):
         upright = (ImageOps.exif_transpose(item) for item in items)  # as for files
-        fit = (in_mode(image, preprocessing.mode) for image in upright)
-        return [np.asarray(resized(image, preprocessing)) for image in fit]
+        return [resized(in_mode(image, preprocessing.mode), preprocessing) for image in upright]
     if isinstance(items[0], np.ndarray) and items[0].dtype == np.uint8:
         return [fitted(item[None], preprocessing)[0] for item in items]
     return torch.stack([torch.as_tensor(item) for item in items])

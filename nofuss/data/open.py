@@ -2,13 +2,10 @@
 
 import logging
 import os
-from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from unicodedata import normalize
 
 import numpy as np
 
@@ -23,7 +20,6 @@ from nofuss.data.readers.folder import (
     SPLIT_WORDS,
     Labelling,
     check_used,
-    few,
     find_pictures,
     labelling_of,
     open_folder,
@@ -36,13 +32,7 @@ from nofuss.data.readers.shards import (
     open_saved_dataset,
     open_shards,
 )
-from nofuss.data.readers.table import (
-    PAIR_COLUMNS,
-    header,
-    open_pairs,
-    open_table,
-    open_triplets,
-)
+from nofuss.data.readers.table import open_table
 from nofuss.data.scan import CONFLICT, DUPLICATE, ScanReport, scan_pictures
 from nofuss.data.triplets import NO_LABEL, Comparisons, Rows
 from nofuss.errors import DataError, UsageError
@@ -74,52 +64,25 @@ def open_data(
         return open_glyphs()
     if is_named_data(Path(path)):
         return open_han()
-    collection = _open(Path(os.path.expanduser(path)), labelling, check_values)
-    notes = *collection.notes, *_spelled_twice(collection.class_names)
-    return replace(collection, notes=notes)
-
-
-def _spelled_twice(names: Sequence[str]) -> list[str]:
-    """Return a note on classes whose names are the same text, in other code points.
-
-    Such names come from other systems: macOS writes é as e and an accent in names of folders.
-    """
-    spellings = defaultdict[str, list[str]](list)
-    for name in names:
-        spellings[normalize("NFC", name)].append(name)
-    same = [
-        f"{text} ({' and '.join(map(ascii, several))})"
-        for text, several in spellings.items()
-        if len(several) > 1
-    ]
-    advice = "give those that are one class one name"
-    return [f"classes whose names only look the same: {first_five(same)}; {advice}"] * bool(same)
-
-
-def _open(path: Path, labelling: Labelling, check_values: bool) -> Collection:
+    path = Path(os.path.expanduser(path))
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
         return _open_directory(path.absolute(), labelling)
     if not os.path.isfile(path):
         raise DataError(f"{printable(path)} does not exist; expected {ACCEPTED}")
-    path, suffix = path.absolute(), path.suffix.lower()
-    if suffix == ".tar":
-        return open_shards([path], path.parent, labelling)
-    if suffix in (".csv", ".tsv"):
-        columns = header(path)
-        if "anchor" in columns:
-            return open_triplets(path)
-        return open_pairs(path) if {*PAIR_COLUMNS} <= {*columns} else open_table(path)
-    if suffix in (".npz", ".safetensors"):
-        return open_arrays(path, check_values=check_values)
-    if suffix == ".parquet":
-        return open_parquet([path], path.parent)
-    if suffix in SUFFIXES:
-        raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
-    if path.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")):
-        raise DataError(
-            f"{printable(path)} is compressed, so pictures can't be read in any order; unpack it "
-            "to a .tar"
-        )
+    path = path.absolute()
+    match path.suffix.lower():
+        case ".tar":
+            return open_shards([path], path.parent, labelling)
+        case ".csv" | ".tsv":
+            return open_table(path)
+        case ".npz" | ".safetensors":
+            return open_arrays(path, check_values=check_values)
+        case ".parquet":
+            return open_parquet([path], path.parent)
+        case suffix if suffix in SUFFIXES:
+            raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
+        case _ if ".tar." in path.name or path.suffix == ".tgz":
+            raise DataError(f"{printable(path)} is compressed; unpack it to a .tar")
     raise DataError(f"can't recognise {printable(path)}; expected {ACCEPTED}")
 
 
@@ -136,17 +99,12 @@ def _open_directory(folder: Path, labelling: Labelling) -> Collection:
 
 def _inside(folder: Path, suffix: str) -> list[Path]:
     """Return the files with this suffix in a folder, its data/, train/ or test/, in order."""
-    places = [folder, *(folder / name for name in ("data", *sorted(SPLIT_WORDS)))]
-    try:
-        return sorted(
-            file
-            for place in places
-            if place.is_dir()
-            for file in place.iterdir()
-            if file.suffix.lower() == suffix and not file.name.startswith(".") and file.is_file()
-        )
-    except OSError:
-        return []  # open_folder says what is wrong
+    found = [*folder.glob("*"), *(f for n in ("data", *SPLIT_WORDS) for f in folder.glob(f"{n}/*"))]
+    return sorted(
+        file
+        for file in found
+        if file.suffix.lower() == suffix and not file.name.startswith(".") and file.is_file()
+    )
 
 
 def open_usable(
@@ -188,13 +146,10 @@ def open_corrected(
 def say_problems(report: ScanReport) -> None:
     """Say what is wrong with which items."""
     if report.problems:
-        left_out = [
-            f"{p.name} ({p.reason})"
-            for p in report.problems
-            if p.reason not in (DUPLICATE, CONFLICT)
-        ]
-        named = f"; {len(left_out):,} left out: {few(left_out)}" if left_out else ""
-        log.warning(f"{report.summary()}{named}")
+        bad = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
+        names = first_five([f"{p.name} ({p.reason})" for p in bad])
+        left_out = f"; {len(bad):,} left out: {names}" if bad else ""
+        log.warning(f"{report.summary()}{left_out}")
 
 
 def readable(collection: Collection, report: ScanReport) -> Collection:
@@ -324,16 +279,11 @@ def open_any(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
     try:
         return open_data(path, labelling=labelling)
     except DataError as error:
-        folder = path and Path(os.path.expanduser(path)).absolute()
-        if folder is None or not folder.is_dir() or layout_of(folder):
+        folder = Path(os.path.expanduser(path or "")).absolute()
+        if path is None or not folder.is_dir() or layout_of(folder):
             raise
-        pictures = find_pictures(folder)
-        if not pictures:
+        if not (pictures := find_pictures(folder)):
             raise
-        return Collection(
-            name=folder.name,
-            layout="folder of pictures",
-            paths=pictures,
-            root=folder,
-            notes=() if labelling == BY_FOLDER else (f"without labels: {error}",),
-        )
+        notes = () if labelling == BY_FOLDER else (f"without labels: {error}",)
+        layout = "folder of pictures"
+        return Collection(name=folder.name, layout=layout, paths=pictures, root=folder, notes=notes)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,19 +21,11 @@ from PIL import Image
 from nofuss.cache import Rows, key_of
 from nofuss.data.collection import Collection
 from nofuss.data.decode import FORMATS, MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
-from nofuss.data.duplicates import (
-    SMALLEST,
-    exact_copies,
-    look_at,
-    near_duplicates,
-)
+from nofuss.data.duplicates import SMALLEST, exact_copies, look_at, near_duplicates
 from nofuss.data.items import content_keys
-from nofuss.data.readers.arrays import is_finite
 from nofuss.files import csv_text
 from nofuss.progress import Progress, silent, working
 
-PIECE = 16
-"""Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
 VERSION = f"5 {PIL.__version__} {FORMATS} {MAX_FILE} {MAX_PIXELS} {MAX_ASPECT}".encode()
 CHUNK = 1024
@@ -53,12 +44,11 @@ class Problem(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The digest of a file's content, and what is wrong with it or how it looks."""
+    """The digest of a file's content, b"" where it can't be used, and how it looks or why not."""
 
     key: bytes
     look: bytes = b""
-    reason: str = ""
-    detail: str = ""
+    error: PictureError | None = None
 
 
 @dataclass(frozen=True)
@@ -83,13 +73,7 @@ class ScanReport:
 
     def as_csv(self) -> str:
         """Return all problems as a table: file, reason, detail."""
-        rows = [(p.name, p.reason, p.detail) for p in self.problems]
-        return csv_text([("file", "reason", "detail"), *rows])
-
-
-def _key_of(finding: Finding) -> bytes:
-    """Return the digest of a picture that can be decoded, else b"": a copy of nothing."""
-    return b"" if finding.reason else finding.key
+        return csv_text([("file", "reason", "detail"), *(p[1:] for p in self.problems)])
 
 
 class Duplicates(NamedTuple):
@@ -103,8 +87,6 @@ class Duplicates(NamedTuple):
 
 def scan_pictures(collection: Collection, *, progress: Progress = silent) -> ScanReport:
     """Hash and decode every picture file of the collection; for other kinds nothing is done."""
-    if not collection.paths:
-        return ScanReport(len(collection), ())
     return _report(collection, _look_at_all(collection.paths, progress))
 
 
@@ -113,11 +95,9 @@ def report_on(collection: Collection, unreadable: Mapping[int, PictureError]) ->
 
     unreadable: row of each that could not be, with the reason.
     """
-    if not collection.paths:
-        return ScanReport(len(collection), ())
     findings = [Finding(key) for key in content_keys(collection.paths)]
     for row, error in unreadable.items():
-        findings[row] = Finding(findings[row].key, b"", error.reason, error.detail)
+        findings[row] = Finding(b"", error=error)
     return _report(collection, findings)
 
 
@@ -133,17 +113,12 @@ def _good() -> Rows:
 
 def find_duplicates(collection: Collection, *, progress: Progress = silent) -> Duplicates:
     """Return the items that are there more than once, without those that can't be used."""
-    looks: list[bytes] = []
     if collection.paths:
         findings = _look_at_all(collection.paths, progress)
-        keys, looks = [_key_of(f) for f in findings], [f.look for f in findings]
+        keys, looks = [f.key for f in findings], [f.look for f in findings]
     else:
-        keys = collection.keys() or []
-    if collection.images is not None:
-        looks = [look_at(Image.fromarray(np.asarray(row))) for row in collection.images]
-    if collection.vectors is not None:
-        for i in np.flatnonzero(~is_finite(collection.vectors)):
-            keys[i] = b""
+        images = () if collection.images is None else collection.images
+        keys, looks = collection.keys() or [], [look_at(Image.fromarray(row)) for row in images]
     exact = exact_copies(keys)
     if not looks or len(looks) > MOST_COMPARED:
         return Duplicates(exact, [])
@@ -154,35 +129,29 @@ def find_duplicates(collection: Collection, *, progress: Progress = silent) -> D
 
 
 def _look_at_all(paths: Sequence[Path], progress: Progress) -> list[Finding]:
-    findings = list[Finding]()
-    good = _good()
-    progress("checking files", 0, len(paths))
+    """Decode every picture whose content is not known to be good."""
+    findings, good = list[Finding](), _good()
+    if paths:
+        progress("checking files", 0, len(paths))
     for start in range(0, len(paths), CHUNK):
         part = paths[start : start + CHUNK]
         keys = content_keys(part)
         known = dict(good.read(keys))
-        jobs = list(zip(part, keys, strict=True))
-        pieces = [jobs[at : at + PIECE] for at in range(0, len(jobs), PIECE)]
+
+        def look(path: Path, key: bytes, known: Mapping[bytes, bytes] = known) -> Finding:
+            if key in known:
+                return Finding(key, known[key])
+            try:  # the complete file, at a small scale
+                return Finding(key, look_at(decode(path, at_least=SMALLEST)))
+            except PictureError as error:
+                return Finding(b"", error=error)
+
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for found in pool.map(partial(_look, known), pieces):
-                findings += found
+            for finding in pool.map(look, part, keys):
+                findings.append(finding)
                 progress("checking files", len(findings), len(paths))
-        new = [f for f in findings[start:] if not f.reason and f.key not in known]
-        good.write([f.key for f in new], [f.look for f in new])
-    return findings
-
-
-def _look(known: Mapping[bytes, bytes], piece: Sequence[tuple[Path, bytes]]) -> list[Finding]:
-    """Decode pictures whose content is not known to be good."""
-    findings = []
-    for path, key in piece:
-        if key in known:
-            findings.append(Finding(key, known[key]))
-            continue
-        try:  # the complete file, at a small scale
-            findings.append(Finding(key, look_at(decode(path, at_least=SMALLEST))))
-        except PictureError as error:
-            findings.append(Finding(key, b"", error.reason, error.detail))
+        new = {f.key: f.look for f in findings[start:] if f.key not in known}
+        good.write(list(new), list(new.values()))
     return findings
 
 
@@ -190,11 +159,11 @@ def _report(collection: Collection, findings: Sequence[Finding]) -> ScanReport:
     """List bad files, and all but the first of each group of copies (all, if labels disagree)."""
     names, labels = collection.names, collection.labels
     problems = [
-        Problem(i, names[i], finding.reason, finding.detail)
+        Problem(i, names[i], finding.error.reason, finding.error.detail)
         for i, finding in enumerate(findings)
-        if finding.reason
+        if finding.error is not None
     ]
-    for same in exact_copies([_key_of(finding) for finding in findings]):
+    for same in exact_copies([finding.key for finding in findings]):
         first, *others = same
         if len(set(labels[same])) > 1:
             classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))

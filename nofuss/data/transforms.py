@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
-from nofuss.data.decode import middle_box
+from nofuss.data.decode import resized_size
 
 Picture = NDArray[np.uint8]
 CROP_Y, CROP_X, FLIP, AFFINE = 0, 1, 2, slice(3, 9)
@@ -114,15 +114,7 @@ def fitted(images: Picture, preprocessing: Preprocessing) -> Picture:
         weights = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # as Pillow weights them
         images = np.round(images @ weights).astype(np.uint8)
     height, width = images.shape[1:3]
-    side, short = preprocessing.resize, min(height, width)
-    if not preprocessing.squash:
-        left, top, width, height = middle_box(width, height)
-        images = images[:, top : top + height, left : left + width]
-    size = (
-        (side, side)
-        if preprocessing.squash
-        else tuple(max(side, round(length * side / short)) for length in (height, width))
-    )
+    size = resized_size(width, height, preprocessing)[::-1]
     if size == (height, width):
         return images
     planes = torch.from_numpy(images.astype(np.float32)).reshape(*images.shape[:3], -1)

@@ -162,7 +162,7 @@ class Encoder:
             image = ImageOps.exif_transpose(item)  # upright, as for files
         else:
             image = _from_array(np.asarray(item))
-        return np.asarray(resized(in_mode(image, self.preprocessing.mode), self.preprocessing))
+        return resized(in_mode(image, self.preprocessing.mode), self.preprocessing)
 
 
 def check_finite(embeddings: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from nofuss.cache import Rows
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError
-from nofuss.data.loader import ahead, batches, on_device
+from nofuss.data.loader import ahead, batches
 from nofuss.data.sampling import Indices, in_order
 from nofuss.data.scan import note_looks
 from nofuss.distributed import processes
@@ -185,7 +185,7 @@ def _compute(
     # All batches have one size: a picture's features do not depend on what else is missing.
     values = extract(
         backbone,
-        (_filled(each.inputs, batch) for each in on_device(loaded, device)),
+        (_filled(each.inputs.to(device, non_blocking=True), batch) for each in loaded),
         count=len(chosen) * batch,
         # Other processes are about as far.
         advance=lambda done: advance(min(done * processes.world(), len(collection))),

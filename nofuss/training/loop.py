@@ -29,7 +29,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from nofuss.config import OptimizerName, Schedule, Settings
-from nofuss.data.loader import Batch, on_device
+from nofuss.data.loader import Batch
 from nofuss.distributed.device import device_of, seeded
 from nofuss.distributed.processes import all_sum, any_true, copy_from_first, rank, world
 from nofuss.distributed.shard import gather
@@ -216,7 +216,8 @@ def run_loop(
             model = parallel(t.model)
             began = saved = time.monotonic()
             embeddings, asked = None, False
-            for batch in on_device(feed(t.epoch, t.step), device):
+            for batch in feed(t.epoch, t.step):
+                batch = batch._replace(inputs=batch.inputs.to(device, non_blocking=True))
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 seed(_step_seed(t.seed, t.epoch * steps + t.step) + rank())
                 loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)

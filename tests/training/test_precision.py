@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import nofuss
-from nofuss.data.loader import Batch, on_device
 from nofuss.errors import RunError, UsageError
 from nofuss.files import read_json, write_json
 from nofuss.losses import ProxyNCA
@@ -106,23 +105,3 @@ def test_a_device_without_autocast_is_refused() -> None:
     check_precision("fp32", torch.device("meta"))
     with pytest.raises(UsageError, match="no autocast for device meta"):
         check_precision("bf16", torch.device("meta"))
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_batches_are_copied_one_ahead(count: int) -> None:
-    """On torch's meta device, which has shapes but no numbers."""
-    asked = list[int]()
-
-    def loaded() -> Any:
-        for i in range(count):
-            asked.append(i)
-            yield Batch(torch.zeros(i + 1, 3), None, torch.arange(i + 1))
-
-    seen = list[int]()
-    for i, batch in enumerate(on_device(loaded(), torch.device("meta"))):
-        assert batch.inputs.device.type == "meta"
-        assert batch.inputs.shape == (i + 1, 3)
-        assert asked[-1] == min(i + 1, count - 1)
-        seen.append(len(batch.indices))
-    assert seen == list(range(1, count + 1))
-    assert [b.inputs.device.type for b in on_device(loaded(), CPU)] == ["cpu"] * count

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import nofuss
-from nofuss.data.decode import decode, decode_for
+from nofuss.data.decode import decode
 from nofuss.data.open import open_usable
 from nofuss.errors import RunError
 from nofuss.training.callbacks import Event
@@ -97,12 +97,12 @@ def test_each_picture_is_decoded_once_before_training(
         by_scan[str(path.relative_to(photos))] += 1
         return decode(path, **how)
 
-    def load(path: Path, how: Any) -> object:
+    def load(path: Path, **how: Any) -> object:
         by_loader[str(path.relative_to(photos))] += 1
-        return decode_for(path, how)
+        return decode(path, **how)
 
     monkeypatch.setattr("nofuss.data.scan.decode", scan)
-    monkeypatch.setattr("nofuss.data.loader.decode_for", load)
+    monkeypatch.setattr("nofuss.data.loader.decode", load)
     nofuss.train(photos, out=tmp_path / "run", **options)
     once = by_scan if options is SMALL else by_loader
     assert set(once.values()) == {1}

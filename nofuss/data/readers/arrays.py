@@ -12,13 +12,11 @@ Pickled objects are refused.
 """
 
 import zipfile
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nofuss.data.collection import (
     TEST,
@@ -36,8 +34,6 @@ from nofuss.files import check_regular, memory
 
 ITEMS = ("vectors", "embeddings", "features", "X", "x", "images", "data")
 LABELS = ("labels", "y", "targets")
-LARGEST = 1e15
-"""Largest entry of a vector: millions of squares of it, times 16, still add up in float32."""
 NAMES = ("classes", "class_names")
 
 Arrays = dict[str, NDArray[Any]]
@@ -71,37 +67,22 @@ def from_arrays(
         raise DataError(
             f"{name} holds {', '.join(arrays) or 'nothing'}; expected one of {', '.join(ITEMS)}"
         )
-    items = _as_items(arrays[key], key)
+    items, notes = _as_items(arrays[key], key), list[str]()
     if check_values and items.ndim == 2:
         check_vectors(items, name=key)
-    labels_key = _first(arrays, LABELS)
-    comparisons = None
-    if "triplets" in arrays:
-        comparisons = Comparisons("triplets", _as_triplets(arrays["triplets"], len(items)))
-    elif "pairs" in arrays:
-        comparisons = Comparisons("pairs", _as_pairs(arrays["pairs"], len(items)))
-    collection = Collection(
-        name=name,
-        layout=layout,
-        array=items,
-        comparisons=comparisons,
-        notes=("pairs are not used beside triplets",) * ({"triplets", "pairs"} <= {*arrays}),
-    )
-    if labels_key is None:
-        return collection
-    raw = _as_labels(arrays[labels_key], labels_key, len(items))
-    labels, values = compact_labels(raw)
-    notes = collection.notes
-    if raw.dtype.kind in "iu" and (values[0] < 0 or values[-1] >= len(values)):
-        notes += (f"labels {values[0]}…{values[-1]} renumbered to 0…{len(values) - 1}",)
-    names_key = _first(arrays, NAMES)
-    return replace(
-        collection,
-        labels=labels,
-        class_names=_class_names(values, None if names_key is None else arrays[names_key]),
-        split=_split(arrays, raw),
-        notes=notes,
-    )
+    more: dict[str, Any] = {}
+    if kind := _first(arrays, ("triplets", "pairs")):
+        more["comparisons"] = _as_comparisons(arrays[kind], kind, len(items))
+        if {"triplets", "pairs"} <= arrays.keys():
+            notes.append("pairs are not used beside triplets")
+    if labels_key := _first(arrays, LABELS):
+        raw = _as_labels(arrays[labels_key], labels_key, len(items))
+        more["labels"], values = compact_labels(raw)
+        if raw.dtype.kind in "iu" and (values[0] < 0 or values[-1] >= len(values)):
+            notes.append(f"labels {values[0]}…{values[-1]} renumbered to 0…{len(values) - 1}")
+        more["class_names"] = _class_names(values, arrays.get(_first(arrays, NAMES) or ""))
+        more["split"] = _split(arrays, raw)
+    return Collection(name=name, layout=layout, array=items, notes=tuple(notes), **more)
 
 
 def _load(path: Path) -> Arrays:
@@ -113,35 +94,30 @@ def _load(path: Path) -> Arrays:
         return {k: (t.float() if t.is_floating_point() else t).numpy() for k, t in tensors.items()}
     if not zipfile.is_zipfile(path):
         raise ValueError("not a zip archive as np.savez writes")
-    with zipfile.ZipFile(path) as archive:
-        size = sum(part.file_size for part in archive.infolist())
-    if size > memory():
-        raise MemoryError
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        return {key: file[key] for key in file.files}
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
 
 
-def _first(arrays: Arrays, names: Iterable[str]) -> str | None:
+def _first(arrays: Arrays, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in arrays), None)
 
 
 def check_vectors(vectors: NDArray[np.float32], *, name: str) -> None:
-    """Refuse vectors (N, D) with NaN, infinity, or values whose squares float32 can't hold."""
-    bad_rows = np.flatnonzero(~is_finite(vectors))
-    if len(bad_rows):
-        rows = first_five([str(row) for row in bad_rows]).replace(";", ",")
-        raise DataError(f"{name} has NaN or infinite values in rows {rows}; drop or fix them")
-    largest = float(np.abs(vectors).max(initial=0))
-    if largest > LARGEST or 0 < largest < 1 / LARGEST:
-        raise DataError(
-            f"{name} reaches {largest:.0e}; the squares of such values are beyond float32: "
-            f"divide them by {largest:.0e}"
-        )
+    """Refuse vectors (N, D) with NaN or infinity."""
+    _check_rows(is_finite(vectors), f"{name} has NaN or infinite values", "; drop or fix them")
 
 
 def is_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return for each row (N, D) whether all of its values are finite."""
     return np.asarray(np.isfinite(vectors).all(axis=1))
+
+
+def _check_rows(is_good: ArrayLike, complaint: str, cure: str = "") -> None:
+    """Raise DataError with the first of the bad rows, if there are any."""
+    if not np.all(is_good):
+        bad = [str(row) for row in np.flatnonzero(np.logical_not(is_good))]
+        rows = first_five(bad).replace(";", ",")
+        raise DataError(f"{complaint} in rows {rows}{cure}")
 
 
 def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
@@ -163,21 +139,19 @@ def _as_items(items: NDArray[Any], key: str) -> NDArray[Any]:
 
 
 def _as_labels(labels: NDArray[Any], key: str, count: int) -> NDArray[Any]:
+    """Return labels (N,) as whole numbers or words."""
     got = f"{key} is {labels.dtype} of shape {labels.shape}"
     if labels.size != count or labels.ndim > 2 or max(labels.shape, default=0) != count:
         raise DataError(f"{got} for {count:,} items; expected one label per item")
     labels = labels.reshape(-1)
-    if labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all():
-        exact = 2.0 ** (1 + np.finfo(labels.dtype).nmant)  # larger whole numbers share a float
-        if np.abs(labels).max() > min(exact, 2.0**62):
-            raise DataError(f"{key} has numbers that {labels.dtype} can't distinguish; give int64")
-        labels = labels.astype(np.int64)
-    if labels.dtype.kind == "u":  # a label of 2⁶³ and more has no int64
-        return labels if labels.max() > np.iinfo(np.int64).max else labels.astype(np.int64)
-    if labels.dtype.kind in "bi":
-        return labels.astype(np.int64)
-    if labels.dtype.kind in "US":
+    if labels.dtype.kind in "iuUS":
         return labels
+    if labels.dtype.kind == "f" and (labels == labels.round()).all():
+        if np.abs(labels).max() > 2.0 ** (1 + np.finfo(labels.dtype).nmant):
+            raise DataError(f"{key} has numbers that {labels.dtype} can't distinguish; give int64")
+        return labels.astype(np.int64)
+    if labels.dtype.kind == "b":
+        return labels.astype(np.int64)
     raise DataError(f"{got}; expected whole numbers or words")
 
 
@@ -193,11 +167,12 @@ def _class_names(values: NDArray[Any], names: NDArray[Any] | None) -> tuple[str,
 def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
     if "split" in arrays:
         split = arrays["split"]
-        if split.dtype.kind == "S":
-            split = np.char.decode(split, "ascii", "replace")
-        is_text = split.dtype.kind == "U" and split.shape == labels.shape
-        if not is_text or not np.isin(split := np.char.lower(split), (TRAIN, TEST)).all():
+        if split.shape != labels.shape or split.dtype.kind not in "US":
             raise DataError("split must have one entry per item, train or test")
+        if split.dtype.kind == "S":
+            split = np.char.decode(split, "latin-1")
+        split = np.char.lower(split)
+        _check_rows(np.isin(split, (TRAIN, TEST)), "split is neither train nor test")
         return split
     if "is_evaluation_class" in arrays:
         held_out = arrays["is_evaluation_class"]
@@ -210,27 +185,16 @@ def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
     return None
 
 
-def _as_triplets(triplets: NDArray[Any], count: int) -> NDArray[np.int64]:
-    _check_rows(triplets, triplets, count, "triplets")
-    return triplets.astype(np.int64)
-
-
-def _as_pairs(pairs: NDArray[Any], count: int) -> NDArray[np.int64]:
-    _check_rows(pairs, pairs[..., :2] if pairs.ndim else pairs, count, "pairs")
-    other = np.flatnonzero(~np.isin(pairs[:, 2], (0, 1)))
-    if len(other):
-        rows = first_five([str(row) for row in other]).replace(";", ",")
-        raise DataError(f"the third column of pairs must be 0 or 1; it is not in rows {rows}")
-    return check_pairs(pairs.astype(np.int64), "pairs")
-
-
-def _check_rows(table: NDArray[Any], items: NDArray[Any], count: int, name: str) -> None:
-    """Refuse a table that is not (T, 3), or names items that do not exist."""
-    if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "iu":
-        raise DataError(f"{name} has shape {table.shape}; expected (T, 3) whole numbers")
-    if not len(table):
-        raise DataError(f"{name} is empty, so there is nothing to learn from; expected (T, 3) rows")
-    outside = np.flatnonzero(((items < 0) | (items >= count)).any(axis=1))
-    if len(outside):
-        rows = first_five([str(row) for row in outside]).replace(";", ",")
-        raise DataError(f"{name} name items beyond 0…{count - 1} in rows {rows}")
+def _as_comparisons(rows: NDArray[Any], kind: Any, count: int) -> Comparisons:
+    """Return triplets or pairs; DataError for other shapes, and items that do not exist."""
+    if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind not in "iu":
+        raise DataError(f"{kind} has shape {rows.shape}; expected (T, 3) whole numbers")
+    if not len(rows):
+        raise DataError(f"{kind} is empty, so there is nothing to learn from; expected (T, 3) rows")
+    comparisons = Comparisons(kind, rows.astype(np.int64))
+    is_inside = np.isin(comparisons.items, np.arange(count)).all(axis=1)
+    _check_rows(is_inside, f"{kind} name items beyond 0…{count - 1}")
+    if kind == "pairs":
+        _check_rows(np.isin(rows[:, 2], (0, 1)), "the third column of pairs is neither 0 nor 1")
+        check_pairs(comparisons.rows, kind)
+    return comparisons

@@ -23,13 +23,15 @@ from nofuss.files import read_bytes
 
 LARGEST_MAT = 2**23
 """Largest size of an annotation file in bytes; those of Cars196 have less than one megabyte."""
+DEVKIT = {"cars_train_annos.mat": "cars_train", "cars_test_annos_withlabels.mat": "cars_test"}
+"""Annotations of Cars196 as published → the folder of their pictures."""
 
 
 def layout_of(folder: Path) -> Callable[[Path], Collection] | None:
     """Return the reader for an official layout, or None if the folder has none."""
     if (folder / "images.txt").is_file() and (folder / "image_class_labels.txt").is_file():
         return open_cub
-    if _cars_annotations(folder):
+    if any(_mat_file(folder, name) for name in ("cars_annos.mat", *DEVKIT)):
         return open_cars
     if (folder / "Ebay_train.txt").is_file() and (folder / "Ebay_test.txt").is_file():
         return open_products
@@ -40,9 +42,7 @@ def open_cub(folder: Path) -> Collection:
     """Open CUB-200-2011: images.txt "id path", image_class_labels.txt "id class", classes.txt."""
     path_of = dict(_lines(folder / "images.txt", (int, str)))
     class_of = dict(_lines(folder / "image_class_labels.txt", (int, int)))
-    names: dict[int, str] = {}
-    if (folder / "classes.txt").is_file():
-        names = dict(_lines(folder / "classes.txt", (int, str)))
+    names = folder / "classes.txt"
     if unlabelled := sorted(path_of.keys() - class_of.keys()):
         missing = first_five([str(i) for i in unlabelled])
         raise DataError(f"image_class_labels.txt has no class for the images {missing}")
@@ -52,38 +52,29 @@ def open_cub(folder: Path) -> Collection:
         layout="official CUB layout",
         paths=[folder / "images" / path_of[i] for i in ids],
         classes=[class_of[i] for i in ids],
-        names=names,
+        names=dict(_lines(names, (int, str))) if names.is_file() else {},
     )
 
 
 def open_cars(folder: Path) -> Collection:
     """Open Cars196: annotations of all images in one .mat file, or in the devkit's two."""
-    paths: list[Path] = []
-    classes: list[int] = []
-    names: dict[int, str] = {}
-    files = _cars_annotations(folder)
-    if len(files) == 1 and files[0][0].name != "cars_annos.mat":
-        raise DataError(
-            f"{printable(folder)} has only {files[0][0].name}; Cars196 needs both "
-            "cars_train_annos.mat and cars_test_annos_withlabels.mat, or cars_annos.mat"
-        )
-    for file, pictures in files:
-        content = _load_mat(file)
+    wanted = {"cars_annos.mat": ""} if _mat_file(folder, "cars_annos.mat") else DEVKIT
+    paths, classes, names = list[Path](), list[int](), dict[int, str]()
+    for name, pictures in wanted.items():
+        content = _load_mat(folder, name)
         try:
-            rows = np.atleast_1d(content["annotations"])
-            for row in rows:
+            for row in np.atleast_1d(content["annotations"]):
                 picture = row["relative_im_path"] if "relative_im_path" in row else row["fname"]
-                paths.append(pictures / str(picture))
+                paths.append(folder / pictures / str(picture))
                 classes.append(int(row["class"]))
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise DataError(
-                f"{file.name} lacks annotations with a class and a file name; "
+                f"{name} lacks annotations with a class and a file name; "
                 "for the test images, the file is cars_test_annos_withlabels.mat"
             ) from error
-        names |= dict(enumerate(_words(content.get("class_names")), start=1))
-    for meta in (folder / "devkit" / "cars_meta.mat", folder / "cars_meta.mat"):
-        if not names and meta.is_file():
-            names = dict(enumerate(_words(_load_mat(meta).get("class_names")), start=1))
+        names |= _class_names(content)
+    if not names and _mat_file(folder, "cars_meta.mat"):
+        names = _class_names(_load_mat(folder, "cars_meta.mat"))
     layout = "official Cars196 layout"
     return _collection(folder, layout=layout, paths=paths, classes=classes, names=names)
 
@@ -139,8 +130,7 @@ def _collection(
 
 def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tuple[Any, ...]]:
     """Read space-separated columns of a text file; the last column may contain spaces."""
-    rows: list[tuple[Any, ...]] = []
-    complaints: list[str] = []
+    rows, complaints = list[tuple[Any, ...]](), list[str]()
     try:
         text = read_bytes(file).decode("utf-8", "surrogateescape")
     except OSError as error:
@@ -158,24 +148,20 @@ def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tupl
     return rows
 
 
-def _cars_annotations(folder: Path) -> list[tuple[Path, Path]]:
-    """Return the annotation files that exist, each with the folder its file names start from."""
-    if (folder / "cars_annos.mat").is_file():
-        return [(folder / "cars_annos.mat", folder)]
-    annotations = []
-    for file, pictures in (
-        ("cars_train_annos.mat", "cars_train"),
-        ("cars_test_annos_withlabels.mat", "cars_test"),
-    ):
-        place = next((d / file for d in (folder, folder / "devkit") if (d / file).is_file()), None)
-        if place is not None:
-            annotations.append((place, folder / pictures))
-    return annotations
+def _mat_file(folder: Path, name: str) -> Path | None:
+    """Return where an annotation file of Cars196 is; None if there is none."""
+    return next((d / name for d in (folder, folder / "devkit") if (d / name).is_file()), None)
 
 
-def _load_mat(file: Path) -> dict[str, Any]:
+def _load_mat(folder: Path, name: str) -> dict[str, Any]:
     from scipy.io import loadmat
 
+    file = _mat_file(folder, name)
+    if file is None:
+        raise DataError(
+            f"{printable(folder)} has no {name}; Cars196 needs both {' and '.join(DEVKIT)}, or "
+            "cars_annos.mat"
+        )
     try:
         data = BytesIO(read_bytes(file, limit=LARGEST_MAT))
         content: dict[str, Any] = loadmat(data, simplify_cells=True)
@@ -185,5 +171,7 @@ def _load_mat(file: Path) -> dict[str, Any]:
     return content
 
 
-def _words(names: Any) -> list[str]:
-    return [] if names is None else [str(name) for name in np.atleast_1d(names)]
+def _class_names(content: dict[str, Any]) -> dict[int, str]:
+    """Return class → name of a MATLAB file, where it has names."""
+    names = np.atleast_1d(content.get("class_names", []))
+    return {number: str(name) for number, name in enumerate(names, start=1)}

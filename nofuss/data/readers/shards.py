@@ -11,6 +11,7 @@ which take consecutive items, read different files.
 """
 
 import errno
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -22,14 +23,15 @@ import numpy as np
 
 from nofuss.data.collection import TEST, TRAIN, Collection, first_five, printable
 from nofuss.data.decode import SUFFIXES
-from nofuss.data.items import (
-    picture_column,
-    read_columns,
-    read_item,
-    table_schema,
-    tar_members,
+from nofuss.data.items import picture_column, read_columns, read_item, table_schema, tar_members
+from nofuss.data.readers.folder import (
+    BY_FOLDER,
+    SPLIT_WORDS,
+    Labelling,
+    Skipped,
+    named,
+    skipped_notes,
 )
-from nofuss.data.readers.folder import BY_FOLDER, SPLIT_WORDS, Labelling, Skipped, sides_by_name
 from nofuss.data.readers.table import SPLITS, by_number_or_name, existing
 from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError
@@ -56,24 +58,21 @@ class Row(NamedTuple):
 
 def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open the pictures in tar files, in order; their labels as stored, else by their names."""
-    skipped = Skipped(root)
-    rows = [_read(file, "tar file", _shard_rows(file, skipped)) for file in files]
+    skipped = Skipped()
+    rows = [row for file in files for row in _read(file, "tar file", _shard_rows(file, skipped))]
     layout = f"WebDataset, {len(files):,} shard{'s'[: len(files) > 1]}"
-    if not any(row.label for each in rows for row in each):
-        rows = [
-            [row._replace(label=labelling.class_of(Path(row.name)) or "") for row in each]
-            for each in rows
-        ]
+    if not any(row.label for row in rows):
+        rows = [row._replace(label=labelling.class_of(Path(row.name)) or "") for row in rows]
         layout += labelling.describe()
+    listed = named(skipped, root)
     collection = _joined(rows, files, root, layout)
-    return replace(collection, notes=skipped.notes(), skipped=skipped.listed())
+    return replace(collection, notes=skipped_notes(listed), skipped=listed)
 
 
 def open_parquet(files: Sequence[Path], root: Path) -> Collection:
     """Open the pictures in Parquet files, in order."""
-    rows = [_read(file, "Parquet file", _table_rows(file)) for file in files]
-    count = f", {len(files):,} files" if len(files) > 1 else ""
-    return _joined(rows, files, root, f"Parquet{count}")
+    rows = [row for file in files for row in _read(file, "Parquet file", _table_rows(file))]
+    return _joined(rows, files, root, "Parquet" + f", {len(files):,} files" * (len(files) > 1))
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -83,7 +82,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 def open_saved_dataset(folder: Path) -> Collection:
     """Open what `save_to_disk` wrote: a dataset, or one for each side of a split."""
-    sides, notes = {folder: ""}, list[str]()
+    sides, notes = {folder: ""}, tuple[str, ...]()
     if (folder / "dataset_dict.json").is_file():
         names = _listed(folder / "dataset_dict.json", "splits", str)
         sides = {folder / name: SPLIT_WORDS[name] for name in names if name in SPLIT_WORDS}
@@ -92,46 +91,39 @@ def open_saved_dataset(folder: Path) -> Collection:
                 f"{printable(folder)} has the splits {printable(', '.join(names))}; expected "
                 "train and test (or validation)"
             )
-        beside = " and ".join(each.name for each in sides)
-        others = [name for name in names if name not in SPLIT_WORDS]
-        notes += [f"split {printable(name)}, beside {beside}, skipped" for name in others]
-    rows, files = list[list[Row]](), list[Path]()
+        beside = f"splits beside {' and '.join(each.name for each in sides)}"
+        notes = skipped_notes((printable(n), beside) for n in names if n not in SPLIT_WORDS)
+    rows, files = list[Row](), list[Path]()
     for place, side in sides.items():
         for entry in _listed(place / "state.json", "_data_files", dict):
             files.append(place / Path(str(entry.get("filename"))).name)
-            rows.append(_read(files[-1], "dataset", _table_rows(files[-1], side)))
+            rows += _read(files[-1], "dataset", _table_rows(files[-1], side))
     if not files:
         raise DataError(f"{printable(folder)} lists no data files in state.json; save it again")
-    return replace(_joined(rows, files, folder, "Hugging Face dataset on disk"), notes=tuple(notes))
+    return replace(_joined(rows, files, folder, "Hugging Face dataset on disk"), notes=notes)
 
 
-def _joined(
-    rows: Sequence[Sequence[Row]], files: Sequence[Path], root: Path, layout: str
-) -> Collection:
-    """Join the pictures of all files; the split is a column, or in the names of the files."""
+def _joined(rows: list[Row], files: Sequence[Path], root: Path, layout: str) -> Collection:
+    """Return the collection of all pictures."""
     name = root.name if len(files) > 1 or layout.startswith("Hugging") else files[0].stem
-    if (by_name := sides_by_name(files)) and not any(row.side for each in rows for row in each):
-        pairs = zip(rows, by_name, strict=True)
-        rows = [[row._replace(side=side) for row in each] for each, side in pairs]
-    every = [row for each in rows for row in each]
-    if not every:
+    if not rows:
         raise DataError(
             f"{printable(name)} holds no pictures; expected 0001.jpg, 0001.cls, … in a tar file, "
             "or rows with a picture"
         )
-    unlabelled, sides = [row.name for row in every if not row.label], [row.side for row in every]
-    if unlabelled and len(unlabelled) < len(every):
+    unlabelled, sides = [row.name for row in rows if not row.label], [row.side for row in rows]
+    if unlabelled and len(unlabelled) < len(rows):
         names = first_five([printable(each) for each in unlabelled])
         raise DataError(
             f"{printable(name)} has pictures without a label: {names}; add them, or leave these out"
         )
-    labels, class_names = by_number_or_name([row.label for row in every])
+    labels, class_names = by_number_or_name([row.label for row in rows])
     if unlabelled:
-        labels, class_names = np.full(len(every), NO_LABEL, dtype=np.int64), []
+        labels, class_names = np.full(len(rows), NO_LABEL, dtype=np.int64), []
     return Collection(
         name=printable(name),
         layout=layout,
-        paths=[row.path for row in every],
+        paths=[row.path for row in rows],
         root=root,
         labels=labels,
         class_names=tuple(map(printable, class_names)),
@@ -140,10 +132,11 @@ def _joined(
 
 
 def _read(file: Path, kind: str, rows: Iterable[Row]) -> list[Row]:
-    """Return all rows of a file; DataError where it can't be read."""
+    """Return all rows of a file, with the side in its name; DataError where it can't be read."""
     try:
         check_regular(file, limit=2**62)
-        return list(rows)
+        side = _side_by_name(file)
+        return [row if row.side else row._replace(side=side) for row in rows]
     except DataError:
         raise
     except ImportError as error:
@@ -155,6 +148,13 @@ def _read(file: Path, kind: str, rows: Iterable[Row]) -> list[Row]:
     except Exception as error:  # tarfile and pyarrow have many, and bytes from outside raise any
         reason = printable((str(error) or type(error).__name__).splitlines()[0])
         raise DataError(f"{printable(file)} is not a readable {kind}: {reason}") from error
+
+
+def _side_by_name(file: Path) -> str:
+    """Return the side of the split in the name of a file or its folder, as in train-000.tar."""
+    words = re.split(r"[^a-z]+", f"{file.parent.name} {file.stem}".lower())
+    found = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
+    return found.pop() if len(found) == 1 else ""
 
 
 # Tar
@@ -170,15 +170,14 @@ def _shard_rows(file: Path, skipped: Skipped) -> Iterator[Row]:
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse() or base.startswith("."):
-                reason = "links, hidden and special files in shards"
-                skipped.add(reason, file / member.name)
+                skipped.append((file / member.name, "links, hidden and special files in shards"))
             elif suffix in SUFFIXES and picture is None:
                 picture = (Path(f"{file}#{number}"), member.name)
             elif ending in ("cls", "label", "json"):
                 label = label or _label(file, number, member)
             else:
                 reason = "files in shards that are neither picture nor label"
-                skipped.add(reason, file / member.name)
+                skipped.append((file / member.name, reason))
         if picture is not None:
             yield Row(*picture, label)
 
@@ -214,7 +213,7 @@ def _table_rows(file: Path, side: str = "") -> Iterator[Row]:
     if file.suffix.lower() not in (".parquet", ".arrow"):
         raise DataError(f"{printable(file)} does not end in .arrow; save the dataset again")
     schema = table_schema(file)
-    picture, label = picture_column(schema), _label_column(schema)
+    picture, (label, classes) = picture_column(schema), _label_column(schema)
     texts = {field.name for field in schema if str(field.type) in ("string", "large_string")}
     place = next((name for name in PATHS if name in texts), None)
     if picture is not None and _holds_paths(file, schema.field(picture).type):
@@ -224,11 +223,11 @@ def _table_rows(file: Path, side: str = "") -> Iterator[Row]:
             f"{printable(file)} has the columns {printable(', '.join(schema.names))}; expected "
             "pictures as bytes in a column like image, or their paths in a column like path"
         )
-    named = "split" if "split" in schema.names else None
-    wanted = [name for name in (label, named, None if picture else place) if name]
+    split = "split" if "split" in schema.names else None
+    wanted = [name for name in (label, split, None if picture else place) if name]
     count, cells = read_columns(file, wanted)
-    labels = _labels(cells[label], label, schema) if label else [""] * count
-    sides = _sides(cells[named], file) if named else [side] * count
+    labels = _labels(cells[label], label, classes) if label else [""] * count
+    sides = _sides(cells[split], file) if split else [side] * count
     paths = [Path(f"{file}#{row}") for row in range(count)]
     names = [path.name for path in paths]
     if picture is None and place is not None:
@@ -252,9 +251,7 @@ def _existing(file: Path, values: Sequence[Any]) -> list[Path]:
     paths, complaints = list[Path](), list[str]()
     for row, value in enumerate(values):
         try:
-            if not isinstance(value, str):
-                raise ValueError("no path")
-            paths.append(existing(file.parent, value))
+            paths.append(existing(file.parent, str(value)))
         except ValueError as error:
             complaints.append(f"row {row}: {error}")
     if complaints:
@@ -264,43 +261,39 @@ def _existing(file: Path, values: Sequence[Any]) -> list[Path]:
 
 
 def _sides(values: Sequence[Any], file: Path) -> list[str]:
-    words, sides = [str(value).strip().lower() for value in values], SPLITS | SPLIT_WORDS
-    if unknown := sorted({word for word in words if word not in sides}):
-        shown = printable(", ".join(unknown[:5]))
-        raise DataError(f"{printable(file)}: split has {shown}; expected train and test")
-    return [sides[word] for word in words]
+    words = [str(value).strip().lower() for value in values]
+    if unknown := sorted({printable(word) for word in words if word not in SPLITS}):
+        found = first_five(unknown)
+        raise DataError(f"{printable(file)}: split has {found}; expected train and test")
+    return [SPLITS[word] for word in words]
 
 
-def _class_names(schema: Any) -> dict[str, list[Any]]:
-    """Return the class names of each column that has some, as `datasets` writes them."""
+def _label_column(schema: Any) -> tuple[str | None, list[Any] | None]:
+    """Return the column of labels, and the names that `datasets` stores for their numbers.
+
+    A column with names of classes comes first, then one with a usual name.
+    """
     try:
         features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {
-            k: f["names"] for k, f in features.items() if isinstance(f, dict) and f.get("names")
-        }
+        classes = {column: feature.get("names") for column, feature in features.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        return {}
-
-
-def _label_column(schema: Any) -> str | None:
-    """Return the column of labels: the one with class names, else one with a usual name."""
-    named = _class_names(schema)
+        classes = {}
+    classes = {column: names for column, names in classes.items() if isinstance(names, list)}
     usual = [name for name in LABELS if name in schema.names]
-    both = [name for name in usual if name in named]
-    return next((name for name in (*both, *usual, *named) if name in schema.names), None)
+    both = [name for name in usual if name in classes]
+    column = next((name for name in (*both, *usual, *classes) if name in schema.names), None)
+    return column, classes.get(column)
 
 
-def _labels(values: Sequence[Any], column: str, schema: Any) -> list[str]:
+def _labels(values: Sequence[Any], column: str, classes: list[Any] | None) -> list[str]:
     """Return labels as text; class names in place of numbers where there are."""
     if any(isinstance(value, list | dict | bytes) for value in values):
-        kind = schema.field(column).type
-        raise ValueError(f"{column} is of type {kind}; expected numbers or text")
-    names = _class_names(schema).get(column)
-    if not isinstance(names, list):
+        raise ValueError(f"{column} holds lists or bytes; expected numbers or text")
+    if classes is None:
         return ["" if value is None else str(value) for value in values]
-    if any(not isinstance(v, int) or not 0 <= v < len(names) for v in values if v is not None):
-        raise ValueError(f"{column} has numbers beyond its {len(names):,} class names")
-    return ["" if value is None else str(names[value]) for value in values]
+    if any(not isinstance(v, int) or not 0 <= v < len(classes) for v in values if v is not None):
+        raise ValueError(f"{column} has numbers beyond its {len(classes):,} class names")
+    return ["" if value is None else str(classes[value]) for value in values]
 
 
 def _listed(file: Path, key: str, kind: type) -> list[Any]:

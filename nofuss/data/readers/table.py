@@ -8,9 +8,12 @@ header is row 1.
 
 import csv
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,74 +30,17 @@ from nofuss.data.collection import (
     to_bytes,
 )
 from nofuss.data.columns import clean, read_column
-from nofuss.data.readers.folder import few
+from nofuss.data.readers.folder import SPLIT_WORDS
 from nofuss.data.triplets import Comparisons
 from nofuss.errors import DataError
-from nofuss.files import check_regular
+from nofuss.files import check_regular, read_bytes
 
 TRIPLET_COLUMNS = ("anchor", "positive", "negative")
 PAIR_COLUMNS = ("a", "b", "same")
 SAME = dict.fromkeys(("1", "true", "yes"), 1) | dict.fromkeys(("0", "false", "no"), 0)
-LONGEST_LINE = 2**20
-LONGEST_LABEL = 2**12
-MOST_COLUMNS = 1000
-SPLITS = {"train": TRAIN, "training": TRAIN, "test": TEST, "testing": TEST, "eval": TEST}
+SPLITS = SPLIT_WORDS | {"training": TRAIN, "testing": TEST, "eval": TEST}
 SPLITS |= {"query": QUERY, "gallery": GALLERY}
-
-
-def open_table(path: Path) -> Collection:
-    """Open the pictures that a CSV lists, labelled by its `label` column."""
-    paths: list[Path] = []
-    labels: list[str] = []
-    split: list[str] = []
-    further: dict[str, list[str]] = {}
-    complaints: list[str] = []
-    repeated: list[str] = []
-    seen: dict[tuple[str, str], str] = {}
-    rows = read_rows(path, required=("path", "label"), optional=("split",), further=True)
-    for number, row in rows:
-        try:
-            picture, label = row["path"], row["label"].strip()
-            if not picture or not label:
-                raise ValueError(f"no {'label' if picture else 'path'}")
-            if "split" in row and row["split"].strip().lower() not in SPLITS:
-                raise ValueError(f"split {row['split']!r} is none of train, test, query, gallery")
-            file = existing(path.parent, picture)
-            side = SPLITS[row["split"].strip().lower()] if "split" in row else ""
-            before = seen.setdefault((os.path.normpath(file), side), label)
-            if before != label:
-                raise ValueError(f"{printable(picture)} again, with another label")
-            if len(seen) == len(paths):
-                repeated.append(f"row {number}")
-                continue
-            paths.append(file)
-            labels.append(label)
-            split.append(side)
-            for name in row.keys() - {"path", "label", "split"}:
-                further.setdefault(name, []).append(row[name])
-        except ValueError as error:
-            complaints.append(f"row {number}: {error}")
-    name = printable(path.name)
-    if complaints:
-        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
-    if not paths:
-        raise DataError(f"{name} has a header but no rows; expected path,label[,split]")
-    order, names = by_number_or_name(labels)
-    return Collection(
-        name=path.stem,
-        layout=f"CSV manifest {name}",
-        paths=paths,
-        root=path.parent,
-        labels=order,
-        class_names=tuple(printable(n) for n in names),
-        split=np.array(split) if all(split) else None,
-        notes=(f"{len(repeated):,} rows repeat a picture: {few(repeated)}",) if repeated else (),
-        columns={
-            clean(column): values
-            for column, cells in sorted(further.items())
-            if (values := read_column(cells)) is not None
-        },
-    )
+"""Words in a column `split`."""
 
 
 class Row(NamedTuple):
@@ -104,77 +50,176 @@ class Row(NamedTuple):
     cells: dict[str, str]
 
 
-def read_rows(
-    path: Path, *, required: tuple[str, ...], optional: tuple[str, ...], further: bool = False
-) -> Iterator[Row]:
-    """Yield the records of a CSV that has the required columns; skip blank lines.
-
-    `further` also yields the columns that are neither required nor optional.
+@contextmanager
+def _reading(path: Path) -> Iterator[tuple[list[str], Any]]:
+    """Yield the names of the columns, in lower case, and a reader of the other records.
 
     Bytes that are not UTF-8 survive as surrogates, since file names may hold them.
     """
-    name, wanted = printable(path.name), ",".join(required) + "".join(f"[,{o}]" for o in optional)
-    reader = None
+    name = printable(path.name)
     try:
-        with _opened(path) as file:
-            first = next(_lines(file), "")
-            if not first.strip():
-                raise DataError(f"{name} is empty; expected the columns {wanted}")
-            delimiter = max(",;\t", key=first.count)
-            file.seek(0)
-            reader = csv.reader(_lines(file), delimiter=delimiter, strict=True)
-            columns = [cell.strip().lower() for cell in next(reader)]
-            if len(columns) > MOST_COLUMNS:
-                raise DataError(f"{name} has {len(columns):,} columns; at most {MOST_COLUMNS:,}")
-            if missing := [column for column in required if column not in columns]:
-                raise DataError(
-                    f"{name} has the columns {printable(', '.join(columns))}; "
-                    f"{' and '.join(missing)} missing, expected {wanted}"
-                )
-            if twice := [c for c in columns if c and columns.count(c) > 1]:
-                raise DataError(f"{name} has the column {printable(twice[0])} twice; rename one")
-            wanted_columns = {*required, *optional, *(filter(None, columns) if further else ())}
-            where = {c: columns.index(c) for c in columns if c in wanted_columns}
-            for number, record in enumerate(reader, start=2):
-                if any(cell.strip() for cell in record[len(columns) :]):
-                    raise DataError(
-                        f"{name} has {len(record)} cells in row {number} and {len(columns)} "
-                        f"columns; quote cells that hold a {delimiter!r}"
-                    )
-                if any(cell.strip() for cell in record):
-                    yield Row(
-                        number, {c: record[i] if i < len(record) else "" for c, i in where.items()}
-                    )
+        text = StringIO(read_bytes(path).decode("utf-8-sig", "surrogateescape"), newline="")
+        first = text.readline()
+        text.seek(0)
+        reader = csv.reader(text, delimiter=max(",;\t", key=first.count), strict=True)
+        yield [cell.strip().lower() for cell in next(reader, [])], reader
     except csv.Error as error:
-        line = 1 if reader is None else reader.line_num
-        raise DataError(f"{name} is not a readable CSV: {error} (line {line})") from error
+        raise DataError(
+            f"{name} is not a readable CSV: {error} (line {reader.line_num})"
+        ) from error
     except OSError as error:
         raise DataError(f"can't read {name}: {error.strerror}") from error
 
 
-def header(path: Path) -> list[str]:
-    """Return the column names of a CSV in lower case; empty if there are none."""
-    try:
-        with _opened(path) as file:
-            first = next(_lines(file), "")
-    except csv.Error as error:
-        raise DataError(f"{printable(path)} is not a readable CSV: {error} (line 1)") from error
-    except OSError as error:
-        raise DataError(f"can't read {printable(path)}: {error.strerror}") from error
-    return [cell.strip().strip('"').lower() for cell in first.split(max(",;\t", key=first.count))]
+def read_rows(path: Path, *columns: str, further: bool = False) -> Iterator[Row]:
+    """Yield the records of a CSV that has these columns; skip blank lines.
+
+    `further` also yields the other columns.
+    """
+    name = printable(path.name)
+    with _reading(path) as (found, reader):
+        if not any(found):
+            raise DataError(f"{name} is empty; expected the columns {','.join(columns)}")
+        if missing := [column for column in columns if column not in found]:
+            raise DataError(
+                f"{name} has the columns {printable(', '.join(found))}; "
+                f"{' and '.join(missing)} missing, expected {','.join(columns)}"
+            )
+        if twice := [column for column in found if column and found.count(column) > 1]:
+            raise DataError(f"{name} has the column {printable(twice[0])} twice; rename one")
+        where = {c: i for i, c in enumerate(found) if c in columns or (c and further)}
+        for number, record in enumerate(reader, start=2):
+            if any(cell.strip() for cell in record[len(found) :]):
+                raise DataError(
+                    f"{name} has {len(record)} cells in row {number} and {len(found)} columns; "
+                    f"quote cells that hold a {reader.dialect.delimiter!r}"
+                )
+            if any(cell.strip() for cell in record):
+                yield Row(number, {c: "".join(record[i : i + 1]) for c, i in where.items()})
 
 
-def _opened(path: Path) -> TextIO:
-    check_regular(path)
-    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
+def open_table(path: Path) -> Collection:
+    """Open the pictures of a CSV: with labels, or with triplets or pairs beside them."""
+    with _reading(path) as (columns, _):
+        pass
+    if "anchor" in columns:
+        return _open_triplets(path)
+    return _open_pairs(path) if {*PAIR_COLUMNS} <= {*columns} else _open_labelled(path)
 
 
-def _lines(file: TextIO) -> Iterator[str]:
-    """Yield the lines of a text file; csv.Error for one that is too long for a table."""
-    while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE:
-            raise csv.Error(f"a line of more than {LONGEST_LINE:,} characters")
-        yield line
+def _use(path: Path, columns: tuple[str, ...], use: Callable[[Row], Any], **options: bool) -> None:
+    """Hand each row to `use`; list those for which it raises ValueError in one DataError."""
+    name, complaints, number = printable(path.name), list[str](), 0
+    for row in read_rows(path, *columns, **options):
+        number = row.number
+        try:
+            if missing := [column for column in columns if not row.cells[column].strip()]:
+                raise ValueError(f"no {missing[0]}")
+            use(row)
+        except ValueError as error:
+            complaints.append(f"row {number}: {error}")
+    if complaints:
+        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
+    if not number:
+        raise DataError(f"{name} has a header but no rows; expected {','.join(columns)}")
+
+
+def _open_labelled(path: Path) -> Collection:
+    paths, labels, split = list[Path](), list[str](), list[str]()
+    further, repeated = dict[str, list[str]](), list[str]()
+    seen: dict[tuple[str, str], str] = {}
+
+    def use(row: Row) -> None:
+        cells = dict(row.cells)
+        picture, label = cells.pop("path"), cells.pop("label").strip()
+        word = cells.pop("split", "").strip().lower()
+        if "split" in row.cells and word not in SPLITS:
+            raise ValueError(f"split {word!r} is none of train, test, query, gallery")
+        file, side = existing(path.parent, picture), SPLITS.get(word, "")
+        before = seen.setdefault((os.path.normpath(file), side), label)
+        if before != label:
+            raise ValueError(f"{printable(picture)} again, with another label")
+        if len(seen) == len(paths):
+            repeated.append(f"row {row.number}")
+            return
+        paths.append(file)
+        labels.append(label)
+        split.append(side)
+        for name, cell in cells.items():
+            further.setdefault(name, []).append(cell)
+
+    _use(path, ("path", "label"), use, further=True)
+    order, names = by_number_or_name(labels)
+    return Collection(
+        name=path.stem,
+        layout=f"CSV manifest {printable(path.name)}",
+        paths=paths,
+        root=path.parent,
+        labels=order,
+        class_names=tuple(printable(n) for n in names),
+        split=np.array(split) if all(split) else None,
+        notes=(f"{len(repeated):,} rows repeat a picture: {first_five(repeated)}",)[
+            : len(repeated)
+        ],
+        columns={
+            clean(column): values
+            for column, cells in sorted(further.items())
+            if (values := read_column(cells)) is not None
+        },
+    )
+
+
+def _open_triplets(path: Path) -> Collection:
+    place, triplets = dict[Path, int](), list[list[int]]()
+
+    def use(row: Row) -> None:
+        files = [existing(path.parent, row.cells[column]) for column in TRIPLET_COLUMNS]
+        if files[2] in files[:2]:
+            raise ValueError("the negative is also the anchor or the positive")
+        triplets.append([place.setdefault(file, len(place)) for file in files])
+
+    _use(path, TRIPLET_COLUMNS, use)
+    return _compared(path, place, Comparisons("triplets", np.array(triplets, dtype=np.int64)))
+
+
+def _open_pairs(path: Path) -> Collection:
+    place = dict[Path, int]()
+    found: dict[tuple[int, ...], tuple[int, int]] = {}  # two items → same, and the row's number
+
+    def use(row: Row) -> None:
+        if (word := row.cells["same"].strip().lower()) not in SAME:
+            raise ValueError(f"same is {printable(row.cells['same'])!r}, expected 1 or 0")
+        files = [existing(path.parent, row.cells[column]) for column in ("a", "b")]
+        if files[0] == files[1]:
+            raise ValueError("a and b are one picture")
+        items = tuple(sorted(place.setdefault(file, len(place)) for file in files))
+        same, where = found.setdefault(items, (SAME[word], row.number))
+        if same != SAME[word]:
+            raise ValueError(f"the same two pictures as in row {where}, with another same")
+
+    _use(path, PAIR_COLUMNS, use)
+    pairs = np.array([[*items, same] for items, (same, _) in found.items()], dtype=np.int64)
+    check_pairs(pairs, printable(path.name))
+    return _compared(path, place, Comparisons("pairs", pairs))
+
+
+def _compared(path: Path, place: dict[Path, int], comparisons: Comparisons) -> Collection:
+    return Collection(
+        name=path.stem,
+        layout=f"CSV of {comparisons.kind} {printable(path.name)}",
+        paths=list(place),
+        root=path.parent,
+        comparisons=comparisons,
+    )
+
+
+def check_pairs(pairs: NDArray[np.int64], name: str) -> None:
+    """Refuse pairs (M, 3) that do not have both alike and different ones among them."""
+    for value, word in ((1, "alike"), (0, "different")):
+        if not (pairs[:, 2] == value).any():
+            raise DataError(
+                f"{name} has no pair that is {word} (same = {value}); learning needs both: add some"
+            )
 
 
 def existing(folder: Path, name: str) -> Path:
@@ -182,111 +227,24 @@ def existing(folder: Path, name: str) -> Path:
     file, shown_name = folder / name, printable(name.replace("\0", "�"))
     try:
         check_regular(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # ValueError: a null byte
         raise ValueError(f"no file {shown_name}") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte
-        reason = getattr(error, "strerror", None)
-        raise ValueError(f"{shown_name}: {reason}" if reason else f"no file {shown_name}") from None
+    except OSError as error:
+        raise ValueError(f"{shown_name}: {error.strerror}") from None
     return file
 
 
-def by_number_or_name(labels: list[str]) -> tuple[np.ndarray, list[str]]:
+def by_number_or_name(labels: list[str]) -> tuple[NDArray[np.int64], list[str]]:
     """Return compact labels, sorted by number if all are numbers: "10" comes after "9".
 
     With leading zeros they are names: "007" is not "7".
     """
-    if all(label.isascii() and label.isdigit() and len(label) < 19 for label in labels) and all(
-        label == "0" or label[0] != "0" for label in labels
-    ):
-        compact, values = compact_labels([int(label) for label in labels])
-        return compact, [str(v) for v in values]
-    longest = max(labels, key=len, default="")
-    if len(longest) > LONGEST_LABEL:
-        raise DataError(
-            f"the label {printable(longest[:20])}… has {len(longest):,} characters; expected at "
-            f"most {LONGEST_LABEL:,}"
-        )
+    numbers = [int(label) for label in labels if re.fullmatch("0|[1-9][0-9]{0,17}", label)]
+    if len(numbers) == len(labels):
+        compact, values = compact_labels(numbers)
+        return compact, [str(value) for value in values]
     # Not an array of bytes, in which every label is as long as the longest.
     raw = [to_bytes(label) for label in labels]
     names = sorted(set(raw))
     place = {name: i for i, name in enumerate(names)}
     return np.array([place[each] for each in raw], np.int64), [os.fsdecode(n) for n in names]
-
-
-def open_triplets(path: Path) -> Collection:
-    """Open the pictures that a CSV of triplets names, and the triplets as their indices."""
-    place: dict[Path, int] = {}
-    triplets: list[list[int]] = []
-    complaints: list[str] = []
-    for number, row in read_rows(path, required=TRIPLET_COLUMNS, optional=()):
-        try:
-            if missing := [column for column in TRIPLET_COLUMNS if not row[column]]:
-                raise ValueError(f"no {missing[0]}")
-            files = [existing(path.parent, row[column]) for column in TRIPLET_COLUMNS]
-            if files[2] in files[:2]:
-                raise ValueError("the negative is also the anchor or the positive")
-            triplets.append([place.setdefault(file, len(place)) for file in files])
-        except ValueError as error:
-            complaints.append(f"row {number}: {error}")
-    _check(path, complaints, triplets, TRIPLET_COLUMNS)
-    return Collection(
-        name=path.stem,
-        layout=f"CSV of triplets {printable(path.name)}",
-        paths=list(place),
-        root=path.parent,
-        comparisons=Comparisons("triplets", np.array(triplets, dtype=np.int64)),
-    )
-
-
-def open_pairs(path: Path) -> Collection:
-    """Open the pictures that a CSV of pairs names, and the pairs as their indices."""
-    place: dict[Path, int] = {}
-    found: dict[tuple[int, int], tuple[int, int]] = {}  # two items → same, and the row's number
-    complaints: list[str] = []
-    for number, row in read_rows(path, required=PAIR_COLUMNS, optional=()):
-        try:
-            if missing := [column for column in PAIR_COLUMNS if not row[column].strip()]:
-                raise ValueError(f"no {missing[0]}")
-            if (word := row["same"].strip().lower()) not in SAME:
-                raise ValueError(f"same is {printable(row['same'])!r}, expected 1 or 0")
-            files = [existing(path.parent, row[column]) for column in ("a", "b")]
-            if files[0] == files[1]:
-                raise ValueError("a and b are one picture")
-            first, second = sorted(place.setdefault(file, len(place)) for file in files)
-            same, where = found.setdefault((first, second), (SAME[word], number))
-            if same != SAME[word]:
-                raise ValueError(f"the same two pictures as in row {where}, with another same")
-        except ValueError as error:
-            complaints.append(f"row {number}: {error}")
-    pairs = [[*items, same] for items, (same, _) in found.items()]
-    _check(path, complaints, pairs, PAIR_COLUMNS)
-    return Collection(
-        name=path.stem,
-        layout=f"CSV of pairs {printable(path.name)}",
-        paths=list(place),
-        root=path.parent,
-        comparisons=Comparisons(
-            "pairs", check_pairs(np.array(pairs, dtype=np.int64), printable(path.name))
-        ),
-    )
-
-
-def check_pairs(pairs: NDArray[np.int64], name: str) -> NDArray[np.int64]:
-    """Return pairs (M, 3) that have both alike and different ones among them."""
-    for value, word in ((1, "alike"), (0, "different")):
-        if not (pairs[:, 2] == value).any():
-            raise DataError(
-                f"{name} has no pair that is {word} (same = {value}); learning needs both: add some"
-            )
-    return pairs
-
-
-def _check(
-    path: Path, complaints: list[str], rows: list[list[int]], columns: tuple[str, ...]
-) -> None:
-    """Refuse a table with rows that can't be used, or without any."""
-    name = printable(path.name)
-    if complaints:
-        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
-    if not rows:
-        raise DataError(f"{name} has a header but no rows; expected {','.join(columns)}")

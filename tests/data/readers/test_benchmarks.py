@@ -80,7 +80,7 @@ def test_cars_in_the_devkit_need_the_labels_of_both_sides(tmp_path: Path, draw) 
         savemat(file, {"annotations": rows})
 
     annotate(folder / "devkit" / "cars_train_annos.mat", CARS[:2], "cars_train")
-    with pytest.raises(DataError, match=r"only cars_train_annos\.mat; Cars196 needs both"):
+    with pytest.raises(DataError, match=r"no cars_test_annos_withlabels\.mat; Cars196 needs both"):
         open_data(folder)
     annotate(folder / "cars_test_annos_withlabels.mat", CARS[2:], "cars_test")
     names = np.array(["Audi", "BMW", "Ford", "Seat"], dtype=object)

@@ -111,7 +111,7 @@ def test_parquet_with_paths(tmp_path: Path, draw: Any) -> None:
     assert data.names == ("photos/a.png", "photos/b.png")
     table = pyarrow.table({"path": ["photos/a.png", "photos/none.png", None], "label": [1, 2, 3]})
     parquet.write_table(table, tmp_path / "list.parquet")
-    with pytest.raises(DataError, match=r"row 1: no file photos/none\.png; row 2: no path"):
+    with pytest.raises(DataError, match=r"row 1: no file photos/none\.png; row 2: no file None"):
         open_data(tmp_path / "list.parquet")
 
 

