@@ -66,12 +66,6 @@ def test_an_item_may_have_no_label_and_training_never_meets_it() -> None:
         replace(whole, labels=np.array([1, -2, 2, 0]))
 
 
-def test_the_line_said_aloud() -> None:
-    assert vectors([0, 1]).describe() == "2 classes, 2 vectors of 2 dimensions, arrays"
-    triplets = vectors(None, comparisons=Comparisons("triplets", np.array([[0, 1, 2]])))
-    assert triplets.describe() == "no labels, 1 triplets, 6 vectors of 2 dimensions, arrays"
-
-
 def test_the_fingerprint_follows_the_data_and_not_its_place(photos: Path, tmp_path: Path) -> None:
     first = open_data(photos).fingerprint()
     assert open_data(photos).fingerprint() == first

@@ -8,7 +8,7 @@ import pytest
 from nofuss.data.collection import compact_labels
 from nofuss.data.decode import decode
 from nofuss.data.open import open_data
-from nofuss.data.scan import CONFLICT, DUPLICATE, Problem, ScanReport, scan_pictures
+from nofuss.data.scan import CONFLICT, DUPLICATE, scan_pictures
 
 
 @pytest.fixture
@@ -43,30 +43,6 @@ def test_what_is_left_can_be_used(untidy: Path) -> None:
     assert {p.reason for p in scan_pictures(readable).problems} == {DUPLICATE, CONFLICT}
 
 
-def test_what_could_not_be_read_is_looked_at_again(untidy: Path) -> None:
-    """Permissions change without a trace in a file's time."""
-    file = next(untidy.glob("robin/*.png"))
-    times, good = file.stat(), file.read_bytes()
-    file.write_bytes(bytes(len(good)))
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    data = open_data(untidy)
-    assert str(file.relative_to(untidy)) in {p.name for p in scan_pictures(data).problems}
-    file.write_bytes(good)
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    bad = {p.name for p in scan_pictures(data).problems if p.reason not in (DUPLICATE, CONFLICT)}
-    assert str(file.relative_to(untidy)) not in bad
-
-
-def test_the_users_files_are_left_alone(untidy: Path) -> None:
-    def state() -> dict[str, tuple[bytes, int]]:
-        files = [p for p in untidy.rglob("*") if p.is_file()]
-        return {str(p): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
-
-    before = state()
-    scan_pictures(open_data(untidy))
-    assert state() == before
-
-
 def test_a_second_scan_decodes_only_what_is_new(
     untidy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,18 +75,6 @@ def test_a_second_scan_decodes_only_what_is_new(
     assert "wren/2.png" in {p.name for p in scan_pictures(open_data(moved)).problems}
 
 
-@pytest.mark.filterwarnings("ignore:.*is damaged")
-@pytest.mark.parametrize("damage", [b"", b"{}", b"no database" * 200])
-def test_a_damaged_memory_is_made_again(photos: Path, cache: Path, damage: bytes) -> None:
-    data = open_data(photos)
-    first = scan_pictures(data)
-    for memory in cache.glob("*.sqlite"):
-        memory.write_bytes(damage)
-    assert scan_pictures(data) == first
-    (memory,) = cache.glob("scans-*.sqlite")
-    assert len(memory.read_bytes()) > 100
-
-
 def test_a_file_that_goes_away_is_missing(photos: Path) -> None:
     data = open_data(photos)
     (photos / "tit" / "0.png").unlink()
@@ -140,9 +104,3 @@ def test_names_that_are_not_utf8_are_remembered_too(photos: Path) -> None:
     assert scan_pictures(data) == scan_pictures(data)
     assert [p.name for p in scan_pictures(data).problems] == ["tit/\\xff\\n.png"]
     assert len(compact_labels(data.labels)[1]) == 3
-
-
-def test_a_class_named_like_a_formula_stays_text() -> None:
-    problem = Problem(0, '=HYPERLINK("http://x")/1.png', CONFLICT, "@labelled")
-    _, row = csv.reader(ScanReport(1, (problem,)).as_csv().splitlines())
-    assert row == ['\'=HYPERLINK("http://x")/1.png', CONFLICT, "'@labelled"]
