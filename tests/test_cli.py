@@ -422,7 +422,7 @@ def test_pictures_end_to_end(nofuss: Call, home: Path, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in photos.rglob("*.*")}
     outcome = nofuss("train", photos, "--out", "run", "--epochs", 2)
     assert outcome.code == 0, outcome.err
-    assert "3 left out: class 0/broken.png (not a picture), class 1/empty.jpg" in outcome.out
+    assert "3 left out: class 0/broken.png (not a picture); class 1/empty.jpg" in outcome.out
     listed = Path("run/scan.csv").read_text()
     assert all(name in listed for name in ("broken.png", "empty.jpg", "cut.png"))
     assert len(listed.splitlines()) == 4

@@ -16,6 +16,7 @@ from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError, UsageError
 
 Rows = NDArray[np.int64]
+NOTHING: Rows = np.empty(0, dtype=np.int64)
 LEAST_CLASSES = 8
 """Training classes from which on some are held out for validation."""
 FEWEST_CLASSES = 4
@@ -36,46 +37,42 @@ class Split:
 
 def split_of(data: TrainingData, settings: Settings) -> Split:
     """Split as the resolved settings say: test classes, and training classes for validation."""
-    collection = data.collection
+    collection, fraction = data.collection, settings.test_fraction
     if data.groups is not None:
-        return _split_by_comparisons(data, settings)
-    if collection.split is not None and settings.test_fraction:
+        return _split_by_comparisons(data, data.groups, settings)
+    if collection.split is not None and fraction:
         raise UsageError(
-            f"{collection.name} has a split already, so --test-fraction {settings.test_fraction:g} "
-            "can't apply; leave it out (0 trains on all)"
+            f"{collection.name} has a split already, so --test-fraction {fraction:g} can't apply; "
+            "leave it out (0 trains on all)"
         )
-    train, test = np.arange(len(collection)), np.empty(0, dtype=np.int64)
+    train, test = np.arange(len(collection)), NOTHING
     few = collection.num_classes < FEWEST_CLASSES
-    by_default = settings.test_fraction is None and collection.split is None
+    by_default = fraction is None and collection.split is None
     # A head on fixed features takes seconds, so that every class can be held out in turn.
     by_folds = by_default and settings.is_fixed and settings.start == "whitened" and not few
-    if settings.test_fraction != 0 and not by_folds and not (by_default and few):
+    if fraction != 0 and not by_folds and not (by_default and few):
         train, test = split_collection(
             collection,
             seed=settings.seed,
-            test_fraction=0.5 if settings.test_fraction is None else settings.test_fraction,
+            test_fraction=0.5 if fraction is None else fraction,
             allow_shared=settings.allow_shared,
         )
     if len(classes_in(collection, train)) < 2:
-        lower = ", or lower --test-fraction" if settings.test_fraction else ""
         raise DataError(
-            f"{collection.name} has one class to train on; training needs two or more: add "
-            f"classes{lower}"
+            f"{collection.name} has one class to train on; training needs two or more: add classes"
+            + ", or lower --test-fraction" * bool(fraction)
         )
-    return _with_val(collection, train, test, settings, by_folds=by_folds)
+    return Split(*_with_val(collection, train, settings), test, by_folds)
 
 
-def _split_by_comparisons(data: TrainingData, settings: Settings) -> Split:
+def _split_by_comparisons(data: TrainingData, groups: Rows, settings: Settings) -> Split:
     """Hold out whole groups of linked items; where none can be believed, items of single triplets.
 
     Items that nothing is alike to are not trained on as groups; as negatives of others they count.
     """
-    groups, bare = data.groups, not data.collection.is_labelled
-    assert groups is not None
-    nothing, everything = np.empty(0, dtype=np.int64), np.arange(len(groups))
     if not (groups != NO_LABEL).any():
         assert data.comparisons is not None
-        return Split(everything, nothing, np.unique(data.comparisons.items))
+        return Split(np.arange(len(groups)), NOTHING, np.unique(data.comparisons.items))
     count, fraction = int(groups.max()) + 1, float(settings.test_fraction or 0)
     number = max(1, round(fraction * count)) if fraction else 0
     held_out = np.random.default_rng(settings.seed).permutation(count)[:number]
@@ -86,25 +83,23 @@ def _split_by_comparisons(data: TrainingData, settings: Settings) -> Split:
         )
     is_test = np.isin(groups, held_out)
     test = np.flatnonzero(is_test)
-    if bare:
-        return Split(np.flatnonzero(~is_test), nothing, test)
+    if not data.collection.is_labelled:
+        return Split(np.flatnonzero(~is_test), NOTHING, test)
     train = np.flatnonzero(~is_test & (groups != NO_LABEL))
-    return _with_val(data.collection, train, test, settings)
+    return Split(*_with_val(data.collection, train, settings), test)
 
 
-def _with_val(
-    collection: Collection, train: Rows, test: Rows, settings: Settings, *, by_folds: bool = False
-) -> Split:
+def _with_val(collection: Collection, train: Rows, settings: Settings) -> tuple[Rows, Rows]:
     """Hold out the configured fraction of the training classes, two at least: one can't be scored.
 
     None where there are fewer than LEAST_CLASSES.
     """
     fraction, count = float(settings.val_fraction or 0), len(classes_in(collection, train))
     if not fraction or count < LEAST_CLASSES:
-        return Split(train, np.empty(0, dtype=np.int64), test, by_folds)
+        return train, NOTHING
     labels = collection.labels[train]
     rest, val = split_classes(labels, fraction=max(fraction, 2 / count), seed=settings.seed)
-    return Split(train[rest], train[val], test, by_folds)
+    return train[rest], train[val]
 
 
 def classes_in(collection: Collection, rows: Rows) -> Rows:

@@ -78,14 +78,6 @@ def test_views(pictures: Sequence[Picture] | Picture, preprocessing: Preprocessi
     return _views(pictures, preprocessing, middle, middle, np.zeros(len(pictures), dtype=bool))
 
 
-def middle(picture: Picture, preprocessing: Preprocessing) -> Picture:
-    """Return only the square of a resized picture that contains its centre crop."""
-    side, size = preprocessing.resize, preprocessing.size
-    margin = int(0.5 * (side - size + 1))
-    top, left = (int(0.5 * (length - size + 1)) - margin for length in picture.shape[:2])
-    return np.ascontiguousarray(picture[top : top + side, left : left + side])
-
-
 def bent(views: Tensor, strength: float, drawn: NDArray[np.float64]) -> Tensor:
     """Apply small random affine changes: each entry of the 2 × 3 matrix moves by up to `strength`.
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from nofuss.config import Preprocessing
 from nofuss.data import transforms
-from nofuss.data.transforms import bent, draws, fitted, middle, train_views
+from nofuss.data.transforms import bent, draws, fitted, train_views
 
 rng = np.random.default_rng(0)
 PICTURE = rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -157,15 +157,3 @@ def test_features_of_centre_crops_do_not_depend_on_what_training_does() -> None:
     """Their keys in the cache contain the preprocessing as text."""
     changed = Preprocessing(size=16, resize=20, zoom=0.3, light=0.2, train_size=12)
     assert repr(changed) == repr(Preprocessing(size=16, resize=20))
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (64, 97), (301, 64, 3), (65, 64, 3)])
-@pytest.mark.parametrize("size", [56, 57, 64])
-def test_the_middle_gives_the_same_centre_crop(shape: tuple[int, ...], size: int) -> None:
-    random = np.random.default_rng(0)
-    picture = random.integers(0, 256, shape, dtype=np.uint8)
-    fit = Preprocessing(size=size, resize=64, mode="RGB" if len(shape) == 3 else "L")
-    square = middle(picture, fit)
-    assert square.shape[:2] == (64, 64)
-    whole, part = (transforms.test_views([p], fit) for p in (picture, square))
-    np.testing.assert_array_equal(whole, part)

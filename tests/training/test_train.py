@@ -76,7 +76,7 @@ def test_what_can_not_be_read_is_left_out(
     with (run / "scan.csv").open(newline="") as file:
         assert {row["file"]: row["reason"] for row in csv.DictReader(file)} == PROBLEMS
     assert "48 images checked: " in caplog.text
-    assert "3 left out: b/0.png (not a picture), c/3.png" in caplog.text
+    assert "3 left out: b/0.png (not a picture); c/3.png" in caplog.text
     usable = open_usable(photos)
     assert len(usable) == 45
     assert noted(run, "config.json")["fingerprint"] == usable.fingerprint()
