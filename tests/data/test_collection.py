@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nofuss.data.collection import Collection, compact_labels, first_five, from_dataset, printable
+from nofuss.data.collection import Collection, compact_labels, from_dataset, printable
 from nofuss.data.open import open_data
-from nofuss.data.readers.table import by_number_or_name
 from nofuss.data.triplets import Comparisons
 from nofuss.errors import DataError
 
@@ -91,11 +90,6 @@ def test_any_file_name_can_be_printed_on_one_line(name: bytes) -> None:
     assert shown.encode() == shown.encode("utf-8", "strict")
 
 
-def test_five_complaints_are_shown_and_all_are_counted() -> None:
-    assert first_five(["a", "b"]) == "a; b"
-    assert first_five([str(i) for i in range(7)]) == "0; 1; 2; 3; 4; … (7 in all)"
-
-
 def test_a_torch_dataset_brings_its_labels() -> None:
     pairs = torch.utils.data.TensorDataset(torch.arange(4.0)[:, None], torch.tensor([5, 9, 5, 2]))
     collection = from_dataset(pairs)
@@ -106,8 +100,3 @@ def test_a_torch_dataset_brings_its_labels() -> None:
         from_dataset(pairs, labels=[0, 1, 2])
     with pytest.raises(DataError, match="map-style"):
         from_dataset(iter(pairs))
-
-
-def test_half_a_surrogate_is_an_escape() -> None:
-    assert printable("a\ud800") == "a\\ud800"
-    assert by_number_or_name(["a\ud800", "b"])[1] == ["a\\ud800", "b"]

@@ -128,16 +128,6 @@ def test_closing_ends_a_process_at_work(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_a_process_that_died_between_two_pictures_costs_neither(pool: DecodePool) -> None:
-    pool.decode(SMALL, side=224)
-    process = process_of(pool)
-    process.kill()
-    process.wait()
-    pool.decode(SMALL, side=224)
-    assert process_of(pool) is not process
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [
@@ -211,3 +201,13 @@ def test_a_pool_that_nobody_closed_leaves_no_process() -> None:
     del pool
     gc.collect()
     assert all(process is not None and process.returncode is not None for process in processes)
+
+
+@pytest.mark.slow
+def test_a_process_that_died_between_two_pictures_costs_neither(pool: DecodePool) -> None:
+    pool.decode(SMALL, side=224)
+    process = process_of(pool)
+    process.kill()
+    process.wait()
+    pool.decode(SMALL, side=224)
+    assert process_of(pool) is not process

