@@ -5,6 +5,7 @@ Every reader in this folder returns one; samplers, loader and training take one.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -266,6 +267,29 @@ def first_five(complaints: Sequence[str]) -> str:
     """Join the first five complaints, with their number: "row 3: …; row 9: … (7 in all)"."""
     shown = "; ".join(complaints[:5])
     return shown if len(complaints) <= 5 else f"{shown}; … ({len(complaints):,} in all)"
+
+
+def refuse(file: Path, complaints: Sequence[str]) -> None:
+    """Raise DataError if there are complaints of rows of a table."""
+    if complaints:
+        raise DataError(f"{file.name} has rows that can't be used: {first_five(complaints)}")
+
+
+@contextmanager
+def reading(file: Path, kind: str) -> Iterator[None]:
+    """Raise DataError in one line for whatever a parser raises on bytes from outside."""
+    try:
+        yield
+    except DataError:
+        raise
+    except ImportError as error:
+        raise DataError(f"{file} needs pyarrow; pip install 'nofuss[parquet]'") from error
+    except MemoryError as error:
+        raise DataError(f"{file} does not fit into memory") from error
+    except Exception as error:  # parsers have many, and an OSError its reason in strerror
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        line = " ".join(reason.split())
+        raise DataError(f"{file} is not a readable {kind}: {line}") from error
 
 
 def _size(path: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nofuss.data.collection import Collection, first_five, printable, relative
+from nofuss.data.collection import Collection, first_five, relative
 from nofuss.data.readers.table import read_rows
 from nofuss.errors import DataError
 from nofuss.files import csv_cell, read_lines
@@ -87,7 +87,7 @@ def corrected(collection: Collection, file: Path) -> Collection:
             # Of those that are shown: each takes a comparison with every class.
             near = get_close_matches(now, codes, n=1) if len(typos) < SHOWN else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            typos.append(f"{printable(now)!r}{hint}")
+            typos.append(f"{now!r}{hint}")
         elif collection.class_names[collection.labels[row]] not in (was, now):
             changed += 1
         elif labels[row] != codes[now]:
@@ -97,10 +97,10 @@ def corrected(collection: Collection, file: Path) -> Collection:
             labels[row] = codes[now]
     if typos:
         raise DataError(
-            f"{printable(file.name)} names classes that are not in {collection.name}: "
+            f"{file.name} names classes that are not in {collection.name}: "
             f"{first_five(typos)}; correct the names, or create the classes"
         )
-    log.info(f"{applied:,} labels corrected by {printable(file.name)}")
+    log.info(f"{applied:,} labels corrected by {file.name}")
     if unknown:
         log.warning(f"{unknown:,} corrections are of items that are not in the data; left out")
     if changed:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nofuss.config import Options, Settings, is_named_data
-from nofuss.data.collection import Collection, first_five, printable
+from nofuss.data.collection import Collection, first_five
 from nofuss.data.corrections import corrected
 from nofuss.data.decode import SUFFIXES, decode
 from nofuss.data.readers.arrays import open_arrays
@@ -68,7 +68,7 @@ def open_data(
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
         return _open_directory(path.absolute(), labelling)
     if not os.path.isfile(path):
-        raise DataError(f"{printable(path)} does not exist; expected {ACCEPTED}")
+        raise DataError(f"{path} does not exist; expected {ACCEPTED}")
     path = path.absolute()
     match path.suffix.lower():
         case ".tar":
@@ -80,10 +80,10 @@ def open_data(
         case ".parquet":
             return open_parquet([path], path.parent)
         case suffix if suffix in SUFFIXES:
-            raise DataError(f"{printable(path)} is one picture; expected {ACCEPTED}")
+            raise DataError(f"{path} is one picture; expected {ACCEPTED}")
         case _ if ".tar." in path.name or path.suffix == ".tgz":
-            raise DataError(f"{printable(path)} is compressed; unpack it to a .tar")
-    raise DataError(f"can't recognise {printable(path)}; expected {ACCEPTED}")
+            raise DataError(f"{path} is compressed; unpack it to a .tar")
+    raise DataError(f"can't recognise {path}; expected {ACCEPTED}")
 
 
 def _open_directory(folder: Path, labelling: Labelling) -> Collection:

@@ -25,6 +25,7 @@ from nofuss.data.collection import (
     compact_labels,
     first_five,
     printable,
+    reading,
     to_bytes,
 )
 from nofuss.data.readers.table import check_pairs
@@ -44,17 +45,9 @@ def open_arrays(path: Path, *, check_values: bool = True) -> Collection:
 
     check_values: refuse vectors that training can't use; `nofuss doctor` lists them instead.
     """
-    name = printable(path.name)
-    try:
+    with reading(path, "file of arrays"):
         arrays = _load(path)
-    except MemoryError as error:
-        raise DataError(f"{name} does not fit into memory") from error
-    except Exception as error:  # zip, zlib, numpy and safetensors raise many types
-        reason = printable(" ".join(str(error).split())) or type(error).__name__
-        if "allow_pickle" in reason:
-            reason = "it holds Python objects; save labels as text: labels.astype(str)"
-        raise DataError(f"{name} can't be read: {reason}") from error
-    layout = f"arrays in {name}"
+    layout = f"arrays in {printable(path.name)}"
     return from_arrays(arrays, name=path.stem, layout=layout, check_values=check_values)
 
 
@@ -94,8 +87,14 @@ def _load(path: Path) -> Arrays:
         return {k: (t.float() if t.is_floating_point() else t).numpy() for k, t in tensors.items()}
     if not zipfile.is_zipfile(path):
         raise ValueError("not a zip archive as np.savez writes")
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            reason = "it holds Python objects; save labels as text: labels.astype(str)"
+            raise ValueError(reason) from error
+        raise
 
 
 def _first(arrays: Arrays, names: tuple[str, ...]) -> str | None:

@@ -17,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from nofuss.data.collection import TEST, TRAIN, Collection, compact_labels, first_five, printable
+from nofuss.data.collection import (
+    TEST,
+    TRAIN,
+    Collection,
+    compact_labels,
+    first_five,
+    reading,
+    refuse,
+)
 from nofuss.errors import DataError
 from nofuss.files import read_bytes
 
@@ -109,8 +117,8 @@ def _collection(
 ) -> Collection:
     """Return the collection; without a split, the first half of the classes is for training."""
     if not paths:
-        raise DataError(f"{printable(folder)} has an {layout} but lists no images")
-    if missing := [printable(p) for p in paths if not os.path.isfile(p)]:
+        raise DataError(f"{folder} has an {layout} but lists no images")
+    if missing := [str(path) for path in paths if not os.path.isfile(path)]:
         raise DataError(
             f"{len(missing):,} of {len(paths):,} images are missing: {first_five(missing)}"
         )
@@ -131,10 +139,8 @@ def _collection(
 def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tuple[Any, ...]]:
     """Read space-separated columns of a text file; the last column may contain spaces."""
     rows, complaints = list[tuple[Any, ...]](), list[str]()
-    try:
+    with reading(file, "text"):
         text = read_bytes(file).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise DataError(f"can't read {printable(file)}: {error.strerror}") from error
     for number, line in enumerate(text.split("\n")[skip:], start=1 + skip):
         cells = line.strip().split(maxsplit=len(columns) - 1)
         if not cells:
@@ -142,9 +148,8 @@ def _lines(file: Path, columns: tuple[type, ...], *, skip: int = 0) -> list[tupl
         try:
             rows.append(tuple(column(c) for column, c in zip(columns, cells, strict=True)))
         except ValueError:
-            complaints.append(f"line {number}: {printable(line.strip()[:80])!r}")
-    if complaints:
-        raise DataError(f"{file.name} has lines that can't be read: {first_five(complaints)}")
+            complaints.append(f"line {number}: {line.strip()[:80]!r}")
+    refuse(file, complaints)
     return rows
 
 
@@ -159,15 +164,11 @@ def _load_mat(folder: Path, name: str) -> dict[str, Any]:
     file = _mat_file(folder, name)
     if file is None:
         raise DataError(
-            f"{printable(folder)} has no {name}; Cars196 needs both {' and '.join(DEVKIT)}, or "
-            "cars_annos.mat"
+            f"{folder} has no {name}; Cars196 needs both {' and '.join(DEVKIT)}, or cars_annos.mat"
         )
-    try:
+    with reading(file, "MATLAB file"):
         data = BytesIO(read_bytes(file, limit=LARGEST_MAT))
         content: dict[str, Any] = loadmat(data, simplify_cells=True)
-    except Exception as error:  # a parser may raise anything on bytes from outside
-        reason = printable(" ".join(str(error).split()))
-        raise DataError(f"{printable(file)} can't be read as a MATLAB file: {reason}") from error
     return content
 
 

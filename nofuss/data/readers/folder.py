@@ -117,7 +117,7 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     if not pictures:
         found = "".join(f"; {note}" for note in skipped_notes(named(skipped, folder)))
         raise DataError(
-            f"{printable(folder)} holds no pictures; expected a folder of class folders with "
+            f"{folder} holds no pictures; expected a folder of class folders with "
             f"JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF files{found}"
         )
     below = [relative(picture, folder) for picture in pictures]
@@ -137,7 +137,7 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     depth = max(len(Path(label).parts) for _, label, _ in labelled)
     if labelling.label_pattern is None and depth < (labelling.class_level or 0):
         raise DataError(
-            f"--class-level is {labelling.class_level}, but the folders in {printable(folder)} "
+            f"--class-level is {labelling.class_level}, but the folders in {folder} "
             f"are {depth} deep; lower it, or leave it out"
         )
     unmatched = "pictures that --label-pattern does not match"
@@ -183,20 +183,18 @@ def _split_folders(pictures: list[Path]) -> list[str]:
 def _no_classes(
     folder: Path, loose: list[Path], tops: list[str], labelling: Labelling
 ) -> DataError:
-    where = printable(folder)
     if labelling.label_pattern is not None:
-        example = printable(relative(loose[0], folder))
         return DataError(
             f"--label-pattern {labelling.label_pattern} matches none of the {len(loose):,} "
-            f"pictures in {where}; the first is {example}"
+            f"pictures in {folder}; the first is {relative(loose[0], folder)}"
         )
     if tops:
         return DataError(
-            f"{where} has pictures directly in {' and '.join(tops)}; put those of "
+            f"{folder} has pictures directly in {' and '.join(tops)}; put those of "
             "each class into a separate folder there"
         )
     return DataError(
-        f"{where} holds {len(loose):,} pictures but no class folders; put the pictures of each "
+        f"{folder} holds {len(loose):,} pictures but no class folders; put the pictures of each "
         "class into a separate folder, list them in a CSV with path,label, or read classes from "
         "names like robin_17.jpg with --label-pattern '^(.+)_'"
     )
@@ -222,7 +220,7 @@ def _walk(top: Path, skipped: Skipped) -> Iterator[Path]:
             entries = sorted(os.scandir(folder), key=lambda entry: os.fsencode(entry.name))
         except OSError as error:
             if folder == top:
-                raise DataError(f"can't read {printable(top)}: {error.strerror}") from error
+                raise DataError(f"can't read {top}: {error.strerror}") from error
             skipped.append((folder, "unreadable folders"))
             continue
         is_empty = True

@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nofuss.data.collection import TEST, TRAIN, Collection, first_five, printable
+from nofuss.data.collection import (
+    TEST,
+    TRAIN,
+    Collection,
+    first_five,
+    printable,
+    reading,
+    refuse,
+)
 from nofuss.data.decode import SUFFIXES
 from nofuss.data.items import picture_column, read_columns, read_item, table_schema, tar_members
 from nofuss.data.readers.folder import (
@@ -88,7 +96,7 @@ def open_saved_dataset(folder: Path) -> Collection:
         sides = {folder / name: SPLIT_WORDS[name] for name in names if name in SPLIT_WORDS}
         if not sides:
             raise DataError(
-                f"{printable(folder)} has the splits {printable(', '.join(names))}; expected "
+                f"{folder} has the splits {', '.join(names)}; expected "
                 "train and test (or validation)"
             )
         beside = f"splits beside {' and '.join(each.name for each in sides)}"
@@ -99,7 +107,7 @@ def open_saved_dataset(folder: Path) -> Collection:
             files.append(place / Path(str(entry.get("filename"))).name)
             rows += _read(files[-1], "dataset", _table_rows(files[-1], side))
     if not files:
-        raise DataError(f"{printable(folder)} lists no data files in state.json; save it again")
+        raise DataError(f"{folder} lists no data files in state.json; save it again")
     return replace(_joined(rows, files, folder, "Hugging Face dataset on disk"), notes=notes)
 
 
@@ -108,14 +116,14 @@ def _joined(rows: list[Row], files: Sequence[Path], root: Path, layout: str) -> 
     name = root.name if len(files) > 1 or layout.startswith("Hugging") else files[0].stem
     if not rows:
         raise DataError(
-            f"{printable(name)} holds no pictures; expected 0001.jpg, 0001.cls, … in a tar file, "
+            f"{name} holds no pictures; expected 0001.jpg, 0001.cls, … in a tar file, "
             "or rows with a picture"
         )
     unlabelled, sides = [row.name for row in rows if not row.label], [row.side for row in rows]
     if unlabelled and len(unlabelled) < len(rows):
-        names = first_five([printable(each) for each in unlabelled])
+        names = first_five(unlabelled)
         raise DataError(
-            f"{printable(name)} has pictures without a label: {names}; add them, or leave these out"
+            f"{name} has pictures without a label: {names}; add them, or leave these out"
         )
     labels, class_names = by_number_or_name([row.label for row in rows])
     if unlabelled:
@@ -133,21 +141,10 @@ def _joined(rows: list[Row], files: Sequence[Path], root: Path, layout: str) -> 
 
 def _read(file: Path, kind: str, rows: Iterable[Row]) -> list[Row]:
     """Return all rows of a file, with the side in its name; DataError where it can't be read."""
-    try:
+    with reading(file, kind):
         check_regular(file, limit=2**62)
         side = _side_by_name(file)
         return [row if row.side else row._replace(side=side) for row in rows]
-    except DataError:
-        raise
-    except ImportError as error:
-        what = f"{printable(file)} needs pyarrow"
-        raise DataError(f"{what}; pip install 'nofuss[parquet]'") from error
-    except OSError as error:
-        reason = error.strerror or str(error).splitlines()[0]
-        raise DataError(f"can't read {printable(file)}: {printable(reason)}") from error
-    except Exception as error:  # tarfile and pyarrow have many, and bytes from outside raise any
-        reason = printable((str(error) or type(error).__name__).splitlines()[0])
-        raise DataError(f"{printable(file)} is not a readable {kind}: {reason}") from error
 
 
 def _side_by_name(file: Path) -> str:
@@ -198,7 +195,7 @@ def _label(file: Path, number: int, member: TarInfo) -> str:
             return content.decode("utf-8", "backslashreplace").strip()
         fields = parse_json(content)
     except ValueError as error:
-        raise DataError(f"{printable(f'{file.name}/{member.name}')}: {error}") from error
+        raise DataError(f"{file.name}/{member.name}: {error}") from error
     if not isinstance(fields, dict):
         return ""
     found = (fields[key] for key in LABELS if isinstance(fields.get(key), int | str))
@@ -211,7 +208,7 @@ def _label(file: Path, number: int, member: TarInfo) -> str:
 def _table_rows(file: Path, side: str = "") -> Iterator[Row]:
     """Yield the rows of a table: pictures as bytes, or as paths relative to the file."""
     if file.suffix.lower() not in (".parquet", ".arrow"):
-        raise DataError(f"{printable(file)} does not end in .arrow; save the dataset again")
+        raise DataError(f"{file} does not end in .arrow; save the dataset again")
     schema = table_schema(file)
     picture, (label, classes) = picture_column(schema), _label_column(schema)
     texts = {field.name for field in schema if str(field.type) in ("string", "large_string")}
@@ -220,7 +217,7 @@ def _table_rows(file: Path, side: str = "") -> Iterator[Row]:
         picture, place = None, f"{picture}.path"
     if picture is None and place is None:
         raise DataError(
-            f"{printable(file)} has the columns {printable(', '.join(schema.names))}; expected "
+            f"{file} has the columns {', '.join(schema.names)}; expected "
             "pictures as bytes in a column like image, or their paths in a column like path"
         )
     split = "split" if "split" in schema.names else None
@@ -254,17 +251,15 @@ def _existing(file: Path, values: Sequence[Any]) -> list[Path]:
             paths.append(existing(file.parent, str(value)))
         except ValueError as error:
             complaints.append(f"row {row}: {error}")
-    if complaints:
-        name = printable(file.name)
-        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
+    refuse(file, complaints)
     return paths
 
 
 def _sides(values: Sequence[Any], file: Path) -> list[str]:
     words = [str(value).strip().lower() for value in values]
-    if unknown := sorted({printable(word) for word in words if word not in SPLITS}):
+    if unknown := sorted({word for word in words if word not in SPLITS}):
         found = first_five(unknown)
-        raise DataError(f"{printable(file)}: split has {found}; expected train and test")
+        raise DataError(f"{file}: split has {found}; expected train and test")
     return [SPLITS[word] for word in words]
 
 
@@ -298,9 +293,7 @@ def _labels(values: Sequence[Any], column: str, classes: list[Any] | None) -> li
 
 def _listed(file: Path, key: str, kind: type) -> list[Any]:
     """Return the list under a key of a JSON file; of its entries those of one kind."""
-    try:
+    with reading(file, "list of files"):
         content = parse_json(read_bytes(file))
-    except (OSError, ValueError) as error:
-        raise DataError(f"can't read {printable(file)}: {error}; save the dataset again") from error
     entries = content.get(key) if isinstance(content, dict) else None
     return [e for e in entries if isinstance(e, kind)] if isinstance(entries, list) else []

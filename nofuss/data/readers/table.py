@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,13 +26,15 @@ from nofuss.data.collection import (
     compact_labels,
     first_five,
     printable,
+    reading,
+    refuse,
     to_bytes,
 )
 from nofuss.data.columns import clean, read_column
 from nofuss.data.readers.folder import SPLIT_WORDS
 from nofuss.data.triplets import Comparisons
 from nofuss.errors import DataError
-from nofuss.files import check_regular, read_bytes
+from nofuss.files import check_regular
 
 TRIPLET_COLUMNS = ("anchor", "positive", "negative")
 PAIR_COLUMNS = ("a", "b", "same")
@@ -51,24 +52,18 @@ class Row(NamedTuple):
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[tuple[list[str], Any]]:
+def _opened(path: Path) -> Iterator[tuple[list[str], Any]]:
     """Yield the names of the columns, in lower case, and a reader of the other records.
 
     Bytes that are not UTF-8 survive as surrogates, since file names may hold them.
     """
-    name = printable(path.name)
-    try:
-        text = StringIO(read_bytes(path).decode("utf-8-sig", "surrogateescape"), newline="")
-        first = text.readline()
-        text.seek(0)
-        reader = csv.reader(text, delimiter=max(",;\t", key=first.count), strict=True)
-        yield [cell.strip().lower() for cell in next(reader, [])], reader
-    except csv.Error as error:
-        raise DataError(
-            f"{name} is not a readable CSV: {error} (line {reader.line_num})"
-        ) from error
-    except OSError as error:
-        raise DataError(f"can't read {name}: {error.strerror}") from error
+    with reading(path, "CSV"):
+        check_regular(path)
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+            first = text.readline()
+            text.seek(0)
+            reader = csv.reader(text, delimiter=max(",;\t", key=first.count), strict=True)
+            yield [cell.strip().lower() for cell in next(reader, [])], reader
 
 
 def read_rows(path: Path, *columns: str, further: bool = False) -> Iterator[Row]:
@@ -76,17 +71,17 @@ def read_rows(path: Path, *columns: str, further: bool = False) -> Iterator[Row]
 
     `further` also yields the other columns.
     """
-    name = printable(path.name)
-    with _reading(path) as (found, reader):
+    name = path.name
+    with _opened(path) as (found, reader):
         if not any(found):
             raise DataError(f"{name} is empty; expected the columns {','.join(columns)}")
         if missing := [column for column in columns if column not in found]:
             raise DataError(
-                f"{name} has the columns {printable(', '.join(found))}; "
+                f"{name} has the columns {', '.join(found)}; "
                 f"{' and '.join(missing)} missing, expected {','.join(columns)}"
             )
         if twice := [column for column in found if column and found.count(column) > 1]:
-            raise DataError(f"{name} has the column {printable(twice[0])} twice; rename one")
+            raise DataError(f"{name} has the column {twice[0]} twice; rename one")
         where = {c: i for i, c in enumerate(found) if c in columns or (c and further)}
         for number, record in enumerate(reader, start=2):
             if any(cell.strip() for cell in record[len(found) :]):
@@ -100,7 +95,7 @@ def read_rows(path: Path, *columns: str, further: bool = False) -> Iterator[Row]
 
 def open_table(path: Path) -> Collection:
     """Open the pictures of a CSV: with labels, or with triplets or pairs beside them."""
-    with _reading(path) as (columns, _):
+    with _opened(path) as (columns, _):
         pass
     if "anchor" in columns:
         return _open_triplets(path)
@@ -109,7 +104,7 @@ def open_table(path: Path) -> Collection:
 
 def _use(path: Path, columns: tuple[str, ...], use: Callable[[Row], Any], **options: bool) -> None:
     """Hand each row to `use`; list those for which it raises ValueError in one DataError."""
-    name, complaints, number = printable(path.name), list[str](), 0
+    complaints, number = list[str](), 0
     for row in read_rows(path, *columns, **options):
         number = row.number
         try:
@@ -118,10 +113,9 @@ def _use(path: Path, columns: tuple[str, ...], use: Callable[[Row], Any], **opti
             use(row)
         except ValueError as error:
             complaints.append(f"row {number}: {error}")
-    if complaints:
-        raise DataError(f"{name} has rows that can't be used: {first_five(complaints)}")
+    refuse(path, complaints)
     if not number:
-        raise DataError(f"{name} has a header but no rows; expected {','.join(columns)}")
+        raise DataError(f"{path.name} has a header but no rows; expected {','.join(columns)}")
 
 
 def _open_labelled(path: Path) -> Collection:
@@ -138,7 +132,7 @@ def _open_labelled(path: Path) -> Collection:
         file, side = existing(path.parent, picture), SPLITS.get(word, "")
         before = seen.setdefault((os.path.normpath(file), side), label)
         if before != label:
-            raise ValueError(f"{printable(picture)} again, with another label")
+            raise ValueError(f"{picture} again, with another label")
         if len(seen) == len(paths):
             repeated.append(f"row {row.number}")
             return
@@ -188,7 +182,7 @@ def _open_pairs(path: Path) -> Collection:
 
     def use(row: Row) -> None:
         if (word := row.cells["same"].strip().lower()) not in SAME:
-            raise ValueError(f"same is {printable(row.cells['same'])!r}, expected 1 or 0")
+            raise ValueError(f"same is {row.cells['same']!r}, expected 1 or 0")
         files = [existing(path.parent, row.cells[column]) for column in ("a", "b")]
         if files[0] == files[1]:
             raise ValueError("a and b are one picture")
@@ -199,7 +193,7 @@ def _open_pairs(path: Path) -> Collection:
 
     _use(path, PAIR_COLUMNS, use)
     pairs = np.array([[*items, same] for items, (same, _) in found.items()], dtype=np.int64)
-    check_pairs(pairs, printable(path.name))
+    check_pairs(pairs, path.name)
     return _compared(path, place, Comparisons("pairs", pairs))
 
 
@@ -224,14 +218,13 @@ def check_pairs(pairs: NDArray[np.int64], name: str) -> None:
 
 def existing(folder: Path, name: str) -> Path:
     """Return the regular file `name` in `folder`; ValueError if there is none."""
-    file, shown_name = folder / name, printable(name.replace("\0", "�"))
     try:
-        check_regular(file)
+        check_regular(folder / name)
     except (FileNotFoundError, ValueError):  # ValueError: a null byte
-        raise ValueError(f"no file {shown_name}") from None
+        raise ValueError(f"no file {name}") from None
     except OSError as error:
-        raise ValueError(f"{shown_name}: {error.strerror}") from None
-    return file
+        raise ValueError(f"{name}: {error.strerror}") from None
+    return folder / name
 
 
 def by_number_or_name(labels: list[str]) -> tuple[NDArray[np.int64], list[str]]:
