@@ -28,13 +28,14 @@ def main(
         message: The message of the commit.
     """
     from nofuss.files import json_bytes  # all here, so that --help is quick
-    from nofuss.model.hub import FOLDER, parse_repository, upload
+    from nofuss.model.hub import FOLDER, is_address, parse_address, upload
     from nofuss.model.saved import load_model, model_files
     from nofuss.report import read_optional_json
     from nofuss.report.card import hub_card, public_config
     from nofuss.run.directory import Run
 
-    name = parse_repository(repository)
+    address = repository if is_address(repository) else f"hf://{repository}"
+    name = parse_address(address).repository
     opened = Run.open(run)
     load_model(opened.model)  # refuses what is damaged before anybody else gets it
     files = {f"{FOLDER}/{file.name}": file for file in model_files(opened.model)}
@@ -45,6 +46,6 @@ def main(
     if scores := read_optional_json(opened.path / "scores.json"):
         described["scores.json"] = json_bytes(scores)
     with working(console.progress, f"pushing to {name}"):
-        address = upload({**described, **files}, name, public=public, message=message)
-    console.say(f"pushed: {address}")
-    console.say(f"load it: nofuss.load({str(address)!r})")
+        pushed = upload({**described, **files}, name, public=public, message=message)
+    console.say(f"pushed: {pushed}")
+    console.say(f"load it: nofuss.load({str(pushed)!r})")
