@@ -286,6 +286,8 @@ def from_json(cls: type[T], values: dict[str, Any], *, where: Path) -> T:
         found[name] = Path(value) if is_path else value
         if not is_path and not fits(value, hints[name]):
             raise RunError(f"{where}: {name} is {value!r:.60}, which it can't be; restore the file")
+        if get_origin(hints[name]) is tuple:  # JSON has lists
+            found[name] = tuple(value)
     try:
         return cls(**found)
     except TypeError:
@@ -300,7 +302,9 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, part) for part in get_args(hint))
     if get_origin(hint) is Literal:
         return value in get_args(hint)
-    return type(value) in ((int, float) if hint is float else (hint,))
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple | list) and all(fits(v, get_args(hint)[0]) for v in value)
+    return type(value) in ((int, float) if hint is float else (get_origin(hint) or hint,))
 
 
 # Name → (least, below): what makes sense whatever the data are.

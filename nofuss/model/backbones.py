@@ -5,8 +5,8 @@ a GPU: EfficientNet-Lite with ImageNet weights for photographs, a small convnet 
 pictures, and the identity where the inputs are feature vectors already.
 """
 
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.resources import files
@@ -25,7 +25,7 @@ from nofuss.errors import RunError, UsageError, unknown_name
 from nofuss.files import check_regular, digest, load_tensors, memory, tensor_parts
 from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.lite import EfficientNetLite
-from nofuss.model.timm import create_timm, feature_width, timm_preprocessing, without_classifier
+from nofuss.model.timm import classifier_of, create_timm
 
 PRETRAINED = "pretrained"
 OWN = "own"
@@ -36,25 +36,24 @@ Weights = str | Path | None
 
 
 class Backbone(nn.Module):
-    """A network with its name and the preprocessing it needs; (B, C, …) → (B, F)."""
+    """A network with its name and the preprocessing it needs; (B, C, …) → (B, F).
+
+    channels: colour channels of the pictures, or dimension of the vectors. preprocessing: None
+    where the inputs are vectors.
+    """
 
     def __init__(
         self,
         name: str,
         network: nn.Module,
-        *,
         features: int,
+        *,
         channels: int,
         preprocessing: Preprocessing | None,
     ) -> None:
         super().__init__()
-        self.name = name
-        self.network = network
-        self.features = features
-        self.channels = channels
-        """Colour channels of the pictures, or dimension of the vectors."""
-        self.preprocessing = preprocessing
-        """None where the inputs are vectors."""
+        self.name, self.network, self.features = name, network, features
+        self.channels, self.preprocessing = channels, preprocessing
         self.mirror = False
         """Outside training: average the features of a picture and of its mirror image."""
         self.precision: Precision = "fp32"
@@ -139,31 +138,15 @@ def own_backbone(network: nn.Module, preprocessing: Preprocessing | None = None)
         mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
         preprocessing = Preprocessing(size=224, resize=256, mean=mean, std=std)
     channels = 1 if preprocessing.mode == "L" else 3
-    parameter = next(network.parameters(), torch.empty(0))
-    example = parameter.new_zeros(2, channels, preprocessing.size, preprocessing.size)
-    with torch.no_grad(), evaluating(network):
-        features = network(example)
-    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
-        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise UsageError(
-            f"the backbone maps {tuple(example.shape)} to {shape}; expected (2, F): pool its "
-            "features"
-        )
-    return Backbone(
-        OWN,
-        network,
-        features=features.shape[1],
-        channels=channels,
-        preprocessing=preprocessing,
-    )
+    width = feature_width("the backbone", network, channels, preprocessing.size)
+    return Backbone(OWN, network, width, channels=channels, preprocessing=preprocessing)
 
 
 def convnet(channels: int | None, weights: Weights) -> Backbone:
     """Build the small convnet, for gray pictures by default; it has no pretrained weights."""
     channels = channels or 1
     network = ConvNet(channels)
-    if file := _file(weights):
-        fill(network, read_weights(file), source=file)
+    _fill_from(network, weights)
     preprocessing = Preprocessing(
         size=28,
         resize=28,
@@ -175,11 +158,7 @@ def convnet(channels: int | None, weights: Weights) -> Backbone:
         affine=0.1,
     )
     return Backbone(
-        "convnet",
-        network,
-        features=network.features,
-        channels=channels,
-        preprocessing=preprocessing,
+        "convnet", network, network.features, channels=channels, preprocessing=preprocessing
     )
 
 
@@ -192,14 +171,13 @@ def inception_bn(channels: int | None, weights: Weights) -> Backbone:
             "as weights, or None for random ones"
         )
     network = InceptionBN()
-    if file := _file(weights):
-        fill(network, from_public_layout(read_weights(file)), source=file)
+    _fill_from(network, weights, from_public_layout)
     # The checkpoints were trained on BGR; from_public_layout turns them to RGB.
     preprocessing = Preprocessing(
         size=227, resize=256, squash=True, mean=(128.0, 117.0, 104.0), std=(1.0, 1.0, 1.0)
     )
     return Backbone(
-        "inception-bn", network, features=network.features, channels=3, preprocessing=preprocessing
+        "inception-bn", network, network.features, channels=3, preprocessing=preprocessing
     )
 
 
@@ -208,27 +186,21 @@ def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> B
     name = f"efficientnet-lite{version}"
     _expect_rgb(name, channels)
     network = EfficientNetLite(version)
-    file = _lite_weights(version) if weights == PRETRAINED else _file(weights)
-    if file:
-        tensors = {k: t for k, t in read_weights(file).items() if not k.startswith("_fc.")}
-        fill(network.body, tensors, source=file)
+    file = _lite_weights(version) if weights == PRETRAINED else weights
+    _fill_from(network.body, file, without("_fc."))
     size = EfficientNet.get_image_size(name)
     # Its published scores use a centre crop of size / (size + 32) of the short side.
     preprocessing = Preprocessing(size=size, resize=size + 32)
-    return Backbone(
-        name, network, features=network.features, channels=3, preprocessing=preprocessing
-    )
+    return Backbone(name, network, network.features, channels=3, preprocessing=preprocessing)
 
 
 def identity(channels: int | None, weights: Weights) -> Backbone:
     """Return vectors (B, D) unchanged; `channels` is D."""
     if channels is None:
         raise UsageError("identity got no channels; give the dimension of the vectors")
-    if file := _file(weights):
-        raise UsageError(f"identity got weights {file}, but has no parameters")
-    return Backbone(
-        "identity", nn.Identity(), features=channels, channels=channels, preprocessing=None
-    )
+    if weights not in (None, PRETRAINED):
+        raise UsageError(f"identity got weights {weights}, but has no parameters")
+    return Backbone("identity", nn.Identity(), channels, channels=channels, preprocessing=None)
 
 
 def timm_backbone(
@@ -239,13 +211,33 @@ def timm_backbone(
     size: int | None = None,
 ) -> Backbone:
     """Build timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
-    channels = channels or 3
-    network = create_timm(name, channels=channels, pretrained=weights == PRETRAINED)
-    if file := _file(weights):
-        fill(network, without_classifier(read_weights(file), network), source=file)
-    preprocessing = timm_preprocessing(name, network, channels=channels, size=size)
-    width = feature_width(network, channels, preprocessing.size)
-    return Backbone(name, network, features=width, channels=channels, preprocessing=preprocessing)
+    channels, pretrained = channels or 3, weights == PRETRAINED
+    network, preprocessing = create_timm(name, channels=channels, pretrained=pretrained, size=size)
+    _fill_from(network, weights, without(*classifier_of(network)))
+    width = feature_width(name, network, channels, preprocessing.size)
+    return Backbone(name, network, width, channels=channels, preprocessing=preprocessing)
+
+
+@torch.no_grad()
+def feature_width(name: str, network: nn.Module, channels: int, size: int) -> int:
+    """Return the length of a network's features: measured, since some end with more layers.
+
+    On the meta device, where nothing is computed, if the network's operations allow it.
+    """
+    features, reason = None, ""
+    for device in ("meta", device_of(network)):
+        planned = copy.deepcopy(network).to(device).eval()
+        try:
+            features = planned(torch.zeros(1, channels, size, size, device=device))
+            break
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+    else:
+        raise UsageError(f"{name} can't take pictures of {size} pixels ({reason}); try another")
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UsageError(f"{name} maps a picture to {shape}; expected (1, F): pool its features")
+    return features.shape[1]
 
 
 BACKBONES: dict[str, Callable[[int | None, Weights], Backbone]] = {
@@ -259,8 +251,20 @@ BACKBONES: dict[str, Callable[[int | None, Weights], Backbone]] = {
 """Name → builder(channels, weights); call it through build_backbone()."""
 
 
-def _file(weights: Weights) -> Path | None:
-    return None if weights is None or weights == PRETRAINED else Path(weights)
+Tensors = dict[str, Tensor]
+
+
+def without(*prefixes: str) -> Callable[[Tensors], Tensors]:
+    """Return a function that leaves out tensors by the beginning of their names: classifiers."""
+    return lambda tensors: {k: t for k, t in tensors.items() if not k.startswith(prefixes)}
+
+
+def _fill_from(
+    network: nn.Module, weights: Weights, convert: Callable[[Tensors], Tensors] = dict
+) -> None:
+    """Fill a network with the tensors of a file, if weights is one."""
+    if weights is not None and weights != PRETRAINED:
+        fill(network, convert(read_weights(Path(weights))), source=Path(weights))
 
 
 def _expect_rgb(name: str, channels: int | None) -> None:
@@ -337,35 +341,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_tensors(path)[0]
         check_regular(path, limit=memory())
-    except (OSError, ValueError) as error:
-        raise RunError(f"can't read {path}: {error}; copy or download it again") from None
-    _check_archive(path)
-    try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every kind of damage
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = f"{error}".partition("\n")[0] or type(error).__name__
         raise RunError(
-            f"can't read {path} as plain tensors ({reason}); convert it to .safetensors"
+            f"can't read {path} ({reason}); copy or download it again, or convert it to "
+            ".safetensors"
         ) from None
     if not isinstance(stored, Mapping) or not all(isinstance(t, Tensor) for t in stored.values()):
         raise RunError(f"{path} is not a dict of tensors; save module.state_dict() alone")
     return dict(stored)
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse an archive that is larger than its file; torch itself does not compress."""
-    try:
-        if not zipfile.is_zipfile(path):  # which raises for an archive on several disks
-            return
-        with zipfile.ZipFile(path) as archive:
-            size = sum(part.file_size for part in archive.infolist())
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise RunError(f"can't read {path}: {error}; copy or download it again") from None
-    if size > path.stat().st_size:
-        raise RunError(
-            f"{path} is compressed, and holds {size:,} bytes; save it with torch.save, or convert "
-            "it to .safetensors"
-        )
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
@@ -374,40 +359,21 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> N
     try:
         module.load_state_dict(dict(tensors), strict=False)
     except RuntimeError:  # sparse, quantized or without values
-        raise RunError(
-            f"{source} does not hold plain tensors; save them dense, on the CPU"
-        ) from None
-    values = module.state_dict().items()
-    if bad_names := [
-        name for name, t in values if t.is_floating_point() and not t.isfinite().all()
-    ]:
-        raise RunError(
-            f"{source} holds NaN or infinity in {_listing(bad_names)}; restore it or train again"
-        )
+        raise RunError(f"{source} holds no plain tensors; save them dense, on the CPU") from None
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise RunError(f"{source} holds NaN or infinity in {name}; restore it or train again")
 
 
 def check_shapes(module: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
     """Compare a file's shapes with a module's; the module may be on the meta device."""
-    wanted = module.state_dict()
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     # Networks saved before torch 0.4.1 have no such counter, and it is not used here.
-    missing = {k for k in wanted.keys() - shapes.keys() if not k.endswith("num_batches_tracked")}
-    surplus = shapes.keys() - wanted.keys()
-    misshapen = {
-        f"{k} {shapes[k]} instead of {tuple(wanted[k].shape)}"
-        for k in wanted.keys() & shapes.keys()
-        if shapes[k] != tuple(wanted[k].shape)
-    }
-    problems = [
-        f"{what} {_listing(names)}"
-        for what, names in (("lacks", missing), ("has surplus", surplus), ("has", misshapen))
-        if names
-    ]
-    if problems:
-        raise RunError(f"{source} {'; '.join(problems)}; is it the file of another network?")
-
-
-def _listing(names: Iterable[str], *, most: int = 4) -> str:
-    known = sorted(repr(name)[1:-1] for name in names)
-    rest = f" and {len(known) - most} more" if len(known) > most else ""
-    return ", ".join(known[:most]) + rest
+    counters = {name for name in expected if name.endswith("num_batches_tracked")}
+    for name in sorted((expected.keys() | found.keys()) - (counters - found.keys())):
+        if expected.get(name) != found.get(name):
+            raise RunError(
+                f"{source} has {found.get(name, 'nothing')} for {name!r:.80}, expected "
+                f"{expected.get(name, 'nothing')}; is it the file of another network?"
+            )

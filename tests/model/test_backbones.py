@@ -1,8 +1,6 @@
 """Every backbone: shapes, gradients, and features equal to those of whoever wrote it first."""
 
-import struct
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -140,20 +138,6 @@ def test_without_timm_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 # Weights of strangers
 
 
-def test_a_compressed_file_of_weights(tmp_path: Path) -> None:
-    """Two gigabytes of zeros in two megabytes would be unpacked before their shape is known."""
-    torch.save({"w": torch.zeros(100_000)}, tmp_path / "w.pth")
-    with (
-        zipfile.ZipFile(tmp_path / "w.pth") as stored,
-        zipfile.ZipFile(tmp_path / "small.pth", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in stored.namelist():
-            packed.writestr(name, stored.read(name))
-    assert read_weights(tmp_path / "w.pth").keys() == {"w"}
-    with pytest.raises(RunError, match="is compressed"):
-        read_weights(tmp_path / "small.pth")
-
-
 @pytest.mark.parametrize(
     "tensor",
     [torch.eye(3).to_sparse(), torch.eye(3, device="meta")],
@@ -162,13 +146,5 @@ def test_a_compressed_file_of_weights(tmp_path: Path) -> None:
 def test_weights_that_are_no_plain_tensors(tensor: torch.Tensor, tmp_path: Path) -> None:
     torch.save({"weight": tensor}, tmp_path / "w.pth")
     module = torch.nn.Linear(3, 3, bias=False)
-    with pytest.raises(RunError, match="does not hold plain tensors"):
+    with pytest.raises(RunError, match="holds no plain tensors"):
         fill(module, read_weights(tmp_path / "w.pth"), source=tmp_path / "w.pth")
-
-
-def test_weights_in_an_archive_on_several_disks(tmp_path: Path) -> None:
-    """Found by fuzzing: such an end made zipfile raise before the file was read."""
-    locator = b"PK\x06\x07" + struct.pack("<LQL", 0, 0, 2)
-    (tmp_path / "w.pth").write_bytes(bytes(100) + locator + b"PK\x05\x06" + bytes(18))
-    with pytest.raises(RunError, match="copy or download it again"):
-        read_weights(tmp_path / "w.pth")

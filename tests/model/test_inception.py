@@ -96,26 +96,30 @@ def test_older_and_newer_layouts_load_alike() -> None:
     assert counted.keys() == InceptionBN().state_dict().keys()
 
 
-def test_what_is_missing_surplus_or_misshapen_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("inception_4c_3x3.weight", None),
+        ("aux.weight", torch.zeros(1)),
+        ("conv2_3x3_bn.weight", torch.zeros(5)),
+    ],
+)
+def test_the_file_of_another_network_is_refused(
+    tmp_path: Path, name: str, tensor: Tensor | None
+) -> None:
     tensors, file = public_checkpoint(), tmp_path / "other.safetensors"
-    del tensors["inception_4c_3x3.weight"]
-    tensors["inception_9z_3x3.weight"] = torch.zeros(1)
-    tensors["aux.weight"] = torch.zeros(1)
-    tensors["conv2_3x3_bn.weight"] = torch.zeros(5)
-    save_file(tensors, file)
-    with pytest.raises(RunError) as caught:
+    tensors.pop(name, None)
+    save_file(tensors if tensor is None else tensors | {name: tensor}, file)
+    with pytest.raises(RunError, match="is it the file of another network") as caught:
         build_backbone("inception-bn", weights=file)
-    message = str(caught.value)
-    assert "lacks inception_4c.3x3.conv.weight" in message
-    assert "surplus aux.weight, inception_9z.3x3.conv.weight" in message
-    assert "conv2_3x3.bn.weight (5,) instead of (192,)" in message
-    assert "\n" not in message
+    assert next(iter(from_public_layout({name: torch.zeros(1)}))) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     file = tmp_path / "whole.pth"
     torch.save(InceptionBN(), file)
-    with pytest.raises(RunError, match=r"as plain tensors .* convert it to \.safetensors"):
+    with pytest.raises(RunError, match=r"convert it to \.safetensors"):
         build_backbone("inception-bn", weights=file)
     torch.save({"epoch": 3}, file)
     with pytest.raises(RunError, match="not a dict of tensors"):
