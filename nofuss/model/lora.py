@@ -7,7 +7,6 @@ the saved model is an ordinary one.
 """
 
 import re
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from nofuss.errors import UsageError
 from nofuss.model.embedder import Embedder
-from nofuss.model.stages import fixed_count, split
+from nofuss.model.stages import Trunk, fixed_count
 
 _ADAPTED = re.compile(r"(^|\.)(attn|mlp)\w*\.")
 
@@ -40,20 +39,26 @@ def add_adapters(embedder: Embedder, rank: int, *, unfreeze: str | None, seed: i
 
     All other parameters of the backbone are frozen for good.
     """
-    first = fixed_count(embedder.backbone, unfreeze)
+    backbone = embedder.backbone
+    trunk = Trunk(backbone, fixed_count(backbone, unfreeze))
     generator = torch.Generator().manual_seed(seed)
-    layers = list(_adaptable(embedder, first))
+    layers = [
+        layer
+        for name, layer in backbone.network.named_modules()
+        if isinstance(layer, nn.Linear)
+        and _ADAPTED.search(name)
+        and not any(layer is fixed for fixed in trunk.owned.modules())
+    ]
     if not layers:
         raise UsageError(
-            f"--lora is for transformers, and {embedder.backbone.name} has no attention layers in "
-            "the stages that are trained; drop it"
+            f"--lora is for transformers, and {backbone.name} has no attention layers in the "
+            "stages that are trained; drop it"
         )
-    fixed = list(embedder.backbone.parameters())
+    fixed = list(backbone.parameters())
     for layer in layers:
         change = LowRank(layer.weight, rank, generator)
         parametrize.register_parametrization(layer, "weight", change, unsafe=True)
-    modules = [module for stage in split(embedder.backbone)[:first] for module in stage.modules]
-    embedder.keep_fixed(modules, fixed)
+    embedder.keep_fixed(trunk.owned, fixed)
 
 
 @torch.no_grad()
@@ -68,16 +73,3 @@ def merge_adapters(embedder: Embedder) -> None:
             merged.weight = nn.Parameter(layer.weight.detach())
             merged.bias = layer.bias
             embedder.backbone.set_submodule(name, merged.train(layer.training))
-
-
-def _adaptable(embedder: Embedder, first: int) -> Iterator[nn.Linear]:
-    """Yield the linear layers of attention and MLP behind the first stages, each once."""
-    moving = {
-        id(layer)
-        for stage in split(embedder.backbone)[first:]
-        for module in stage.modules
-        for layer in module.modules()
-    }
-    for name, layer in embedder.backbone.network.named_modules():
-        if isinstance(layer, nn.Linear) and id(layer) in moving and _ADAPTED.search(name):
-            yield layer

@@ -5,9 +5,10 @@ ones cost little and gain most. `split` finds the stages of a network, `Trunk` i
 front, `Top` an embedder whose inputs are the trunk's activations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from nofuss.model.backbones import OWN, Backbone, ConvNet, evaluating
 from nofuss.model.embedder import Embedder
 from nofuss.model.inception import BLOCKS, InceptionBN
 from nofuss.model.lite import EfficientNetLite
-from nofuss.model.timm import timm_stages
 
 ALL = "all"
 USUAL = 2
@@ -27,7 +27,10 @@ USUAL = 2
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive layers of a network: what they compute, and the modules with their parameters."""
+    """Consecutive layers of a network: what they compute, and with which modules.
+
+    The last stage, which is never fixed, need not name all of its modules.
+    """
 
     forward: Callable[[Tensor], Tensor]
     modules: tuple[nn.Module, ...]
@@ -46,8 +49,8 @@ def split(backbone: Backbone) -> list[Stage]:
     if isinstance(network, ConvNet):
         borders = [*range(0, len(network) - 1, 4), len(network)]
         return [_sequence([*network][a:b]) for a, b in pairwise(borders)]
-    if backbone.name.startswith("timm:") and (found := timm_stages(network)):
-        return [Stage(forward, tuple(modules)) for forward, modules in found]
+    if backbone.name.startswith("timm:") and (found := _timm_stages(network)):
+        return found
     if isinstance(network, nn.Sequential):
         return [_sequence([layer]) for layer in network]
     return [Stage(network, (network,))]
@@ -72,12 +75,8 @@ def _lite_stages(network: EfficientNetLite) -> list[Stage]:
             # Blocks are not skipped at random: few are trained, and not for long.
             return network.run(x, first, last, drop=False)
 
-        modules: list[nn.Module] = [*network.body._blocks[first:last]]
-        if not first:
-            modules += [network.body._conv_stem, network.body._bn0]
-        if last == len(blocks):
-            modules += [network.body._conv_head, network.body._bn1]
-        return Stage(forward, tuple(modules))
+        front = () if first else (network.body._conv_stem, network.body._bn0)
+        return Stage(forward, (*front, *network.body._blocks[first:last]))
 
     return [stage(first, last) for first, last in borders]
 
@@ -90,6 +89,60 @@ def _inception_stages(network: InceptionBN) -> list[Stage]:
     last = stages[-1]
     stages[-1] = Stage(lambda x: last.forward(x).mean((2, 3)), last.modules)
     return [Stage(network.stem, stem), *stages]
+
+
+def _timm_stages(network: Any) -> list[Stage]:
+    """Return the stages of a network of timm; none if it is not built in one of five usual ways.
+
+    Whether they really give the network's features is checked on an example, see `stages_agree`.
+    """
+    names = {name for name, _ in network.named_children()}
+    end: list[Any] = [network.forward_head] if hasattr(network, "forward_head") else []
+    if {"patch_embed", "blocks", "norm"} <= names and hasattr(network, "_pos_embed"):
+
+        def embed(x: Tensor) -> Tensor:
+            x = network._pos_embed(network.patch_embed(x))
+            result: Tensor = network.norm_pre(network.patch_drop(x))
+            return result
+
+        modules = (network.patch_embed, network.pos_drop, network.patch_drop, network.norm_pre)
+        return _framed(Stage(embed, modules), network.blocks, [network.norm, *end])
+    if {"patch_embed", "layers", "norm"} <= names:  # Swin
+        return _framed(_sequence([network.patch_embed]), network.layers, [network.norm, *end])
+    if {"stem", "stages"} <= names and hasattr(network, "norm_pre"):  # ConvNeXt
+        return _framed(_sequence([network.stem]), network.stages, [network.norm_pre, *end])
+    if {"conv1", "bn1", "maxpool", "layer4"} <= names:  # ResNet
+        front = _sequence([network.conv1, network.bn1, network.act1, network.maxpool])
+        layers = [network.layer1, network.layer2, network.layer3, network.layer4]
+        return _framed(front, layers, end)
+    if {"conv_stem", "bn1", "blocks"} <= names:  # EfficientNet, MobileNet
+        last = [network.conv_head, network.bn2] if "bn2" in names else []
+        front = _sequence([network.conv_stem, network.bn1])
+        return _framed(front, network.blocks, [*last, *end])
+    return []
+
+
+def _framed(
+    front: Stage, stages: Iterable[nn.Module], end: Sequence[Callable[[Tensor], Tensor]]
+) -> list[Stage]:
+    """Return stages, the first with what comes before them and the last with what comes after."""
+    first, *middle, last = stages
+
+    def begin(x: Tensor) -> Tensor:
+        result: Tensor = first(front.forward(x))
+        return result
+
+    def finish(x: Tensor) -> Tensor:
+        x = last(x)
+        for layer in end:
+            x = layer(x)
+        return x
+
+    return [
+        Stage(begin, (*front.modules, first)),
+        *(Stage(stage, (stage,)) for stage in middle),
+        Stage(finish, (last,)),
+    ]
 
 
 class Trunk(nn.Module):
