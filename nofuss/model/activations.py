@@ -2,7 +2,7 @@
 
 The key in the cache covers the weights of the fixed stages, the preprocessing, the seed and the
 pictures. A record is written when its view is first needed, and read from then on; after a kill,
-the records that are whole are used. Views without space are computed every time.
+the records that are whole are used. Views for which the cache has no room are computed every time.
 """
 
 import copy
@@ -23,8 +23,8 @@ from nofuss.distributed.device import device_of
 from nofuss.files import digest
 from nofuss.geometry import normalize
 from nofuss.model.backbones import Backbone, inference_key
-from nofuss.model.embedder import Embedder, for_inference, through_head
-from nofuss.model.encoder import Encoder, check_finite
+from nofuss.model.embedder import Embedder, embed_features, for_inference
+from nofuss.model.encoder import Encoder
 from nofuss.model.onnx import WORTH_EXPORT, accelerate
 from nofuss.model.stages import Top, Trunk
 from nofuss.progress import Progress, silent
@@ -40,25 +40,31 @@ Embed = Callable[[Embedder], Tensor]
 class Activations:
     """Activations of `views` views of `count` pictures, read from the cache or computed.
 
-    shape: of one picture's activations. name: in the cache, None to cache nothing. say: called with
-    one line if not all views can be cached.
+    shape: of one picture's activations. name: in the cache, None to cache nothing.
     """
 
     def __init__(
-        self,
-        compute: Compute,
-        *,
-        shape: tuple[int, ...],
-        count: int,
-        views: int,
-        name: str | None,
-        say: Callable[[str], object],
+        self, compute: Compute, *, shape: tuple[int, ...], count: int, views: int, name: str | None
     ) -> None:
-        self.compute, self.count, self.views, self._say = compute, count, views, say
+        self.compute, self.count, self.views = compute, count, views
         self._records: Records | None = None
-        self._writes = True
-        if name is not None:
-            self._open(name, shape)
+        self._views_cached = 0
+        if name is None:
+            return
+        one_view = count * Records.kind_of(shape, np.float16).itemsize
+        self._views_cached = min(views, room() // one_view)
+        try:
+            if self._views_cached:
+                self._records = Records(name, shape, np.float16, self._views_cached * count)
+        except OSError as error:
+            self._stop(error)
+        else:
+            if self._views_cached < views:
+                log.info(
+                    f"the cache has room for activations of {self._views_cached} of {views} views, "
+                    f"{one_view / 2**30:.1f} GB each; the others are computed again in every "
+                    "epoch; NOFUSS_CACHE names another folder"
+                )
 
     def take(self, view: int, rows: Indices) -> Tensor:
         """Return activations (B, …) of some pictures in a view, in single precision.
@@ -66,42 +72,22 @@ class Activations:
         They are rounded to half precision whether or not they are cached, so that the result does
         not depend on the room in the cache.
         """
-        places, values, records = view * self.count + rows, None, self._records
-        fits = records is not None and len(places) and places.max() < records.count
-        if records is not None and fits:
-            values = records.read(places)
+        records = self._records if view < self._views_cached else None
+        places = view * self.count + rows
+        values = None if records is None else records.read(places)
         if values is None:
             values = self.compute(view, rows).numpy().astype(np.float16)
-            if records is not None and fits and self._writes:
-                try:
+            try:
+                if records is not None:
                     records.write(places, values)
-                except OSError as error:
-                    self._stop(error)  # what is cached is still read
+            except OSError as error:
+                self._stop(error)
         return torch.from_numpy(values.astype(np.float32))
 
-    def _open(self, name: str, shape: tuple[int, ...]) -> None:
-        """Open or make the file with room for as many views as the cache allows."""
-        one_view = self.count * Records.kind_of(shape, np.float16).itemsize
-        free = room()
-        views = min(self.views, free // one_view)
-        try:
-            if views:
-                self._records = Records(name, shape, np.float16, views * self.count)
-        except OSError as error:
-            self._stop(error)
-            return
-        if views < self.views:
-            needed, left = self.views * one_view / 2**30, free / 2**30
-            self._say(
-                f"activations take {needed:.1f} GB and the cache has room for {left:.1f}, so "
-                f"{self.views - views} of {self.views} views are computed again in every epoch; "
-                "NOFUSS_CACHE names another folder"
-            )
-
     def _stop(self, error: OSError) -> None:
-        """Keep nothing more."""
-        self._writes = False
-        self._say(
+        """Do without the cache."""
+        self._records = None
+        log.info(
             f"activations can't be cached ({error.strerror or error}), so the fixed stages run "
             "again in every epoch; free the disk, or set NOFUSS_CACHE to another folder"
         )
@@ -113,7 +99,7 @@ def fixed_stages(embedder: Embedder, count: int, preprocessing: Preprocessing) -
     trunk = Backbone(
         ready.name,
         Trunk(ready, count),
-        features=0,
+        0,
         channels=ready.channels,
         preprocessing=preprocessing,
     ).eval()
@@ -165,9 +151,7 @@ def activations_of(
         how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
         made_of = f"{trunk.key} {how} {views} {shape}".encode()
         name = f"activations-{digest(made_of, *keys)}"
-    return Activations(
-        compute, shape=shape, count=len(collection), views=views, name=name, say=log.info
-    )
+    return Activations(compute, shape=shape, count=len(collection), views=views, name=name)
 
 
 def embedding_of(
@@ -186,8 +170,7 @@ def embedding_of(
 
     def embed(trained: Embedder) -> Tensor:
         features = top_features(trained, count, activations, progress=progress)
-        embeddings = through_head(trained, trained.to_head(features))
-        check_finite(embeddings)
+        embeddings = embed_features(trained, features)
         return normalize(embeddings)
 
     return embed

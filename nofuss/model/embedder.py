@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from nofuss.distributed.device import device_of, seeded
+from nofuss.errors import RunError
 from nofuss.model.backbones import (
     OWN,
     PRETRAINED,
@@ -145,10 +146,19 @@ def build_embedder(
 
 
 @torch.no_grad()
-def through_head(embedder: Embedder, inputs: Tensor) -> Tensor:
-    """Return raw embeddings (N, dim) of the head's inputs, all at once, on the CPU."""
-    raw: Tensor = embedder.head(inputs.to(device_of(embedder)))
-    return raw.cpu()
+def embed_features(embedder: Embedder, features: Tensor) -> Tensor:
+    """Return raw embeddings (N, dim) of the backbone's features (N, F), all at once, on the CPU.
+
+    RunError if the model gives NaN or infinity.
+    """
+    inputs = embedder.to_head(features).to(device_of(embedder))
+    embeddings: Tensor = embedder.head(inputs).cpu()
+    if num_bad := int((~embeddings.isfinite().all(1)).sum()):
+        raise RunError(
+            f"the model gives NaN or infinity for {num_bad:,} of {len(embeddings):,} items; "
+            "its weights are damaged, or the items differ too much from the training data"
+        )
+    return embeddings
 
 
 def for_inference(embedder: Embedder) -> Embedder:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
@@ -17,11 +18,11 @@ from nofuss.data.loader import AHEAD, ahead
 from nofuss.data.sampling import Indices
 from nofuss.data.transforms import test_views
 from nofuss.distributed.device import choose_device
-from nofuss.errors import DataError, RunError, command
+from nofuss.errors import DataError, HubError, RunError, command
 from nofuss.geometry import as_tensor, normalize
 from nofuss.model.backbones import Backbone
-from nofuss.model.embedder import Embedder, for_inference, through_head
-from nofuss.model.features import batch_size, extract, features_of
+from nofuss.model.embedder import Embedder, embed_features, for_inference
+from nofuss.model.features import Computed, batch_size, extract, features_of
 from nofuss.model.hub import fetch, is_address, parse_address
 from nofuss.model.manifest import map_in_force
 from nofuss.model.onnx import accelerate
@@ -100,28 +101,13 @@ class Encoder:
         views = ahead(self._views, parts, int(len(parts) > 1), waiting=AHEAD)
         return self._encoded(extract(backbone, views, count=len(items)))
 
-    def embed_collection(
-        self,
-        collection: Collection,
-        *,
-        num_workers: int = 0,
-        progress: Progress = silent,
-        unit: bool = True,
-    ) -> Tensor:
-        """Return embeddings (N, dim) of a collection in its order; raw with `unit=False`.
+    def embed_collection(self, collection: Collection, *, progress: Progress = silent) -> Tensor:
+        """Return unit embeddings (N, dim) of a collection in its order.
 
         A picture that can't be decoded is an error.
         """
-        check_fits(collection, self.embedder.backbone)
-        found = features_of(
-            self.embedder.backbone,
-            collection,
-            cached=self.cached,
-            num_workers=num_workers,
-            progress=progress,
-        )
-        embeddings = self._embedded(found.values)
-        return normalize(embeddings) if unit else embeddings
+        features = self._features_of(collection, progress=progress).values
+        return normalize(embed_features(self.embedder, features))
 
     def encode_collection(
         self, collection: Collection, *, skip_unreadable: bool = False
@@ -130,31 +116,25 @@ class Encoder:
 
         skip_unreadable: report pictures that can't be decoded; without it the first is an error.
         """
-        backbone = self.embedder.backbone
-        check_fits(collection, backbone)
-        found = features_of(
-            backbone, collection, cached=self.cached, skip_unreadable=skip_unreadable
-        )
+        found = self._features_of(collection, skip_unreadable=skip_unreadable)
         return self._encoded(found.values, found.unreadable)
+
+    def _features_of(self, collection: Collection, **options: Any) -> Computed:
+        check_fits(collection, self.embedder.backbone)
+        return features_of(self.embedder.backbone, collection, cached=self.cached, **options)
 
     def _encoded(
         self, features: Tensor, unreadable: Mapping[int, PictureError] = MappingProxyType({})
     ) -> Encoded:
-        vectors = normalize(self._embedded(features))
+        vectors = normalize(embed_features(self.embedder, features))
         return Encoded(vectors, normalize(features), unreadable)
-
-    def _embedded(self, features: Tensor) -> Tensor:
-        """Return raw embeddings (N, dim) of the backbone's features."""
-        embeddings = through_head(self.embedder, self.embedder.to_head(features))
-        check_finite(embeddings)
-        return embeddings
 
     def _views(self, items: Sequence[Any]) -> Tensor:
         """Return pictures as inputs."""
         assert self.preprocessing is not None
         return test_views([self._picture(item) for item in items], self.preprocessing)
 
-    def _picture(self, item: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def _picture(self, item: Any) -> NDArray[np.uint8]:
         assert self.preprocessing is not None
         if isinstance(item, str | Path):
             return decode_resized(Path(item), self.preprocessing)
@@ -163,16 +143,6 @@ class Encoder:
         else:
             image = _from_array(np.asarray(item))
         return resized(in_mode(image, self.preprocessing.mode), self.preprocessing)
-
-
-def check_finite(embeddings: Tensor) -> None:
-    """Raise RunError if the model gives NaN or infinity."""
-    num_bad = (~embeddings.isfinite().all(1)).sum()
-    if num_bad:
-        raise RunError(
-            f"the model gives NaN or infinity for {int(num_bad):,} of {len(embeddings):,} items; "
-            "its weights are damaged, or the items differ too much from the training data"
-        )
 
 
 def check_fits(collection: Collection, backbone: Backbone) -> None:
@@ -216,9 +186,16 @@ def load(
             f"{command('nofuss', 'train', '--out', folder, '--resume')}"
         )
     model = folder / "model" if (folder / "model").is_dir() else folder
-    embedder, class_names, extra, digest = load_model(model, backbone=backbone)
+    try:
+        embedder, class_names, extra, digest = load_model(model, backbone=backbone)
+    except RunError as error:
+        if not is_address(path):
+            raise
+        cached = folder.parents[2]  # …/models--user--name/snapshots/COMMIT/model
+        raise HubError(f"{error}, or delete {cached} and load it again") from None
     if feedback and (matrix := map_in_force(model.parent, digest, embedder.dim)) is not None:
-        embedder.set_head(composed(embedder.head, matrix), root=embedder.root)
+        mapped = (matrix @ part.detach().double() for part in embedder.head.parameters())
+        embedder.set_head(Affine(*(part.float() for part in mapped)), root=embedder.root)
     where = choose_device(device)
     if where.type != "cuda":  # half precision is slower there, and the weights are float32
         embedder.backbone.precision = "fp32"
@@ -232,13 +209,7 @@ def load(
     )
 
 
-def composed(head: nn.Linear, matrix: Tensor) -> Affine:
-    """Return a head followed by a map (D, D) of its outputs."""
-    weight, bias = (matrix @ part.detach().double() for part in (head.weight, head.bias))
-    return Affine(weight.float(), bias.float())
-
-
-def _from_array(pixels: np.ndarray[Any, Any]) -> Image.Image:
+def _from_array(pixels: NDArray[Any]) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or pixels.shape[2:] not in ((), (3,)):
         raise ValueError(
             f"got a picture of {pixels.dtype} {pixels.shape}; expected uint8 (H, W) or (H, W, 3)"

@@ -7,9 +7,10 @@ decoded is an error, or stands in the result beside those that can.
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,18 +36,13 @@ CHUNK = 2048
 """Pictures whose features are written to the cache at once: a killed command loses no more."""
 
 
-@dataclass(frozen=True)
-class Computed:
-    """Features or embeddings of a collection, and the pictures that have none."""
+class Computed(NamedTuple):
+    """Features of a collection, and the pictures that have none."""
 
-    values: Tensor  # (N, …); the rows of unreadable pictures have no meaning
-    unreadable: Mapping[int, PictureError]
+    values: Tensor
+    """(N, F); the rows of unreadable pictures have no meaning."""
+    unreadable: dict[int, PictureError]
     """Row of each picture that can't be decoded, with the reason."""
-
-    @property
-    def readable(self) -> Indices:
-        """Return the rows that have values, as `Collection.subset` takes them."""
-        return np.setdiff1d(np.arange(len(self.values)), list(self.unreadable))
 
 
 def features_of(
@@ -82,18 +78,23 @@ def features_of(
     if views := sum(len(missing) * each.views for each, missing in passes):
         accelerate(backbone, views, progress=progress)
     for each, missing in passes:
-        for part, found in _in_chunks(
-            each,
-            collection,
-            missing,
-            keys,
-            skip_unreadable=skip_unreadable,
-            num_workers=num_workers,
-            progress=progress,
-        ):
+        what = "computing features" + (", with mirror images" if each.mirror else "")
+        for start in range(0, len(missing), CHUNK):
+            advance = partial(_advance, progress, what, start, len(missing))
+            advance(0)
+            part = missing[start : start + CHUNK]
+            items = collection.subset(part)
+            looks: dict[int, bytes | PictureError] | None = {} if skip_unreadable else None
+            found = _compute(each, items, looks, num_workers=num_workers, advance=advance)
             values[part] = found.values
             unreadable |= {int(part[i]): error for i, error in found.unreadable.items()}
+            if keys is not None:
+                _write(each, items, [keys[row] for row in part], found, looks or {})
     return Computed(values, unreadable)
+
+
+def _advance(progress: Progress, what: str, start: int, total: int, done: int) -> None:
+    progress(what, start + done, total)
 
 
 def feature_cache(backbone: Backbone) -> Rows:
@@ -120,65 +121,48 @@ def _missing(
     return rows[~is_known[rows]]
 
 
-def _in_chunks(
+def _write(
     backbone: Backbone,
-    collection: Collection,
-    missing: Indices,
-    keys: list[bytes] | None,
-    *,
-    skip_unreadable: bool,
-    num_workers: int,
-    progress: Progress,
-) -> Iterator[tuple[Indices, Computed]]:
-    """Compute the features of these rows; yield rows and features when the cache has them."""
-    what = "computing features" + (", with mirror images" if backbone.mirror else "")
-    for start in range(0, len(missing), CHUNK):
-        rows = missing[start : start + CHUNK]
-
-        def advance(done: int, start: int = start) -> None:
-            progress(what, start + done, len(missing))
-
-        advance(0)
-        items = collection.subset(rows)
-        found, looks = _compute(
-            backbone,
-            items,
-            skip_unreadable=skip_unreadable,
-            num_workers=num_workers,
-            advance=advance,
-        )
-        if keys is not None and (now := items.keys()) is not None:
-            # A picture that changed while it was decoded has features of another content.
-            same = [i for i in found.readable if keys[rows[i]] == now[i]]
-            note_looks({now[i]: looks[i] for i in same if looks.get(i)})
-            if processes.first():
-                contents = [found.values[i].numpy().tobytes() for i in same]
-                feature_cache(backbone).write([now[i] for i in same], contents)
-        yield rows, found
+    items: Collection,
+    keys: Sequence[bytes],
+    found: Computed,
+    looks: Mapping[int, bytes | PictureError],
+) -> None:
+    """Cache what was found, and how this process's pictures look; keys: from before."""
+    now = items.keys() or []
+    # A picture that changed while it was decoded has features of another content.
+    same = [i for i, key in enumerate(now) if i not in found.unreadable and keys[i] == key]
+    note_looks({now[i]: look for i in same if isinstance(look := looks.get(i), bytes) and look})
+    if processes.first():
+        contents = [found.values[i].numpy().tobytes() for i in same]
+        feature_cache(backbone).write([now[i] for i in same], contents)
 
 
 def _compute(
     backbone: Backbone,
     collection: Collection,
+    looks: dict[int, bytes | PictureError] | None,
     *,
-    skip_unreadable: bool,
     num_workers: int,
     advance: Callable[[int], object],
-) -> tuple[Computed, dict[int, bytes]]:
-    """Return the features of all pictures, which several processes share, and how its own look."""
+) -> Computed:
+    """Return the features of all pictures, which several processes share.
+
+    looks: is filled with how each picture of this process looks, or why it can't be decoded; None
+    makes the first that can't an error.
+    """
     device = device_of(backbone)
     if isinstance(backbone.network, OnnxNetwork) or device.type != "cpu":
         num_workers = max(1, num_workers)  # to decode while the last batch is computed
     batch = batch_size(backbone)
     chosen = in_order(len(collection), batch)
     total, chosen = len(chosen), chosen[processes.share(len(chosen))]
-    found, unreadable = dict[int, bytes | PictureError](), dict[int, PictureError]()
     loaded = batches(
         collection,
         backbone.preprocessing,
         chosen,
         train=False,
-        looks=found if skip_unreadable else None,
+        looks=looks,
         num_workers=num_workers,
         pin=device.type == "cuda",
     )
@@ -191,13 +175,14 @@ def _compute(
         advance=lambda done: advance(min(done * processes.world(), len(collection))),
     )
     whole = processes.gather_rows(values.view(-1, batch * backbone.features), total)
-    looks = {row: look for row, look in found.items() if not isinstance(look, PictureError)}
-    errors = [(row, each) for row, each in found.items() if isinstance(each, PictureError)]
-    reasons = {row: (error.reason, error.detail) for row, error in errors}
-    for text in processes.exchange(json.dumps(reasons)):
-        for row, reason in json.loads(text).items():
-            unreadable[int(row)] = PictureError(printable(collection.paths[int(row)]), *reason)
-    return Computed(whole.view(-1, backbone.features)[: len(collection)], unreadable), looks
+    errors = [(i, each) for i, each in (looks or {}).items() if isinstance(each, PictureError)]
+    reasons = json.dumps({i: (error.reason, error.detail) for i, error in errors})
+    unreadable = {
+        int(i): PictureError(printable(collection.paths[int(i)]), *reason)
+        for text in processes.exchange(reasons)
+        for i, reason in json.loads(text).items()
+    }
+    return Computed(whole.view(-1, backbone.features)[: len(collection)], unreadable)
 
 
 def _filled(inputs: Tensor, count: int) -> Tensor:
@@ -227,8 +212,7 @@ def extract(
     It runs in eval mode, and its mode is restored afterwards. advance: called with how many are
     done.
     """
-    if in_onnx := isinstance(backbone.network, OnnxNetwork):
-        backbone.network.open()  # with as many threads as torch has now
+    in_onnx = isinstance(backbone.network, OnnxNetwork)
     out = torch.empty(count, backbone.features, dtype=torch.float32)
     device, done = device_of(backbone), 0
 

@@ -238,35 +238,29 @@ def closed_form(sums: ClassSums, recipe: Recipe, dim: int | None = None) -> Tens
 
 
 def pca(features: Tensor, dim: int, *, center: bool = True) -> Affine:
-    """Return the PCA of the features; `center=False` leaves their mean where it is."""
-    mean, components = principal_components(features, dim)
-    return Affine(components, -components @ mean if center else torch.zeros_like(mean[:dim]))
-
-
-def untrained_head(features: Tensor, dim: int) -> Affine:
-    """Return the features as they are, or in fewer dimensions their PCA."""
-    width = features.shape[1]
-    if dim == width:
-        eye = torch.eye(width, dtype=features.dtype)
-        return Affine(eye, torch.zeros_like(eye[0]))
-    return pca(features, dim)
-
-
-def principal_components(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the mean (F,) and the `count` orthonormal directions of largest variance (count, F).
+    """Return the PCA of the features; `center=False` leaves their mean where it is.
 
     Beyond the rank of the features, the directions are arbitrary ones that complete the basis.
     """
     n, width = features.shape
-    if count > width:
-        raise ValueError(f"features of width {width} have no {count} components; lower dim")
+    if dim > width:
+        raise ValueError(f"features of width {width} have no {dim} components; lower dim")
     x = features.double()
     mean = x.mean(0)
     x = x - mean
-    if count <= n < width:  # a width × width problem would take a second for a handful of items
-        components = torch.linalg.svd(x, full_matrices=False).Vh[:count]
+    if dim <= n < width:  # a width × width problem would take a second for a handful of items
+        found = torch.linalg.svd(x, full_matrices=False).Vh[:dim]
     else:
-        components = torch.linalg.eigh(x.T @ x).eigenvectors.T.flip(0)[:count]
-    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
-    components = components * largest.sign()  # an eigenvector's sign is arbitrary
-    return mean.to(features.dtype), components.to(features.dtype)
+        found = torch.linalg.eigh(x.T @ x).eigenvectors.T.flip(0)[:dim]
+    largest = found.gather(1, found.abs().argmax(1, keepdim=True))
+    components = (found * largest.sign()).to(features.dtype)  # an eigenvector's sign is arbitrary
+    bias = -components @ mean.to(features.dtype) if center else features.new_zeros(dim)
+    return Affine(components, bias)
+
+
+def untrained_head(features: Tensor, dim: int) -> Affine:
+    """Return the features as they are, or in fewer dimensions their PCA."""
+    if dim == features.shape[1]:
+        eye = torch.eye(dim, dtype=features.dtype)
+        return Affine(eye, torch.zeros_like(eye[0]))
+    return pca(features, dim)

@@ -30,7 +30,7 @@ from nofuss.evaluate.protocol import QueryScores, scorable
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.activations import activations_of, embedding_of, top_features
-from nofuss.model.embedder import Embedder, for_inference, through_head
+from nofuss.model.embedder import Embedder, embed_features, for_inference
 from nofuss.model.features import features_of
 from nofuss.model.stages import Top, fixed_count
 from nofuss.model.whitening import pca, signed_root, takes_roots
@@ -163,7 +163,7 @@ def prepare(
             # The mean of features that are hardly ever negative is left where it is.
             start = pca(x, head_dim(settings, x.shape[1]), center=not takes_roots(x))
             embedder.set_head(start, root=embedder.root)
-        directions = normalize(through_head(embedder, x))
+        directions = normalize(embed_features(embedder, features))
     criterion = build_criterion(settings, class_count(data), embedder.dim)
     if directions is not None:
         labels = torch.from_numpy(data.known_labels()) if data.is_labelled else None
@@ -217,7 +217,7 @@ def _solve_again(fit: Fit, choice: Choice, task: Task, progress: Progress) -> No
     """Replace head and proxies by the closed form of what the trained network gives."""
     embedder, criterion = fit.embedder, fit.criterion
     features = _features(embedder, task.items, task.settings, progress)
-    trained = through_head(embedder, embedder.to_head(features))
+    trained = embed_features(embedder, features)
     solved = fit_head(features, task.labels, task.settings, decided=after_training(choice))
     set_head(embedder, solved, features)
     if not isinstance(criterion, ProxyLoss):

@@ -21,7 +21,7 @@ from nofuss.evaluate.intervals import Difference, paired_difference
 from nofuss.evaluate.protocol import QueryScores, per_query, pooled, scorable
 from nofuss.files import read_json
 from nofuss.geometry import normalize
-from nofuss.model.embedder import Embedder, for_inference, through_head
+from nofuss.model.embedder import Embedder, embed_features, for_inference
 from nofuss.model.encoder import Encoder
 from nofuss.model.features import features_of
 from nofuss.model.manifest import Manifest, clear, read_manifest
@@ -165,7 +165,7 @@ def _halves(
             continue
         labels = torch.unique(y[kept], return_inverse=True)[1]
         fitted = fit_head(x[kept], labels, run.config, decided=choice)
-        now = normalize(through_head(embedder, embedder.to_head(x[held])))
+        now = normalize(embed_features(embedder, x[held]))
         for of, vectors in zip(scores, (now, fitted.embed(x[held])), strict=True):
             of.append(per_query(vectors, y[held]).scores)
     before, after = (pooled(of) if of else None for of in scores)
@@ -207,7 +207,7 @@ def _switch(
         encoder = Encoder(embedder, class_names=names, extra=extra, digest=digest)
         made = FolderIndex(index.about._replace(model=digest, dim=embedder.dim), run.index)
         made.manifest = read_manifest(run.index, digest) or Manifest(digest)
-        vectors = normalize(through_head(embedder, embedder.to_head(told.features)))
+        vectors = normalize(embed_features(embedder, told.features))
         pairs = zip(told.items, vectors, strict=True)
         embedded = [item._replace(vector=vector) for item, vector in pairs]
         made.put(with_features(embedded, normalize(told.features), len(embedded)))

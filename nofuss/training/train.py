@@ -35,8 +35,8 @@ from nofuss.files import write_file
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.backbones import Backbone
-from nofuss.model.embedder import Embedder, for_inference, through_head
-from nofuss.model.encoder import Encoded, Encoder, check_finite
+from nofuss.model.embedder import Embedder, embed_features, for_inference
+from nofuss.model.encoder import Encoded, Encoder
 from nofuss.model.features import features_of
 from nofuss.model.lora import merge_adapters
 from nofuss.model.manifest import clear
@@ -220,8 +220,7 @@ def embed_all(task: Task, fit: Fit, x: Tensor | None, progress: Progress) -> tup
         backbone = for_inference(fit.embedder).backbone
         x = features_of(backbone, task.whole, cached=False, progress=progress).values
     assert x is not None
-    raw = through_head(fit.embedder, fit.embedder.to_head(x))
-    check_finite(raw)
+    raw = embed_features(fit.embedder, x)
     return x, raw
 
 

@@ -66,7 +66,7 @@ def test_paths_pictures_arrays_and_collections_agree(pictures: Encoder, folder: 
     collection = open_data(folder)
     together = pictures.embed_collection(collection)  # in other batches: other kernels round
     assert torch.allclose(together, expected, atol=1e-6)
-    assert torch.equal(pictures.embed_collection(collection, num_workers=2), together)
+    assert torch.equal(pictures.embed_collection(collection), together)
 
 
 def test_one_at_a_time_is_the_same_but_for_rounding(pictures: Encoder, folder: Path) -> None:
