@@ -16,8 +16,8 @@
     model/             what `nofuss.load` opens, see model/saved.py
     .lock .lock.owner  one command writes at a time, and which, see files.py
 
-A directory that is not empty is never overwritten; training continues it with --resume. Links and
-special files in a run are refused when it is opened; nobody looks for them again.
+A directory that is not empty is never overwritten; training continues it with --resume. Links in a
+run are refused when it is opened; nobody looks for them again.
 """
 
 import dataclasses
@@ -29,17 +29,18 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nofuss.config import Settings, check_limits, from_json, is_named_data, to_json
+from nofuss import __version__
+from nofuss.config import Settings, from_json, is_named_data, to_json
 from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
-from nofuss.errors import RunError, UsageError
+from nofuss.errors import RunError
 from nofuss.files import (
     JSON_LIMIT,
     LOCK,
@@ -49,14 +50,11 @@ from nofuss.files import (
     read_bytes,
     read_json,
     read_lines,
-    sync,
     write_file,
     write_json,
 )
 
 CORRECTIONS = "corrected.csv"
-DEPTH = 3
-"""Levels of a run that hold files."""
 FROM_PYTHON = " (given from Python)"
 """How the name ends that stands for the path of data which have none."""
 
@@ -78,20 +76,16 @@ class Run:
         with ExitStack() as held:
             where = path / "config.json"
             if not where.exists():
-                raise _no_run(path)
+                raise RunError(
+                    f"{path} is not a run directory: no config.json in it; give one that "
+                    "`nofuss train` made"
+                )
             _refuse_links(path)
             if write:
                 held.enter_context(locked(path))
             stored = _read_config(path)
             stored.pop("fingerprint", None)
-            config = from_json(Settings, stored, where=where)
-            try:
-                check_limits(config)
-            except UsageError as error:
-                raise RunError(
-                    f"{where} has settings that training refuses ({error}); restore it"
-                ) from None
-            return cls(path, config, held.pop_all())
+            return cls(path, from_json(Settings, stored, where=where), held.pop_all())
 
     def __enter__(self) -> "Run":
         return self
@@ -127,15 +121,12 @@ class Run:
             return data
         if str(data).endswith(FROM_PYTHON):
             raise RunError(f"the data of {self.path} were given from Python; give data that it has")
-        with suppress(PermissionError):  # what opens them says so
-            try:  # not exists(), which takes names that the locale can't say for missing ones
-                os.stat(data)
-            except (FileNotFoundError, NotADirectoryError):
-                moved = shlex.join(["nofuss", "train", "NEW", "--out", str(self.path), "--resume"])
-                raise RunError(
-                    f"the data of {self.path} were at {data} and are not there now; give other "
-                    f"data, or if they have moved: {moved}"
-                ) from None
+        if not data.exists():
+            moved = shlex.join(["nofuss", "train", "NEW", "--out", str(self.path), "--resume"])
+            raise RunError(
+                f"the data of {self.path} were at {data} and are not there now; give other "
+                f"data, or if they have moved: {moved}"
+            )
         return data
 
     @property
@@ -172,8 +163,6 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
         if path is None:
             path = _new_directory(Path("runs"), name.strip(".") or "run")
         path.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):  # as good as the file system can
-            sync(path.parent)
         is_run = (path / "config.json").is_file()
         if held is not None and (is_run or _is_empty(path)):  # leave other folders alone
             held.enter_context(locked(path))
@@ -195,25 +184,14 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
 
 
 def _refuse_links(run: Path) -> None:
-    """Raise RunError for a link in a run, or anything else but files and folders."""
-    folders = [run]
-    for _ in range(DEPTH):
-        entries = [entry for folder in folders for entry in _entries(folder)]
-        folders = [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for entry in entries:
-            if entry.is_symlink():
+    """Raise RunError for a link in a run: its files are read and written inside its folder."""
+    for folder, folders, files in os.walk(run):
+        for name in (*folders, *files):
+            if (path := Path(folder, name)).is_symlink():
                 raise RunError(
-                    f"{entry.path} is a link, but a run is read and written only inside its "
-                    "folder; replace it by what it links to"
+                    f"{path} is a link, but a run is read and written only inside its folder; "
+                    "replace it by what it links to"
                 )
-            if not (entry.is_file() or entry.is_dir()) and os.path.lexists(entry):
-                raise RunError(f"{entry.path} is neither a file nor a folder; delete it")
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    with suppress(FileNotFoundError):  # a writer may replace a checkpoint while the run is opened
-        return list(os.scandir(folder))
-    return []
 
 
 def continue_run(config: Settings, *, fingerprint: Callable[[], str]) -> Run:
@@ -262,19 +240,14 @@ def _absolute(data: Path) -> Path:
 
 def environment(device: str = "auto") -> dict[str, Any]:
     """Return what explains the numbers: versions, machine, threads, command."""
-    versions = {}
-    for package in ("nofuss", "torch", "numpy", "pillow", "scikit-learn"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "unknown"
+    packages = ("torch", "numpy", "pillow", "scikit-learn")
     return {
         "command": shlex.join(["nofuss", *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": describe_device(device),
         "threads": torch.get_num_threads(),
-        "versions": versions,
+        "versions": {"nofuss": __version__} | {name: version(name) for name in packages},
     }
 
 
@@ -284,12 +257,6 @@ def _read_config(run: Path) -> dict[str, Any]:
         return read_json(file)
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {file}: {error}; restore it or train again") from None
-
-
-def _no_run(path: Path) -> RunError:
-    return RunError(
-        f"{path} is not a run directory: no config.json in it; give one that `nofuss train` made"
-    )
 
 
 def _describe(run: Run, fingerprint: str | None) -> None:

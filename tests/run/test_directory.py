@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from nofuss.config import Options, Settings
 from nofuss.errors import RunError
-from nofuss.files import LOCK, OWNER, TEMPORARY, locked, read_json, write_json
+from nofuss.files import LOCK, OWNER, TEMPORARY, locked
 from nofuss.run.directory import (
     Run,
     check_same_data,
@@ -183,28 +182,16 @@ def test_a_damaged_config_is_one_line(content: bytes, message: str, tmp_path: Pa
     assert "\n" not in str(raised.value)
 
 
-def fifo(path: Path, outside: Path) -> None:
-    os.mkfifo(path)
-
-
-def link(path: Path, outside: Path) -> None:
-    path.symlink_to(outside)
-
-
-@pytest.mark.parametrize("make", [fifo, link])
 @pytest.mark.parametrize(
     "place", ["scores.json", "feedback.jsonl", ".lock", "model", "index/0.json"]
 )
-@pytest.mark.parametrize("write", [False, True])
-def test_links_and_special_files_in_a_run_are_refused(
-    make: Callable[[Path, Path], None], place: str, write: bool, tmp_path: Path
-) -> None:
+def test_links_in_a_run_are_refused(place: str, write: bool, tmp_path: Path) -> None:
     run, outside = create(tmp_path / "run"), tmp_path / "outside"
     outside.mkdir()
     (run / place).parent.mkdir(parents=True, exist_ok=True)
-    make(run / place, outside)
-    with pytest.raises(RunError, match=r"is a link, but|is neither a file") as raised:
-        Run.open(run, write=write)
+    (run / place).symlink_to(outside)
+    with pytest.raises(RunError, match="is a link, but") as raised:
+        Run.open(run)
     assert str(run / place) in str(raised.value)
     assert not list(outside.iterdir())
 
@@ -242,14 +229,3 @@ def test_metrics_are_a_line_an_epoch(tmp_path: Path) -> None:
 def test_the_command_to_go_on_can_be_pasted(tmp_path: Path) -> None:
     run = Run.open(create(tmp_path / "a run"))
     assert run.resume_command == f"nofuss train --out '{tmp_path}/a run' --resume"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("seed", -1), ("seed", 2**40), ("test_fraction", float("nan")), ("dim", 0), ("size", 10**9)],
-)
-def test_settings_that_no_training_has_are_refused(name: str, value: float, tmp_path: Path) -> None:
-    path, flag = create(tmp_path / "run"), name.replace("_", "-")
-    write_json(path / "config.json", read_json(path / "config.json") | {name: value})
-    with pytest.raises(RunError, match=rf"settings that training refuses \(--{flag} is"):
-        Run.open(path)
