@@ -1,7 +1,6 @@
 """`nofuss export`: write the model as an ONNX file, checked against the original."""
 
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +33,7 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
     """
     from nofuss.files import write_file  # all here, so that --help does not load torch
     from nofuss.model.encoder import load
-    from nofuss.model.onnx import UnitEmbedding, export_model, largest_difference, onnx_packages
+    from nofuss.model.onnx import export_model, onnx_packages
     from nofuss.run.directory import Run
 
     if onnx.suffix != ".onnx":
@@ -44,20 +43,18 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
     onnx_packages()
     config, encoder = Run.open(run).config, load(run, device="cpu")
     inputs, what = _inputs(encoder, config)
-    onnx.parent.mkdir(parents=True, exist_ok=True)
     names, extra = encoder.class_names, encoder.extra
     with working(console.progress, "exporting the network"):
-        content = export_model(encoder.embedder, inputs, class_names=names, extra=extra)
-    with working(console.progress, "comparing with torch"):
-        difference = largest_difference(UnitEmbedding(encoder.embedder), inputs, content)
+        content, difference = export_model(encoder.embedder, inputs, class_names=names, extra=extra)
     if not difference <= LARGEST_DIFFERENCE:
         raise TrainingError(
             f"the exported model differs from the original by {difference:.2g}, expected at most "
             f"{LARGEST_DIFFERENCE:g}; nothing was written; please report this"
         )
+    onnx.parent.mkdir(parents=True, exist_ok=True)
     write_file(onnx, content)
     console.say(
-        f"{onnx}: {onnx.stat().st_size / 1e6:.1f} MB, the largest difference from torch on "
+        f"{onnx}: {len(content) / 1e6:.1f} MB, the largest difference from torch on "
         f"{len(inputs)} {what} is {difference:.1e}"
     )
 
@@ -67,29 +64,18 @@ def _inputs(encoder: "Encoder", config: "Settings") -> tuple["Tensor", str]:
     import numpy as np
     import torch
 
-    from nofuss.data.decode import PictureError, decode_resized
+    from nofuss.data.loader import batches
     from nofuss.data.open import open_data
     from nofuss.data.readers.folder import labelling_of
-    from nofuss.data.transforms import fitted, test_views
 
-    p = encoder.preprocessing
+    p, channels = encoder.preprocessing, encoder.embedder.backbone.channels
     try:
         collection = open_data(config.data, labelling=labelling_of(config))
         rows = np.linspace(0, len(collection) - 1, min(CHECKED, len(collection))).astype(int)
-        if p is None:
-            assert collection.array is not None
-            return torch.from_numpy(np.asarray(collection.array)[rows]), "of the run's own vectors"
-        pictures = []
-        if collection.array is not None:
-            pictures = list(fitted(np.asarray(collection.array)[rows], p))
-        for i in rows if collection.array is None else ():
-            with suppress(PictureError):
-                pictures.append(decode_resized(collection.paths[i], p))
-        if pictures:
-            return test_views(pictures, p), "of the run's own pictures"
+        batch = next(batches(collection, p, [rows], train=False))
+        return batch.inputs, "of the run's own " + ("vectors" if p is None else "pictures")
     except NofussError as error:
         log.warning(f"the run's data can't be read ({error}); comparing on noise instead")
-    channels = encoder.embedder.backbone.channels
     shape = (channels,) if p is None else (channels, p.size, p.size)
     noise = torch.randn(CHECKED, *shape, generator=torch.Generator().manual_seed(0))
     return noise, "inputs of noise"

@@ -9,6 +9,7 @@ the exporter fails or the features differ, torch runs the backbone as before, wi
 embeddings, for any batch size; the metadata describe the preprocessing.
 """
 
+import copy
 import dataclasses
 import io
 import json
@@ -29,7 +30,6 @@ import torch
 from torch import Tensor, nn
 
 from nofuss.cache import blob, holds_blob
-from nofuss.config import Preprocessing
 from nofuss.distributed.device import device_of
 from nofuss.errors import UsageError
 from nofuss.files import digest
@@ -59,41 +59,25 @@ class OnnxNetwork(nn.Module):
     """A network run by onnxruntime; torch's network remains for exports and other devices.
 
     Each thread runs separate pieces of the batch, so that no layer waits for the slowest thread.
-    Neither threads nor session survive a copy or a fork, which therefore get their own.
     """
-
-    _opening = Lock()  # of all networks: it is held for a moment, once
 
     def __init__(self, network: nn.Module, graph: bytes) -> None:
         super().__init__()
         self.network, self._graph = network, graph
-        self._process: int | None = None  # the session starts with the first picture
+        runtime = import_module("onnxruntime")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = 1  # so that it has no threads that spin while they wait
+        self._session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._threads = ThreadPoolExecutor(torch.get_num_threads(), "nofuss-onnx")
 
-    def open(self) -> None:
-        """Start a session, and as many threads as torch has, if this process has none."""
-        with self._opening:
-            if self._process == os.getpid():
-                return
-            runtime = import_module("onnxruntime")
-            options = runtime.SessionOptions()
-            options.intra_op_num_threads = 1  # so that it has no threads that spin while they wait
-            self._threads = ThreadPoolExecutor(torch.get_num_threads(), "nofuss-onnx")
-            self._session: Any = runtime.InferenceSession(
-                self._graph, options, providers=["CPUExecutionProvider"]
-            )
-            self._process = os.getpid()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of."""
-        state = {k: v for k, v in vars(self).items() if k not in ("_threads", "_session")}
-        return state | {"_process": None}
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OnnxNetwork":
+        return OnnxNetwork(copy.deepcopy(self.network, memo), self._graph)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return features (B, F)."""
         if inputs.device.type != "cpu" or torch.compiler.is_exporting():
             features: Tensor = self.network(inputs)
             return features
-        self.open()
         pieces = torch.split(inputs.contiguous(), PIECE)
         return torch.cat(list(self._threads.map(self._run, pieces)))
 
@@ -167,13 +151,15 @@ def graph_name(backbone: Backbone) -> str:
 
 def export_model(
     embedder: Embedder, inputs: Tensor, *, class_names: Sequence[str], extra: dict[str, Any]
-) -> bytes:
-    """Return an ONNX file that gives unit embeddings, with a description of its inputs.
+) -> tuple[bytes, float]:
+    """Return an ONNX file that gives unit embeddings, and its largest difference from torch.
 
-    inputs: two examples or more. UsageError without the packages that it takes.
+    Its metadata describe the inputs. inputs: two examples or more. UsageError without the packages
+    that it takes.
     """
     onnx, _ = onnx_packages()
-    model = _exported(UnitEmbedding(embedder).eval(), inputs[:2].contiguous(), "embeddings")
+    module = UnitEmbedding(embedder).eval()
+    model = _exported(module, inputs[:2].contiguous(), "embeddings")
     about = {
         "producer": "nofuss",
         "input": describe_inputs(embedder.backbone),
@@ -187,7 +173,8 @@ def export_model(
     for key, value in about.items():
         model.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
+    content = bytes(model.SerializeToString())
+    return content, largest_difference(module, inputs, content)
 
 
 class UnitEmbedding(nn.Module):
@@ -204,16 +191,15 @@ class UnitEmbedding(nn.Module):
 
 def describe_inputs(backbone: Backbone) -> str:
     """Say how a picture becomes an input, for someone who has only the file."""
-    p: Preprocessing | None = backbone.preprocessing
+    p = backbone.preprocessing
     if p is None:
         return f"float32 vectors (batch, {backbone.channels})"
-    channels = 1 if p.mode == "L" else 3
     sides = "both sides" if p.squash else "the short side"
     return (
-        f"float32 (batch, {channels}, {p.size}, {p.size}): the picture upright, in Pillow mode "
-        f"{p.mode}, transparency over white, {sides} resized to {p.resize} (bilinear, "
+        f"float32 (batch, {backbone.channels}, {p.size}, {p.size}): the picture upright, in Pillow "
+        f"mode {p.mode}, transparency over white, {sides} resized to {p.resize} (bilinear, "
         f"antialiased), centre crop of {p.size}, values 0 to 255 mapped to (value - mean) / std "
-        f"with mean {list(p.mean[:channels])} and std {list(p.std[:channels])}"
+        f"with mean {list(p.mean)} and std {list(p.std)}"
     )
 
 
