@@ -25,7 +25,7 @@ from nofuss.errors import RunError, UsageError, unknown_name
 from nofuss.files import check_regular, digest, load_tensors, memory, tensor_parts
 from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.lite import EfficientNetLite
-from nofuss.model.timm import classifier_of, create_timm
+from nofuss.model.timm import classifier_of, create_timm, set_size
 
 PRETRAINED = "pretrained"
 OWN = "own"
@@ -211,9 +211,10 @@ def timm_backbone(
     size: int | None = None,
 ) -> Backbone:
     """Build timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
-    channels, pretrained = channels or 3, weights == PRETRAINED
-    network, preprocessing = create_timm(name, channels=channels, pretrained=pretrained, size=size)
+    channels = channels or 3
+    network = create_timm(name, channels=channels, pretrained=weights == PRETRAINED)
     _fill_from(network, weights, without(*classifier_of(network)))
+    preprocessing = set_size(network, channels, size)
     width = feature_width(name, network, channels, preprocessing.size)
     return Backbone(name, network, width, channels=channels, preprocessing=preprocessing)
 

@@ -201,6 +201,8 @@ def _build(folder: Path, description: Description, module: nn.Module | None) -> 
         if (preprocessing is None) != (embedder.backbone.preprocessing is None):
             raise ValueError(f"its preprocessing does not fit {description.backbone}")
         fill(embedder, tensors, source=file)
+    except NofussError:
+        raise
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"{folder / DESCRIPTION} is damaged ({reason}); restore it") from None

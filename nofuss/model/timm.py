@@ -4,6 +4,9 @@ The preprocessing comes from the network's own configuration. Weights come from 
 be reached, or from a file of timm; a network can also start at random.
 """
 
+from importlib import import_module
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -11,13 +14,8 @@ from nofuss.config import Preprocessing
 from nofuss.errors import UsageError, unknown_name
 
 
-def create_timm(
-    name: str, *, channels: int, pretrained: bool, size: int | None
-) -> tuple[nn.Module, Preprocessing]:
-    """Build timm:NAME, pooled, without its classifier; return it with what timm states for it.
-
-    size: of its pictures, if it is not to be the network's own.
-    """
+def create_timm(name: str, *, channels: int, pretrained: bool) -> nn.Module:
+    """Build timm:NAME, pooled, without its classifier."""
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
@@ -29,7 +27,7 @@ def create_timm(
     if not timm.is_model(model_name):
         raise unknown_name("timm model", model_name, timm.list_models())
     try:
-        network = timm.create_model(
+        network: nn.Module = timm.create_model(
             model_name, pretrained=pretrained, num_classes=0, in_chans=channels
         )
     except Exception as error:  # the hub's client raises many types
@@ -38,12 +36,21 @@ def create_timm(
             f"{name} can't be downloaded ({reason}); download its file elsewhere and give it with "
             "--weights"
         ) from None
-    stated = timm.data.resolve_model_data_config(network)
+    return network
+
+
+def set_size(network: Any, channels: int, size: int | None) -> Preprocessing:
+    """Return the preprocessing that timm states for a network.
+
+    size: of its pictures, if it is not to be the network's own; a transformer's positions are
+    interpolated.
+    """
+    stated = import_module("timm.data").resolve_model_data_config(network)
     own_size = stated["input_size"][-1]
     size = size or own_size
     if size != own_size and hasattr(network, "set_input_size"):
-        network.set_input_size(img_size=(size, size))  # a transformer's positions are interpolated
-    return network, Preprocessing(
+        network.set_input_size(img_size=(size, size))
+    return Preprocessing(
         size=size,
         resize=round(size / stated["crop_pct"]),
         squash=stated.get("crop_mode") == "squash",

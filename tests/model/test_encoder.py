@@ -138,6 +138,8 @@ def test_what_can_not_be_embedded(pictures: Encoder, vectors: Encoder, folder: P
     path = next(folder.rglob("*.png"))
     with pytest.raises(ValueError, match="put a single one into a list"):
         pictures.embed(path)
+    with pytest.raises(ValueError, match="several pictures"):  # one array is not many pictures
+        pictures.embed(np.zeros((20, 30, 3), np.uint8))
     with pytest.raises(ValueError, match=r"expected \(N, 6\)"):
         vectors.embed(np.zeros((2, 5)))
     with pytest.raises(ValueError, match=r"expected uint8"):
@@ -146,11 +148,6 @@ def test_what_can_not_be_embedded(pictures: Encoder, vectors: Encoder, folder: P
         pictures.embed([folder / "none.png"])
     with pytest.raises(DataError, match="model takes vectors"):
         vectors.embed_collection(open_data(folder))
-
-
-def test_one_array_is_not_many_pictures(pictures: Encoder) -> None:
-    with pytest.raises(ValueError, match="several pictures"):
-        pictures.embed(np.zeros((20, 30, 3), np.uint8))
 
 
 def test_fit(tmp_path: Path) -> None:
