@@ -158,10 +158,8 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
     held: gets the lock of the run, before anything is written, but only of a run or an empty
     folder.
     """
-    path = config.out
+    path = config.out or _free(Path("runs"), name.strip(".") or "run")
     try:
-        if path is None:
-            path = _new_directory(Path("runs"), name.strip(".") or "run")
         path.mkdir(parents=True, exist_ok=True)
         is_run = (path / "config.json").is_file()
         if held is not None and (is_run or _is_empty(path)):  # leave other folders alone
@@ -277,14 +275,7 @@ def _is_empty(folder: Path) -> bool:
     )
 
 
-def _new_directory(parent: Path, name: str) -> Path:
-    """Make the first of NAME, NAME-2, … that does not exist."""
-    parent.mkdir(parents=True, exist_ok=True)
-    for number in count(1):
-        path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError
+def _free(parent: Path, name: str) -> Path:
+    """Return the first of NAME, NAME-2, … that does not exist."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(parent / each for each in names if not (parent / each).exists())

@@ -27,13 +27,6 @@ def snapshot(embedder: Embedder) -> dict[str, torch.Tensor]:
     return {name: t.clone() for name, t in embedder.state_dict().items()}
 
 
-@pytest.mark.parametrize("dim", [1, 16, 64])
-def test_an_embedder_maps_pictures_to_dim_numbers(dim: int) -> None:
-    embedder = build_embedder("convnet", dim=dim)
-    assert embedder.dim == dim
-    assert embedder(torch.rand(3, 1, 28, 28)).shape == (3, dim)
-
-
 def test_an_empty_embedding_is_refused() -> None:
     with pytest.raises(ValueError, match="dim is 0"):
         Embedder(build_backbone("identity", channels=3), 0)

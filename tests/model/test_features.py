@@ -71,16 +71,25 @@ def test_one_changed_bit_is_noticed(
     assert computed == [31, 1]
 
 
-def test_features_survive_moving_and_copying_a_folder(
+def test_the_content_of_a_picture_counts_not_its_place(
     cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
 ) -> None:
-    features = cached_features(embedder, pictures)
+    """Folders that were moved and copied, and a table of the same pictures in another order."""
+    told = list[tuple[str, int, int]]()
+    features = cached_features(embedder, pictures, progress=lambda *work: told.append(work))
+    assert [told[0], told[-1]] == [("computing features", done, 31) for done in (0, 31)]
+    told.clear()
     root = pictures.paths[0].parent.parent
     copied = shutil.copytree(root, root.with_name("copied"))
+    paths = [copied / path.relative_to(root) for path in reversed(pictures.paths)]
+    rows = [f"{path},{path.parent.name}" for path in paths]
+    copied.with_suffix(".csv").write_text("\n".join(["path,label", *rows]))
     moved = root.rename(root.with_name("moved"))
-    for folder in (moved, copied):
-        assert torch.equal(cached_features(embedder, open_data(folder)), features)
+    for data, order in ((moved, 1), (copied, 1), (copied.with_suffix(".csv"), -1)):
+        found = cached_features(embedder, open_data(data), progress=lambda *work: told.append(work))
+        assert torch.equal(found, features if order > 0 else features.flip(0))
     assert computed == [31]
+    assert told == []
 
 
 def test_a_picture_that_changes_meanwhile_is_not_kept(
@@ -118,28 +127,6 @@ def test_only_new_and_changed_pictures_are_computed(
     assert torch.equal(found[order], features[expected])
     fresh = cached_features(embedder, grown, cached=False)
     assert torch.equal(found, fresh)  # the same bits as if all had been computed together
-
-
-def test_a_table_over_the_same_pictures_computes_none(
-    cache: Path,
-    pictures: Collection,
-    embedder: Embedder,
-    computed: list[int],
-    tmp_path: Path,
-) -> None:
-    told = list[tuple[str, int, int]]()
-    cached_features(embedder, pictures, progress=lambda *work: told.append(work))
-    assert (told[0], told[-1]) == (
-        ("computing features", 0, 31),
-        ("computing features", 31, 31),
-    )
-    told.clear()
-    rows = [f"{path},{path.parent.name}" for path in reversed(pictures.paths)]
-    (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]))
-    again = open_data(tmp_path / "table.csv")
-    cached_features(embedder, again, progress=lambda *work: told.append(work))
-    assert computed == [31]
-    assert told == []
 
 
 def test_what_was_computed_before_an_interruption_is_kept(
