@@ -49,7 +49,12 @@ def set_size(network: Any, channels: int, size: int | None) -> Preprocessing:
     own_size = stated["input_size"][-1]
     size = size or own_size
     if size != own_size and hasattr(network, "set_input_size"):
-        network.set_input_size(img_size=(size, size))
+        try:
+            network.set_input_size(img_size=(size, size))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"it can't take pictures of {size} pixels ({error}); try another"
+            ) from None
     return Preprocessing(
         size=size,
         resize=round(size / stated["crop_pct"]),

@@ -102,6 +102,8 @@ def test_a_transformer_takes_pictures_of_another_size(tmp_path: Path) -> None:
 def test_a_size_that_does_not_fit_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"can't take pictures of 100 pixels .*; try another"):
         build_backbone("timm:test_vit", weights=None, size=100)
+    with pytest.raises(UsageError, match=r"can't take pictures of 100 pixels .*; try another"):
+        build_backbone("timm:swinv2_tiny_window8_256", weights=None, size=100)
 
 
 @pytest.mark.parametrize("name", SMALL)
