@@ -27,7 +27,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import count

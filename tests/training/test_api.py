@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 import nofuss
 from nofuss.cli import main
 from nofuss.config import Preprocessing
-from nofuss.errors import DataError, RunError, UsageError
+from nofuss.errors import DataError, UsageError
 from nofuss.model.saved import model_files
 from nofuss.training.callbacks import Event
 
