@@ -175,9 +175,15 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
         raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
     data = None if config.data is None else _absolute(config.data)
     run = Run(path, dataclasses.replace(config, out=path, data=data))
-    if run.corrections is not None and config.corrections is not None and first():
-        write_file(run.corrections, read_bytes(config.corrections))
-    _describe(run, None)
+    try:
+        if run.corrections is not None and config.corrections is not None and first():
+            write_file(run.corrections, read_bytes(config.corrections))
+        run.write("config.json", to_json(run.config) | {"fingerprint": None})
+        run.write("environment.json", environment(run.config.device))
+    except OSError as error:
+        raise RunError(
+            f"can't write into {path}: {error.strerror}; fix it, or give another --out"
+        ) from None
     return run
 
 
@@ -204,9 +210,7 @@ def continue_run(config: Settings, *, fingerprint: Callable[[], str]) -> Run:
         check_same_data(config.out, fingerprint(), cure=cure)
     data = None if config.data is None else _absolute(config.data)
     run = Run(config.out, dataclasses.replace(config, data=data))
-    if not (run.path / "environment.json").exists():  # killed before it was written
-        _describe(run, noted)
-    elif data != saved.data:  # the same, elsewhere
+    if data != saved.data:  # the same, elsewhere
         moved = dataclasses.replace(saved, data=data)
         run.write("config.json", to_json(moved) | {"fingerprint": noted})
     return run
@@ -255,16 +259,6 @@ def _read_config(run: Path) -> dict[str, Any]:
         return read_json(file)
     except (OSError, ValueError) as error:
         raise RunError(f"can't read {file}: {error}; restore it or train again") from None
-
-
-def _describe(run: Run, fingerprint: str | None) -> None:
-    try:
-        run.write("config.json", to_json(run.config) | {"fingerprint": fingerprint})
-        run.write("environment.json", environment(run.config.device))
-    except OSError as error:
-        begun = (run.path / "config.json").is_file()
-        cure = f"then resume with: {run.resume_command}" if begun else "or give another --out"
-        raise RunError(f"can't write into {run.path}: {error.strerror}; fix it, {cure}") from None
 
 
 def _is_empty(folder: Path) -> bool:

@@ -94,13 +94,6 @@ def test_damage_of_the_configuration_is_noticed(tmp_path: Path) -> None:
         Run.open(file.parent)
 
 
-def test_a_kill_before_the_environment_was_written(tmp_path: Path) -> None:
-    path = create(tmp_path / "run")
-    (path / "environment.json").unlink()
-    go_on(resume(path))
-    assert (path / "environment.json").is_file()
-
-
 def test_what_is_no_setting_may_differ(tmp_path: Path) -> None:
     path = create(tmp_path / "run")
     config = resume(path, num_workers=3, device="cpu")
