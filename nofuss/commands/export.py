@@ -9,8 +9,6 @@ from nofuss.commands import RunPath, console
 from nofuss.errors import TrainingError, UsageError
 from nofuss.progress import working
 
-CHECKED = 16
-"""Number of random inputs that both runtimes are compared on."""
 LARGEST_DIFFERENCE = 1e-3
 """Largest accepted difference, as a fraction of the largest entry of all embeddings."""
 
@@ -22,11 +20,9 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
         run: A run directory of `nofuss train`.
         onnx: The file to write; never overwritten. Needs pip install 'nofuss[onnx]'.
     """
-    import torch  # all here, so that --help does not load torch
-
-    from nofuss.files import write_file
+    from nofuss.files import write_file  # all here, so that --help does not load torch
     from nofuss.model.encoder import load
-    from nofuss.model.onnx import export_model, onnx_packages
+    from nofuss.model.onnx import CHECKED, export_model, onnx_packages
 
     if onnx.suffix != ".onnx":
         raise UsageError(f"--onnx {onnx} does not end in .onnx; give a name that does")
@@ -34,12 +30,9 @@ def main(run: RunPath, /, *, onnx: Annotated[Path, Parameter(metavar="FILE.onnx"
         raise UsageError(f"{onnx} exists and is never overwritten; give another name")
     onnx_packages()
     encoder = load(run, device="cpu")
-    p, channels = encoder.preprocessing, encoder.embedder.backbone.channels
-    shape = (channels,) if p is None else (channels, p.size, p.size)
-    inputs = torch.randn(CHECKED, *shape, generator=torch.Generator().manual_seed(0))
     with working(console.progress, "exporting the network"):
         content, difference = export_model(
-            encoder.embedder, inputs, class_names=encoder.class_names, extra=encoder.extra
+            encoder.embedder, class_names=encoder.class_names, extra=encoder.extra
         )
     if not difference <= LARGEST_DIFFERENCE:
         raise TrainingError(

@@ -44,6 +44,8 @@ WORTH_EXPORT = 500
 """Number of views from which exporting a backbone saves time; a mirror image is a view too."""
 LARGEST_DIFFERENCE = 1e-4
 """Largest accepted difference of features, as a fraction of the largest feature."""
+CHECKED = 16
+"""Number of random inputs on which an exported file is compared with torch."""
 SMALLEST_SIDE = 96
 """Smaller pictures mean a small network, for which the export takes longer than it saves."""
 NEEDED = ("onnxruntime", "onnx", "onnxscript")
@@ -124,9 +126,7 @@ def accelerate(backbone: Backbone, views: int, *, progress: Progress = silent) -
 
 def _export_features(backbone: Backbone, progress: Progress) -> bytes:
     """Return the graph of a backbone, which gives torch's features to rounding."""
-    assert backbone.preprocessing is not None
-    side, generator = backbone.preprocessing.size, torch.Generator().manual_seed(0)
-    example = torch.randn(2, backbone.channels, side, side, generator=generator)
+    example = random_inputs(backbone, 2)
     with working(progress, "exporting the network to onnxruntime"):
         graph = bytes(_exported(backbone.network, example, "features").SerializeToString())
         if not largest_difference(backbone.network, example, graph) <= LARGEST_DIFFERENCE:
@@ -150,16 +150,15 @@ def graph_name(backbone: Backbone) -> str:
 
 
 def export_model(
-    embedder: Embedder, inputs: Tensor, *, class_names: Sequence[str], extra: dict[str, Any]
+    embedder: Embedder, *, class_names: Sequence[str], extra: dict[str, Any]
 ) -> tuple[bytes, float]:
     """Return an ONNX file that gives unit embeddings, and its largest difference from torch.
 
-    Its metadata describe the inputs. inputs: two examples or more. UsageError without the packages
-    that it takes.
+    Its metadata describe the inputs. UsageError without the packages that it takes.
     """
     onnx, _ = onnx_packages()
-    module = UnitEmbedding(embedder).eval()
-    model = _exported(module, inputs[:2].contiguous(), "embeddings")
+    module, inputs = UnitEmbedding(embedder).eval(), random_inputs(embedder.backbone, CHECKED)
+    model = _exported(module, inputs[:2], "embeddings")
     about = {
         "producer": "nofuss",
         "input": describe_inputs(embedder.backbone),
@@ -227,6 +226,13 @@ def largest_difference(module: Callable[[Tensor], Tensor], inputs: Tensor, graph
     outputs = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
     largest = max(np.abs(got - expected[: len(got)]).max() for got in outputs)
     return float(largest / np.abs(expected).max())
+
+
+def random_inputs(backbone: Backbone, count: int) -> Tensor:
+    """Return random inputs of a backbone, the same every time."""
+    p = backbone.preprocessing
+    shape = (backbone.channels,) if p is None else (backbone.channels, p.size, p.size)
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def _exported(module: nn.Module, example: Tensor, output: str) -> Any:
