@@ -193,8 +193,27 @@ def score_test_classes(
     run.write("scores.json", content | still_true(_stored_scores(run), content))
     write_card(run)
     shown = _shown(run, encoder, whole, vectors, split.test)
+    whole = _as_said(run, whole, encoder.digest)
     report = write_report(run.path, whole, shown, progress=progress)
     return Scored(f"{run.path} on {test.name}", _method(run), content, report)
+
+
+def _as_said(run: Run, collection: Collection, model: str) -> Collection:
+    """Return the collection with the labels that were corrected on the page since training."""
+    from nofuss.search.feedback import read_feedback
+    from nofuss.search.folder import FolderIndex
+    from nofuss.search.update import items_of
+
+    feedback = read_feedback(run.path)
+    if not feedback.corrections or not collection.has_classes:
+        return collection
+    said = feedback.labels(FolderIndex.open(run.index, model))
+    codes = {name: code for code, name in enumerate(collection.class_names)}
+    labels = collection.labels.copy()
+    for row, item in enumerate(items_of(collection, run.config.data)):
+        labels[row] = codes.get(said.get(item.name, ""), labels[row])
+    corrected = replace(collection, labels=labels)
+    return corrected.subset(range(len(corrected)))  # a class may have lost its last item
 
 
 def _shown(

@@ -10,10 +10,13 @@ from PIL import Image
 
 from nofuss.cli import main
 from nofuss.commands.evaluate import still_true
+from nofuss.data.corrections import Correction
 from nofuss.evaluate import recall_at_k
 from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
+from nofuss.search import Index
+from nofuss.search.feedback import append
 from tests.tiny_run import train_vectors
 
 Capture = pytest.CaptureFixture[str]
@@ -50,6 +53,20 @@ def test_the_card_follows_the_scores_and_an_old_gain_is_dropped(run: Path) -> No
     assert f"| recall@1 | {100 * float(str(scores['recall@1'])):.2f} [" in card
     assert "Over the" not in card
     assert "Learning paid" not in (run / "report.html").read_text()
+
+
+def test_the_report_goes_by_the_labels_that_were_corrected_on_the_page(run: Path) -> None:
+    """A wrong correction is a doubtful label at once; the scores stay those of the data."""
+    items = [item for item in Index.load(run / "index").items() if item.split == "test"]
+    item, other = items[0], next(each for each in items if each.label != items[0].label)
+    before = scores_of(run)
+    assert main(["evaluate", str(run)]) == 0
+    assert f"label,{item.name}," not in (run / "suspects.csv").read_text()
+    append(run, [Correction(item.name, str(item.label), other.label)])
+    assert main(["evaluate", str(run)]) == 0
+    suspects = [line.split(",") for line in (run / "suspects.csv").read_text().splitlines()]
+    assert ["label", item.name, other.label] in [each[:3] for each in suspects]
+    assert scores_of(run) == before
 
 
 def test_the_table_names_what_the_run_keeps(run: Path, capsys: Capture) -> None:

@@ -45,7 +45,7 @@ function drawBar({ said, count, history }) {
   const { results } = state.answer, here = Object.values(said), same = here.filter(Boolean).length;
   const all = count > here.length ? `, ${numbers.format(count)} in all` : "";
   const words = here.length || count ? [`Marked: ${same} the same, ${here.length - same} not${all}`] :
-    ["Mark what is the same (", icon("same"), ") and what is not (", icon("other"), "), and let the search learn from it. Keys: s, n, arrows."];
+    ["Mark what is the same (", icon("same"), ") and what is not (", icon("other"), "), and let the search learn from it.", element("span", "keys", " Keys: s, n, arrows.")];
   const parts = [element("span", "told", ...words)];
   if (here.length && here.length < results.length) {
     parts.push(button("", "Rest is the same", () => rest(true)), button("", "Rest is not", () => rest(false)));
