@@ -27,7 +27,7 @@ and with no marks nothing changes.
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,8 +129,17 @@ class Feedback:
             item.name: label
             for item in index.get(list(self.corrections))
             if (label := self.corrections[item.name].corrected) is not None
-            and label_in_data(item, self.on_labels[item.name]) is not None
+            and self.label_in_data(item) is not None
         }
+
+    def label_in_data(self, item: Item) -> str | None:
+        """Return the label that an item had before it was corrected; None if it has another by now.
+
+        The index has that label, or one of those that it was corrected to.
+        """
+        said = self.on_labels.get(item.name, [])
+        known = {label for each in said for label in (each.label, each.corrected)}
+        return said[0].label if item.label in known else None
 
     def as_csv(self, names: Mapping[str, str]) -> bytes:
         """Return query, item, same as a table; names: what to call the items."""
@@ -138,15 +147,6 @@ class Feedback:
         marks = self.marks.items()
         rows = [(names.get(q, q), names.get(i, i), words[same]) for (q, i), same in marks]
         return csv_text([("query", "item", "same"), *rows]).encode("utf-8", "backslashreplace")
-
-
-def label_in_data(item: Item, said: Sequence[Correction]) -> str | None:
-    """Return the label that an item had before it was corrected; None if it has another by now.
-
-    The index has that label, or one of those that it was corrected to.
-    """
-    known = {label for each in said for label in (each.label, each.corrected)}
-    return said[0].label if item.label in known else None
 
 
 def read_feedback(run: Path) -> Feedback:

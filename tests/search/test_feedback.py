@@ -242,12 +242,6 @@ def test_contradictions_and_copies_are_survived(count: int) -> None:
     assert float(torch.linalg.eigvalsh(matrix).min()) > 0
 
 
-def test_zero_vectors_stay_zero() -> None:
-    x = torch.cat([directions(2, 4), torch.zeros(1, 4)])
-    after = mapped(x, 3 * torch.eye(4).double())
-    torch.testing.assert_close(after, x)
-
-
 def test_undoing_is_learning_from_fewer_lines() -> None:
     """To the bit, also after items were added in between and taken away again."""
     index = Index.build(directions(30, 8), names=[str(i) for i in range(30)])

@@ -33,12 +33,12 @@ from nofuss.model.manifest import read_manifest
 from nofuss.model.saved import model_digest
 from nofuss.ranking.neighbours import neighbours
 from nofuss.search.feedback import (
+    Feedback,
     Mark,
     Pairs,
     append,
     compared,
     corrected,
-    label_in_data,
     learned,
     read_feedback,
 )
@@ -181,11 +181,10 @@ def judge(state: State, content: Content) -> tuple[State, Content]:
         trained = _trained(state)
         if label is None and name in trained:
             label = trained[name].corrected  # what the run was trained with holds again
-        on_labels = state.feedback.on_labels
         # Those that the run was trained with come first: the file has all that was said.
-        first = [] if on_labels else list(trained.values())
-        said = on_labels.get(name) or [each for each in first if each.item == name]
-        was = (label_in_data(item, said) if said else None) or item.label
+        first = () if state.feedback.on_labels else tuple(trained.values())
+        told = Feedback((*first, *state.feedback.lines))
+        was = told.label_in_data(item) or item.label
         append(state.run.path, [*first, Correction(name, was, label)])
         now = replace(state, feedback=read_feedback(state.run.path))
         with suppress(OSError):  # the label is in force; the rule follows with the next act
