@@ -1,5 +1,6 @@
 """What a run keeps of its features, and why: choice.json, decided by folds of the classes."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ class Choice:
     items: int = 0
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """Method → Recall@1 and MAP@R on the folds."""
-    gains: dict[str, dict[str, tuple[float, float, float]]] = field(default_factory=dict)
+    gains: dict[str, dict[str, Sequence[float]]] = field(default_factory=dict)
     """"a over b" → score → mean difference and its 95% interval over classes."""
 
     def describe(self) -> list[str]:
@@ -63,27 +64,10 @@ class Choice:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "Choice":
-        """Build a choice from what `as_dict` returned; TypeError, ValueError for anything else."""
-        made = cls(**{**stored, "recipe": Recipe(**stored["recipe"])})
-        numbers = (made.dim, made.folds, made.classes, made.items)
-        if made.kept not in (NOTHING, CLOSED, TRAINED) or any(type(n) is not int for n in numbers):
-            raise ValueError(f"no choice of a head: {stored!r:.60}")
-        recipe = made.recipe
-        if type(recipe.root) is not bool or any(
-            type(value) not in (int, float) for value in (recipe.shrinkage, recipe.emphasis)
-        ):
-            raise ValueError(f"recipe is {stored['recipe']!r:.60}")
-        scores = {
-            name: {each: float(of[each]) for each in ("recall@1", "map@r")}
-            for name, of in made.scores.items()
-        }
-        gains = {
-            pair: {name: (float(m), float(low), float(high)) for name, (m, low, high) in of.items()}
-            for pair, of in made.gains.items()
-        }
-        return cls(made.kept, recipe, *numbers, scores, gains)
+        """Return the choice that `as_dict` gave; KeyError or TypeError for anything else."""
+        return cls(**stored | {"recipe": Recipe(**stored["recipe"])})
 
 
-def _points(gain: tuple[float, float, float]) -> str:
+def _points(gain: Sequence[float]) -> str:
     mean, low, high = (100 * value for value in gain)
     return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"

@@ -68,6 +68,7 @@ def train(
         "out": out,
         "resume": resume,
         "preset": preset,
+        "backbone": backbone if module is None else OWN,
         "dim": dim,
         "head": head,
         "loss": loss,
@@ -80,9 +81,8 @@ def train(
     try:
         with nullcontext() if module is None else left_as_given(module):
             own = None if module is None else own_backbone(module, preprocessing)
-            name = backbone if isinstance(backbone, str) else OWN if own is not None else None
             found = {key: _setting(key, value) for key, value in options.items()}
-            asked = Options(data=_path(data), backbone=name, **found)
+            asked = Options(data=_path(data), **found)
             return run_training(asked, _collection(data), backbone=own, callback=callback)
     except NofussError as error:
         if "nofuss " not in str(error):  # a command to type has flags
@@ -110,22 +110,20 @@ train.__signature__ = _whole_signature()  # type: ignore[attr-defined]
 def _setting(name: str, value: Any) -> Any:
     """Return an option in the type that the run's config.json has for it."""
     hints = get_type_hints(Options)
-    if value is None:
-        return None
     if name not in hints:
         raise TypeError(f"train() got an unexpected keyword argument {name!r}")
-    if Path in get_args(hints[name]):
-        if (path := _path(value)) is None:
-            raise UsageError(f"--{name} is {value!r:.60}; expected a path")
-        return path
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, torch.device) or (name == "unfreeze" and type(value) is int):
         value = str(value)
     kind = (get_args(hints[name]) or (hints[name],))[0]
-    if isinstance(kind, type) and not fits(value, kind):  # else words to choose from: check_limits
-        flag = name.replace("_", "-")
-        raise UsageError(f"--{flag} is {value!r:.60}; expected {kind.__name__}")
+    if kind is Path and value is not None:
+        value = _path(value) or value
+        kind = type(Path())
+    # Words to choose from are left to check_limits.
+    if value is not None and isinstance(kind, type) and not fits(value, kind):
+        expected = "a path" if issubclass(kind, Path) else kind.__name__
+        raise UsageError(f"--{name.replace('_', '-')} is {value!r:.60}; expected {expected}")
     return value
 
 
@@ -134,31 +132,27 @@ def _path(data: Any) -> Path | None:
 
 
 def _collection(data: Any) -> Collection | None:
-    """What is no path as a collection."""
+    """Return what is no path as a collection."""
     if data is None or isinstance(data, str | os.PathLike):
         return None
     if isinstance(data, Collection):
         return data
+    kind, expected = type(data).__name__, "expected a path, (X, y), a torch Dataset or a Collection"
     if isinstance(data, tuple | list) and len(data) == 2:
         items, labels = _array(data[0]), _array(data[1])
         key = "vectors" if items.ndim == 2 else "images"
         return from_arrays({key: items, "labels": labels}, name="arrays")
     if isinstance(data, tuple | list | dict | np.ndarray | Tensor):
-        raise DataError(
-            f"data is a {type(data).__name__}; expected a path, (X, y), a torch Dataset or a "
-            "Collection"
-        )
+        raise DataError(f"data is a {kind}; {expected}")
     try:
         first = data[0][0]
     except (KeyError, IndexError, TypeError):
         raise DataError(
-            f"{type(data).__name__} does not give (input, label) pairs by number; expected a path, "
-            "(X, y), a torch Dataset or a Collection"
+            f"{kind} does not give (input, label) pairs by number; {expected}"
         ) from None
-    found = from_dataset(data)
     if getattr(first, "ndim", 3) < 2:
-        raise DataError(f"{type(data).__name__} gives vectors; give them and labels as (X, y)")
-    return found
+        raise DataError(f"{kind} gives vectors; give them and labels as (X, y)")
+    return from_dataset(data)
 
 
 def _array(values: Any) -> NDArray[Any]:

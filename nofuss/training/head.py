@@ -177,7 +177,11 @@ def _choice(
             name: {"recall@1": float(of.recall.mean()), "map@r": float(of.map_at_r.mean())}
             for name, of in scores.items()
         },
-        gains={f"{a} over {b}": {**gains_of(scores, a, b)} for a, b in pairs if a in scores},
+        gains={
+            f"{a} over {b}": {k: [*v] for k, v in gains_of(scores, a, b).items()}
+            for a, b in pairs
+            if a in scores
+        },
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nofuss.data.readers.folder import labelling_of
 from nofuss.errors import DataError, RunError, UsageError, command
-from nofuss.evaluate.intervals import Difference, paired_difference
+from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import QueryScores, per_query, pooled, scorable
 from nofuss.files import read_json
 from nofuss.geometry import normalize
@@ -27,6 +27,7 @@ from nofuss.model.features import features_of
 from nofuss.model.manifest import Manifest, clear, read_manifest
 from nofuss.model.saved import Loaded, load_model, model_digest, new_model, save_model
 from nofuss.progress import Progress, silent, working
+from nofuss.report import read_optional_json
 from nofuss.run.choice import NOTHING, Choice
 from nofuss.run.directory import Run
 from nofuss.search.feedback import learned, read_feedback
@@ -56,39 +57,39 @@ def learn(path: Path, *, progress: Progress = silent) -> None:
     with Run.open(path, write=True) as run:
         before, index = load_model(run.model), _own_index(run)
         choice = _recipe(run)
-        told = _features(run, before.embedder, index, progress)
-        labels = np.array([item.label or "" for item in told.items])
-        is_added = np.array([item.split is None and item.label is not None for item in told.items])
-        is_taught = is_added | np.array([item.split == "train" for item in told.items])
-        is_taught &= labels != ""
+        found = _features(run, before.embedder, index, progress)
+        labels = np.array([item.label or "" for item in found.items])
+        splits = np.array([item.split or "" for item in found.items])
+        is_added = (splits == "") & (labels != "")
         if not is_added.any():
             raise UsageError(
                 f"the index of {path} holds no labelled items but those of the training; give "
                 f"class folders: {command('nofuss', 'index', path)} DIR --learn"
             )
-        rows = np.flatnonzero(is_taught)
+        rows = np.flatnonzero(is_added | ((splits == "train") & (labels != "")))
         classes, codes = np.unique(labels[rows], return_inverse=True)
-        x, y, added = told.features[rows], torch.from_numpy(codes), torch.from_numpy(is_added[rows])
+        x, y, added = (
+            found.features[rows],
+            torch.from_numpy(codes),
+            torch.from_numpy(is_added[rows]),
+        )
         with working(progress, "measuring what the new classes gain"):
-            old, new = _halves(x, y, added, before.embedder, choice, run)
-        if old is not None and new is not None and not _is_gain(old, new):
+            scores = _halves(x, y, added, before.embedder, choice, run)
+        if scores and not _is_gain(*scores):
             return
         fitted = fit_head(x, y, run.config, decided=choice)
         embedder = load_model(run.model).embedder
         embedder.set_head(fitted.head, root=choice.recipe.root)
-        save_model(
-            run.path / FORMER,
-            before.embedder,
-            class_names=before.class_names,
-            extra=before.extra,
-        )
-        names = [*before.class_names, *(c for c in classes if c not in before.class_names)]
-        _switch(run, before._replace(embedder=embedder, class_names=names), index, told, progress)
+        names, extra = before.class_names, before.extra
+        save_model(run.path / FORMER, before.embedder, class_names=names, extra=extra)
+        names = [*names, *(c for c in classes.tolist() if c not in names)]
+        _switch(run, before._replace(embedder=embedder, class_names=names), index, found, progress)
         count = len(np.unique(labels[is_added]))
         log.info(
             f"learned from {int(is_added.sum()):,} items of {count:,} added classes; "
             f"undo: {command('nofuss', 'index', path, '--undo')}"
         )
+        _say_old_scores(run)
 
 
 def undo(path: Path, *, progress: Progress = silent) -> None:
@@ -98,10 +99,17 @@ def undo(path: Path, *, progress: Progress = silent) -> None:
         if not former.is_dir() or model_digest(former) == model_digest(run.model):
             raise UsageError(f"{path} has not learned from added classes; there is nothing to undo")
         index, before = _own_index(run), load_model(former)
-        told = _features(run, before.embedder, index, progress)
-        _switch(run, before, index, told, progress)
+        _switch(run, before, index, _features(run, before.embedder, index, progress), progress)
         shutil.rmtree(former)
         log.info(f"{path} has the model from before it learned from added classes")
+        _say_old_scores(run)
+
+
+def _say_old_scores(run: Run) -> None:
+    scores = read_optional_json(run.path / "scores.json")
+    again = f"; score it anew: {command('nofuss', 'evaluate', run.path)}"
+    if scores:  # those of folds are of models without their classes
+        log.info(f"the report is still of the model before{'' if 'folds' in scores else again}")
 
 
 def _own_index(run: Run) -> FolderIndex:
@@ -114,7 +122,7 @@ def _recipe(run: Run) -> Choice:
         choice = Choice.from_dict(read_json(run.path / "choice.json")["choice"])
     except FileNotFoundError:
         raise RunError(f"{run.path} has no choice.json; finish the training first") from None
-    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError):
         choice = None
     if choice is None or choice.kept == NOTHING:
         raise RunError(
@@ -148,28 +156,27 @@ def _features(run: Run, embedder: Embedder, index: FolderIndex, progress: Progre
 
 def _halves(
     x: Tensor, y: Tensor, added: Tensor, embedder: Embedder, choice: Choice, run: Run
-) -> tuple[QueryScores | None, QueryScores | None]:
+) -> tuple[QueryScores, QueryScores] | None:
     """Return the scores of the added items by the present head, and by one that learned.
 
     x (N, F), y (N,): what is to be learned from; added (N,) bool. Each half is searched among
-    itself by a head that has not seen it.
+    itself by a head that has not seen it. None where no half can be scored.
     """
     half = torch.full_like(y, -1)
     for c in torch.unique(y[added]):
         own = torch.nonzero(added & (y == c))[:, 0]
         half[own] = torch.arange(len(own)) % HALVES
-    scores: list[list[QueryScores]] = [[], []]
+    before, after = list[QueryScores](), list[QueryScores]()
     for k in range(HALVES):
-        held, kept = torch.nonzero(half == k)[:, 0], torch.nonzero(half != k)[:, 0]
+        held, kept = half == k, half != k
         if not scorable(y[held].numpy()):
             continue
         labels = torch.unique(y[kept], return_inverse=True)[1]
         fitted = fit_head(x[kept], labels, run.config, decided=choice)
         now = normalize(embed_features(embedder, x[held]))
-        for of, vectors in zip(scores, (now, fitted.embed(x[held])), strict=True):
-            of.append(per_query(vectors, y[held]).scores)
-    before, after = (pooled(of) if of else None for of in scores)
-    return before, after
+        before.append(per_query(now, y[held]).scores)
+        after.append(per_query(fitted.embed(x[held]), y[held]).scores)
+    return (pooled(before), pooled(after)) if before else None
 
 
 def _is_gain(old: QueryScores, new: QueryScores) -> bool:
@@ -180,23 +187,19 @@ def _is_gain(old: QueryScores, new: QueryScores) -> bool:
         ("Recall@1", old.recall, new.recall),
     ):
         gain = paired_difference(b, a, old.labels)
-        log.info(f"the added classes' {name}: {_changes(a, b, gain)}")
+        mean, low, high = (100 * value for value in gain)
+        log.info(
+            f"the added classes' {name}: {100 * a.mean():.1f} before, {100 * b.mean():.1f} after "
+            f"({mean:+.1f}, 95%: {low:+.1f} to {high:+.1f})"
+        )
         is_kept &= gain.high >= 0
     if not is_kept:
         log.warning("learning from them makes them harder to find, so the model stays as it is")
     return is_kept
 
 
-def _changes(a: Tensor, b: Tensor, gain: Difference) -> str:
-    mean, low, high = (100 * value for value in gain)
-    return (
-        f"{100 * a.mean():.1f} before, {100 * b.mean():.1f} after "
-        f"({mean:+.1f}, 95%: {low:+.1f} to {high:+.1f})"
-    )
-
-
 def _switch(
-    run: Run, model: Loaded, index: FolderIndex, told: Described, progress: Progress
+    run: Run, model: Loaded, index: FolderIndex, found: Described, progress: Progress
 ) -> None:
     """Put a model in force, with all items of the index embedded by it and the same feedback."""
     embedder, names, extra, _ = model
@@ -207,13 +210,12 @@ def _switch(
         encoder = Encoder(embedder, class_names=names, extra=extra, digest=digest)
         made = FolderIndex(index.about._replace(model=digest, dim=embedder.dim), run.index)
         made.manifest = read_manifest(run.index, digest) or Manifest(digest)
-        vectors = normalize(embed_features(embedder, told.features))
-        pairs = zip(told.items, vectors, strict=True)
+        vectors = normalize(embed_features(embedder, found.features))
+        pairs = zip(found.items, vectors, strict=True)
         embedded = [item._replace(vector=vector) for item, vector in pairs]
-        made.put(with_features(embedded, normalize(told.features), len(embedded)))
-        was = index.manifest
-        if was.feedback:
-            said = read_feedback(run.path).first(was.feedback)
-            made = learned(made, said, history=was.history)
+        made.put(with_features(embedded, normalize(found.features), len(embedded)))
+        if count := index.manifest.feedback:
+            given = read_feedback(run.path).first(count)
+            made = learned(made, given, history=index.manifest.history)
         made.commit(calibrated(made, encoder))
     clear(run.index, digest)

@@ -291,28 +291,6 @@ def test_a_choice_survives_json() -> None:
     assert "shrinkage" in closed.describe()[-1]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"kept": "x"},
-        {"dim": "16"},
-        {"folds": True},
-        {"recipe": {"root": 1}},
-        {"recipe": {"shrinkage": "0.3"}},
-        {"recipe": {"center": True}},
-        {"scores": {"closed form": {"recall@1": 0.5}}},
-        {"gains": {"a over b": {"recall@1": [0.5]}}},
-        {"curve": []},
-    ],
-    ids=str,
-)
-def test_what_is_no_choice_is_refused(damage: dict[str, Any]) -> None:
-    whole = Choice(CLOSED, Recipe(), 8).as_dict()
-    Choice.from_dict(whole)
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        Choice.from_dict(whole | damage)
-
-
 # Trained
 
 
