@@ -39,13 +39,9 @@ def main(
     path = run_training(options, callback=console.TrainingDisplay())
     if processes.first():
         show_scores(path)
-        _show_what_it_learned(path, seed=seed)
-
-
-def _show_what_it_learned(path: Path, *, seed: int) -> None:
-    _show_a_search(path, seed=seed)
-    console.say(f"Everything is in {path}. To train on your own pictures: nofuss train FOLDER")
-    console.say(f"Look at what it learned: {path / 'report.html'}")
+        _show_a_search(path, seed=seed)
+        console.say(f"Everything is in {path}. To train on your own pictures: nofuss train FOLDER")
+        console.say(f"Look at what it learned: {path / 'report.html'}")
 
 
 def _show_a_search(run: Path, *, seed: int) -> None:

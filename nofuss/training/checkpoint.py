@@ -65,18 +65,19 @@ def save_checkpoint(
     Later steps, from which training fell back because they were damaged, are deleted too.
     """
     whole: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):
         is_part = sharded is not None and sharded.has(name, tensor.ndim)
         collected = sharded.shard.collect(tensor) if sharded and is_part else tensor
-        if collected is not None:
+        if collected is not None:  # else the first process has it
             whole[name] = collected
     if not first():
         return
     folder.mkdir(exist_ok=True)
-    _write(folder / f"step-{step}.safetensors", whole, {"step": step, **state})
-    later = [path for path in _newest_first(folder) if _step(path) > step]
+    text, ready = json.dumps({"step": step, **state}), for_file(whole)
+    about = {"format": str(FORMAT), "state": text, "sha256": _checksum(text, ready.items())}
+    write_file(folder / f"step-{step}.safetensors", save(ready, about))
     earlier = [path for path in _newest_first(folder) if _step(path) <= step]
-    for old in [*later, *earlier[KEPT:]]:
+    for old in set(_newest_first(folder)) - {*earlier[:KEPT]}:
         old.unlink(missing_ok=True)
 
 
@@ -104,12 +105,6 @@ def _newest_first(folder: Path) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.stem[5:])
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    text, ready = json.dumps(state), for_file(dict(sorted(tensors.items())))
-    about = {"format": str(FORMAT), "state": text, "sha256": _checksum(text, ready.items())}
-    write_file(path, save(ready, about))
 
 
 def _verify(path: Path) -> None:

@@ -120,16 +120,6 @@ def test_mistakes_are_told_in_python_s_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pca_fits_its_dimension_to_few_features(tmp_path: Path) -> None:
-    """Without dim the default is 512, which sixteen features do not have."""
-    x, y = vectors()
-    run = nofuss.train((x, y), out=tmp_path / "run", start="pca", epochs=1)
-    assert nofuss.load(run).dim == x.shape[1]
-    lowered = nofuss.train((x, y), out=tmp_path / "more", start="pca", dim=600, epochs=1)
-    assert nofuss.load(lowered).dim == x.shape[1]
-
-
-@pytest.mark.slow
 def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_path: Path) -> None:
     net = nn.Sequential(Net(), nn.Linear(12, 10))
     net[0].requires_grad_(False)
@@ -243,12 +233,3 @@ def test_equal_items_have_nothing_to_learn_and_break_nothing(tmp_path: Path) -> 
     run = nofuss.train((np.tile(row, (60, 1)), np.arange(60) // 6), out=tmp_path / "run")
     assert (run / "report.html").is_file()
     assert nofuss.load(run).embed(row[None]).isfinite().all()
-
-
-@pytest.mark.slow
-def test_fewer_items_than_features(tmp_path: Path) -> None:
-    """The scatter within classes has no inverse."""
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(24, 40)).astype(np.float32), np.repeat(np.arange(6), 4)
-    run = nofuss.train((x, y), out=tmp_path / "run")
-    assert nofuss.load(run).embed(x).isfinite().all()

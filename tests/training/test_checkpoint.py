@@ -1,13 +1,11 @@
 """Checkpoints: what is written comes back bit for bit, and damage is found, said and survived."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from nofuss.errors import RunError
@@ -88,14 +86,6 @@ def test_optimizer_goes_on_as_if_never_saved(
     assert same(optimizer_tensors(back.optimizer), optimizer_tensors(kept.optimizer))
 
 
-def test_rates_are_no_part_of_it(training: Callable[..., Any]) -> None:
-    t = training()
-    t.optimizer.param_groups[0]["lr"] = 123.0
-    other = training()
-    restore_optimizer(other.optimizer, optimizer_tensors(t.optimizer))
-    assert other.optimizer.param_groups[0]["lr"] != 123.0
-
-
 def test_keeps_two(tmp_path: Path) -> None:
     for step in (1, 2, 10, 30):
         save_checkpoint(tmp_path, step, {}, {})
@@ -127,20 +117,12 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-def garbage(file: Path) -> None:
-    file.write_bytes(b"\xff\x00 not what it was")
-
-
-def wrong_kind(file: Path) -> None:
-    file.write_text("[1, 2]")
-
-
 def flip_the_state(file: Path) -> None:
     """Another epoch, in a file that is as readable as before."""
     file.write_bytes(file.read_bytes().replace(b'epoch\\": 8', b'epoch\\": 9'))
 
 
-@pytest.mark.parametrize("damage", [flip, flip_the_state, truncate, empty, garbage, wrong_kind])
+@pytest.mark.parametrize("damage", [flip, flip_the_state, truncate, empty])
 def test_a_damaged_newest_is_logged_and_the_one_before_used(
     two: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,25 +195,6 @@ def test_another_format_is_refused(
     assert "format 99" in caplog.messages[0]
 
 
-class Bomb:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return (Path.touch, (self.mark,))
-
-
-def test_a_pickle_in_disguise_is_not_executed(two: Path, tmp_path: Path) -> None:
-    mark = tmp_path / "executed"
-    newest(two).write_bytes(pickle.dumps(Bomb(mark)))
-    found = load_checkpoint(two)
-    assert found is not None
-    assert found.step == 4
-    assert not mark.exists()
-    pickle.loads(pickle.dumps(Bomb(mark)))
-    assert mark.exists()  # the disguise was a real one
-
-
 def test_tensors_of_another_model_are_refused(training: Callable[..., Any]) -> None:
     t = training()
     tensors = module_tensors("model", t.model)
@@ -261,12 +224,3 @@ def test_optimizer_state_of_another_shape_is_refused(
         with pytest.raises(RunError, match="does not fit the optimizer"):
             restore_optimizer(t.optimizer, whole | {moment: other})
     assert same(optimizer_tensors(t.optimizer), whole)
-
-
-def test_a_file_of_another_run_is_noticed(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    about = {"format": str(checkpoint.FORMAT), "state": "{}", "sha256": "0"}
-    save_file({"x": torch.zeros(3)}, newest(two), about)
-    found = load_checkpoint(two)
-    assert found is not None
-    assert found.step == 4
-    assert "checksum" in caplog.messages[0]

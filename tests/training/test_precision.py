@@ -19,7 +19,6 @@ from nofuss.losses import ProxyNCA
 from nofuss.model.backbones import check_precision
 from nofuss.model.embedder import build_embedder, for_inference
 from nofuss.model.saved import load_model, save_model
-from tests.asked import settings_of
 from tests.training.test_finetune import SETTINGS, pictures, weights
 
 CPU = torch.device("cpu")
@@ -94,11 +93,6 @@ def test_a_model_knows_its_precision(tmp_path: Path) -> None:
     write_json(file, description | {"precision": "fp16"})
     with pytest.raises(RunError, match="precision is 'fp16'"):
         load_model(tmp_path / "model")
-
-
-def test_vectors_have_no_precision() -> None:
-    with pytest.raises(UsageError, match="--precision is for pictures"):
-        settings_of("vectors", precision="bf16")
 
 
 def test_a_device_without_autocast_is_refused() -> None:

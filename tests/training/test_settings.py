@@ -249,6 +249,7 @@ def test_groups_of_linked_items_are_labels() -> None:
         ({"val_fraction": 0.1}, "vectors", "--val-fraction needs a trainable backbone"),
         ({"size": 64}, "vectors", "--size is for pictures"),
         ({"mirror": True}, "vectors", "--mirror is for pictures"),
+        ({"precision": "bf16"}, "vectors", "--precision is for pictures"),
         ({"mirror": True}, "gray", "--mirror needs pictures that stay the same"),
         (
             {"unfreeze": "2"},
