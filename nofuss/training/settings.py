@@ -118,12 +118,12 @@ FREE = ("data", "out", "device", "num_workers", "tensorboard")
 
 def preset_of(asked: Options | Settings, data: TrainingData) -> Preset:
     """Return the preset that was asked for; auto chooses it by the data."""
-    kind = "pictures" if data.collection.vectors is None else "vectors"
-    preset = asked.preset
+    is_vectors, preset = data.collection.vectors is not None, asked.preset
     if preset is None or preset == "auto":
         small = data.side is not None and data.side < SMALL_SIDE
-        return "vectors" if kind == "vectors" else "small" if small else "frozen"
-    if (preset == "vectors") != (kind == "vectors"):
+        return "vectors" if is_vectors else "small" if small else "frozen"
+    if (preset == "vectors") != is_vectors:
+        kind = "vectors" if is_vectors else "pictures"
         raise UsageError(f"--preset {preset} does not fit {kind}; leave it out")
     return preset
 
@@ -151,11 +151,9 @@ def resolve(options: Options, data: TrainingData, backbone: Backbone) -> Setting
             values["head"] = "trained"
     values |= asked
     values |= _by_loss(values, asked, preset, data)
+    values |= {"preset": preset, "unfreeze": unfreeze}
     names = {field.name for field in fields(Settings)}
-    settings = Settings(
-        **{name: value for name, value in values.items() if name in names} | {"preset": preset}
-    )
-    settings = replace(settings, unfreeze=unfreeze)
+    settings = Settings(**{name: value for name, value in values.items() if name in names})
     _check_needs(asked, settings, data, backbone)
     if settings.dim is None or (dim := head_dim(settings, backbone.features)) == settings.dim:
         return settings
