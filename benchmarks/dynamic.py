@@ -37,8 +37,7 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.encoder import Encoder
 from nofuss.paper.sources import Source, bare_triplets, open_source
 from nofuss.paper.trials import trial_of
-from nofuss.proxies.assignment import Dynamic
-from nofuss.proxies.balanced import Balanced
+from nofuss.proxies.assignment import Balanced, Dynamic
 from nofuss.training.callbacks import Control, Event
 from nofuss.training.finetune import prepare
 from nofuss.training.loop import NonFiniteLoss, Training, run_loop

@@ -33,20 +33,15 @@ def choose_device(name: str = "auto") -> torch.device:
 
 def _own_device(device: torch.device) -> torch.device:
     """Return the device of this process, one that nccl or gloo supports: the CPU or its GPU."""
-    number, available = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if device.type == "cpu":
         return device
     if device.type != "cuda" or device.index is not None:
         raise UsageError(
             f"device {device} is for one process; under torchrun choose from auto, cuda, cpu"
         )
-    if number >= available > 0:
-        raise UsageError(
-            f"there is no GPU for process {number + 1} of this machine, which has {available}; "
-            "start fewer processes, or use device cpu for all"
-        )
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
+    own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(own)  # which torch refuses where there are fewer GPUs than processes
+    return own
 
 
 def describe_device(name: str = "auto") -> str:

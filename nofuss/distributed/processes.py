@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from nofuss.errors import DataError, NofussError, ProcessError, UsageError
+from nofuss.errors import DataError, NofussError, ProcessError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -31,16 +31,15 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class _Group:
-    rank: int
-    world: int
-    store: "Store"
+    rank: int = 0
+    world: int = 1
+    store: "Store | None" = None
     numbers: "count[int]" = field(default_factory=count)
     """Of the waits, the same in all processes."""
 
 
-_group: _Group | None = None
-_is_alone = False
-"""Whether this process is inside of `alone`."""
+_OUTSIDE = _Group()
+_group = _OUTSIDE
 
 
 def under_torchrun() -> bool:
@@ -60,12 +59,12 @@ def may_restart() -> bool:
 
 def rank() -> int:
     """Return the number of this process, from 0."""
-    return _group.rank if _group else 0
+    return _group.rank
 
 
 def world() -> int:
     """Return the number of processes that work together."""
-    return _group.world if _group else 1
+    return _group.world
 
 
 def first() -> bool:
@@ -80,11 +79,11 @@ def joined() -> Iterator[None]:
     if not under_torchrun():
         yield
         return
-    limit = timedelta(seconds=_timeout())
     has_gpus = torch.cuda.is_available() and dist.is_nccl_available()
     # nccl would record a failure in torchrun's store, and the next attempt would stop over it.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     try:
+        limit = timedelta(seconds=float(os.environ.get("NOFUSS_TIMEOUT", TIMEOUT)))
         store, number, total = next(iter(rendezvous("env://", timeout=limit)))
         # torchrun's store outlives the processes, with the addresses of those that have ended.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -114,18 +113,7 @@ def joined() -> Iterator[None]:
             "again, or resume a training with --resume"
         ) from error
     finally:
-        _group = None
-
-
-def _timeout() -> float:
-    given = os.environ.get("NOFUSS_TIMEOUT", str(TIMEOUT))
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise UsageError(f"NOFUSS_TIMEOUT is {given!r}; expected seconds, a number above 0")
-    return seconds
+        _group = _OUTSIDE
 
 
 def leave() -> bool:
@@ -134,50 +122,47 @@ def leave() -> bool:
     The first process goes on alone with what needs one process, the others return. Ranks stay.
     """
     global _group
-    if _group is not None and dist.is_initialized():
+    if _group.store is not None:
         any_true(False)  # nobody goes while others still wait for a sum
         # A thread of gloo may still have to release a tensor, for which it needs the interpreter's
         # lock. In torch 2.6 the next call holds that lock while it waits for the thread, forever.
         time.sleep(0.05)
         dist.destroy_process_group()
-        _group = _Group(_group.rank, 1, _group.store)
+        _group = _Group(_group.rank)
     return first()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Let one process work on its own: inside, collectives do nothing."""
-    global _group, _is_alone
-    (kept, _group), (was_alone, _is_alone) = (_group, None), (_is_alone, True)
+    global _group
+    kept, _group = _group, _Group()
     try:
         yield
     finally:
-        _group, _is_alone = kept, was_alone
+        _group = kept
 
 
 @contextmanager
 def in_turn() -> Iterator[None]:
     """Let the first process of each machine go first; the others then find its results cached."""
-    if _group is None or world() == 1:
+    if world() == 1:
         yield
         return
-    key = f"turn/{next(_group.numbers)}/{os.environ['GROUP_RANK']}"
-    if os.environ["LOCAL_RANK"] != "0":
-        _wait(_group.store, key)
+    store, key = _wait_for("turn", os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"] == "0")
     try:
         with alone():
             yield
     finally:
-        _group.store.set(key, "")
+        store.set(key, "")
 
 
 def from_first(work: Callable[[], str]) -> str:
     """Return what the work of the first process returns; if it fails, all processes end."""
-    if _group is None or world() == 1:
+    if world() == 1:
         return work()
-    key, store = f"first/{next(_group.numbers)}", _group.store
+    store, key = _wait_for("first", "", first())
     if not first():
-        _wait(store, key)
         if code := int(store.get(key)):
             raise SystemExit(code)  # the first process prints the reason
         return exchange("")[0]
@@ -186,30 +171,32 @@ def from_first(work: Callable[[], str]) -> str:
         with alone():
             text = work()
         code = 0
-    except BaseException as error:  # also a stop, which may have reached this process alone
-        if not isinstance(error, Exception):
-            code = 130
-        elif isinstance(error, NofussError):
-            code = error.exit_code
+    except NofussError as error:
+        code = error.exit_code
+        raise
+    except KeyboardInterrupt:  # a stop, which may have reached this process alone
+        code = 130
         raise
     finally:
         store.set(key, str(code))
     return exchange(text)[0]
 
 
-def _wait(store: "Store", key: str) -> None:
-    """Wait for a key as long as it takes: collectives have a time limit, and no signal ends one."""
-    while not store.check([key]):
+def _wait_for(what: str, where: str, is_first: bool) -> "tuple[Store, str]":
+    """Return the store and the key that the first one sets; let the others wait until it is set.
+
+    As long as it takes: collectives have a time limit, and no signal ends one.
+    """
+    store, key = _group.store, f"{what}/{next(_group.numbers)}/{where}"
+    assert store is not None
+    while not (is_first or store.check([key])):
         time.sleep(0.05)
+    return store, key
 
 
-def share(total: int) -> slice:
-    """Return this process's part of `total` items: neighbouring ones, as evenly as possible."""
-    return share_of(rank(), total)
-
-
-def share_of(number: int, total: int) -> slice:
-    """Return the part of the process with that rank."""
+def share(total: int, number: int | None = None) -> slice:
+    """Return the part of `total` items of this process, or of that rank: neighbouring ones."""
+    number = rank() if number is None else number
     return slice(number * total // world(), (number + 1) * total // world())
 
 
@@ -227,53 +214,6 @@ def all_max(x: Tensor) -> Tensor:
     return x
 
 
-def copy_from_first(tensors: Iterable[Tensor]) -> None:
-    """Set the tensors to those of the first process, in place."""
-    if world() > 1:
-        for tensor in tensors:
-            dist.broadcast(tensor, 0)
-
-
-def merge_rows(x: Tensor, own: slice) -> Tensor:
-    """Fill x in place with each process's `own` rows.
-
-    By a sum with zeros: shares may differ in length, and adding 0 changes no number.
-    """
-    if world() > 1:
-        x[: own.start] = 0
-        x[own.stop :] = 0
-        all_sum(x)
-    return x
-
-
-def gather_rows(own: Tensor, total: int) -> Tensor:
-    """Return the rows of all processes, (total, …), where each holds those of its `share`."""
-    if world() == 1:
-        return own
-    whole = own.new_empty(total, *own.shape[1:])
-    whole[share(total)] = own
-    return merge_rows(whole, share(total))
-
-
-def together() -> bool:
-    """Return whether several processes train now: `joined`, or a script's own process group."""
-    is_up = dist.is_available() and dist.is_initialized()
-    return not _is_alone and is_up and dist.get_world_size() > 1
-
-
-def rows_of_all(x: Tensor) -> list[Tensor]:
-    """Return the rows of all processes that are `together`, by rank; each may have its number."""
-    counts = [
-        torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(dist.get_world_size())
-    ]
-    dist.all_gather(counts, torch.tensor([len(x)], device=x.device))
-    padded = x.new_zeros(max(map(int, counts)), *x.shape[1:])
-    padded[: len(x)] = x
-    rows = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(rows, padded)
-    return [each[: int(count)] for each, count in zip(rows, counts, strict=True)]
-
-
 def any_true(*flags: bool) -> tuple[bool, ...]:
     """Return which of the flags are true in any process."""
     if world() == 1:
@@ -281,18 +221,31 @@ def any_true(*flags: bool) -> tuple[bool, ...]:
     return tuple(all_max(torch.tensor(flags, dtype=torch.uint8)).bool().tolist())
 
 
+def copy_from_first(tensors: Iterable[Tensor]) -> None:
+    """Set the tensors to those of the first process, in place."""
+    if world() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
+
+
+def gather_rows(own: Tensor, total: int) -> Tensor:
+    """Return the rows of all processes, (total, …), where each holds those of its `share`.
+
+    By a sum with zeros: shares may differ in length, and adding 0 changes no number.
+    """
+    if world() == 1:
+        return own
+    whole = own.new_zeros(total, *own.shape[1:])
+    whole[share(total)] = own
+    return all_sum(whole)
+
+
 def exchange(text: str) -> list[str]:
     """Return the texts of all processes, by rank."""
     if world() == 1:
         return [text]
-    data = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    lengths = torch.zeros(world(), dtype=torch.int64)
-    lengths[rank()] = len(data)
-    all_sum(lengths)
-    whole = torch.zeros(world(), int(lengths.max()), dtype=torch.uint8)
-    whole[rank(), : len(data)] = data
-    all_sum(whole)
-    return [bytes(row[:n].tolist()).decode() for row, n in zip(whole, lengths, strict=True)]
+    rows = rows_of_all(torch.tensor(list(text.encode()), dtype=torch.uint8))
+    return [bytes(row.tolist()).decode() for row in rows]
 
 
 def check_same(what: str, describe: Callable[[], str]) -> None:
@@ -304,3 +257,21 @@ def check_same(what: str, describe: Callable[[], str]) -> None:
         raise DataError(
             f"rank {differing[0]} has other {what} than rank 0; give all processes the same"
         )
+
+
+def together() -> bool:
+    """Return whether several processes train now: `joined`, or a script's own process group."""
+    is_up = dist.is_available() and dist.is_initialized()
+    return is_up and (_group is _OUTSIDE or world() > 1) and dist.get_world_size() > 1
+
+
+def rows_of_all(x: Tensor) -> list[Tensor]:
+    """Return the rows of all processes that are `together`, by rank; each may have its number."""
+    own = torch.tensor([len(x)], device=x.device)
+    counts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, own)
+    padded = x.new_zeros(max(map(int, counts)), *x.shape[1:])
+    padded[: len(x)] = x
+    rows = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(rows, padded)
+    return [each[: int(count)] for each, count in zip(rows, counts, strict=True)]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nofuss.distributed.processes import all_sum, first, gather_rows, share, share_of, world
+from nofuss.distributed.processes import all_sum, first, gather_rows, share, world
 from nofuss.geometry import normalize
 
 CHUNK = 2**14  # rows drawn at once: bounds the memory for rows of other processes
@@ -49,7 +49,7 @@ class Shard(NamedTuple):
         whole = own.new_empty(self.total, *own.shape[1:])
         whole[self.rows] = own
         for number in range(1, world()):
-            dist.recv(whole[share_of(number, self.total)], number)
+            dist.recv(whole[share(self.total, number)], number)
         return whole
 
 
@@ -128,13 +128,9 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        _refuse_second_derivatives()
+        if torch.is_grad_enabled():  # in a backward: its result is to be differentiated again
+            raise RuntimeError(
+                "a loss over several processes can't be differentiated twice; compute it in one "
+                "process"
+            )
         return grad[share(len(grad))] * world(), None
-
-
-def _refuse_second_derivatives() -> None:
-    """Raise if autograd is on in a backward: its result is to be differentiated again."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "a loss over several processes can't be differentiated twice; compute it in one process"
-        )

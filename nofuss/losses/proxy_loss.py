@@ -27,8 +27,15 @@ from nofuss.losses.checks import (
     zero_with_graph,
 )
 from nofuss.losses.chunked import Chunked, Form, Workspace, can_sum, pays
-from nofuss.proxies.assignment import Assignment, Dynamic, ProxyTriplets
-from nofuss.proxies.by_name import NAMES, build_assignment, count_proxies, kind_of
+from nofuss.proxies.assignment import (
+    NAMES,
+    Assignment,
+    Dynamic,
+    ProxyTriplets,
+    build_assignment,
+    count_proxies,
+    kind_of,
+)
 
 REDUCTIONS = ("mean", "sum", "none")
 NOT_SEPARABLE = "it sums over the batch inside a logarithm, so a single embedding has no loss"

@@ -4,7 +4,6 @@ An entry is plain data, stored in results.json; the page is drawn from nothing e
 nothing else.
 """
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
@@ -195,8 +194,8 @@ def _made(entry: dict[str, Any]) -> str:
     """Return the command, its budget and the machine in a line."""
     machine = entry["machine"]
     return (
-        f"{shlex.join(['nofuss', *entry['command']])} · budget {entry['budget']} · "
-        f"seeds {len(entry['seeds'])} · {machine['device']}, {machine['cores']} cores, "
+        f"{entry['command']} · budget {entry['budget']} · seeds {len(entry['seeds'])} · "
+        f"{machine['device']}, {machine['cores']} cores, "
         f"{machine['threads']} threads, torch {machine['versions']['torch']} · {entry['trained']}"
     )
 

@@ -7,13 +7,9 @@ import dataclasses
 import json
 import logging
 import os
-import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from nofuss.config import is_named_data
 from nofuss.distributed import processes
@@ -36,7 +32,7 @@ log = logging.getLogger("nofuss")
 DATA_SETS = tuple(TITLES)
 """The figures are made on the first of them that there is."""
 TABLES = tuple(name for name in DATA_SETS if name != "han")  # whose table is `products`
-FORMAT = 2
+FORMAT = 3
 """Of results.json; entries of another format are made again, from the stored trainings."""
 FIGURES: dict[str, Callable[[Runner], Entry]] = {
     "convergence": convergence.entry,
@@ -144,19 +140,14 @@ def _about(name: str, runner: Runner) -> dict[str, Any]:
     used = {trial.settings.loss for trial in results}
     choices = {loss: choice for loss, choice in runner.choices.items() if loss in used}
     seconds = sum(result.get("whole_seconds", 0.0) for result in results.values())
-    about = environment(budget.settings.get("device", "auto"))
+    machine = environment(budget.settings.get("device", "auto"))
     return {
         "name": name,
         "data": runner.source.name,
         "budget": budget.name,
-        "command": sys.argv[1:],
+        "command": machine.pop("command"),
         "seeds": list(range(budget.seeds)),
-        "machine": {
-            "platform": platform.platform(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            **{key: about[key] for key in ("device", "python", "versions")},
-        },
+        "machine": machine | {"cores": os.cpu_count()},
         "how": _how(runner, choices, results),
         "rates": {loss: vars(choice) for loss, choice in choices.items()},
         "trained": f"{len(results):,} trainings, {seconds / 60:.1f} min",
@@ -180,11 +171,7 @@ def _how(
         f"proxies {b.proxy_factor:g} times that), scored by Recall@1 on held-out training classes; "
         f"chosen: {chosen}.",
     ]
-    ends = (b.rates[0], b.rates[-1])
     notes = {
-        "A wider grid might hold a better rate": [
-            loss for loss, choice in choices.items() if choice.chosen in ends
-        ],
         "Tries that collapsed were not chosen": [
             loss for loss, choice in choices.items() if choice.collapsed
         ],

@@ -1,7 +1,14 @@
 """Proxies: assignment to items, how many triplets they save, how tightly they bound the loss."""
 
-from nofuss.proxies.assignment import Assignment, Dynamic, Fractional, Sampled, Several, Static
-from nofuss.proxies.balanced import Balanced
+from nofuss.proxies.assignment import (
+    Assignment,
+    Balanced,
+    Dynamic,
+    Fractional,
+    Sampled,
+    Several,
+    Static,
+)
 from nofuss.proxies.bounds import Bound, Bounds, proxy_bounds
 from nofuss.proxies.counting import count_proxy_triplets, count_triplets
 

@@ -8,7 +8,7 @@ An assignment turns a batch into triplets over proxies (x, p(y), p(Z)):
     Several      more proxies than labels; p(x) is the closest proxy of the label
     Dynamic      proxies belong to no label; p(x) is the closest of all at the moment (Eq. 5);
                  matched: the labels of a batch choose together, each another proxy
-    Balanced     labels choose the closest proxy, evenly, once: balanced.py
+    Balanced     labels choose the closest proxy, evenly, once
 
 In all of them p(Z) never contains p(y): a negative that shares the positive's proxy would ask
 for d(x, p) < d(x, p), which carries no signal, so it is left out of the denominator.
@@ -22,7 +22,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nofuss.geometry import squared_distances
+from nofuss.distributed.processes import rows_of_all, together
+from nofuss.geometry import normalize, squared_distances
+
+FREE = -1
+"""The proxy of a label that has not chosen yet (`Balanced`)."""
 
 
 class ProxyTriplets(NamedTuple):
@@ -264,6 +268,133 @@ class Dynamic(Assignment):
                 f"chosen in the last {window} batches; use assignment='matched' or 'balanced'",
                 stacklevel=2,
             )
+
+
+class Balanced(Assignment):
+    """Each label takes the closest of the least used proxies, once; Z is every other proxy.
+
+    A dynamic choice that can't collapse: Eq. 5 lets every point take its closest proxy, so that a
+    few proxies may take all points (docs/dynamic.md). With as many proxies as labels each label has
+    its own, as in static assignment; with fewer, labels that are close when they are first seen
+    share one, where `Fractional` draws lots. Where labels are missing, items that triplets or pairs
+    link are groups, and a group's number is its label: `nofuss.linked_groups`.
+
+    Labels choose in training. Several processes agree: those of all their batches choose together,
+    so every process must call the loss in every training step. In evaluation, and under torch.func
+    and torch.compile, which change no table, a label that has not chosen has proxy
+    `label % num_proxies`, which is even too.
+    """
+
+    name = "balanced"
+    by_label = True
+    proxy_of_label: Tensor
+
+    def __init__(self, num_classes: int, num_proxies: int) -> None:
+        super().__init__()
+        if num_proxies > num_classes:
+            raise ValueError(
+                f"balanced assignment has at most one proxy a label, got {num_proxies} for "
+                f"{num_classes}; lower proxies_per_class to 1, or use assignment='static'"
+            )
+        self.num_classes, self.num_proxies = num_classes, num_proxies
+        self.register_buffer("proxy_of_label", torch.full((num_classes,), FREE))
+
+    def of(self, x: Tensor, labels: Tensor | None, proxies: Tensor) -> Tensor:
+        """Return the label's proxy."""
+        labels = required(labels, self.name)
+        own = self.proxy_of_label[labels]
+        return torch.where(own == FREE, labels % self.num_proxies, own)
+
+    def from_triplets(self, y: Tensor, z: Tensor, proxies: Tensor) -> ProxyTriplets:
+        """Refuse: bare embeddings do not say which items were linked before."""
+        raise ValueError(
+            "got triplets without labels; balanced assignment needs the groups that they link: "
+            "pass labels=linked_groups(triplets[:, :2], count).groups, or use assignment='dynamic'"
+        )
+
+    def is_settled(self, labels: Tensor) -> bool:
+        """Return whether all these labels have chosen; True where values can't be seen.
+
+        Several processes ask for all labels: whether they choose now must not depend on one batch.
+        """
+        if torch.compiler.is_compiling():
+            return True
+        proxies = self.proxy_of_label if together() else self.proxy_of_label[labels]
+        try:
+            return bool((proxies != FREE).all())
+        except RuntimeError:  # under torch.vmap
+            return True
+
+    @torch.no_grad()
+    def settle(self, x: Tensor, labels: Tensor, proxies: Tensor) -> None:
+        """Let the labels that have no proxy choose: x (B, D) and proxies as the loss places them.
+
+        Labels are compared by their mean around the mean of all: the embeddings of a network
+        with random weights all point nearly the same way, and differ in the rest.
+        """
+        if together():
+            x, labels = torch.cat(rows_of_all(x.detach())), torch.cat(rows_of_all(labels))
+        present, group = torch.unique(labels, return_inverse=True)
+        sums = x.new_zeros(len(present), x.shape[1]).index_add_(0, group, x - x.mean(0))
+        chosen = self.proxy_of_label.clone()
+        is_new = chosen[present] == FREE
+        distances = squared_distances(normalize(sums[is_new]), normalize(proxies))  # (new, P)
+        uses = torch.bincount(chosen[chosen != FREE], minlength=self.num_proxies)
+        for label, row in zip(present[is_new], distances, strict=True):
+            proxy = row.masked_fill(uses > uses.min(), math.inf).argmin()
+            chosen[label] = proxy
+            uses[proxy] += 1
+        try:
+            self.proxy_of_label.copy_(chosen)
+        except RuntimeError:  # torch.func refuses to change a tensor from outside
+            return
+
+    def share_in_use(self) -> float:
+        """Return the share of proxies that some label holds."""
+        held = torch.unique(self.proxy_of_label)
+        return float((held != FREE).sum()) / self.num_proxies
+
+
+NAMES = ("static", "dynamic", "matched", "balanced")
+"""What `assignment=` and `--assignment` take."""
+
+
+def count_proxies(num_classes: int, proxies_per_class: float) -> int:
+    """Return the number of all proxies."""
+    return max(1, round(num_classes * proxies_per_class))
+
+
+def kind_of(name: str, num_classes: int, proxies_per_class: float) -> type[Assignment]:
+    """Return the class of a name; "static" is fractional below 1 a class, several above."""
+    if name not in NAMES:
+        raise ValueError(f"unknown assignment {name!r}; choose from {', '.join(map(repr, NAMES))}")
+    if name != "static":
+        return Balanced if name == "balanced" else Dynamic
+    num_proxies = count_proxies(num_classes, proxies_per_class)
+    if num_proxies == num_classes:
+        return Static
+    return Fractional if num_proxies < num_classes else Several
+
+
+def build_assignment(
+    name: str,
+    num_classes: int,
+    proxies_per_class: float,
+    *,
+    generator: torch.Generator | None = None,
+) -> Assignment:
+    """Return the assignment of a name."""
+    kind = kind_of(name, num_classes, proxies_per_class)
+    num_proxies = count_proxies(num_classes, proxies_per_class)
+    if kind is Static:
+        return Static(num_classes)
+    if kind is Fractional:
+        return Fractional(num_classes, num_proxies, generator=generator)
+    if kind is Several:
+        return Several(num_classes, num_proxies)
+    if kind is Balanced:
+        return Balanced(num_classes, num_proxies)
+    return Dynamic(num_proxies, matched=name == "matched")
 
 
 def required(labels: Tensor | None, name: str) -> Tensor:

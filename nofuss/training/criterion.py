@@ -15,9 +15,7 @@ from nofuss.geometry import normalize
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
 from nofuss.losses.clustering import StructuredClustering
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.proxies.assignment import Several
-from nofuss.proxies.balanced import Balanced
-from nofuss.proxies.by_name import kind_of
+from nofuss.proxies.assignment import Balanced, Several, kind_of
 
 GAMMA_DECAY = 0.94
 """Of structured clustering's γ, the margin multiplier (Section 5 of the paper), per epoch."""

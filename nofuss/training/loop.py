@@ -38,8 +38,7 @@ from nofuss.geometry import normalize
 from nofuss.losses.clustering import StructuredClustering
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.progress import working
-from nofuss.proxies.assignment import Dynamic
-from nofuss.proxies.balanced import Balanced
+from nofuss.proxies.assignment import Balanced, Dynamic
 from nofuss.training.callbacks import Control
 from nofuss.training.checkpoint import (
     Sharded,

@@ -35,8 +35,7 @@ from nofuss import (
 )
 from nofuss.losses import proxy_nca
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.proxies.assignment import Fractional, Several
-from nofuss.proxies.balanced import Balanced
+from nofuss.proxies.assignment import Balanced, Fractional, Several
 from tests.losses import slow_losses as slow
 
 CLASSES, DIM, ITEMS, BATCHES = 5, 6, 16, 20

@@ -12,7 +12,7 @@ from nofuss.data.open import open_data
 from nofuss.paper.published import NAMES
 from nofuss.paper.runner import Runner
 from nofuss.paper.sources import Source, budget_of, make_source
-from nofuss.paper.trials import Trial, has_collapsed, run_trial, trial_of
+from nofuss.paper.trials import has_collapsed, run_trial, trial_of
 from tests.paper.tiny_source import tiny_budget, vectors
 
 pytestmark = pytest.mark.slow
@@ -124,9 +124,3 @@ def test_networks_are_trained(
     assert [path.suffix for path in (tmp_path / "work").iterdir()] == [".json"]
     cached = list((tmp_path / "cache").glob("activations-*.records"))
     assert len(cached) == (2 if name == "hours" else 0), "of training views, and of test pictures"
-
-
-def test_a_trial_is_frozen_and_equal_to_its_like(source: Source) -> None:
-    one, other = (trial_of(source, "lifted", 1e-3, seed=1) for _ in range(2))
-    assert one == other
-    assert len({one, other, Trial(one.settings, fold=0)}) == 2

@@ -1,5 +1,4 @@
 import itertools
-import warnings
 
 import pytest
 import torch
@@ -7,9 +6,16 @@ from torch import Tensor
 
 from nofuss.losses.proxy_anchor import ProxyAnchor
 from nofuss.losses.proxy_nca import ProxyNCA
-from nofuss.losses.proxy_triplet import ProxyTriplet
-from nofuss.proxies.assignment import Dynamic, Fractional, Sampled, Several, Static
-from nofuss.proxies.by_name import build_assignment
+from nofuss.proxies.assignment import (
+    FREE,
+    Balanced,
+    Dynamic,
+    Fractional,
+    Sampled,
+    Several,
+    Static,
+    build_assignment,
+)
 from tests.proxies.drawn import numbers, unit
 
 
@@ -143,13 +149,6 @@ def test_dynamic_from_bare_triplets_against_a_slow_loop() -> None:
     torch.testing.assert_close(loss, sum(terms) / len(terms))
 
 
-def test_one_negative_a_row_may_come_without_its_dimension() -> None:
-    criterion = ProxyTriplet(6, 3, assignment="dynamic", seed=0).double()
-    x, y, z = numbers(8, 3), numbers(8, 3, seed=1), numbers(8, 3, seed=2)
-    one = criterion(x, positives=y, negatives=z)
-    assert torch.equal(one, criterion(x, positives=y, negatives=z[:, None]))
-
-
 def test_instances_only_choose_proxies() -> None:
     criterion = ProxyNCA(6, 3, assignment="dynamic", seed=0).double()
     x, y, z = (numbers(8, 3, seed=s).requires_grad_() for s in (0, 1, 2))
@@ -194,6 +193,9 @@ def test_share_in_use() -> None:
     assert isinstance(assignment, Dynamic)
     assert assignment.share_in_use() == pytest.approx(1 / 20)
     assert Dynamic(5).share_in_use() == 0  # nothing was chosen yet
+    criterion = collapsed(0).eval()
+    criterion(torch.ones(2, 2), torch.tensor([0, 1]))
+    assert criterion.assignment.batches == 0, "evaluation does not count"
     both = Dynamic(4)
     corners = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
     for row in (0, 1, 1, 1):
@@ -202,27 +204,10 @@ def test_share_in_use() -> None:
     assert both.share_in_use(window=3) == 0.25
 
 
-def test_evaluation_does_not_count() -> None:
-    criterion = collapsed(0).eval()
-    criterion(torch.ones(2, 2), torch.tensor([0, 1]))
-    assert criterion.assignment.batches == 0
-
-
 def test_collapse_is_said_once() -> None:
     with pytest.warns(UserWarning, match=r"1 of 20 proxies .* use assignment='matched'") as seen:
         collapsed(250)
     assert len(seen) == 1
-
-
-def test_proxies_in_use_do_not_warn() -> None:
-    criterion = ProxyNCA(4, 2, assignment=Dynamic(8), seed=0)
-    generator = torch.Generator().manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(120):
-            criterion(torch.randn(8, 2, generator=generator), torch.arange(8) % 4)
-    assert isinstance(criterion.assignment, Dynamic)
-    assert criterion.assignment.share_in_use() == 1
 
 
 def test_labels_are_asked_for_where_needed() -> None:
@@ -235,3 +220,75 @@ def test_names() -> None:
     assert build_assignment("dynamic", 10, 1.5).num_proxies == 15
     with pytest.raises(ValueError, match="unknown assignment 'fractional'"):
         build_assignment("fractional", 10, 0.5)
+
+
+# Balanced assignment: even, remembered, and the same from all ways into the loss
+
+
+def uses(assignment: Balanced) -> list[int]:
+    held = assignment.proxy_of_label
+    return torch.bincount(held[held != FREE], minlength=assignment.num_proxies).tolist()
+
+
+@pytest.mark.parametrize(("classes", "proxies"), [(6, 6), (7, 3), (12, 5), (9, 2)])
+def test_no_proxy_is_held_by_more_than_one_label_more_than_another(
+    classes: int, proxies: int
+) -> None:
+    assignment, p = Balanced(classes, proxies), numbers(proxies, 4, seed=1)
+    for step in range(40):  # points in one corner: Eq. 5 would give them all to one proxy
+        labels = torch.randint(classes, (5,), generator=torch.Generator().manual_seed(step))
+        assignment.settle(numbers(5, 4, seed=step) + 100, labels, p)
+        assert max(uses(assignment)) - min(uses(assignment)) <= 1
+    assert assignment.is_settled(torch.arange(classes))
+    assert assignment.share_in_use() == 1
+
+
+def test_a_choice_worked_by_hand() -> None:
+    """Around their mean the labels lie east, west and a little north of west."""
+    assignment = Balanced(3, 2)
+    x = torch.tensor([[12.0, 10.0], [9.0, 10.0], [9.0, 10.5], [12.0, 10.0]])
+    p = torch.tensor([[-1.0, 0.0], [5.0, 0.0]])
+    assignment.settle(x, torch.tensor([0, 1, 2, 0]), p)
+    assert assignment.proxy_of_label.tolist() == [1, 0, 0]
+    assert assignment.of(x, torch.tensor([2, 0]), p).tolist() == [0, 1]
+
+
+def test_a_label_keeps_its_proxy() -> None:
+    criterion = ProxyNCA(6, 4, proxies_per_class=0.5, assignment="balanced", seed=0)
+    criterion(numbers(8, 4), torch.arange(8) % 6)
+    assert isinstance(criterion.assignment, Balanced)
+    before = criterion.assignment.proxy_of_label.clone()
+    criterion(-numbers(8, 4), torch.arange(8) % 6)
+    assert torch.equal(criterion.assignment.proxy_of_label, before)
+    again = ProxyNCA(6, 4, proxies_per_class=0.5, assignment="balanced", seed=1)
+    again.load_state_dict(criterion.state_dict())
+    assert torch.equal(
+        again(numbers(8, 4), torch.arange(8) % 6), criterion(numbers(8, 4), torch.arange(8) % 6)
+    )
+
+
+def test_with_as_many_proxies_as_labels_it_is_static_but_for_the_order() -> None:
+    x, labels = numbers(12, 4), torch.arange(12) % 6
+    balanced = ProxyNCA(6, 4, assignment="balanced", seed=0)
+    value = balanced(x, labels)
+    assert isinstance(balanced.assignment, Balanced)
+    order = balanced.assignment.proxy_of_label
+    assert sorted(order.tolist()) == [*range(6)]
+    static = ProxyNCA(6, 4, proxies=balanced.proxies.detach()[order])
+    torch.testing.assert_close(static(x, labels), value)
+
+
+def test_evaluation_chooses_nothing_and_is_even() -> None:
+    criterion = ProxyNCA(6, 4, proxies_per_class=0.5, assignment="balanced", seed=0).eval()
+    criterion(numbers(8, 4), torch.arange(8) % 6)
+    assert isinstance(criterion.assignment, Balanced)
+    assert criterion.assignment.share_in_use() == 0
+    assert criterion.assign(numbers(6, 4), torch.arange(6)).tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_what_it_can_t_do_is_one_line() -> None:
+    with pytest.raises(ValueError, match="at most one proxy a label, got 8 for 4; lower"):
+        ProxyNCA(4, 5, proxies_per_class=2, assignment="balanced")
+    criterion = ProxyNCA(4, 5, assignment="balanced")
+    with pytest.raises(ValueError, match="needs the groups that they link: pass labels=linked"):
+        criterion(numbers(3, 5), positives=numbers(3, 5), negatives=numbers(3, 5))

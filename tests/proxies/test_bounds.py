@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,45 +133,6 @@ def test_corrected_bounds_hold(
     _no_violations(found)
 
 
-@pytest.mark.parametrize("dim", [2, 3, 8])
-@pytest.mark.parametrize("move", ["anywhere", "along x"])
-def test_corrected_constants_on_a_hundred_thousand_cases(dim: int, move: str) -> None:
-    # Written out anew: x, y, z, their proxies and ε are drawn a hundred thousand times.
-    n, z_count = 100_000, 3
-    x, p_y, p_z = (
-        unit(numbers(n, dim)),
-        unit(numbers(n, dim, seed=1)),
-        unit(numbers(n, z_count, dim, seed=2)),
-    )
-    size = torch.logspace(-3, 0.3, n).double()[:, None]
-    if move == "anywhere":
-        y, z = (
-            p_y + size * numbers(n, dim, seed=3),
-            p_z + size[..., None] * numbers(n, z_count, dim, seed=4),
-        )
-    else:  # the worst: y away from x, z towards it
-        y, z = p_y - size * x, p_z + (size * x)[:, None]
-    y, z = unit(y), unit(z)
-    root = torch.maximum((y - p_y).norm(dim=1), (z - p_z).norm(dim=2).amax(1))
-    alpha = 1 / (1.01 + 20 * torch.linspace(0, 1, n).double())
-    cos_y, cos_py = (x * y).sum(1), (x * p_y).sum(1)
-    cos_z, cos_pz = torch.einsum("nd,nkd->nk", x, z), torch.einsum("nd,nkd->nk", x, p_z)
-
-    nca = (2 * cos_z).logsumexp(1) - 2 * cos_y
-    over = (2 * cos_pz / alpha[:, None]).logsumexp(1) - 2 * cos_py / alpha
-    need_41 = (nca - alpha * over - (1 - alpha) * math.log(z_count)) / root
-    assert need_41.max() <= 4 + 1e-6
-
-    margin = 8 / alpha  # wide enough to keep every hinge open
-    triplet = (2 * cos_z[:, 0] - 2 * cos_y + margin).clamp(min=0)
-    over = ((2 * cos_pz[:, 0] - 2 * cos_py) / alpha + margin).clamp(min=0)
-    need_42 = (triplet - alpha * over - (1 - alpha) * margin) / root
-    assert need_42.max() <= 4 + 1e-6
-    if move == "along x":
-        assert need_42.max() > 3.9  # no smaller constant will do
-        assert need_42.max() > 2  # the printed one: false
-
-
 def test_printed_proposition_4_2_is_false() -> None:
     case = near_tight(0.1)
     settings = {"norm_x": 1.1, "norm_p": 1.0, "margin": 4.0}
@@ -243,20 +205,6 @@ def test_nothing_exceeds_the_largest_possible_value(seed: int, margin: float, fa
         assert found.nca.says_nothing
 
 
-def test_bounds_that_say_something_and_nothing() -> None:
-    p = torch.eye(3).double()
-    labels = torch.arange(6) % 3
-    close = proxy_bounds(p[labels] + 1e-3 * numbers(6, 3), labels, p, labels)
-    assert not any(getattr(close, name).says_nothing for name in NAMES)
-    assert (close.ranking.largest, close.expected_ranking.largest) == (4, 1)
-    assert (close.triplet.largest, close.nca.largest) == (4.1, 4 + math.log(4))
-    x, labels, p, _ = near_tight(0.1)
-    swapped = proxy_bounds(x, labels, -p, torch.arange(3))  # every proxy opposite its point
-    assert swapped.epsilon == pytest.approx(4, abs=0.02)
-    assert swapped.triplet.right > swapped.triplet.largest
-    assert all(getattr(swapped, name).says_nothing for name in ("nca", "triplet", "total"))
-
-
 def test_ranking_bound_holds_for_distances_not_for_their_squares() -> None:
     x, labels, p, own = near_tight(0.1)
     found = proxy_bounds(x, labels, p, own)
@@ -265,13 +213,6 @@ def test_ranking_bound_holds_for_distances_not_for_their_squares() -> None:
     left = abs((d(x[0], x[1]) - d(x[0], x[2])) - (d(x[0], p[1]) - d(x[0], p[2])))
     assert found.epsilon == pytest.approx(0.01)
     assert left > 10 * (2 * found.epsilon)  # 4√ε of difference against 2ε
-
-
-@pytest.mark.parametrize("norms", [(0.5, 1.9), (0.9, 1.0)])
-def test_hoelder_needs_norms_from_one_up(norms: tuple[float, float]) -> None:
-    x, labels, p, own = near_tight(0.1)
-    with pytest.raises(ValueError, match=r"norm_x × norm_p is 0\.9.*expected 1 or more"):
-        proxy_bounds(x, labels, p, own, norm_x=norms[0], norm_p=norms[1])
 
 
 def test_at_norms_of_one_the_losses_are_compared_directly() -> None:
@@ -331,33 +272,27 @@ def test_points_on_their_proxies_leave_nothing() -> None:
     found = proxy_bounds(x, labels, x, torch.arange(12))
     assert found.epsilon == 0
     assert found.ranking.left == 0
-    assert found.expected_ranking.slack == pytest.approx(0)
+    assert not found.nca.says_nothing
 
 
-def test_no_triplets_and_wrong_lengths() -> None:
-    x = numbers(4, 3)
-    for labels in (torch.zeros(4), torch.arange(4)):
-        with pytest.raises(ValueError, match="no triplet"):
-            proxy_bounds(x, labels, x, torch.arange(4))
-    with pytest.raises(ValueError, match="got 4 embeddings, 3 labels, 4 assignments"):
-        proxy_bounds(x, torch.arange(3), x, torch.arange(4))
-
-
-def test_what_would_hide_a_violation_is_refused() -> None:
-    x, labels = torch.randn(8, 3), torch.arange(8) % 2
-    p, own = torch.randn(2, 3), torch.arange(8) % 2
-    bad_x, bad_p = x.clone(), p.clone()
-    bad_x[3, 1], bad_p[1, 0] = torch.nan, torch.inf
-    with pytest.raises(ValueError, match="embeddings hold NaN or infinity"):
-        proxy_bounds(bad_x, labels, p, own)
-    with pytest.raises(ValueError, match="proxies hold NaN or infinity"):
-        proxy_bounds(x, labels, bad_p, own)
-    for margin in (math.nan, -1.0, math.inf):
-        with pytest.raises(ValueError, match=f"margin is {margin}; expected from 0 up"):
-            proxy_bounds(x, labels, p, own, margin=margin)
-    for norm in (math.nan, math.inf):
-        with pytest.raises(ValueError, match=r"norm_x × norm_p is .*; expected 1 or more"):
-            proxy_bounds(x, labels, p, own, norm_x=norm, norm_p=norm)
-    for wrong in (own - 1, own + 1):
-        with pytest.raises(ValueError, match="but there are 2 proxies; expected rows of them"):
-            proxy_bounds(x, labels, p, wrong)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"norm_x": 0.9}, r"norm_x × norm_p is 0\.9; expected 1 or more"),
+        ({"norm_p": math.inf}, "norm_x × norm_p is inf"),
+        ({"margin": -1.0}, "margin is -1.0; expected from 0 up"),
+        ({"embeddings": torch.full((4, 3), math.nan)}, "embeddings hold NaN or infinity"),
+        ({"proxies": torch.full((2, 3), math.inf)}, "proxies hold NaN or infinity"),
+        ({"assignment": torch.tensor([0, 1, 2, 1])}, "but there are 2 proxies; expected rows"),
+        ({"assignment": torch.tensor([0, 1, -1, 1])}, "but there are 2 proxies; expected rows"),
+        ({"labels": torch.arange(3)}, "got 4 embeddings, 3 labels, 4 assignments"),
+        ({"labels": torch.zeros(4)}, "no triplet"),
+        ({"labels": torch.arange(4)}, "no triplet"),
+    ],
+)
+def test_what_would_hide_a_violation_is_refused(changed: dict[str, Any], message: str) -> None:
+    labels = torch.arange(4) % 2
+    given = {"embeddings": numbers(4, 3), "proxies": numbers(2, 3), "assignment": labels}
+    given |= {"labels": labels, "norm_x": 1.0, "norm_p": 1.0}
+    with pytest.raises(ValueError, match=message):
+        proxy_bounds(**(given | changed))

@@ -99,7 +99,7 @@ def entry(name: str) -> dict[str, Any]:
         ],
         "grid": "key",
         "how": [name],
-        "command": [name],
+        "command": name,
         "seeds": [0],
         "machine": {"device": name, "cores": 2, "threads": 1, "versions": {"torch": name}},
         "trained": name,

@@ -15,8 +15,7 @@ from torch import Tensor
 from nofuss.distributed import processes
 from nofuss.errors import DataError
 from nofuss.losses import ProxyAnchor, ProxyNCA, SemiHardTriplet
-from nofuss.proxies.assignment import Dynamic
-from nofuss.proxies.balanced import Balanced
+from nofuss.proxies.assignment import Balanced, Dynamic
 from nofuss.training.callbacks import Control
 from nofuss.training.checkpoint import (
     Checkpoint,

@@ -15,8 +15,7 @@ from nofuss.losses import (
     StructuredClustering,
 )
 from nofuss.model.whitening import pca
-from nofuss.proxies.assignment import Dynamic, Fractional, Several
-from nofuss.proxies.balanced import Balanced
+from nofuss.proxies.assignment import Balanced, Dynamic, Fractional, Several
 from nofuss.training.criterion import build_criterion, check_loss, place_proxies
 from tests.asked import settings_of
 

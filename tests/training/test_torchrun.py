@@ -148,21 +148,6 @@ def test_a_stop_is_heard_by_all_and_one_process_resumes(
     _check_close(run, whole)
 
 
-@linux
-def test_two_processes_resume_what_one_began(data: Path, whole: Path, tmp_path: Path) -> None:
-    run, log = tmp_path / "run", tmp_path / "log"
-    command = [sys.executable, PROGRAM, *train_command(data, run)]
-    alone = start(command, log, NOFUSS_CACHE=str(tmp_path))
-    try:
-        wait_for(_steps_beyond(run, 8), seconds=90, what="the first epoch")
-        alone.kill()
-    finally:
-        alone.wait()
-    said = run_to_the_end(torchrun(2, PROGRAM, "train", "--out", str(run), "--resume"), tmp_path)
-    assert "resuming at epoch" in said
-    _check_close(run, whole)
-
-
 def _check_close(run: Path, other: Path) -> None:
     """Weights after 270 steps in single precision, whoever took them."""
     found, wanted = weights(run), weights(other)
