@@ -6,6 +6,7 @@ pictures, and the identity where the inputs are feature vectors already.
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -25,11 +26,13 @@ from nofuss.errors import RunError, UsageError, unknown_name
 from nofuss.files import check_regular, digest, load_tensors, memory, tensor_parts
 from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.lite import EfficientNetLite
-from nofuss.model.timm import classifier_of, create_timm, set_size
+from nofuss.model.timm import create_timm, set_size
 
 PRETRAINED = "pretrained"
 OWN = "own"
 """The name of a backbone that was given as a module from Python."""
+
+_CLASSIFIER = re.compile(r"(_?fc|(aux_)?heads?(_dist)?|classif(ier)?|last_linear)\.")
 
 Weights = str | Path | None
 """PRETRAINED: the weights of its package; a path: that file; None: random weights."""
@@ -187,7 +190,7 @@ def efficientnet_lite(version: int, channels: int | None, weights: Weights) -> B
     _expect_rgb(name, channels)
     network = EfficientNetLite(version)
     file = _lite_weights(version) if weights == PRETRAINED else weights
-    _fill_from(network.body, file, without("_fc."))
+    _fill_from(network.body, file)
     size = EfficientNet.get_image_size(name)
     # Its published scores use a centre crop of size / (size + 32) of the short side.
     preprocessing = Preprocessing(size=size, resize=size + 32)
@@ -213,7 +216,7 @@ def timm_backbone(
     """Build timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
     channels = channels or 3
     network = create_timm(name, channels=channels, pretrained=weights == PRETRAINED)
-    _fill_from(network, weights, without(*classifier_of(network)))
+    _fill_from(network, weights)
     preprocessing = set_size(network, channels, size)
     width = feature_width(name, network, channels, preprocessing.size)
     return Backbone(name, network, width, channels=channels, preprocessing=preprocessing)
@@ -252,20 +255,17 @@ BACKBONES: dict[str, Callable[[int | None, Weights], Backbone]] = {
 """Name → builder(channels, weights); call it through build_backbone()."""
 
 
-Tensors = dict[str, Tensor]
-
-
-def without(*prefixes: str) -> Callable[[Tensors], Tensors]:
-    """Return a function that leaves out tensors by the beginning of their names: classifiers."""
-    return lambda tensors: {k: t for k, t in tensors.items() if not k.startswith(prefixes)}
-
-
 def _fill_from(
-    network: nn.Module, weights: Weights, convert: Callable[[Tensors], Tensors] = dict
+    network: nn.Module,
+    weights: Weights,
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> None:
-    """Fill a network with the tensors of a file, if weights is one."""
-    if weights is not None and weights != PRETRAINED:
-        fill(network, convert(read_weights(Path(weights))), source=Path(weights))
+    """Fill a network, which has no classifier, with the tensors of a file, if weights is one."""
+    if weights is None or weights == PRETRAINED:
+        return
+    tensors, wanted = convert(read_weights(Path(weights))), network.state_dict().keys()
+    fitting = {k: t for k, t in tensors.items() if k in wanted or not _CLASSIFIER.match(k)}
+    fill(network, fitting, source=Path(weights))
 
 
 def _expect_rgb(name: str, channels: int | None) -> None:

@@ -63,14 +63,3 @@ def set_size(network: Any, channels: int, size: int | None) -> Preprocessing:
         mean=tuple(255 * m for m in stated["mean"][:channels]),
         std=tuple(255 * s for s in stated["std"][:channels]),
     )
-
-
-def classifier_of(network: nn.Module) -> tuple[str, ...]:
-    """Return how the tensors of a classifier begin in a file of timm: networks are built without.
-
-    Of some networks the classifier belongs to what is built.
-    """
-    named = getattr(network, "pretrained_cfg", {}).get("classifier") or ()
-    names = (named,) if isinstance(named, str) else tuple(named)
-    built = network.state_dict()
-    return tuple(f"{n}." for n in names if not any(k.startswith(f"{n}.") for k in built))
