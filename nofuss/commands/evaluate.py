@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -160,25 +161,19 @@ def score_test_classes(
         if not processes.leave():
             return None
         log.info("the run was trained on all classes; each fold was scored by a model without it")
-        return _stored(
-            run,
-            otherwise=f"{run.path} has no scores: its classes were too few; give DATA to score it "
-            "on",
-        )
+        return _stored(run, otherwise=f"{run.path} had too few classes to score; give DATA for it")
     if not len(split.test):
         raise DataError(f"{run.path} kept no classes for testing; give DATA to score it on")
     test = whole.subset(split.test)
     compared = held_out(own.comparisons, split.test, len(whole))
-    has_classes = test.has_classes
+    has_classes, rows = test.has_classes, split.test if compared is None else compared.rows
     if compared is not None and not has_classes:
-        test = replace(whole.subset(compared.rows), comparisons=compared.comparisons)
+        test = replace(whole.subset(rows), comparisons=compared.comparisons)
     log.info(test.describe())
     if compared is None or has_classes:
         check_scorable(test)
-    vectors = encoder.embed_collection(test, progress=progress)
-    others = vectors
-    if compared is not None and has_classes:
-        others = encoder.embed_collection(whole.subset(compared.rows), progress=progress)
+    embedded = encoder.embed_collection(whole.subset(rows), progress=progress)
+    vectors = embedded[np.isin(rows, split.test)]
     if not processes.leave():  # scores need one process; the others are done
         return None
     content: dict[str, Any] = {}
@@ -186,10 +181,8 @@ def score_test_classes(
         how = how._replace(ks=sorted({*how.ks, 1, 2, 4, 8}))  # scores.json always has the usual
         content = _score(encoder, among_themselves(vectors, test), how, progress)[0]
     if compared is not None:
-        order = score_order(compared, others).as_dict()
+        order = score_order(compared, embedded).as_dict()
         content |= extra_of(order) if has_classes else order
-        if not has_classes:
-            vectors = vectors[np.isin(compared.rows, split.test)]
     run.write("scores.json", content | still_true(_stored_scores(run), content))
     write_card(run)
     shown = _shown(run, encoder, whole, vectors, split.test)
@@ -285,7 +278,7 @@ def score_data(
     from nofuss.distributed import processes
     from nofuss.evaluate.protocol import gain_over
     from nofuss.model.encoder import load
-    from nofuss.training.score import among_themselves, score_orders
+    from nofuss.training.score import Queries, among_themselves, score_orders
 
     encoder, labelling = load(run.path, device=device), labelling_of(run.config)
 
@@ -309,32 +302,30 @@ def score_data(
 
     def embed(by: Callable[[Collection], Tensor]) -> Queries:
         vectors = by(collection)
+        if compared is not None:
+            return Queries(vectors, collection.labels, {})
         if searched is None or place is None:
             return among_themselves(vectors, collection)
         items = vectors if data == gallery else by(searched)
         return place._replace(embeddings=vectors, options=place.options | {"gallery": items})
 
-    columns: dict[str, Any] = {
-        "": lambda items: encoder.embed_collection(items, progress=progress)
-    } | _untrained(run, encoder, collection, progress)
-    if compared is not None:
-        found = {name: by(collection) for name, by in columns.items()}
-        if not processes.leave():
-            return None
-        return Scored(
-            f"{run.path} on {collection.name}", _method(run), score_orders(compared, found)
-        )
-    tasks = {name: embed(by) for name, by in columns.items()}
+    columns: dict[str, Callable[[Collection], Tensor]]
+    columns = {"": partial(encoder.embed_collection, progress=progress)}
+    columns |= _untrained(run, encoder, collection, progress)
+    title, tasks = f"{run.path} on {collection.name}", {n: embed(by) for n, by in columns.items()}
     if not processes.leave():
         return None
+    if compared is not None:
+        found = {name: task.embeddings for name, task in tasks.items()}
+        return Scored(title, _method(run), score_orders(compared, found))
     (ours, queries), *others = (
-        _score(encoder if not name else None, task, how, progress) for name, task in tasks.items()
+        _score(None if name else encoder, task, how, progress) for name, task in tasks.items()
     )
     names = [*tasks][1:]
     ours["baselines"] = {name: scores for name, (scores, _) in zip(names, others, strict=True)}
     if others:
         ours["gain"] = gain_over(names[0], [queries], [others[0][1]])
-    return Scored(f"{run.path} on {collection.name}", _method(run), ours)
+    return Scored(title, _method(run), ours)
 
 
 def _untrained(
@@ -350,18 +341,18 @@ def _untrained(
     if run.config.preset in ("frozen", "vectors", "finetune"):
         backbone = encoder.embedder.backbone
         if run.config.preset == "finetune":
-            backbone = for_inference(
-                build_model(run.config, run.config.preset, collection)
-            ).backbone
+            model = build_model(run.config, run.config.preset, collection)
+            backbone = for_inference(model).backbone
         name = f"untrained features, {backbone.features}-d"
         return {name: lambda items: features_of(backbone, items, progress=progress).values}
-    if collection.images is not None:
-        return {
-            "raw pixels": lambda items: torch.from_numpy(
-                items.images.reshape(len(items), -1)
-            ).float()
-        }
-    return {}
+    if collection.images is None:
+        return {}
+
+    def pixels(items: Collection) -> Tensor:
+        assert items.images is not None
+        return torch.from_numpy(items.images.reshape(len(items), -1)).float()
+
+    return {"raw pixels": pixels}
 
 
 def _matched(collection: Collection, gallery: Collection, *, same: bool) -> Queries:
