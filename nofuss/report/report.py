@@ -6,6 +6,7 @@ duplicates are also listed in suspects.csv. Whatever a class or a file is called
 markup: autoescape is on for every value, and only the drawings of figures.py arrive as markup.
 """
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
+from markupsafe import Markup, escape
 
 from nofuss import files
 from nofuss.data.collection import Collection
 from nofuss.data.scan import find_duplicates
 from nofuss.errors import NofussError, RunError
 from nofuss.evaluate.findings import doubtful_labels
-from nofuss.evaluate.protocol import compared, describe_gain, of_hundred
+from nofuss.evaluate.protocol import compared, describe_gain, headline
 from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
@@ -46,8 +48,7 @@ def write_report(
                 "report/report.html",
                 title=run.resolve().name,
                 description=stored["data"].get("description", ""),
-                lead=_lead(stored["scores"]),
-                pictures=collection.has_pictures,
+                lead=_lead(stored["scores"], "pictures" if collection.has_pictures else "vectors"),
                 sections={
                     "scores": sections.scores(stored["scores"]),
                     "choice": sections.choice(stored["choice"].get("choice", {})),
@@ -130,10 +131,14 @@ def _templates() -> Environment:
         "count": lambda number: f"{number:,}",
         "plain": plain,
         "percent": _percent,
-        "of_hundred": of_hundred,
+        "bold_score": _bold_score,
         "sentence": lambda words: f"{words[0].upper()}{words[1:]}." if words else "",
     }
     return environment
+
+
+def _bold_score(sentence: str) -> Markup:
+    return Markup(re.sub(r"\d+ of 100", r"<b>\g<0></b>", escape(sentence), count=1))
 
 
 def _percent(fraction: float, digits: int = 0) -> str:
@@ -146,16 +151,14 @@ def plain(text: object) -> str:
     return printable.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
 
 
-def _lead(scores: dict[str, Any]) -> dict[str, Any] | None:
+def _lead(scores: dict[str, Any], what: str) -> dict[str, Any] | None:
     """Return the result for the page's first sentences; None where nothing was scored."""
     main = next((name for name in ("recall@1", "ordered") if name in scores), None)
     if main is None:
         return None
-    gain = scores.get("gain")
-    by_class = main == "recall@1"
+    gain, by_class = scores.get("gain"), main == "recall@1"
     return {
-        "score": scores[main],
-        "before": gain and scores.get("baselines", {}).get(gain["over"], {}).get(main),
+        "headline": headline(scores, what),
         "interval": scores.get(f"{main}_interval"),
         "gain": gain and describe_gain(gain),
         "over": gain and gain["over"],
