@@ -210,17 +210,12 @@ def _stars(axes: Any, places: NDArray[Any], colour: str, size: float) -> None:
 
 def _name_ends(axes: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write names beside the ends of their lines, spread where they would touch, with leaders."""
-    (low, high), gap = axes.get_ylim(), 0.075
-    order = sorted(range(len(ends)), key=lambda i: ends[i][1])
-    heights = [(ends[i][1] - low) / (high - low) for i in order]  # fractions of the axis
-    for k in range(1, len(heights)):
-        heights[k] = max(heights[k], heights[k - 1] + gap)
-    top = 1.0
-    for k in reversed(range(len(heights))):  # those above the axis come down, and push in turn
-        heights[k] = min(heights[k], top)
-        top = heights[k] - gap
-    for i, height in zip(order, heights, strict=True):
-        x, y, name, colour = ends[i]
+    low, high = axes.get_ylim()
+    ends, steps = sorted(ends, key=lambda end: end[1]), 0.075 * np.arange(len(ends))
+    heights = np.array([(y - low) / (high - low) for _, y, _, _ in ends])  # fractions of the axis
+    heights = np.maximum.accumulate(heights - steps) + steps  # none nearer than a step to the next
+    heights = np.minimum(heights, 1 - steps[::-1])  # those above the axis come down, and push
+    for (x, y, name, colour), height in zip(ends, heights, strict=True):
         axes.annotate(
             _short(name, 24),
             (x, y),
