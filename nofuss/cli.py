@@ -181,11 +181,6 @@ def _explain(error: Exception) -> str:
     """Return one line about an error that no other code handled."""
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         return "not enough memory; try smaller --batch-size, --size, --dim or data"
-    if isinstance(error, UnicodeEncodeError):
-        name, encoding = ascii(error.object), sys.getfilesystemencoding()
-        return (
-            f"file names are in {encoding} here, which can't represent {name}; set LC_ALL=C.UTF-8"
-        )
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}; fix it and run the command again"

@@ -176,28 +176,3 @@ def test_processes_of_one_torchrun_share_the_lock(
         gone = Path(f"/proc/{process}")
         wait_for(lambda gone=gone: not gone.exists(), seconds=30, what="their end")
     resume_and_stop(run, home)
-
-
-# The world around a command
-
-
-@pytest.mark.slow
-def test_names_that_the_locale_can_not_say(home: Path, tmp_path: Path) -> None:
-    """A run made under UTF-8, opened where file names are ASCII."""
-    data, run = tmp_path / "Vögel★", tmp_path / "run"
-    shutil.copytree(home / "data", data)
-    words = command("train", data, "--out", run, *FLAGS, "--epochs", "1")
-    utf8 = environment(home) | {"PYTHONUTF8": "1"}
-    subprocess.run(words, env=utf8, check=True, stdout=subprocess.DEVNULL)
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    ended = subprocess.run(
-        command("evaluate", run),
-        env=environment(home) | ascii_only,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("nofuss: file names are in ascii here, which can't represent '")
-    assert line.endswith("set LC_ALL=C.UTF-8")
