@@ -149,9 +149,9 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
     return f"{text}\n".encode("utf-8", "backslashreplace")  # names may not be in UTF-8
 
 
-def read_json(path: Path, *, limit: int = JSON_LIMIT) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read what `write_json` wrote; OSError or ValueError if it is unreadable or was changed."""
-    return json_object(read_bytes(path, limit=limit))
+    return json_object(read_bytes(path, limit=JSON_LIMIT))
 
 
 def json_object(stored: bytes) -> dict[str, Any]:
