@@ -125,15 +125,6 @@ def test_rows_that_training_refuses_are_listed(tmp_path: Path, capsys: Capture) 
     assert "vectors has NaN or infinite values in rows 3, 7; drop or fix them" in refused
 
 
-def test_arrays_have_copies_too(tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
-    vectors[7] = vectors[2]
-    np.savez(tmp_path / "v.npz", vectors=vectors, labels=np.arange(12) // 3)
-    found = diagnose(open_data(tmp_path / "v.npz"))
-    assert [g.items for g in found.duplicates] == [["row 2", "row 7"]]
-    assert len(found.duplicates[0].classes) == 2
-
-
 def collection_of(vectors: torch.Tensor, labels: torch.Tensor) -> Collection:
     return Collection(
         name="made up",

@@ -1,10 +1,7 @@
 """Pictures of every kind, and files that only pretend."""
 
 import io
-import os
 import resource
-import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -225,36 +222,6 @@ def test_files_and_their_content_give_the_same_bits(content: bytes, tmp_path: Pa
         expected = plainly(content, mode)
         np.testing.assert_array_equal(np.asarray(decode(tmp_path / "a", mode=mode)), expected)
         np.testing.assert_array_equal(np.asarray(decode(content, mode=mode)), expected)
-
-
-# ---- files that are no files
-
-
-def special(kind: str, path: Path) -> None:
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as line:
-            line.bind(str(path))
-    elif kind == "hole":
-        with path.open("wb") as file:
-            file.truncate(2**40)
-    else:
-        path.symlink_to(kind)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="special files of Linux")
-@pytest.mark.parametrize(
-    "kind", ["pipe", "socket", "hole", "/dev/zero", "/dev/tty", "/proc/self/maps", "/proc/kmsg"]
-)
-def test_special_files_are_not_read(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # a socket's path must be short
-    special(kind, Path("a.png"))
-    with pytest.raises(PictureError) as caught:
-        decode(Path("a.png"))
-    assert caught.value.reason in ("unreadable", "empty file", "not a picture")
 
 
 @pytest.mark.parametrize("side", [40, 400])

@@ -121,8 +121,9 @@ def render(
         kept = own[_some_rows(codes[own], shape.pictures[name], random, fewest=FEWEST_KEPT)]
         if len(side) < shape.classes[name] or len(kept) != shape.pictures[name]:
             raise DataError(
-                f"these typefaces draw too many characters alike: {len(kept):,} pictures of "
-                f"{len(side):,} are left; install the packages' current versions"
+                f"these typefaces draw {len(kept):,} pictures of {len(side):,} usable characters, "
+                f"and {shape.pictures[name]:,} of {shape.classes[name]:,} are needed; install the "
+                "packages' current versions"
             )
         rows.append(kept[np.argsort(codes[kept], kind="stable")])
     order = np.concatenate(rows)
@@ -143,11 +144,6 @@ def _choose(
     has = np.stack([np.isin(all_codes, list(codes_in(file))) for file in files])  # (faces, codes)
     candidates = np.flatnonzero(has.sum(0) >= FEWEST_FACES)
     wanted = sum(shape.classes.values())
-    if len(candidates) < wanted:
-        raise DataError(
-            f"these typefaces have only {len(candidates):,} characters that {FEWEST_FACES} of them "
-            f"share, and {wanted:,} are needed; install the packages' current versions"
-        )
     chosen = random.permutation(candidates)[: round(shape.spare * wanted)]
     faces, columns = np.nonzero(has[:, chosen])
     each = shape.spare * sum(shape.pictures.values()) / wanted

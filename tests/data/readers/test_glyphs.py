@@ -38,12 +38,6 @@ def test_the_counts_in_the_docstring_are_true(characters: Collection) -> None:
     assert characters.describe() == "1,446 classes, 19,581 images, built-in characters"
 
 
-def test_no_test_character_is_seen_in_training(characters: Collection) -> None:
-    train, test = (characters.subset(side) for side in split_collection(characters))
-    assert not set(train.class_names) & set(test.class_names)
-    assert train.num_classes == test.num_classes == 723
-
-
 def test_homoglyphs_are_one_class_and_lookalikes_are_not(characters: Collection) -> None:
     names = set(characters.class_names)
     assert "A" in names

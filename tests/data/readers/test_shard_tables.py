@@ -2,7 +2,6 @@
 
 import io
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,22 +185,3 @@ def test_what_is_wrong_with_a_dataset_is_said(tmp_path: Path) -> None:
     (broken / "state.json").write_text('{"_data_files": [3]}')
     with pytest.raises(DataError, match="lists no data files"):
         open_data(broken)
-
-
-def test_bytes_from_outside_never_crash(tmp_path: Path) -> None:
-    """Flip bits all over both kinds of files: refused in a line, or read as far as they go."""
-    random = np.random.default_rng(0)
-    folder = save_to_disk(images(4), tmp_path / "d")
-    (arrow,) = folder.glob("*.arrow")
-    table = tmp_path / "d.parquet"
-    parquet.write_table(images(4), table)
-    for file, opened in ((arrow, folder), (table, table)):
-        whole = np.frombuffer(file.read_bytes(), dtype=np.uint8)
-        for _ in range(60):
-            damaged = whole.copy()
-            damaged[random.integers(len(whole), size=3)] ^= np.uint8(1) << np.uint8(
-                random.integers(8)
-            )
-            file.write_bytes(damaged.tobytes())
-            with suppress(DataError):
-                scan_pictures(open_data(opened))

@@ -1,6 +1,5 @@
 """CSV manifests and CSVs of triplets."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -107,24 +106,6 @@ def test_triplets_name_each_picture_once(photos: Path) -> None:
 def test_triplets_that_can_not_be_used(photos: Path, row: str, complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         open_data(table(photos, f"anchor,positive,negative\n{row}\n"))
-
-
-@pytest.mark.skipif(os.name == "nt", reason="has no pipes by name")
-@pytest.mark.parametrize("columns", ["path,label", "anchor,positive,negative"])
-def test_what_is_no_file_is_named(photos: Path, columns: str) -> None:
-    """Pipes, devices and files without end are never opened."""
-    os.mkfifo(photos / "pipe.png")
-    (photos / "zero.png").symlink_to("/dev/zero")
-    with (photos / "sparse.png").open("wb") as file:
-        file.truncate(2**40)
-    names = ("pipe.png", "zero.png", "sparse.png")
-    rest = ",a" if columns == "path,label" else ",robin/0.png,tit/0.png"
-    (photos / "x.csv").write_text("\n".join([columns, *(f"{name}{rest}" for name in names)]))
-    with pytest.raises(DataError) as caught:
-        open_data(photos / "x.csv")
-    assert "row 2: pipe.png: not a regular file" in str(caught.value)
-    assert "row 3: zero.png: not a regular file" in str(caught.value)
-    assert "row 4: sparse.png: 1,099,511,627,776 bytes, more than" in str(caught.value)
 
 
 def test_pairs_name_each_picture_once(photos: Path) -> None:
