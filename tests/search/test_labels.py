@@ -26,6 +26,7 @@ from nofuss.search.page.routes import MAX_CONTENT
 from nofuss.search.page.server import build_app
 from nofuss.search.page.state import open_state
 from nofuss.search.update import update_index
+from nofuss.search.verdict import calibrated
 from tests.search.serving import Answer, Server, serving
 from tests.search.test_server import encode
 from tests.tiny_run import draw
@@ -150,6 +151,13 @@ def test_a_label_is_corrected_at_once(server: Server, run: Path) -> None:
     assert server.request(f"/api/items/{first['item']}").json["label"] == "fruit/blue"
     found = search(server, f"item={server.item(0)}&class=red&k=100")["results"]
     assert first["item"] not in [each["item"] for each in found]
+    near = search(server, f"item={first['item']}&k=1")["results"][0]["item"]
+    votes = search(server, f"item={near}&k=10")
+    labels = {each["item"]: each["label"] for each in votes["results"]}
+    assert labels[first["item"]] == "fruit/blue"
+    assert votes["likely"]["votes"] == [*labels.values()].count(votes["likely"]["label"])
+    shown = open_state(Run.open(run))
+    assert shown.stored.about == calibrated(shown.index, shown.encoder), "the rule goes by it, too"
     assert [doubt()[key] for key in ("label", "judged")] == ["red", "fruit/blue"]
     # It is still listed, so that another judgement can replace it; null withdraws it.
     tell(server, "/api/labels", {"item": first["item"], "label": "red"})

@@ -97,12 +97,6 @@ def test_each_format_is_searched_with(server: Server, form: str) -> None:
     assert answer.json["embedding_ms"] > 0
 
 
-def test_a_picture_of_the_index_finds_itself(server: Server) -> None:
-    found = server.upload(encode("PNG", draw(3, 2))).json["results"][0]
-    assert (found["label"], found["name"]) == ("plain", "plain/2<i>.png")
-    assert found["distance"] < 1e-2
-
-
 def test_the_map_places_everything(server: Server) -> None:
     found = server.request("/api/map").json
     items = server.request("/api/about").json["items"]

@@ -27,22 +27,6 @@ def state(picture_run: Path) -> State:
     return open_state(Run.open(picture_run))
 
 
-def test_what_was_added_is_found_beside_what_was_trained(picture_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(picture_run, run)
-    (tmp_path / "new" / "class").mkdir(parents=True)
-    draw(1, 50).save(tmp_path / "new" / "class" / "a.png")
-    draw(1, 51, side=500).save(tmp_path / "new" / "class" / "b.png")
-    update_index(run, tmp_path / "new")
-    state = open_state(Run.open(run))
-    assert "class" in state.classes
-    assert len(state.classes) > 1
-    files = [tmp_path / "new" / "class" / name for name in ("a.png", "b.png")]
-    assert [state.picture(str(file)) for file in files] == files  # decoded elsewhere
-    found = state.search(Query(state.encoder.embed([draw(1, 50)])[0]), 1)
-    assert [hit.name for hit in found.hits] == [str(files[0])]
-
-
 def test_arrays_are_shown_too(tmp_path: Path, picture_run: Path) -> None:
     """An index of pictures in a file of arrays: drawn from the array."""
     images = np.stack([np.asarray(draw(label, 3)) for label in range(4)])
