@@ -72,7 +72,7 @@ class FolderIndex:
         self._items: list[Item] = []  # without their vectors, which are the rows of `base`
         self._rows: dict[str, int] = {}
         self._base = torch.empty(0, about.dim)
-        self._new: dict[int, Tensor] = {}  # rows that are not in _base yet
+        self._new: list[tuple[list[int], Tensor]] = []  # rows that are not in _base yet
         self._derived: dict[str, Any] = {}  # what follows from the items
         self._is_saved = False  # but for the map
 
@@ -101,12 +101,11 @@ class FolderIndex:
         types = {name: column.type for name, column in table.items()}
         index = cls(About(model, x.shape[1], {PYTHON: types} if types else {}))
         labelled = [None if label is None else str(label) for label in given]
-        index.put(
-            [
-                Item(str(name), label, cells_of(table, row), vector=vector)
-                for row, (name, label, vector) in enumerate(zip(names, labelled, x, strict=True))
-            ]
-        )
+        items = [
+            Item(str(name), label, cells_of(table, row))
+            for row, (name, label) in enumerate(zip(names, labelled, strict=True))
+        ]
+        index._put(items, x, [True] * len(x))
         return index
 
     def __len__(self) -> int:
@@ -134,8 +133,9 @@ class FolderIndex:
         if self._new:
             base = torch.empty(len(self), self.about.dim)
             base[: len(self._base)] = self._base
-            base[list(self._new)] = torch.stack([*self._new.values()])
-            self._base, self._new = base, {}
+            for rows, x in self._new:
+                base[rows] = x
+            self._base, self._new = base, []
         return self._base
 
     @property
@@ -193,18 +193,28 @@ class FolderIndex:
 
     def put(self, items: Sequence[Item]) -> None:
         """Write items, replacing those of the same name; without a vector, the former one stays."""
-        self._check(items)
         given = [item.vector for item in items if item.vector is not None]
-        vectors = iter(self._unit(torch.stack(given)) if given else ())
-        for item in items:
+        x = self._unit(torch.stack(given)) if given else torch.empty(0, self.about.dim)
+        self._put(items, x, [item.vector is not None for item in items])
+
+    def _put(self, items: Sequence[Item], x: Tensor, is_given: Sequence[bool]) -> None:
+        """Write items; x are the unit vectors of those that are given one."""
+        self._check(items)
+        rows = list[int]()
+        for item, given in zip(items, is_given, strict=True):
+            if not given and item.name not in self._rows:
+                raise ValueError(f"{item.name!r} is new to the index, so it needs a vector")
+        for item, given in zip(items, is_given, strict=True):
             row = self._rows.setdefault(item.name, len(self._items))
-            if item.vector is not None:
-                self._new[row] = next(vectors)
-                features = None if item.features is None else item.features.half()
-            else:
-                features = self._items[row].features
-            stored = item._replace(columns=dict(item.columns), vector=None, features=features)
-            self._items[row : row + 1] = [stored]
+            features = item.features if given else self._items[row].features
+            if given:
+                rows.append(row)
+            half = None if features is None else features.half()
+            if item.vector is not None or half is not item.features:
+                item = item._replace(vector=None, features=half)
+            self._items[row : row + 1] = [item]
+        if rows:
+            self._new.append((rows, x))
         self._note_change()
 
     def delete(self, names: Sequence[str]) -> None:
@@ -240,8 +250,6 @@ class FolderIndex:
             if count > 1:
                 raise ValueError(f"the index would hold {name!r} twice; names are unique")
         for item in items:
-            if item.vector is None and item.name not in self._rows:
-                raise ValueError(f"{item.name!r} is new to the index, so it needs a vector")
             for name, value in item.columns.items():
                 if name == LABEL:
                     raise ValueError("a column can't be called label; rename it")
@@ -279,7 +287,7 @@ class FolderIndex:
     def _copy(self, *stale: str, **changes: Any) -> "FolderIndex":
         """Return a copy with other attributes, and without what would follow from the former."""
         index = copy.copy(self)
-        index._base, index._new = self.base, {}
+        index._base, index._new = self.base, []
         index._items, index._rows = list(self._items), dict(self._rows)
         index._derived = {n: made for n, made in self._derived.items() if n not in stale}
         index.__dict__ |= changes

@@ -1,7 +1,6 @@
-"""`nofuss index` and `nofuss search` as a user meets them: through the command line's own door."""
+"""`nofuss search` as a user meets it: through the command line's own door."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import nofuss
@@ -19,12 +17,12 @@ from nofuss.data.corrections import Correction
 from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
+from nofuss.ranking.rerank import Rerank
 from nofuss.run.directory import create_run
 from nofuss.search import Index
 from nofuss.search.feedback import Mark, append, learned, read_feedback
-from nofuss.search.update import open_items
 from tests.asked import settings_of
-from tests.tiny_run import CLASSES, draw, write_pictures
+from tests.tiny_run import write_pictures
 
 Capture = pytest.CaptureFixture[str]
 
@@ -53,31 +51,6 @@ def lines(capture: Capture) -> str:
     return printed.out
 
 
-def test_only_what_changed_is_embedded(run: Path, data: Path, capsys: Capture) -> None:
-    assert main(["index", str(run), str(data)]) == 0
-    assert "19 new: 19 items" in lines(capsys)
-    assert main(["index", str(run)]) == 0  # the run's own data by default
-    assert "19 unchanged: 19 items" in lines(capsys)
-    before = index_of(run)
-
-    folder = data / CLASSES[3]
-    draw(0, 99).save(folder / "0<i>.png")  # other content
-    (folder / "1<i>.png").unlink()
-    os.utime(folder / "2<i>.png", (0, 0))  # touched, the same content
-    (data / "new class").mkdir()
-    draw(5, 50).save(data / "new class" / "a.png")
-    assert main(["index", str(run), str(data)]) == 0
-    assert "1 new, 1 changed, 1 removed, 17 unchanged: 19 items" in lines(capsys)
-    after = index_of(run)
-    assert after.get([str(data / "new class" / "a.png")])[0].label == "new class"
-    [new], [old] = (
-        index.get([str(folder / "0<i>.png")], vectors=True) for index in (after, before)
-    )
-    assert new.vector is not None
-    assert old.vector is not None
-    assert not torch.equal(new.vector, old.vector)
-
-
 def test_searching_does_not_load_what_writes(run: Path, data: Path) -> None:
     main(["index", str(run), str(data)])
     words = ["search", str(run), str(data / "six" / "0<i>.png")]
@@ -86,99 +59,6 @@ def test_searching_does_not_load_what_writes(run: Path, data: Path) -> None:
     assert "'nofuss.search.search'" in ran.stdout
     for module in ("nofuss.search.update", "nofuss.training", "nofuss.report"):
         assert f"'{module}'" not in ran.stdout
-
-
-def test_one_folder_has_one_name(run: Path, data: Path, capsys: Capture) -> None:
-    """However it is spelled: its pictures are not indexed twice."""
-    assert main(["index", str(run), str(data)]) == 0
-    capsys.readouterr()
-    assert main(["index", str(run), str(data / ".." / data.name)]) == 0
-    assert "unchanged: 19 items" in lines(capsys)
-    assert list(index_of(run).about.sources) == [str(data)]
-
-
-def test_the_index_is_that_of_a_fresh_one(run: Path, data: Path) -> None:
-    """Whatever the history, the vectors are those that embedding gives."""
-    main(["index", str(run), str(data)])
-    (data / "plain" / "again.png").unlink()
-    draw(1, 77).save(data / "six" / "0<i>.png")
-    main(["index", str(run), str(data)])
-    index = index_of(run)
-    expected = nofuss.load(run).embed(index.names)
-    torch.testing.assert_close(index.vectors, expected, atol=1e-5, rtol=0)
-    assert sorted(index.names) == sorted(str(p) for p in data.rglob("*.png"))
-
-
-def test_a_file_rewritten_at_once_is_noticed(run: Path, data: Path, capsys: Capture) -> None:
-    """Same size, same time of change: a clock's tick is too coarse for a fresh file."""
-    file = data / "plain" / "0<i>.bmp"
-    draw(0, 1).save(file)
-    main(["index", str(run), str(data)])
-    status = file.stat()
-    draw(4, 1).save(file)
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert file.stat().st_size == status.st_size
-    capsys.readouterr()
-    main(["index", str(run), str(data)])
-    assert "1 changed" in lines(capsys)
-
-
-def test_unreadable_pictures_are_named_and_left_out(run: Path, data: Path, capsys: Capture) -> None:
-    (data / "plain" / "broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
-    (data / "plain" / "empty.png").write_bytes(b"")
-    assert main(["index", str(run), str(data)]) == 0
-    printed = lines(capsys)
-    assert "19 new, 2 unreadable: 19 items" in printed
-    assert "broken.jpg" in printed
-    assert "empty.png: empty file" in printed
-
-
-def test_other_folders_stay_and_can_be_removed(
-    run: Path, data: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    inbox = tmp_path / "inbox"
-    inbox.mkdir()
-    draw(2, 5).save(inbox / "loose.png")
-    main(["index", str(run), str(data)])
-    main(["index", str(run), str(inbox)])
-    index = index_of(run)
-    assert len(index) == 20
-    assert index.get([str(inbox / "loose.png")])[0].label is None
-    shutil.rmtree(inbox)
-    assert main(["index", str(run), str(inbox), "--remove"]) == 0
-    assert len(index_of(run)) == 19
-    capsys.readouterr()
-    assert main(["index", str(run), str(inbox), "--remove"]) == 2
-    assert "holds nothing of" in capsys.readouterr().err
-
-
-def test_pictures_outside_class_folders_are_indexed_and_other_files_named(
-    run: Path, data: Path, capsys: Capture
-) -> None:
-    draw(2, 5).save(data / "loose.png")
-    (data / "plain" / "notes.txt").write_text("no picture")
-    assert main(["index", str(run), str(data)]) == 0
-    printed = lines(capsys)
-    assert "20 new: 20 items" in printed
-    assert "notes.txt" in printed
-    assert "loose.png" not in printed  # it is not skipped
-
-
-def test_of_pictures_without_a_class_those_that_are_skipped_stay_named(tmp_path: Path) -> None:
-    for name in ("train/a/1.png", "train/direct.png", "test/b/1.png", "loose.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        draw(0, 1).save(tmp_path / name)
-    found = open_items(tmp_path)
-    assert found.paths[-1] == tmp_path / "loose.png"
-    assert found.skipped == (("train/direct.png", "pictures outside any class folder"),)
-    assert found.notes == ("1 pictures outside any class folder skipped: train/direct.png",)
-
-
-def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> None:
-    main(["index", str(run), str(data)])
-    main(["index", str(run), str(data / "plain")])
-    index = index_of(run)
-    assert index.get([str(data / "plain" / "again.png")])[0].label == "plain"
 
 
 def test_search_prints_paths_labels_and_distances(run: Path, data: Path, capsys: Capture) -> None:
@@ -235,6 +115,41 @@ def test_json_of_several_queries_equals_brute_force(run: Path, data: Path, capsy
         assert result["open_set"]["far"] <= content["open_set"]["far_limit"]
     assert content["open_set"]["items"] == 19
     assert content["rerank"] is None
+
+
+def test_a_filter_turns_off_what_is_about_the_whole_index(
+    run: Path, data: Path, capsys: Capture
+) -> None:
+    pictures = sorted(data.rglob("*.png"))
+    table = data / "list.csv"
+    rows = [f"{path.relative_to(data)},a,{i}" for i, path in enumerate(pictures)]
+    table.write_text("\n".join(["path,label,price", *rows]))
+    model = read_json(run / "model" / "model.json")
+    rerank = Rerank({"recall@8": [0.0, -0.1, 0.1], "map@r": [0.1, 0.05, 0.2]})
+    model["extra"]["rerank"] = rerank.as_dict()
+    write_json(run / "model" / "model.json", model)
+    words = ["search", str(run), str(data / "six" / "0<i>.png")]
+    main(["index", str(run), str(table)])
+
+    def found(*more: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main([*words, "--json", *more]) == 0
+        content: dict[str, Any] = json.loads(lines(capsys))
+        return content
+
+    content = found()
+    assert content["rerank"] is not None
+    assert content["open_set"] is not None
+    assert content["queries"][0]["sentence"]
+    content = found("--where", "price<9")
+    assert (content["rerank"], content["open_set"]) == (None, None)
+    [answer] = content["queries"]
+    assert (answer["match"], answer["sentence"]) == ("unknown", "")
+    distances = [neighbour["distance"] for neighbour in answer["neighbours"]]
+    assert distances == sorted(distances)
+    assert main([*words, "--where", "price<0"]) == 0
+    assert lines(capsys).splitlines() == [words[2], "  nothing passes the filter"]
+    assert main([*words, "--where", "price<"]) == 2
 
 
 def write_plain(folder: Path, colours: dict[str, tuple[int, int, int]], *, spread: int) -> Path:

@@ -339,17 +339,6 @@ def test_several_commands_write_one_index_at_once(url: str, run: Path, tmp_path:
         assert index.count() == len(expected)
 
 
-def test_a_table_of_somebody_else_is_left_alone(server: str) -> None:
-    if not server.startswith("postgresql"):
-        pytest.skip("made with SQL")
-    import psycopg
-
-    with psycopg.connect(server.split("?")[0], autocommit=True) as connection:
-        connection.execute("CREATE TABLE birds (id int)")
-    with pytest.raises(EngineError, match=r"the table exists, but nofuss .* did not make it"):
-        opened(server.format("birds"), About("", 4), create=True)
-
-
 NAME = "has a name that is not its own"
 KIND = "has a field of another kind"
 AS_WRITTEN: dict[str, Any] = {"price": 7.5}
@@ -667,15 +656,10 @@ def test_the_page_answers_while_its_database_does_not(
         assert search(0)[0] == 200
 
 
-def test_an_index_that_is_gone_is_a_line(url: str) -> None:
-    with pytest.raises(RunError, match="no index in"):
-        opened(url, About("", 4))
-
-
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [kill_index.FOLDER, *ENGINES])
 def test_a_killed_index_is_completed(engine: str, tmp_path: Path) -> None:
     """As in `python -m torture --only databases`, which kills more often."""
-    if reason := missing(engine):
+    if engine in ENGINES and (reason := missing(engine)):
         pytest.skip(reason)
     cases = list(kill_index.campaign(tmp_path, 1, engines=(engine,), kills=1))
     assert cases
