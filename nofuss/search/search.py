@@ -24,7 +24,7 @@ from nofuss.errors import RunError
 from nofuss.geometry import normalize
 from nofuss.model.encoder import Encoder
 from nofuss.model.manifest import mapped
-from nofuss.ranking.neighbours import SIZE, Vicinity, query_blocks, vicinity_of
+from nofuss.ranking.neighbours import SIZE, query_blocks, vicinity_of
 from nofuss.ranking.open_set import Match
 from nofuss.ranking.rerank import NEIGHBOURS, Rerank, reordered
 from nofuss.search.filter import Condition
@@ -125,8 +125,7 @@ def search_all(
         names = list(dict.fromkeys(name for each in hits for name in each.names))
         items = {item.name: item for item in index.get(names, vectors=averaged > 0)}
         if averaged and items:
-            around = _vicinity(x, hits, items, index.matrix)
-            hits = _reranked(around, averaged, hits)
+            hits = _reranked(x, hits, items, averaged, index.matrix)
         # In an index that was emptied a moment ago there is nothing to say.
         verdicts = [Verdict()] * len(some)
         if where is None and items:
@@ -146,27 +145,25 @@ def _without(hits: Hits, name: str | None) -> Hits:
     return Hits([hits.names[at] for at in kept], [hits.distances[at] for at in kept])
 
 
-def _vicinity(
-    queries: Tensor, hits: Sequence[Hits], items: Mapping[str, Item], matrix: Tensor | None
-) -> Vicinity:
-    """Return the vicinity of each query (Q, D): −1 and zeros where it has fewer items."""
+def _reranked(
+    queries: Tensor,
+    hits: Sequence[Hits],
+    items: Mapping[str, Item],
+    averaged: int,
+    matrix: Tensor | None,
+) -> list[Hits]:
+    """Return the hits of each query (Q, D) in their new order; those beyond the vicinity stay."""
     place = {name: at for at, name in enumerate(items)}
     vectors = torch.stack([v for item in items.values() if (v := item.vector) is not None])
-    vectors = mapped(vectors, matrix)
-    size = min(SIZE, max(len(each.names) for each in hits))
-    rows = torch.full((len(hits), size), -1)
-    for i, each in enumerate(hits):
-        near = [place.get(name, -1) for name in each.names[:size]]
+    rows = torch.full((len(hits), min(SIZE, max(len(each.names) for each in hits))), -1)
+    for i, each in enumerate(hits):  # −1 where a query has fewer items
+        near = [place.get(name, -1) for name in each.names[: rows.shape[1]]]
         rows[i, : len(near)] = torch.tensor(near, dtype=torch.int64)
-    return vicinity_of(queries, vectors[rows.clamp_min(0)], rows)
-
-
-def _reranked(around: Vicinity, averaged: int, hits: Sequence[Hits]) -> list[Hits]:
-    """Return each query's hits in their new order; those beyond the vicinity stay."""
+    around = vicinity_of(queries, mapped(vectors, matrix)[rows.clamp_min(0)], rows)
     found = []
     for each, places in zip(hits, reordered(around, averaged).tolist(), strict=True):
-        near = [at for at in places if at < len(each.names)]
-        order = near + list(range(len(near), len(each.names)))
+        order = [at for at in places if at < len(each.names)]
+        order += range(len(order), len(each.names))
         found.append(Hits([each.names[i] for i in order], [each.distances[i] for i in order]))
     return found
 
@@ -196,11 +193,9 @@ def averaged_by(about: About, encoder: Encoder) -> int:
         return 0
     try:
         is_on = Rerank.from_dict(stored).on
-    except (KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+    except (KeyError, TypeError, ValueError):
         raise RunError(
-            f"model.json holds {RERANK} that nofuss did not write ({reason:.100}); restore it, or "
-            "train again"
+            f"model.json holds {RERANK} that nofuss did not write; restore it, or train again"
         ) from None
     relatives = NEIGHBOURS if about.relatives is None else about.relatives
     return min(NEIGHBOURS, relatives) if is_on else 0

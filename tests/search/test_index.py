@@ -334,7 +334,6 @@ def test_a_sound_forgery_opens(tmp_path: Path) -> None:
         {"classes": ["x", "x"]},
         {"classes": {"0": "x"}},
         {"open_set": {"rule": "mine"}},
-        {"open_set": open_set().as_dict() | {"items": -1}},
         {"relatives": -1},
         {"sources": []},
         {"sources": {"s": {"price": "money"}}},
