@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from nofuss.data.items import content_keys
 from nofuss.files import csv_text
 from nofuss.progress import Progress, silent, working
 
+PIECE = 16
+"""Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
 VERSION = f"5 {PIL.__version__} {FORMATS} {MAX_FILE} {MAX_PIXELS} {MAX_ASPECT}".encode()
 CHUNK = 1024
@@ -129,7 +132,6 @@ def find_duplicates(collection: Collection, *, progress: Progress = silent) -> D
 
 
 def _look_at_all(paths: Sequence[Path], progress: Progress) -> list[Finding]:
-    """Decode every picture whose content is not known to be good."""
     findings, good = list[Finding](), _good()
     if paths:
         progress("checking files", 0, len(paths))
@@ -137,21 +139,26 @@ def _look_at_all(paths: Sequence[Path], progress: Progress) -> list[Finding]:
         part = paths[start : start + CHUNK]
         keys = content_keys(part)
         known = dict(good.read(keys))
-
-        def look(path: Path, key: bytes, known: Mapping[bytes, bytes] = known) -> Finding:
-            if key in known:
-                return Finding(key, known[key])
-            try:  # the complete file, at a small scale
-                return Finding(key, look_at(decode(path, at_least=SMALLEST)))
-            except PictureError as error:
-                return Finding(b"", error=error)
-
+        jobs = list(zip(part, keys, strict=True))
+        pieces = [jobs[i : i + PIECE] for i in range(0, len(jobs), PIECE)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for finding in pool.map(look, part, keys):
-                findings.append(finding)
+            for found in pool.map(partial(_look, known), pieces):
+                findings += found
                 progress("checking files", len(findings), len(paths))
         new = {f.key: f.look for f in findings[start:] if f.key not in known}
         good.write(list(new), list(new.values()))
+    return findings
+
+
+def _look(known: Mapping[bytes, bytes], piece: Sequence[tuple[Path, bytes]]) -> list[Finding]:
+    """Decode pictures whose content is not known to be good."""
+    findings = []
+    for path, key in piece:
+        try:  # the complete file, at a small scale
+            look = known[key] if key in known else look_at(decode(path, at_least=SMALLEST))
+            findings.append(Finding(key, look))
+        except PictureError as error:
+            findings.append(Finding(b"", error=error))
     return findings
 
 

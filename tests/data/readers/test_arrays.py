@@ -40,6 +40,8 @@ def test_labels_may_be_words_or_whole_floats(tmp_path: Path) -> None:
     assert open_data(npz(tmp_path, X=X, labels=words)).class_names == ("a", "b", "c")
     floats = np.array([1.0, 0, 1, 2, 0])
     assert open_data(npz(tmp_path, X=X, labels=floats)).labels.tolist() == [1, 0, 1, 2, 0]
+    yes = np.array([True, False, True, True, False])
+    assert open_data(npz(tmp_path, X=X, labels=yes)).labels.tolist() == [1, 0, 1, 1, 0]
     assert not open_data(npz(tmp_path, X=X)).is_labelled
 
 
@@ -77,6 +79,9 @@ def test_triplets_of_rows(tmp_path: Path) -> None:
     triplets = np.array([[0, 1, 2], [4, 3, 0]])
     found = open_data(npz(tmp_path, X=X, triplets=triplets)).comparisons
     assert (found.kind, found.rows.tolist()) == ("triplets", triplets.tolist())
+    both = open_data(npz(tmp_path, X=X, triplets=triplets, pairs=triplets))
+    assert both.notes == ("pairs are not used beside triplets",)
+    assert both.comparisons.kind == "triplets"
     with pytest.raises(DataError, match=r"beyond 0…4 in rows 1"):
         open_data(npz(tmp_path, X=X, triplets=triplets + np.array([[0], [1]])))
 
