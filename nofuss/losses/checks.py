@@ -27,7 +27,7 @@ def check_number(name: str, value: float, *, positive: bool = False) -> None:
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Return a context without autocast on the device of x; free where autocast is off."""
     device = x.device.type
-    on = torch.is_autocast_enabled(device)
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if on else nullcontext()
 
 
