@@ -1,4 +1,4 @@
-"""The table of docs/losses.md: each loss against something else, the largest difference.
+"""What docs/losses.md says of agreement: each loss against something else, the largest difference.
 
 python -m tests.losses.agreement
 
